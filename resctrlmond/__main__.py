@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command resctrlmond: arguments, configuration, start, and the exit code that says how it went."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from resctrlmond import __version__, config, journal
+from resctrlmond.config import Config
+from resctrlmond.daemon import Daemon
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.startup import Exit, StartupError, prepare, startup_error
+
+log = logging.getLogger("resctrlmond")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="resctrlmond",
+        description="Own the resctrl monitoring groups of this host, for pods, containers, services and commands.",
+        epilog="Exit codes: see resctrlmond(8).",
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})")
+    parser.add_argument(
+        "--simulate",
+        metavar="DIRECTORY",
+        help="own a simulated resctrl, mounted below DIRECTORY with everything else, instead of the hardware's",
+    )
+    parser.add_argument("--profile", default="intel-aet", help="machine to simulate (default: intel-aet)")
+    parser.add_argument("--version", action="version", version=f"resctrlmond {__version__}")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the daemon until it is told to stop; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    journal.setup("info")
+    try:
+        with contextlib.ExitStack() as stack:
+            loaded = _load(options)
+            journal.setup(loaded.log_level)
+            if options.simulate:
+                _simulate(options, loaded, stack)
+                gid = _simulation_gid(loaded)
+            else:
+                gid = _gid(loaded)
+            return _serve(options, loaded, gid)
+    except ResctrlError as error:
+        failed = startup_error(error)
+        log.error("%s", failed, extra=journal.fields(failed))
+        return failed.exit
+
+
+def _serve(options: argparse.Namespace, loaded: Config, gid: int) -> int:
+    ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
+
+    async def run() -> None:
+        await Daemon(loaded, ground, lambda: _load(options)).run()
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        raise ResctrlError("cannot open a door", path=error.filename or "", errno=error.errno or 0) from error
+    finally:
+        os.close(ground.lock)
+    return Exit.OK
+
+
+def _load(options: argparse.Namespace) -> Config:
+    loaded = config.load(options.config)
+    if not options.simulate:
+        return loaded
+    top = os.path.abspath(options.simulate)
+    return Config(
+        resctrl=os.path.join(top, "resctrl"),
+        runtime_dir=os.path.join(top, "run"),
+        group=loaded.group,
+        group_prefix=loaded.group_prefix,
+        snapshot_ttl=loaded.snapshot_ttl,
+        linger=loaded.linger,
+        pod_linger=loaded.pod_linger,
+        log_level=loaded.log_level,
+        dbus=False,
+    )
+
+
+def _simulate(options: argparse.Namespace, loaded: Config, stack: contextlib.ExitStack) -> None:
+    # Only here: the simulator and its FUSE library are no part of a real daemon.
+    from resctrlmond.sim.mount import Simulation  # noqa: PLC0415
+
+    os.makedirs(loaded.resctrl, exist_ok=True)
+    stack.enter_context(Simulation(loaded.resctrl, options.profile))
+    log.warning(
+        "this is a simulation (profile %s) on %s: no figure comes from hardware", options.profile, loaded.resctrl
+    )
+    log.info("talk to it with: resctrlctl --socket %s list", loaded.varlink_socket)
+
+
+def _gid(loaded: Config) -> int:
+    try:
+        return loaded.group_id()
+    except ResctrlError as error:
+        raise StartupError(error, Exit.NO_GROUP) from error
+
+
+def _simulation_gid(loaded: Config) -> int:
+    """The mark in a simulation: the configured group where there is one, else any but root's, which others bear."""
+    try:
+        return loaded.group_id()
+    except ResctrlError:
+        return os.getegid() or 65534
+
+
+if __name__ == "__main__":
+    sys.exit(main())

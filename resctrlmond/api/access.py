@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what: root writes; root and the members of the daemon's group read."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from resctrlmond.resctrl.errors import PermissionDenied
+
+
+class Access(enum.Enum):
+    """What a verb does to the machine."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, by the credentials of the connection, never of the message. ``groups`` includes ``gid``."""
+
+    uid: int
+    gid: int
+    groups: frozenset[int]
+    pid: int
+
+
+class Policy:
+    """Decides by the caller's user and groups. ``readers`` is the Unix group whose members may read; ``owner`` the
+    user that may do everything beside root (the one who runs a simulation for himself).
+    """
+
+    def __init__(self, readers: int, owner: int = 0) -> None:
+        self._readers = readers
+        self._owner = owner
+
+    def check(self, caller: Caller, access: Access, verb: str) -> None:
+        """Raise PermissionDenied unless ``caller`` may."""
+        if caller.uid in (0, self._owner):
+            return
+        if access is Access.READ and self._readers in caller.groups:
+            return
+        raise PermissionDenied(
+            f"user {caller.uid} may not call {verb}",
+            remedy="Ask as root"
+            if access is Access.WRITE
+            else f"Ask as root, or as a member of the group with id {self._readers}",
+        )

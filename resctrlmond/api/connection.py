@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One varlink connection on the server's side: reads calls, has them answered, writes the replies in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from resctrlmond.api import wire
+from resctrlmond.api.peer import Peer
+from resctrlmond.api.service import Service
+from resctrlmond.api.streams import HangupWatch, send_all
+from resctrlmond.api.wire import Call, FrameBuffer, Reply, VarlinkError
+
+_log = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may take of the server.
+
+    ``message_bytes`` bounds one message. A connection is cut when a message that has begun is not complete after
+    ``receive_timeout_s``, or a reply is not read within ``send_timeout_s``; it may be idle for ever. Of
+    ``connections`` in all, ``reserved_for_root`` are for uid 0 only; any other uid may hold
+    ``connections_per_uid``.
+    """
+
+    message_bytes: int = 2 * 1024 * 1024
+    connections: int = 256
+    connections_per_uid: int = 64
+    reserved_for_root: int = 32
+    receive_timeout_s: float = 30.0
+    send_timeout_s: float = 30.0
+
+
+class Connection:
+    """One accepted connection. ``serve`` runs in a task of its own; who started it closes the connection."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        peer: Peer,
+        *,
+        service: Service,
+        limits: Limits,
+        hangups: HangupWatch,
+        internal_error: str,
+    ) -> None:
+        self.peer = peer
+        self._socket = connection
+        self._service = service
+        self._limits = limits
+        self._hangups = hangups
+        self._internal_error = internal_error
+        self._frames = FrameBuffer(limits.message_bytes)
+        self._draining = False
+        # Whether nothing would be left half done: between calls, and in streams, which may have no end.
+        self._interruptible = True
+
+    def drain(self, task: asyncio.Task[None]) -> None:
+        """End ``task``, which runs ``serve``: at once between calls and in streams, else after this reply."""
+        self._draining = True
+        if self._interruptible:
+            task.cancel()
+
+    def close(self) -> None:
+        """Close the socket and the peer's pidfd."""
+        self._socket.close()
+        self.peer.close()
+
+    async def serve(self) -> None:
+        """Answer calls, one after another, until the peer ends or breaks the protocol or a limit."""
+        try:
+            while not self._draining and (message := await self._receive()) is not None:
+                self._interruptible = False
+                await self._answer(wire.decode_call(message))
+                self._interruptible = True
+        except OSError as error:
+            # Also ProtocolError and TimeoutError. Handlers' own errors never come here.
+            _log.debug("connection of process %d, uid %d, cut: %s", self.peer.pid, self.peer.uid, error)
+
+    async def _receive(self) -> bytes | None:
+        # The next message; None at the end of file, be it in the middle of a message.
+        loop = asyncio.get_running_loop()
+        deadline = None
+        while True:
+            # sock_recv() and sock_sendall() only yield to others when they have to wait.
+            await asyncio.sleep(0)
+            message = self._frames.next()
+            if message is not None:
+                return message
+            if deadline is None and len(self._frames):
+                deadline = loop.time() + self._limits.receive_timeout_s
+            async with asyncio.timeout_at(deadline):
+                data = await loop.sock_recv(self._socket, _RECEIVE_BYTES)
+            if not data:
+                return None
+            self._frames.feed(data)
+
+    async def _send(self, reply: Reply) -> None:
+        async with asyncio.timeout(self._limits.send_timeout_s):
+            await asyncio.get_running_loop().sock_sendall(self._socket, wire.encode(reply))
+
+    async def _answer(self, call: Call) -> None:
+        try:
+            method, parameters = self._service.resolve(call)
+        except VarlinkError as error:
+            reply: Reply | None = wire.error_reply(error)
+        else:
+            if call.more and method.stream is not None:
+                await self._answer_stream(call.method, _opened(method.stream, parameters, self.peer))
+                return
+            # resolve() refuses a call without "more" where there is no handler.
+            assert method.handler is not None
+            reply = await self._outcome(call.method, functools.partial(method.handler, parameters, self.peer))
+        if reply is not None and not call.oneway:
+            await self._send(reply)
+
+    async def _answer_stream(self, method: str, items: AsyncGenerator[msgspec.Struct, None]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._interruptible = True
+        async with contextlib.aclosing(items):
+            with self._hangups.watching(self._socket, task.cancel):
+                await send_all(functools.partial(self._outcome, method, items.__anext__), self._send)
+
+    async def _outcome(self, method: str, step: Callable[[], Awaitable[msgspec.Struct | None]]) -> Reply | None:
+        # What a handler, or one step of a stream, came to; None: the stream is at its end.
+        try:
+            try:
+                return Reply(wire.encode_parameters(await step()))
+            except VarlinkError as error:
+                return wire.error_reply(error)
+        except StopAsyncIteration:
+            return None
+        except (Exception, asyncio.CancelledError):
+            # A handler may stumble over a cancelled future of its own; that does not end the connection.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            _log.exception("%s failed for process %d, uid %d", method, self.peer.pid, self.peer.uid)
+            return Reply(error=self._internal_error)
+
+
+async def _opened(
+    stream: Callable[[Any, Peer], AsyncIterator[msgspec.Struct]], parameters: Any, peer: Peer
+) -> AsyncGenerator[msgspec.Struct, None]:
+    # Makes the opening of a stream, where access is often refused, a part of its first step.
+    items = stream(parameters, peer)
+    try:
+        async for item in items:
+            yield item
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""org.resctrlmon.Hook: what an OCI runtime's hook tells, as requests to the manager."""
+
+from __future__ import annotations
+
+import os
+
+from resctrlmond.api.access import Caller
+from resctrlmond.api.oci import InvalidState, State, Workload, parse_state, workload_of
+from resctrlmond.api.types import Reply, Request
+from resctrlmond.groups.keys import is_pod_uid
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.plan import OCI
+from resctrlmond.groups.target import Assignment
+from resctrlmond.resctrl import cgroups, processes
+from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied
+
+# Both run after the container's init is in its cgroup and RDT class, and before it executes the container's program
+# (OCI runtime specification, config.md, "POSIX-platform Hooks"; prestart is the older name).
+_BEFORE_EXEC = ("createRuntime", "prestart")
+_AFTER_END = "poststop"
+
+
+class RunRequest(Request, frozen=True, kw_only=True):
+    """Run: the hook's stage, and the container's state as the runtime gave it."""
+
+    stage: str
+    state: str
+
+
+class RunReply(Reply, frozen=True, kw_only=True):
+    """Which workload the hook was for, its state after it, and how many tasks were moved."""
+
+    key: str | None = None
+    state: str | None = None
+    moved: int | None = None
+
+
+def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
+    """Serve one hook. Raises InvalidState, PermissionDenied, and what Assign does."""
+    state = parse_state(request.state)
+    workload = workload_of(state)
+    if request.stage in _BEFORE_EXEC:
+        return _assign(manager, state, workload, caller)
+    if request.stage == _AFTER_END:
+        return _end(manager, workload)
+    return RunReply(key=workload.key)
+
+
+def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) -> RunReply:
+    if processes.pid_namespaces(caller.pid) != 1:
+        raise PermissionDenied(
+            f"the hook of container {state.id} runs in another PID namespace: its pid {state.pid} means nothing here",
+            remedy="Run the container engine in the host's PID namespace",
+        )
+    if state.pid == 0:
+        raise InvalidState(f"the state of container {state.id} names no process")
+    own, pod = _placement(state.pid, workload.key)
+    done = manager.assign(
+        Assignment(
+            key=workload.key,
+            owner=OCI,
+            pid=state.pid,
+            member=workload.member,
+            kind=workload.kind,
+            own_cgroup=own,
+            pod_cgroup=pod,
+            attributes=workload.attributes,
+        )
+    )
+    return RunReply(key=workload.key, state=done.record.state, moved=done.moved.moved)
+
+
+def _end(manager: Manager, workload: Workload) -> RunReply:
+    try:
+        record = manager.remove_member(workload.key, workload.member, reason="its runtime says it has stopped")
+    except NoSuchGroup:
+        # Started before us, or refused at its start: there is nothing to end.
+        return RunReply(key=workload.key)
+    return RunReply(key=workload.key, state=record.state)
+
+
+def _placement(pid: int, key: str) -> tuple[str, str]:
+    """The control group that is the container's own, and its pod's; "" each where there is none."""
+    cgroup = cgroups.cgroup_of(pid)
+    if not cgroup:
+        return "", ""
+    # Its own, if nobody else is in it: without a cgroup of its own a container sits in its maker's.
+    others = set(cgroups.tasks(cgroup)).difference(_threads(pid))
+    return "" if others else cgroup, pod_cgroup(cgroup, key)
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def pod_cgroup(cgroup: str, key: str) -> str:
+    """The ancestor of a container's control group that is its pod's, "" if none is named for it.
+
+    The kubelet's names: ``kubepods/burstable/pod<uid>`` (cgroupfs) and
+    ``kubepods-burstable-pod<uid with _ for ->.slice`` (systemd).
+    """
+    if not is_pod_uid(key):
+        return ""
+    names = tuple(f"pod{key.replace('-', mark)}" for mark in ("-", "_", ""))
+    while (parent := os.path.dirname(cgroup)) != cgroup:
+        cgroup = parent
+        if os.path.basename(cgroup).removesuffix(".slice").endswith(names):
+            return cgroup
+    return ""

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unix sockets to listen on: made safely at a path, or passed by systemd."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+# The kernel cuts it to net.core.somaxconn, which is 4096 by default.
+BACKLOG = 4096
+
+# The first descriptor that systemd passes (sd_listen_fds(3), SD_LISTEN_FDS_START).
+_FIRST_PASSED = 3
+
+
+class AddressInUse(OSError):
+    """The path cannot be listened on: a server listens there already, or it is something other than a socket."""
+
+
+def listen(path: str, mode: int = 0o660, gid: int = -1) -> socket.socket:
+    """A listening stream socket at ``path`` with the given mode and group (-1: the process's own).
+
+    A socket file that nobody listens on any more is replaced. The new one is never more open than ``mode``: it
+    is made without any rights for group and others. Two processes that do this at once exclude each other by a
+    lock on the directory. Raises AddressInUse, or OSError with the path. The caller owns the socket and its file.
+    """
+    with _locked(os.path.dirname(path) or "."):
+        _remove_stale(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound = False
+        try:
+            # The file takes the mode of the socket's own inode (net/unix/af_unix.c, unix_bind_bsd()); unlike
+            # the umask this is not shared with the other threads.
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(path)
+            bound = True
+            os.chown(path, -1, gid, follow_symlinks=False)
+            os.chmod(path, mode)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            if bound:
+                os.unlink(path)
+            # A path that is too long has no errno of its own.
+            number = error.errno or errno.ENAMETOOLONG
+            raise OSError(number, f"cannot listen: {error.strerror or error}", path) from error
+        return listener
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise AddressInUse(errno.EADDRINUSE, "not a socket, and so not replaced by one; remove it", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # EAGAIN, at once, is a listener whose backlog is full.
+        probe.setblocking(False)
+        answer = probe.connect_ex(path)
+    if answer != errno.ECONNREFUSED:
+        remedy = "stop the server that listens there, or choose another path"
+        raise AddressInUse(errno.EADDRINUSE, f"in use; {remedy}", path)
+    os.unlink(path)
+
+
+def passed_sockets() -> dict[str, socket.socket]:
+    """The sockets that systemd passed to this process, by name (``FileDescriptorName=``), as sd_listen_fds(3).
+
+    Empty when none were passed to this very process. The variables are taken out of the environment, so that no
+    child believes them; the sockets are not inherited by children, and the caller owns them. Their backlog is the
+    socket unit's ``Backlog=``: do not call ``listen`` on them. Raises ValueError for variables that make no
+    sense, or two sockets of one name.
+    """
+    pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
+    os.environ.pop("LISTEN_PIDFDID", None)
+    if pid != str(os.getpid()) or not count:
+        return {}
+    if not count.isdecimal():
+        raise ValueError(f"LISTEN_FDS={count!r} is no number of descriptors; start the service by its socket unit")
+    listed = names.split(":") if names else ["unknown"] * int(count)
+    if len(listed) != int(count):
+        raise ValueError(f"LISTEN_FDNAMES={names!r} does not name LISTEN_FDS={count} descriptors")
+    if len(set(listed)) != len(listed):
+        remedy = "give each socket unit a FileDescriptorName= of its own"
+        raise ValueError(f"systemd passed two sockets of one name ({', '.join(listed)}); {remedy}")
+    return {name: _adopt(_FIRST_PASSED + index) for index, name in enumerate(listed)}
+
+
+def _adopt(descriptor: int) -> socket.socket:
+    os.set_inheritable(descriptor, False)
+    return socket.socket(fileno=descriptor)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes over the doors: the requests and replies of org.resctrlmon.Manager, as its IDL has them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import Claim, Member, State
+from resctrlmond.resctrl.counters import Kind, Status
+
+FOLLOW = "follow"
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """The parameters of a method: what is unknown or of the wrong type is refused."""
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
+    """What a method answers; fields that have nothing to say are left out."""
+
+
+class Group(Reply, frozen=True, kw_only=True):
+    """A workload's group, with its claims and members."""
+
+    key: str
+    class_: str = msgspec.field(name="class")
+    state: State
+    reason: str | None = None
+    in_limbo: bool = False
+    path: str | None = None
+    snapshot: str | None = None
+    generation: int
+    baseline: Quality
+    claims: tuple[Claim, ...]
+    members: tuple[Member, ...]
+    attributes: dict[str, str]
+    created_at: str | None = None
+    completed_at: str | None = None
+
+
+class Foreign(Reply, frozen=True, kw_only=True):
+    """A monitoring group that does not bear our mark."""
+
+    class_: str = msgspec.field(name="class")
+    name: str
+    path: str
+
+
+class Reading(Reply, frozen=True, kw_only=True):
+    """One event in one domain; ``value`` is the number as the kernel wrote it, in ``unit``."""
+
+    domain: str
+    event: str
+    kind: Kind
+    unit: str
+    status: Status
+    value: str | None = None
+    text: str
+    part: bool
+
+
+class Total(Reply, frozen=True, kw_only=True):
+    """The use of one event over all domains since the baseline."""
+
+    event: str
+    unit: str
+    value: str | None = None
+    quality: Quality
+    reason: str | None = None
+
+
+class Failure(Reply, frozen=True, kw_only=True):
+    """Why one key of many could not be served; ``error`` is an error's name."""
+
+    key: str
+    error: str
+    message: str
+
+
+class Capacity(Reply, frozen=True, kw_only=True):
+    """What one monitoring resource of the machine offers."""
+
+    resource: str
+    rmids: int
+    events: tuple[str, ...]
+
+
+class CreateRequest(Request, frozen=True, kw_only=True):
+    """Create: make a workload's group, without a task yet."""
+
+    key: str
+    class_: str | None = msgspec.field(default=None, name="class")
+    claim: str | None = None
+    attributes: dict[str, str] | None = None
+    pending: bool | None = None
+
+
+class AssignRequest(Request, frozen=True, kw_only=True):
+    """Assign: put a process or a control group into the workload's group."""
+
+    key: str
+    pid: int | None = None
+    cgroup: str | None = None
+    class_: str | None = msgspec.field(default=None, name="class")
+    allow_class_change: bool | None = None
+    take_over: bool | None = None
+    claim: str | None = None
+    member: str | None = None
+    kind: str | None = None
+    attributes: dict[str, str] | None = None
+    pending: bool | None = None
+
+
+class ReleaseRequest(Request, frozen=True, kw_only=True):
+    """Release: end an owner's claim."""
+
+    key: str
+    claim: str | None = None
+    reason: str | None = None
+
+
+class AddMemberRequest(Request, frozen=True, kw_only=True):
+    """AddMember: note a member that brings no task of its own."""
+
+    key: str
+    member: str
+    kind: str | None = None
+    claim: str | None = None
+
+
+class RemoveMemberRequest(Request, frozen=True, kw_only=True):
+    """RemoveMember: end a member."""
+
+    key: str
+    member: str
+    reason: str | None = None
+
+
+class ReconcileRequest(Request, frozen=True, kw_only=True):
+    """Reconcile: all the workloads that an owner knows to live."""
+
+    claim: str
+    keys: list[str]
+
+
+class MoveRequest(Request, frozen=True, kw_only=True):
+    """Move: the whole group to another class."""
+
+    key: str
+    class_: str = msgspec.field(name="class")
+
+
+class KeyRequest(Request, frozen=True, kw_only=True):
+    """Get and Read: which workload."""
+
+    key: str
+
+
+class NoParameters(Request, frozen=True, kw_only=True):
+    """List and Status take none."""
+
+
+class GroupReply(Reply, frozen=True, kw_only=True):
+    """A group, as it is after the call."""
+
+    group: Group
+
+
+class AssignReply(Reply, frozen=True, kw_only=True):
+    """What Assign did: tasks written, passes made, tasks that stayed outside."""
+
+    group: Group
+    moved: int
+    passes: int
+    left: int
+
+
+class ReleaseReply(Reply, frozen=True, kw_only=True):
+    """Whether that was the last claim, and what was used so far."""
+
+    group: Group
+    completed: bool
+    totals: list[Total]
+
+
+class ReconcileReply(Reply, frozen=True, kw_only=True):
+    """What became of an owner's claims."""
+
+    kept: list[str]
+    released: list[str]
+    failures: list[Failure]
+
+
+class ListReply(Reply, frozen=True, kw_only=True):
+    """Our groups and those of others."""
+
+    groups: list[Group]
+    foreign: list[Foreign]
+
+
+class ReadReply(Reply, frozen=True, kw_only=True):
+    """The counters now and the totals since the baseline."""
+
+    group: Group
+    readings: list[Reading]
+    totals: list[Total]
+
+
+class StatusReply(Reply, frozen=True, kw_only=True):
+    """The machine and the daemon as a whole."""
+
+    version: str
+    mount: str
+    mounted: bool
+    simulation: str | None = None
+    rmids: int
+    used: int
+    pending: int
+    groups: int
+    foreign: list[Foreign]
+    classes: list[str]
+    capacity: list[Capacity]
+    problems: list[str]

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The varlink door: the verbs and the hook as interfaces of our varlink server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from resctrlmond import __version__
+from resctrlmond.api import hooks
+from resctrlmond.api.access import Access, Caller
+from resctrlmond.api.errors import name_of, parameters
+from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
+from resctrlmond.api.verbs import VERBS, Service
+from resctrlmond.resctrl.errors import ResctrlError
+
+MANAGER = "org.resctrlmon.Manager"
+HOOK = "org.resctrlmon.Hook"
+URL = "https://github.com/resctrlmon/resctrlmond"
+
+
+def description(interface: str) -> str:
+    """The interface's description in the varlink IDL, as the package holds it."""
+    return resources.files("resctrlmond.api").joinpath(f"{interface}.varlink").read_text(encoding="utf-8")
+
+
+def server(service: Service) -> Server:
+    """A varlink server with both interfaces; the caller starts it on its sockets."""
+    manager = Interface(
+        name=MANAGER,
+        description=description(MANAGER),
+        methods={name: Method(verb.request, _verb(service, name)) for name, verb in VERBS.items()},
+    )
+    hook = Interface(
+        name=HOOK, description=description(HOOK), methods={"Run": Method(hooks.RunRequest, _hook(service))}
+    )
+    return Server([manager, hook], vendor="resctrlmond", product="resctrlmond", version=__version__, url=URL)
+
+
+def _verb(service: Service, name: str) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:
+    async def call(request: Any, peer: Peer) -> msgspec.Struct:
+        try:
+            return await service.call(name, request, caller_of(peer))
+        except ResctrlError as error:
+            raise reply_of(error) from error
+
+    return call
+
+
+def _hook(service: Service) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:
+    async def call(request: Any, peer: Peer) -> msgspec.Struct:
+        caller = caller_of(peer)
+        loop = asyncio.get_running_loop()
+        try:
+            service.policy.check(caller, Access.WRITE, f"{HOOK}.Run")
+            return await loop.run_in_executor(service.workers, hooks.run, service.manager, request, caller)
+        except ResctrlError as error:
+            raise reply_of(error) from error
+
+    return call
+
+
+def caller_of(peer: Peer) -> Caller:
+    """The caller that a connection's credentials speak of."""
+    return Caller(uid=peer.uid, gid=peer.gid, groups=peer.groups | {peer.gid}, pid=peer.pid)
+
+
+def reply_of(error: ResctrlError) -> VarlinkError:
+    """The error reply for a typed error."""
+    return VarlinkError(name_of(error).varlink, parameters(error))

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of org.resctrlmon.Manager, once for all doors: a request, what the manager does with it, a reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from resctrlmond import __version__
+from resctrlmond.api import types
+from resctrlmond.api.access import Access, Caller, Policy
+from resctrlmond.api.errors import name_of
+from resctrlmond.groups import accounting
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.target import FOLLOW, Assignment
+from resctrlmond.resctrl import counters
+from resctrlmond.resctrl.errors import NotMounted
+from resctrlmond.resctrl.tree import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb: ``run`` is the blocking call, made in a worker thread after ``access`` was granted."""
+
+    name: str
+    request: type[types.Request]
+    reply: type[types.Reply]
+    access: Access
+    run: Callable[[Manager, Any, Caller], types.Reply]
+
+
+class Service:
+    """The manager as the doors see it: typed requests in, typed replies or ResctrlError out."""
+
+    def __init__(self, manager: Manager, policy: Policy, workers: Executor) -> None:
+        self.manager = manager
+        self.policy = policy
+        self.workers = workers
+
+    async def call(self, name: str, request: types.Request, caller: Caller) -> types.Reply:
+        """Run a verb for a caller. Raises ResctrlError; PermissionDenied before anything is touched."""
+        verb = VERBS[name]
+        self.policy.check(caller, verb.access, name)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.workers, verb.run, self.manager, request, caller)
+
+
+def group_of(manager: Manager, record: Record) -> types.Group:
+    """A record as the doors show it."""
+    snapshots = manager.life.snapshots
+    return types.Group(
+        key=record.key,
+        class_=record.class_,
+        state=record.state,
+        reason=record.reason or None,
+        in_limbo=record.in_limbo,
+        path=manager.tree.full_path(record.ref) if record.state.has_group else None,
+        snapshot=snapshots.path(record.key) if snapshots.exists(record.key) else None,
+        generation=record.generation,
+        baseline=record.baseline,
+        claims=record.claims,
+        members=record.members,
+        attributes=record.attributes,
+        created_at=record.created_at or None,
+        completed_at=record.completed_at or None,
+    )
+
+
+def _foreign(found: Found) -> types.Foreign:
+    return types.Foreign(class_=found.ref.class_, name=found.ref.name, path=found.path)
+
+
+def _reading(reading: counters.Reading) -> types.Reading:
+    event = counters.event(reading.event)
+    return types.Reading(
+        domain=reading.domain,
+        event=reading.event,
+        kind=event.kind,
+        unit=event.unit,
+        status=reading.value.status,
+        value=reading.value.text if reading.value.status is counters.Status.OK else None,
+        text=reading.value.text,
+        part=reading.is_part,
+    )
+
+
+def _exact(number: int | Decimal) -> str:
+    # An int formatted with "f" would go through a float.
+    return str(number) if isinstance(number, int) else f"{number:f}"
+
+
+def _total(total: accounting.Total) -> types.Total:
+    return types.Total(
+        event=total.event.name,
+        unit=total.event.unit,
+        value=None if total.number is None else _exact(total.number),
+        quality=total.quality,
+        reason=total.reason or None,
+    )
+
+
+def _owner(claim: str | None, caller: Caller) -> str:
+    return claim or f"uid:{caller.uid}"
+
+
+def _may_wait(pending: bool | None) -> bool:
+    return pending is not False
+
+
+def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> types.GroupReply:
+    record = manager.create(
+        request.key,
+        owner=_owner(request.claim, caller),
+        class_=FOLLOW if request.class_ is None else request.class_,
+        attributes=request.attributes,
+        may_wait=_may_wait(request.pending),
+    )
+    return types.GroupReply(group=group_of(manager, record))
+
+
+def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> types.AssignReply:
+    done = manager.assign(
+        Assignment(
+            key=request.key,
+            owner=_owner(request.claim, caller),
+            pid=request.pid,
+            cgroup=request.cgroup,
+            class_=FOLLOW if request.class_ is None else request.class_,
+            allow_class_change=bool(request.allow_class_change),
+            take_over=bool(request.take_over),
+            member=request.member,
+            kind=request.kind or "process",
+            attributes=request.attributes or {},
+            may_wait=_may_wait(request.pending),
+        )
+    )
+    return types.AssignReply(
+        group=group_of(manager, done.record),
+        moved=done.moved.moved,
+        passes=done.moved.passes,
+        left=len(done.moved.left | done.moved.elsewhere),
+    )
+
+
+def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) -> types.ReleaseReply:
+    done = manager.release(request.key, owner=_owner(request.claim, caller), reason=request.reason or "released")
+    return types.ReleaseReply(
+        group=group_of(manager, done.record),
+        completed=done.completed,
+        totals=[_total(total) for total in done.totals],
+    )
+
+
+def _add_member(manager: Manager, request: types.AddMemberRequest, caller: Caller) -> types.GroupReply:
+    owner = _owner(request.claim, caller)
+    record = manager.add_member(request.key, request.member, owner=owner, kind=request.kind or "sandbox")
+    return types.GroupReply(group=group_of(manager, record))
+
+
+def _remove_member(manager: Manager, request: types.RemoveMemberRequest, _caller: Caller) -> types.GroupReply:
+    record = manager.remove_member(request.key, request.member, reason=request.reason or "removed")
+    return types.GroupReply(group=group_of(manager, record))
+
+
+def _reconcile(manager: Manager, request: types.ReconcileRequest, _caller: Caller) -> types.ReconcileReply:
+    done = manager.reconcile(request.claim, request.keys)
+    failures = [
+        types.Failure(key=key, error=name_of(error).name, message=str(error)) for key, error in done.failures.items()
+    ]
+    return types.ReconcileReply(kept=done.kept, released=done.released, failures=failures)
+
+
+def _move(manager: Manager, request: types.MoveRequest, _caller: Caller) -> types.GroupReply:
+    return types.GroupReply(group=group_of(manager, manager.move(request.key, request.class_)))
+
+
+def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListReply:
+    return types.ListReply(
+        groups=[group_of(manager, record) for record in manager.records()],
+        foreign=[_foreign(found) for found in manager.foreign()],
+    )
+
+
+def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.GroupReply:
+    return types.GroupReply(group=group_of(manager, manager.get(request.key)))
+
+
+def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.ReadReply:
+    record, readings, totals = manager.read(request.key)
+    return types.ReadReply(
+        group=group_of(manager, record),
+        readings=[_reading(reading) for reading in readings],
+        totals=[_total(total) for total in totals],
+    )
+
+
+def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.StatusReply:
+    records = manager.records()
+    pending = sum(record.state is State.PENDING for record in records)
+    groups = sum(record.state.has_group for record in records)
+    tree = manager.tree
+    try:
+        capacity = tree.capacity()
+        return types.StatusReply(
+            version=__version__,
+            mount=tree.path,
+            mounted=True,
+            simulation=tree.simulation,
+            rmids=min(resource.rmids for resource in capacity),
+            used=tree.used(),
+            pending=pending,
+            groups=groups,
+            foreign=[_foreign(found) for found in manager.foreign()],
+            classes=tree.classes(),
+            capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in capacity],
+            problems=manager.problems,
+        )
+    except NotMounted as error:
+        return types.StatusReply(
+            version=__version__,
+            mount=tree.path,
+            mounted=False,
+            simulation=tree.simulation,
+            rmids=0,
+            used=0,
+            pending=pending,
+            groups=groups,
+            foreign=[],
+            classes=[],
+            capacity=[],
+            problems=[*manager.problems, str(error)],
+        )
+
+
+# A new verb is one row here, one method of the manager, and one line in each door's description.
+_TABLE = (
+    Verb("Create", types.CreateRequest, types.GroupReply, Access.WRITE, _create),
+    Verb("Assign", types.AssignRequest, types.AssignReply, Access.WRITE, _assign),
+    Verb("Release", types.ReleaseRequest, types.ReleaseReply, Access.WRITE, _release),
+    Verb("AddMember", types.AddMemberRequest, types.GroupReply, Access.WRITE, _add_member),
+    Verb("RemoveMember", types.RemoveMemberRequest, types.GroupReply, Access.WRITE, _remove_member),
+    Verb("Reconcile", types.ReconcileRequest, types.ReconcileReply, Access.WRITE, _reconcile),
+    Verb("Move", types.MoveRequest, types.GroupReply, Access.WRITE, _move),
+    Verb("List", types.NoParameters, types.ListReply, Access.READ, _list),
+    Verb("Get", types.KeyRequest, types.GroupReply, Access.READ, _get),
+    Verb("Read", types.KeyRequest, types.ReadReply, Access.READ, _read),
+    Verb("Status", types.NoParameters, types.StatusReply, Access.READ, _status),
+)
+VERBS = {verb.name: verb for verb in _TABLE}

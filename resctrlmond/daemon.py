@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon at work: doors open, ends watched, the watchdog fed, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from resctrlmond import journal
+from resctrlmond.api import sockets, varlink_door
+from resctrlmond.api.access import Policy
+from resctrlmond.api.verbs import Service
+from resctrlmond.config import Config, ConfigError
+from resctrlmond.groups.record import Record
+from resctrlmond.notify import Notify, watchdog_interval_s
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.startup import Ground, settings_of
+from resctrlmond.watch import Watch
+
+if TYPE_CHECKING:
+    from resctrlmond.api.dbus import DBusDoor
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+# One call at a time works on a key; a few more threads keep readers and other keys going beside it.
+_WORKERS = 8
+
+
+class Daemon:
+    """One run of the daemon. ``reload`` reads the configuration anew and raises ConfigError if it is wrong."""
+
+    def __init__(self, config: Config, ground: Ground, reload: Callable[[], Config]) -> None:
+        self._config = config
+        self._ground = ground
+        self._reload = reload
+        self._manager = ground.manager
+        self._notify = Notify()
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="verb")
+        self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
+        self._stopping = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Recover, open the doors, say READY, and work until SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        _raise_descriptor_limit()
+        await loop.run_in_executor(self._workers, self._manager.recover)
+        for problem in self._manager.problems:
+            log.warning("%s", problem)
+        watch = Watch(self._on_ended)
+        dbus = self._dbus_door()
+        self._follow_changes(loop, watch, dbus)
+        varlink = varlink_door.server(self._service)
+        await varlink.start(self._varlink_socket())
+        if dbus is not None:
+            await dbus.start()
+        self._notify.ready(self._status())
+        log.info("ready: %s", self._status())
+        try:
+            await self._tick_until_stopped()
+        finally:
+            self._notify.stopping()
+            await varlink.close()
+            if dbus is not None:
+                await dbus.close()
+            watch.close()
+            self._workers.shutdown()
+            log.info("stopped; groups stay, and are taken up at the next start")
+
+    # -- doors
+
+    def _varlink_socket(self) -> socket.socket:
+        passed = sockets.passed_sockets()
+        if "varlink" in passed:
+            return passed["varlink"]
+        return sockets.listen(self._config.varlink_socket, 0o660, self._ground.gid)
+
+    def _dbus_door(self) -> DBusDoor | None:
+        if not self._config.dbus:
+            return None
+        # Only here: without the bus, its library need not be there.
+        from resctrlmond.api.dbus import DBusDoor  # noqa: PLC0415
+
+        return DBusDoor(self._service, set_log_level=journal.set_level, get_log_level=lambda: self._config.log_level)
+
+    def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:
+        def changed(key: str, record: Record | None) -> None:
+            # By the time it is told, a newer record may stand: the watch wants the last word, not each one.
+            watch.update(key, self._manager.book.get(key))
+            if dbus is not None:
+                dbus.changed(key, record)
+
+        def from_worker(key: str, record: Record | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: there is nobody left to tell
+                loop.call_soon_threadsafe(changed, key, record)
+
+        self._manager.book.watch = from_worker
+        for record in self._manager.records():
+            changed(record.key, record)
+
+    # -- ends and ticks
+
+    def _on_ended(self, key: str) -> None:
+        self._start(self._settle(key))
+
+    async def _settle(self, key: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._workers, self._manager.upkeep.settle, key)
+        except (ResctrlError, OSError) as error:
+            log.error("cannot note the end of %s: %s", key, error, extra=journal.fields(error, key=key))
+
+    async def _tick_until_stopped(self) -> None:
+        loop = asyncio.get_running_loop()
+        feed = watchdog_interval_s()
+        fed = status = ""
+        while not self._stopping.is_set():
+            await loop.run_in_executor(self._workers, self._manager.upkeep.tick)
+            if feed is not None:
+                self._notify.watchdog()
+            status = self._status()
+            if status != fed:
+                self._notify.status(status)
+                fed = status
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), min(TICK_S, feed or TICK_S))
+
+    def _status(self) -> str:
+        records = self._manager.records()
+        groups = sum(record.state.has_group for record in records)
+        pending = sum(record.state == "pending" for record in records)
+        return f"{groups} groups, {pending} waiting for an RMID" if pending else f"{groups} groups"
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- reload
+
+    def _on_reload(self) -> None:
+        self._notify.reloading()
+        try:
+            new = self._reload()
+        except ConfigError as error:
+            log.error("the new configuration is wrong, the old one stays: %s", error, extra=journal.fields(error))
+        else:
+            self._take(new)
+        self._notify.ready(self._status())
+
+    def _take(self, new: Config) -> None:
+        old = self._config
+        fixed = [
+            name
+            for name in ("resctrl", "runtime_dir", "groups_dir", "varlink_socket", "group", "dbus")
+            if getattr(new, name) != getattr(old, name)
+        ]
+        if fixed:
+            log.warning("%s changed: that takes a restart", ", ".join(fixed))
+        self._config = new
+        self._manager.settings = settings_of(new)
+        journal.set_level(new.log_level)
+        log.info("configuration reloaded")
+
+
+def _raise_descriptor_limit() -> None:
+    """Two descriptors are held for each living member; the soft limit of 1024 is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a workload used: exact differences between its baseline and a later reading."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
+
+
+class Quality(enum.StrEnum):
+    """How far a total can be trusted.
+
+    ``exact``: baseline before the first task, last reading after the last. ``late``: true since the baseline, which
+    was taken when the workload already ran. ``estimated``: one of the two readings had to be replaced by a rule.
+    ``unknown``: no total can be given.
+    """
+
+    EXACT = "exact"
+    LATE = "late"
+    ESTIMATED = "estimated"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The use of one event over all its domains since the baseline, in the event's unit; None where unknown."""
+
+    event: Event
+    number: int | Decimal | None
+    quality: Quality
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    number: int | Decimal | None
+    quality: Quality
+    reason: str = ""
+
+
+# From trustworthy to not: a sum is as good as its worst part.
+_ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
+
+
+def totals(begin: Iterable[Reading], end: Iterable[Reading], baseline: Quality = Quality.EXACT) -> list[Total]:
+    """Sum what each cumulative event counted between two readings of one group, in order of the event's name.
+
+    Gauges have no total and sub-domains are already in their outer domain: both are left out. ``baseline`` is the
+    quality of the begin readings as a whole; no total is better than it.
+    """
+    before = {(reading.domain, reading.event): reading.value for reading in begin if not reading.is_part}
+    after = {(reading.domain, reading.event): reading.value for reading in end if not reading.is_part}
+    deltas: dict[str, list[_Delta]] = {}
+    for domain, name in sorted(before.keys() | after.keys()):
+        if event(name).kind is Kind.CUMULATIVE:
+            delta = _delta(domain, before.get((domain, name)), after.get((domain, name)))
+            deltas.setdefault(name, []).append(delta)
+    return [_sum(event(name), deltas[name], baseline) for name in sorted(deltas)]
+
+
+def _delta(domain: str, begin: Value | None, end: Value | None) -> _Delta:
+    if end is None:
+        return _Delta(None, Quality.UNKNOWN, f"{domain} went offline")
+    if end.number is None:
+        if end.status is Status.UNAVAILABLE and begin is not None and begin.status is Status.UNAVAILABLE:
+            # AET: the RMID was never active on this package, neither before nor during the run
+            # (Documentation/filesystems/resctrl.rst). Nothing was used there.
+            return _Delta(0, Quality.EXACT)
+        return _Delta(None, Quality.UNKNOWN, f"{domain} read {end.text!r} at the end")
+    if begin is None:
+        return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")
+    if begin.number is None:
+        if begin.status is Status.UNAVAILABLE:
+            # The RMID had no data on this package before: the first number counts from 0.
+            return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
+        return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
+    if end.number < begin.number:
+        # A counter that goes back was reset (its domain was offline, or the mode changed): what it shows now
+        # was counted since. Never negative.
+        return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")
+    return _Delta(end.number - begin.number, Quality.EXACT)
+
+
+def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:
+    quality = max([baseline, *(delta.quality for delta in deltas)], key=_ORDER.index)
+    known = [delta.number for delta in deltas if delta.number is not None]
+    reason = "; ".join(delta.reason for delta in deltas if delta.reason)
+    if not known:
+        return Total(of, None, Quality.UNKNOWN, reason)
+    number = sum(known[1:], start=known[0])
+    if len(known) < len(deltas):
+        # A domain is missing: the sum is at least this much, and says so.
+        quality = Quality.ESTIMATED if baseline is not Quality.UNKNOWN else Quality.UNKNOWN
+    return Total(of, number, quality, reason)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The book of all records: on disk first, then in memory, where a reader finds the last whole one at once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from resctrlmond.groups.record import Record, Records, UnreadableRecord
+
+
+class Book:
+    """Every record, by key, with one lock for each key.
+
+    Records are frozen: a reader takes the one that stands and never waits for a writer. ``watch`` is told of every
+    change after it is on disk: the new record, or the key alone when it was dropped.
+    """
+
+    def __init__(self, records: Records, watch: Callable[[str, Record | None], None] | None = None) -> None:
+        self._store = records
+        self._records: dict[str, Record] = {}
+        self._locks: dict[str, threading.RLock] = {}
+        self._guard = threading.Lock()
+        self.watch = watch or (lambda _key, _record: None)
+
+    @contextlib.contextmanager
+    def writing(self, key: str) -> Iterator[None]:
+        """Hold the key: whoever changes its record or its group does it in here, one at a time."""
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.RLock())
+        with lock:
+            yield
+
+    def get(self, key: str) -> Record | None:
+        """The record of that key as it stands."""
+        return self._records.get(key)
+
+    def all(self) -> list[Record]:
+        """Every record as it stands, in order of the key."""
+        return [record for _, record in sorted(self._records.copy().items())]
+
+    def put(self, record: Record) -> Record:
+        """Write the record down; when this returns, no crash forgets it."""
+        self._store.save(record)
+        self._records[record.key] = record
+        self.watch(record.key, record)
+        return record
+
+    def drop(self, key: str) -> None:
+        """Forget a record."""
+        self._store.delete(key)
+        if self._records.pop(key, None) is not None:
+            self.watch(key, None)
+
+    def load(self) -> list[UnreadableRecord]:
+        """Read what an earlier daemon wrote; what cannot be read is left alone and returned."""
+        unreadable = []
+        for item in self._store.load():
+            if isinstance(item, UnreadableRecord):
+                unreadable.append(item)
+            else:
+                self._records[item.key] = item
+        return unreadable

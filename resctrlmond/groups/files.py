@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that are whole or not there: written to a temporary name and renamed."""
+
+from __future__ import annotations
+
+import os
+
+# A record or snapshot file is a few kilobytes; what is larger was not written by us.
+_LIMIT = 4 * 1024 * 1024
+
+
+def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Put ``data`` at ``path`` in one step, with exactly that mode.
+
+    The folder is in /run, a tmpfs that lives as long as resctrl does: a crash of the machine empties both, so there
+    is nothing to fsync for. The temporary name starts with a dot, which no key does.
+    """
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+
+
+def read_file(path: str) -> bytes:
+    """Read a whole file that is no link and not absurdly large; OSError says what else it is."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        chunks = []
+        size = 0
+        while chunk := os.read(fd, 1 << 20):
+            size += len(chunk)
+            if size > _LIMIT:
+                raise OSError(27, "larger than any file of resctrlmond", path)  # EFBIG
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(fd)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which names may stand for workloads, members and classes, checked before they meet a path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from resctrlmond.groups.errors import InvalidAttributes, InvalidClass, InvalidKey
+
+# A record is "<key>.json" plus the suffix of a temporary file in one name of at most 255 bytes (NAME_MAX).
+MAX_KEY_LENGTH = 200
+MAX_MEMBER_LENGTH = 255
+MAX_CLASS_BYTES = 255
+
+MAX_ATTRIBUTES = 64
+MAX_ATTRIBUTE_NAME_LENGTH = 128
+MAX_ATTRIBUTE_LENGTH = 4096
+
+# The directories that resctrl itself makes in a control group.
+_RESCTRL_DIRECTORIES = frozenset({"info", "mon_data", "mon_groups"})
+
+# Every name that resctrl makes in a group, with all mount options (fs/resctrl/rdtgroup.c,
+# res_common_files[]). A key of that name would be mistaken for the file by whoever lists the tree.
+_RESCTRL_NAMES = _RESCTRL_DIRECTORIES | {
+    "cpus",
+    "cpus_list",
+    "ctrl_hw_id",
+    "mba_MBps_event",
+    "mbm_L3_assignments",
+    "mode",
+    "mon_hw_id",
+    "schemata",
+    "size",
+    "tasks",
+}
+
+# What systemd allows in a unit's name (systemd.unit(5)), and "+,=~", which other names are known to hold.
+# "." and "-" do not begin a key: hidden files, ".." and options of commands do.
+_KEY = re.compile(r"[A-Za-z0-9@:_\\+,=~][A-Za-z0-9@:._\-\\+,=~]*")
+_POD_UID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-9A-Fa-f]{32}")
+# runc's rule for container ids (libcontainer/factory_linux.go, idRegex), and what systemd allows in a unit's name:
+# a control group that is assigned as a whole goes by its own. No traversal.
+_MEMBER = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9_.+@:\\-]+")
+# Control characters end lines and drive terminals; lone surrogates cannot be written as UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def is_pod_uid(text: str) -> bool:
+    """Whether the text is a Kubernetes pod UID, dashed (8-4-4-4-12) or compact (32 digits), in any case.
+
+    Static pods have compact ones: the kubelet takes the MD5 of their manifest. UUID version and variant are
+    not looked at. A container id has 64 digits and is none.
+    """
+    return _POD_UID.fullmatch(text) is not None
+
+
+def canonical_key(text: str) -> str:
+    """The one spelling of a workload's key; pod UIDs become dashed lower case, all others stay as they are.
+
+    A key is 1 to 200 characters, of ASCII letters, digits and ``@:._-\\+,=~``, begins with neither ``.`` nor
+    ``-``, and is no name that resctrl uses itself. It is safe as one part of a path. Raises InvalidKey.
+    """
+    if is_pod_uid(text):
+        digits = text.replace("-", "").lower()
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    if not text:
+        raise InvalidKey("the key is empty", remedy="Name the workload by pod UID, container id or unit")
+    if len(text) > MAX_KEY_LENGTH:
+        raise InvalidKey(f"the key {text[:64]!a}... has {len(text)} characters, more than {MAX_KEY_LENGTH}")
+    if _KEY.fullmatch(text) is None:
+        raise InvalidKey(
+            f"the key {text!a} holds a character that is not allowed",
+            remedy="Use ASCII letters, digits and @:._-\\+,=~, and begin with neither '.' nor '-'",
+        )
+    if text in _RESCTRL_NAMES:
+        raise InvalidKey(f"the key {text!a} is a name that resctrl uses itself")
+    return text
+
+
+def valid_class(name: str) -> str:
+    """The canonical name of a class: ``""`` for the root class (``""`` or ``"/"``), else the name itself.
+
+    The rule is the kernel's (one directory name without newline), less the names of resctrl's own
+    directories. It says nothing about whether the class exists. ``follow`` passes: what it means is for the
+    caller to decide before this is asked. Raises InvalidClass.
+    """
+    if name in ("", "/"):
+        return ""
+    if re.search("[/\0\n\ud800-\udfff]", name):
+        raise InvalidClass(f"the class {name[:64]!a} holds a character that no class has")
+    if len(name.encode()) > MAX_CLASS_BYTES:
+        raise InvalidClass(f"the class {name[:64]!a}... is longer than {MAX_CLASS_BYTES} bytes")
+    if name in (".", "..") or name in _RESCTRL_DIRECTORIES:
+        raise InvalidClass(
+            f"{name!a} is no class", remedy="Name a control group of /sys/fs/resctrl; '/' is the root class"
+        )
+    return name
+
+
+def check_member_id(text: str) -> None:
+    """Raise InvalidKey unless the text can be a container's id or a unit's name, of 1 to 255 characters."""
+    if len(text) > MAX_MEMBER_LENGTH:
+        raise InvalidKey(f"the member {text[:64]!a}... has more than {MAX_MEMBER_LENGTH} characters")
+    if _MEMBER.fullmatch(text) is None:
+        raise InvalidKey(f"the member {text!a} is no container id or unit", remedy="Use ASCII letters, digits and _.+-@:\\")
+
+
+def check_attributes(attributes: Mapping[str, str]) -> None:
+    """Raise InvalidAttributes unless the attributes keep to the bounds.
+
+    They are at most 64; a name has 1 to 128 characters, a value at most 4096. Neither holds control
+    characters: they are shown on terminals and written line by line.
+    """
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise InvalidAttributes(f"{len(attributes)} attributes are more than {MAX_ATTRIBUTES}")
+    for name, value in attributes.items():
+        shown = ascii(name[:64])
+        if not 1 <= len(name) <= MAX_ATTRIBUTE_NAME_LENGTH:
+            raise InvalidAttributes(
+                f"the name of the attribute {shown} has not 1 to {MAX_ATTRIBUTE_NAME_LENGTH} characters"
+            )
+        if len(value) > MAX_ATTRIBUTE_LENGTH:
+            raise InvalidAttributes(f"the attribute {shown} is longer than {MAX_ATTRIBUTE_LENGTH} characters")
+        if _UNPRINTABLE.search(name) or _UNPRINTABLE.search(value):
+            raise InvalidAttributes(f"the attribute {shown} holds control characters")
+
+
+def attribute_value(text: str) -> str:
+    """The text as a value that check_attributes lets pass: control characters dropped, cut to the bound."""
+    return _UNPRINTABLE.sub("", text)[:MAX_ATTRIBUTE_LENGTH]

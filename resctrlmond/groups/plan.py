@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do, decided without doing anything: at start-up from records and tree, and when a claim has ended."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from resctrlmond.groups.keys import is_pod_uid
+from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.times import seconds_since
+from resctrlmond.resctrl.tree import Found
+
+# Owners whose claim ends with the last member: nobody of theirs stays to release it.
+OCI = "oci"
+RUN = "run"
+# Our own claim on a group whose record was lost; it ends with the group's last task.
+RECOVERED = "recovered"
+# The command's end is seen by resctrlctl too, which wants the totals: it is given this long to ask for them.
+RUN_LINGER_S = 10.0
+
+
+class Do(enum.Enum):
+    """What a record that is not over needs at start-up."""
+
+    KEEP = "its group stands: go on"
+    RELOCATE = "its group stands in another class: a move was cut short after its rename"
+    RETRY = "it has no group yet: make it"
+    BASELINE = "its group was made, but no begin values were written and no task has joined"
+    FINISH = "its end was begun: complete it"
+    LOSE = "its group is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One record and what it needs; ``found`` is its group, where it has one."""
+
+    do: Do
+    record: Record
+    found: Found | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The start-up plan: a step for every record that is not over, and our groups that no record speaks of."""
+
+    steps: tuple[Step, ...]
+    leftovers: tuple[Found, ...]
+
+
+def recover(records: Iterable[Record], tree: Sequence[Found], gid: int, boot_id: str) -> Recovery:
+    """Match records with the groups that bear our mark (``gid``): by nonce, wherever they stand.
+
+    A record of another boot matches nothing: what it spoke of ended with that boot.
+    """
+    ours = {found.nonce: found for found in tree if found.gid == gid}
+    steps = []
+    for record in records:
+        if record.state.is_over:
+            continue
+        same_boot = record.boot_id == boot_id
+        found = ours.pop(record.nonce, None) if same_boot and record.nonce else None
+        steps.append(Step(_what(record, found, same_boot), record, found))
+    return Recovery(tuple(steps), tuple(ours.values()))
+
+
+def _what(record: Record, found: Found | None, same_boot: bool) -> Do:
+    if record.state is State.ENDING:
+        return Do.FINISH
+    if record.state is State.PENDING:
+        if not same_boot:
+            return Do.LOSE
+        return Do.BASELINE if found else Do.RETRY
+    if found is None:
+        return Do.LOSE
+    return Do.KEEP if found.ref == record.ref else Do.RELOCATE
+
+
+def claims_over(
+    record: Record, *, pod_is_gone: bool, group_is_empty: bool, linger_s: float, pod_linger_s: float
+) -> list[str]:
+    """The owners whose claims on the workload have ended by what happened to it.
+
+    ``pod_is_gone``: the pod's control group, known by ``record.pod_cgroup``, does not exist any more.
+    ``group_is_empty``: no task is in the group (asked only for RECOVERED). The owner's own word (Release) is not
+    decided here.
+    """
+    idle = _idle_for(record)
+    over = {
+        RECOVERED: group_is_empty,
+        RUN: bool(record.members) and idle >= RUN_LINGER_S,
+        OCI: _oci_is_over(record, idle, pod_is_gone, linger_s, pod_linger_s),
+    }
+    return [claim.owner for claim in record.claims if over.get(claim.owner)]
+
+
+def _oci_is_over(record: Record, idle: float, pod_is_gone: bool, linger_s: float, pod_linger_s: float) -> bool:
+    if record.living or not any(member.owner == OCI for member in record.members):
+        return False
+    if not is_pod_uid(record.key):
+        return idle >= linger_s
+    if record.pod_cgroup:
+        # The ends of its containers never free a pod's RMID: the next one may be about to start.
+        return pod_is_gone
+    return idle >= pod_linger_s
+
+
+def _idle_for(record: Record) -> float:
+    """How many seconds ago the last member ended; negative while one lives."""
+    if record.living:
+        return -1.0
+    # A clock that was set back must not keep a dead workload: what seems to lie ahead counts as just ended.
+    return min((max(0.0, seconds_since(member.ended_at)) for member in record.members), default=0.0)

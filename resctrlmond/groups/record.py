@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The durable record of one workload's group, and the folder of records under /run."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.files import read_file, write_file
+from resctrlmond.resctrl.tree import GroupRef
+
+VERSION = 1
+_SUFFIX = ".json"
+
+
+class State(enum.StrEnum):
+    """Where a group is in its life.
+
+    ``pending``: no RMID yet. ``active``: the group stands and has members. ``idle``: it stands and has none.
+    ``ending``: its last values are being written. ``completed``: ends written, group removed, snapshot kept until
+    its time is over. ``lost``: removed by somebody else. ``failed``: see the reason.
+    """
+
+    PENDING = "pending"
+    ACTIVE = "active"
+    IDLE = "idle"
+    ENDING = "ending"
+    COMPLETED = "completed"
+    LOST = "lost"
+    FAILED = "failed"
+
+    @property
+    def has_group(self) -> bool:
+        """Whether a directory in resctrl belongs to a record in this state."""
+        return self in (State.ACTIVE, State.IDLE, State.ENDING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is over: only its snapshot and totals remain."""
+        return self in (State.COMPLETED, State.LOST, State.FAILED)
+
+
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """An owner's word that the workload lives. ``since`` is RFC 3339, UTC."""
+
+    owner: str
+    since: str
+
+
+class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A container, sandbox or process of a workload.
+
+    ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: with the pid it names one process for
+    ever. ``cgroup`` is the absolute path of its control group directory, "" if it has none of its own. ``left``
+    counts tasks that could not be moved into the group.
+    """
+
+    id: str
+    kind: str
+    owner: str
+    pid: int = 0
+    start_time: int = 0
+    cgroup: str = ""
+    started_at: str = ""
+    ended_at: str = ""
+    late: bool = False
+    left: int = 0
+    reason: str = ""
+
+    @property
+    def lives(self) -> bool:
+        """Whether its end was not seen yet."""
+        return not self.ended_at
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
+    """Everything the daemon must know of one workload after a restart.
+
+    ``class_`` is the control group ("" is the root), ``follows`` whether it is still open and taken from the first
+    task. ``nonce`` is the mtime (ns) that the group's directory bears. ``boot_id`` and times tell runs apart.
+    ``baseline`` is the quality of the begin readings as a whole.
+    """
+
+    version: int = VERSION
+    key: str
+    class_: str = msgspec.field(default="", name="class")
+    follows: bool = False
+    group_name: str
+    state: State
+    reason: str = ""
+    in_limbo: bool = False
+    generation: int = 1
+    nonce: int = 0
+    boot_id: str = ""
+    baseline: Quality = Quality.UNKNOWN
+    pod_cgroup: str = ""
+    claims: tuple[Claim, ...] = ()
+    members: tuple[Member, ...] = ()
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    created_at: str = ""
+    completed_at: str = ""
+
+    @property
+    def ref(self) -> GroupRef:
+        """The directory in resctrl that belongs to this record."""
+        return GroupRef(self.class_, self.group_name)
+
+    def member(self, member_id: str) -> Member | None:
+        """The member of that id, living or ended."""
+        return next((member for member in self.members if member.id == member_id), None)
+
+    def with_member(self, member: Member) -> Record:
+        """The record with that member added, or put in the place of the one with its id."""
+        others = tuple(other for other in self.members if other.id != member.id)
+        return msgspec.structs.replace(self, members=(*others, member))
+
+    def with_claim(self, claim: Claim) -> Record:
+        """The record with that claim; an owner that claims already keeps its first word."""
+        if any(other.owner == claim.owner for other in self.claims):
+            return self
+        return msgspec.structs.replace(self, claims=(*self.claims, claim))
+
+    def without_claim(self, owner: str) -> Record:
+        """The record without that owner's claim."""
+        return msgspec.structs.replace(self, claims=tuple(claim for claim in self.claims if claim.owner != owner))
+
+    def claimed_by(self, owner: str) -> bool:
+        """Whether that owner says that the workload lives."""
+        return any(claim.owner == owner for claim in self.claims)
+
+    @property
+    def living(self) -> tuple[Member, ...]:
+        """The members whose end was not seen yet."""
+        return tuple(member for member in self.members if member.lives)
+
+
+class UnreadableRecord(Exception):
+    """A record file that is damaged or of a newer version: it is left alone, and told."""
+
+
+def encode(record: Record) -> bytes:
+    """The record as its file holds it: one JSON object and a newline."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def decode(data: bytes, path: str) -> Record:
+    """Read a record's file strictly; ``path`` only names it in the error.
+
+    Raises UnreadableRecord for what is damaged, and for a version that this code does not know.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version > VERSION:
+            raise UnreadableRecord(f"{path}: written by a newer resctrlmond (version {version}), left alone")
+        return msgspec.json.decode(data, type=Record)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UnreadableRecord(f"{path}: no valid record: {error}") from error
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class Records:
+    """The folder of records. Only the manager writes; every file is whole or not there."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.folder, key + _SUFFIX)
+
+    def save(self, record: Record) -> None:
+        """Write the record's file; when this returns, a crash at any later point finds it."""
+        write_file(self._path(record.key), encode(record), mode=0o640)
+
+    def delete(self, key: str) -> None:
+        """Remove the record's file, if there is one."""
+        try:
+            os.unlink(self._path(key))
+        except FileNotFoundError:
+            return
+
+    def load(self) -> Iterator[Record | UnreadableRecord]:
+        """Every record of the folder, in order of the key; in the place of an unreadable one, why it is that."""
+        for name in sorted(os.listdir(self.folder)):
+            if name.startswith(".") or not name.endswith(_SUFFIX):
+                continue
+            path = os.path.join(self.folder, name)
+            try:
+                record = decode(read_file(path), path)
+                if record.key + _SUFFIX != name:
+                    raise UnreadableRecord(f"{path}: speaks of another workload, {record.key!r}")
+            except (UnreadableRecord, OSError) as error:
+                yield error if isinstance(error, UnreadableRecord) else UnreadableRecord(f"{path}: {error}")
+            else:
+                yield record

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logging of the daemon: structured entries to systemd's journal, plain lines to standard error elsewhere."""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import logging
+import os
+import re
+import socket
+import stat
+from typing import Literal, TextIO
+
+from resctrlmond.resctrl.errors import ResctrlError
+
+SOCKET_PATH = "/run/systemd/journal/socket"
+
+# syslog(3) knows a level between info and warning, for what is normal and worth a look; logging has none.
+NOTICE = 25
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "notice": NOTICE,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+# Lowest level of logging for each priority of syslog(3), most severe first.
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (NOTICE, 5), (logging.INFO, 6))
+
+# Fields of systemd.journal-fields(7) that fields() leaves as they are.
+_WELL_KNOWN = frozenset({"ERRNO", "MESSAGE_ID"})
+# The journal refuses other names; one with a newline would smuggle in further fields.
+_FIELD_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+
+# Messages quote what came from outside; control characters would drive the reader's terminal.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def setup(
+    level: str, identifier: str = "resctrlmond", socket_path: str = SOCKET_PATH
+) -> Literal["journal", "console"]:
+    """Send all logging of this process to the journal, or to standard error if that is not the journal's.
+
+    ``level`` is a name of ``LEVELS`` and holds for the loggers under "resctrlmond"; libraries log from warnings on.
+    Says where the messages go, in the words of org.freedesktop.LogControl1. A second call replaces the first.
+    """
+    logging.addLevelName(NOTICE, "NOTICE")
+    root = logging.getLogger()
+    for handler in [known for known in root.handlers if isinstance(known, JournalHandler | ConsoleHandler)]:
+        root.removeHandler(handler)
+        handler.close()
+    journal = _stderr_is_journal() and _is_socket(socket_path)
+    root.addHandler(JournalHandler(identifier, socket_path) if journal else ConsoleHandler(identifier))
+    root.setLevel(logging.WARNING)
+    set_level(level)
+    return "journal" if journal else "console"
+
+
+def set_level(level: str) -> None:
+    """Log from that level on, a name of ``LEVELS``; KeyError for another."""
+    logging.getLogger("resctrlmond").setLevel(LEVELS[level])
+
+
+def fields(error: ResctrlError | OSError | None = None, /, **names: str | int | None) -> dict[str, dict[str, str]]:
+    """What to hand to a logger as ``extra``: ``log.warning("…", extra=fields(error, key=key, class_=name))``.
+
+    Each name becomes the journal's field RESCTRLMON_<NAME>, but for ``errno`` and ``message_id``, which systemd
+    names; values that are None or "" are left out. An error adds its path, errno and the kernel's status.
+    """
+    given = dict(names)
+    if error is not None:
+        path = error.path if isinstance(error, ResctrlError) else error.filename
+        given.setdefault("path", None if path is None else os.fsdecode(path))
+        given.setdefault("errno", error.errno or None)
+    if isinstance(error, ResctrlError):
+        given.setdefault("status", error.status)
+    found = {}
+    for name, value in given.items():
+        upper = name.rstrip("_").upper()
+        if value not in (None, ""):
+            found[upper if upper in _WELL_KNOWN else f"RESCTRLMON_{upper}"] = str(value)
+    return {"fields": found}
+
+
+class ConsoleHandler(logging.StreamHandler[TextIO]):
+    """Lines ``resctrlmond: level: text`` to standard error; further lines of one message are indented."""
+
+    def __init__(self, identifier: str) -> None:
+        super().__init__()
+        self._identifier = identifier
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record).translate(_CONTROLS).replace("\n", "\n  ")
+        return f"{self._identifier}: {record.levelname.lower()}: {text}"
+
+
+class JournalHandler(logging.Handler):
+    """Entries in the journal's native protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/).
+
+    Never waits: an entry that the journal does not take at once is dropped, and the next that it takes is
+    preceded by their count.
+    """
+
+    def __init__(self, identifier: str, socket_path: str = SOCKET_PATH) -> None:
+        super().__init__()
+        self._identifier = identifier
+        self._path = socket_path
+        # Not connected: the journal's socket may be made anew while we run.
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            entry = self._entry(record)
+        except Exception:
+            # A message that does not fit its arguments is a bug to see, not a reason to stop.
+            self.handleError(record)
+            return
+        if self._lost and self._deliver(self._loss()):
+            self._lost = 0
+        if self._lost or not self._deliver(entry):
+            self._lost += 1
+
+    def close(self) -> None:
+        self._socket.close()
+        super().close()
+
+    def _entry(self, record: logging.LogRecord) -> bytes:
+        extra = getattr(record, "fields", {})
+        return _encode(
+            {name: value for name, value in extra.items() if _FIELD_NAME.fullmatch(name)}
+            | {
+                "MESSAGE": self.format(record).translate(_CONTROLS),
+                "PRIORITY": str(_priority(record.levelno)),
+                "SYSLOG_IDENTIFIER": self._identifier,
+                "CODE_FILE": record.pathname,
+                "CODE_LINE": str(record.lineno),
+                "CODE_FUNC": record.funcName or "",
+            }
+        )
+
+    def _loss(self) -> bytes:
+        return _encode(
+            {
+                "MESSAGE": f"{self._lost} messages are missing here: the journal did not take them",
+                "PRIORITY": str(_priority(logging.WARNING)),
+                "SYSLOG_IDENTIFIER": self._identifier,
+            }
+        )
+
+    def _deliver(self, entry: bytes) -> bool:
+        """Hand one entry to the journal; whether it took it."""
+        try:
+            self._socket.sendto(entry, self._path)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EMSGSIZE, errno.ENOBUFS):
+                return False
+        try:
+            self._deliver_in_memory_file(entry)
+            return True
+        except OSError:
+            return False
+
+    def _deliver_in_memory_file(self, entry: bytes) -> None:
+        """Hand over what is too large for a datagram: an empty one with a sealed memfd, as the protocol has it."""
+        with open(os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as file:
+            file.write(entry)
+            file.flush()
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+            # Not socket.send_fds(): it drops the address.
+            rights = array.array("i", [file.fileno()])
+            self._socket.sendmsg([], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], 0, self._path)
+
+
+def _encode(entry: dict[str, str]) -> bytes:
+    """One entry: ``NAME=value`` a line; a value of several lines after its length, 64 bits little-endian."""
+    parts = []
+    for name, value in entry.items():
+        # Names of files that are no UTF-8 hold lone surrogates.
+        data = value.encode("utf-8", "backslashreplace")
+        if b"\n" in data:
+            parts.append(b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data))
+        else:
+            parts.append(b"%s=%s\n" % (name.encode(), data))
+    return b"".join(parts)
+
+
+def _priority(level: int) -> int:
+    """The priority of syslog(3) for a level of logging."""
+    return next((priority for lowest, priority in _PRIORITIES if level >= lowest), 7)
+
+
+def _stderr_is_journal() -> bool:
+    """Whether standard error leads to the journal: $JOURNAL_STREAM is its device and inode (systemd.exec(5))."""
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Monitoring events and their values: what the files in mon_data mean and how they are read."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+
+class Kind(enum.StrEnum):
+    """What a value's difference means: a gauge has none, a cumulative counter's is the use in between."""
+
+    GAUGE = "gauge"
+    CUMULATIVE = "cumulative"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event that the kernel can count; ``unit`` is "" where a count has none."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    source: str
+
+
+_L3 = "Documentation/filesystems/resctrl.rst, L3_MON"
+_AET = "Documentation/filesystems/resctrl.rst, PERF_PKG_MON (Linux 7.0)"
+_PERF = "arch/x86/kernel/cpu/resctrl/intel_aet.c (Linux 7.0)"
+
+# A new event is one row here.
+_TABLE = (
+    ("llc_occupancy", Kind.GAUGE, "bytes", "last-level cache held right now", _L3),
+    ("mbm_total_bytes", Kind.CUMULATIVE, "bytes", "memory traffic of this L3, local and remote", _L3),
+    ("mbm_local_bytes", Kind.CUMULATIVE, "bytes", "memory traffic of this L3 to its own memory", _L3),
+    ("core_energy", Kind.CUMULATIVE, "joules", "energy of the core logic with its L1 and L2", _AET),
+    ("activity", Kind.CUMULATIVE, "farads", "dynamic capacitance switched by the core logic", _AET),
+    ("stalls_llc_hit", Kind.CUMULATIVE, "cycles", "stalls that the last-level cache served", _PERF),
+    ("stalls_llc_miss", Kind.CUMULATIVE, "cycles", "stalls on a miss of the last-level cache", _PERF),
+    ("c1_res", Kind.CUMULATIVE, "cycles", "residency in C1", _PERF),
+    ("c6_res", Kind.CUMULATIVE, "cycles", "residency in C6", _PERF),
+    ("unhalted_core_cycles", Kind.CUMULATIVE, "cycles", "core cycles while not halted", _PERF),
+    ("unhalted_ref_cycles", Kind.CUMULATIVE, "cycles", "reference cycles while not halted", _PERF),
+    ("uops_retired", Kind.CUMULATIVE, "", "micro-operations retired", _PERF),
+)
+EVENTS = {row[0]: Event(*row) for row in _TABLE}
+
+
+def event(name: str) -> Event:
+    """The event of that name; one that this table does not know is kept, with kind and unit unknown."""
+    return EVENTS.get(name) or Event(name, Kind.UNKNOWN, "", "not known to this version", "")
+
+
+class Status(enum.StrEnum):
+    """What the kernel's text says of a value. Only ``ok`` comes with a number; none of the others is 0."""
+
+    OK = "ok"
+    UNAVAILABLE = "unavailable"
+    ERROR = "error"
+    UNASSIGNED = "unassigned"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A counter's text, and the number it holds (exact, in the event's unit) where it holds one."""
+
+    status: Status
+    text: str
+    number: int | Decimal | None = None
+
+
+# The three words are the kernel's own (fs/resctrl/ctrlmondata.c, rdtgroup_mondata_show()).
+_WORDS = {
+    "Unavailable": Status.UNAVAILABLE,
+    "Error": Status.ERROR,
+    "Unassigned": Status.UNASSIGNED,
+}
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
+
+
+def parse_value(text: str) -> Value:
+    """Read a counter's text strictly: an integer, a decimal, or one of the kernel's words.
+
+    Anything else is ``Status.ERROR`` with the text kept (cut at 100 characters), never a number.
+    """
+    text = text.removesuffix("\n")
+    if word := _WORDS.get(text):
+        return Value(word, text)
+    if not _NUMBER.fullmatch(text):
+        return Value(Status.ERROR, text[:100])
+    return Value(Status.OK, text, Decimal(text) if "." in text else int(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One event's value in one domain.
+
+    ``domain`` is the path below mon_data: ``mon_L3_00``, ``mon_PERF_PKG_01``, and with Sub-NUMA Clustering also
+    ``mon_L3_00/mon_sub_L3_01``, whose values are already in the outer domain's.
+    """
+
+    domain: str
+    event: str
+    value: Value
+
+    @property
+    def is_part(self) -> bool:
+        """Whether another reading of the same group already contains this one."""
+        return "/" in self.domain
+
+
+# One counter's text is at most a few dozen bytes; what is longer is no counter.
+_TEXT_LIMIT = 4096
+
+
+def read_mon_data(group: int) -> list[Reading]:
+    """Read every counter below the group directory open as ``group``, in order of domain and event.
+
+    A domain or file that vanishes meanwhile (its CPUs went offline) is left out, as the kernel does; a file that
+    cannot be read for another reason is a reading with ``Status.ERROR`` that names the reason. ENOENT for mon_data
+    itself is the caller's: the group is gone.
+    """
+    fd = os.open("mon_data", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=group)
+    try:
+        return sorted(_walk(fd, ""), key=lambda reading: (reading.domain, reading.event))
+    finally:
+        os.close(fd)
+
+
+# mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy is as deep as the kernel goes.
+_DEPTH = 2
+
+
+def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        try:
+            if not is_directory:
+                yield Reading(domain, name, parse_value(_read_text(directory, name)))
+            elif depth < _DEPTH:
+                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+                try:
+                    yield from _walk(fd, f"{domain}/{name}" if domain else name, depth + 1)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                continue
+            yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)))
+
+
+def _read_text(directory: int, name: str) -> str:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.read(fd, _TEXT_LIMIT).decode("utf-8", "replace")
+    finally:
+        os.close(fd)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expected errnos of resctrl and /proc become typed errors here, and nowhere else."""
+
+from __future__ import annotations
+
+import errno as errno_
+import os
+
+
+class ResctrlError(Exception):
+    """The root of every error that a caller can act on.
+
+    ``message`` says what failed and why, ``path`` where, ``errno`` what the system call said (0: no system call
+    failed), ``status`` what the kernel wrote to ``info/last_cmd_status`` for it ("" where it said nothing), and
+    ``remedy`` what to do about it ("" where there is nothing to do).
+    """
+
+    def __init__(self, message: str, *, path: str = "", errno: int = 0, status: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.errno = errno
+        self.status = status
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.path and self.path not in text:
+            text = f"{self.path}: {text}"
+        if self.errno:
+            text += f": {os.strerror(self.errno)} ({errno_.errorcode.get(self.errno, self.errno)})"
+        if self.status:
+            text += f"; the kernel says: {self.status}"
+        if self.remedy:
+            text += f". {self.remedy}"
+        return text
+
+
+class NotMounted(ResctrlError):
+    """The path is no resctrl filesystem: nothing is mounted there, or something else is."""
+
+
+class MonitoringUnavailable(ResctrlError):
+    """resctrl is mounted, but offers no monitoring: no ``info/*_MON``."""
+
+
+class NoSuchGroup(ResctrlError):
+    """The monitoring group is not there, or went away during the call."""
+
+
+class GroupExists(ResctrlError):
+    """A directory of that name stands there already."""
+
+
+class NoSuchClass(ResctrlError):
+    """The control group (class) is not there."""
+
+
+class ClassMismatch(ResctrlError):
+    """The task is in another class than the group: the kernel moves no task between classes through a mon_group."""
+
+
+class RmidsExhausted(ResctrlError):
+    """No RMID is free. ``in_limbo``: freed ones wait for their cache lines to drain (EBUSY), retry in 1 to 2 s."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        errno: int = 0,
+        status: str = "",
+        remedy: str = "",
+        in_limbo: bool = False,
+    ) -> None:
+        super().__init__(message, path=path, errno=errno, status=status, remedy=remedy)
+        self.in_limbo = in_limbo
+
+
+class NoSuchProcess(ResctrlError):
+    """The process or thread does not exist (any more)."""
+
+
+class ProcessChanged(ResctrlError):
+    """The process ended while it was being moved and its number may belong to another one by now."""
+
+
+class PermissionDenied(ResctrlError):
+    """The caller may not do this, or nobody may (process 1, kernel threads, resctrlmond itself)."""
+
+
+class KernelRefused(ResctrlError):
+    """The kernel refused for a reason of its own: ``status`` has its words."""
+
+
+# The kernel's text for a task whose closid is not that of the mon_group's parent
+# (fs/resctrl/rdtgroup.c, __rdtgroup_move_task()).
+_OTHER_CLASS = "Can't move task to different control group"
+
+
+def from_oserror(error: OSError, what: str, path: str, status: str = "") -> ResctrlError:
+    """The typed error for what a system call on resctrl or /proc answered.
+
+    ``what`` is the failed action in words ("create the monitoring group"), ``path`` the file or directory it was
+    tried on, ``status`` the text of ``info/last_cmd_status`` read straight after it ("ok" counts as nothing said).
+    """
+    number = error.errno or 0
+    said = "" if status.strip() in ("", "ok") else "; ".join(status.strip().splitlines())
+    message = f"cannot {what}"
+
+    def make(kind: type[ResctrlError], remedy: str = "") -> ResctrlError:
+        return kind(message, path=path, errno=number, status=said, remedy=remedy)
+
+    if number in (errno_.ENOSPC, errno_.EBUSY) and "Out of RMIDs" in said:
+        # Same text for both: EBUSY when freed RMIDs are in limbo, ENOSPC when all are in use (alloc_rmid()).
+        limbo = number == errno_.EBUSY
+        return RmidsExhausted(
+            message,
+            path=path,
+            errno=number,
+            status=said,
+            in_limbo=limbo,
+            remedy=(
+                "RMIDs that were freed come back in 1 to 2 s"
+                if limbo
+                else "Release a group, or see 'resctrlctl status' for who holds them"
+            ),
+        )
+    if number == errno_.EINVAL and _OTHER_CLASS in said:
+        return make(ClassMismatch, 'Use class "follow", or allowClassChange to move the process to that class')
+    if number == errno_.ESRCH:
+        return make(NoSuchProcess)
+    if number in (errno_.ENODEV, errno_.ENOENT):
+        return make(NoSuchGroup)
+    if number == errno_.EEXIST:
+        return make(GroupExists)
+    if number in (errno_.EACCES, errno_.EPERM):
+        # EPERM with the kernel's words is a rule of resctrl, not a question of who asks.
+        return make(KernelRefused if said and "permission" not in said else PermissionDenied)
+    return make(KernelRefused)

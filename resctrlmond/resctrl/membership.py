@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose group is a task in: asked of the task itself, in constant time, never of a tasks file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from resctrlmond.resctrl.errors import NoSuchProcess, NotMounted, from_oserror
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The class ("" is the root) and monitoring group ("" is none) of one thread."""
+
+    class_: str
+    group: str
+
+
+class MembershipReader(Protocol):
+    """Who can tell a thread's membership: the kernel, or the simulator for its own tree."""
+
+    def of(self, tid: int) -> Membership:
+        """The membership of thread ``tid``. Raises NoSuchProcess."""
+
+
+class KernelMembership:
+    """Reads /proc/TID/cpu_resctrl_groups (fs/resctrl/rdtgroup.c, proc_resctrl_show())."""
+
+    def of(self, tid: int) -> Membership:
+        """The membership of thread ``tid``. Raises NoSuchProcess; NotMounted where both lines are empty."""
+        path = f"/proc/{tid}/cpu_resctrl_groups"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                text = os.read(fd, 4096)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESRCH):
+                raise NoSuchProcess("no such task", path=path, errno=error.errno) from error
+            raise from_oserror(error, "read the task's resctrl groups", path) from error
+        return parse(text, path)
+
+
+class SimulatedMembership:
+    """Asks the simulator, by an extended attribute of its root: no filesystem can add a file to /proc."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def of(self, tid: int) -> Membership:
+        """The membership of thread ``tid`` in the simulated tree. Raises NoSuchProcess."""
+        name = f"user.resctrlmond.task.{tid}"
+        try:
+            text = os.getxattr(self._root, name)
+        except OSError as error:
+            if error.errno == errno.ENODATA:
+                raise NoSuchProcess(f"no such task: {tid}", path=self._root) from error
+            raise from_oserror(error, f"ask the simulator for task {tid}", self._root) from error
+        return parse(text, f"{self._root} ({name})")
+
+
+def parse(text: bytes, path: str) -> Membership:
+    """Read ``res:CLASS`` and ``mon:GROUP``, one a line; the root class is written "/"."""
+    fields = dict(line.partition(":")[::2] for line in text.decode("utf-8", "surrogateescape").splitlines())
+    class_ = fields.get("res", "")
+    if not class_:
+        raise NotMounted("resctrl is not mounted: the task is in no class", path=path)
+    return Membership("" if class_ == "/" else class_, fields.get("mon", ""))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that stays the same one: held by pidfd and start time, so that a reused number is no confusion."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from resctrlmond.resctrl.errors import NoSuchProcess
+
+# include/linux/sched.h: the task is a kernel thread.
+_PF_KTHREAD = 0x00200000
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What /proc/TID/stat tells of a thread: its parent process, flags and start time (clock ticks since boot)."""
+
+    parent: int
+    flags: int
+    start_time: int
+
+    @property
+    def is_kernel_thread(self) -> bool:
+        """Whether this is a thread of the kernel itself."""
+        return bool(self.flags & _PF_KTHREAD)
+
+
+def stat(tid: int) -> Stat | None:
+    """The thread's parent, flags and start time (proc_pid_stat(5)); None if there is no such thread."""
+    try:
+        fd = os.open(f"/proc/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESRCH):
+            return None
+        raise
+    # The name in parentheses may hold anything, parentheses too: count from the last one. Field 3 comes first.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Stat(parent=int(fields[1]), flags=int(fields[6]), start_time=int(fields[19]))
+
+
+def pid_namespaces(pid: int) -> int:
+    """In how many nested PID namespaces, counted from ours, a process has a number; 1 is ours alone, 0 is gone.
+
+    From NSpid in /proc/PID/status, which anybody may read, where /proc/PID/ns/pid needs CAP_SYS_PTRACE.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
+            return next((len(line.split()) - 1 for line in lines if line.startswith("NSpid:")), 1)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+class Process:
+    """One living process, held by a pidfd that this object owns and closes."""
+
+    def __init__(self, pid: int, pidfd: int, start_time: int, is_kernel_thread: bool) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.start_time = start_time
+        self.is_kernel_thread = is_kernel_thread
+
+    @classmethod
+    def open(cls, pid: int, start_time: int | None = None) -> Self:
+        """Hold the process ``pid``, if it is the one with that ``start_time``. Raises NoSuchProcess."""
+        if pid <= 0:
+            raise NoSuchProcess(f"{pid} is no process id")
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            # EINVAL: the number is a thread's that leads no process.
+            if error.errno in (errno.ESRCH, errno.EINVAL):
+                raise NoSuchProcess(f"there is no process {pid}", errno=error.errno) from error
+            raise
+        try:
+            found = stat(pid)
+            # While the pidfd shows it alive, the number is its own: what /proc tells is about this process.
+            if found is None or _has_ended(pidfd) or start_time not in (None, found.start_time):
+                raise NoSuchProcess(f"process {pid} has ended")
+        except BaseException:
+            os.close(pidfd)
+            raise
+        return cls(pid, pidfd, found.start_time, found.is_kernel_thread)
+
+    def has_ended(self) -> bool:
+        """Whether it has exited (it may still be a zombie)."""
+        return _has_ended(self.pidfd)
+
+    def threads(self) -> list[int]:
+        """Its thread ids now; [] once it is gone."""
+        try:
+            return [int(name) for name in os.listdir(f"/proc/{self.pid}/task")]
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.pidfd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mounted resctrl filesystem: its classes and monitoring groups, and what can be done to them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from resctrlmond.resctrl import counters, errors
+from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
+from resctrlmond.resctrl.mounts import mount_of
+
+DEFAULT_PATH = "/sys/fs/resctrl"
+# Extended attribute by which the simulator says what it is.
+SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
+SIMULATION_FSTYPE = "fuse.resctrlmond-sim"
+
+_MON_GROUPS = "mon_groups"
+# Directories of a control group that are no control groups themselves.
+_NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupRef:
+    """Which monitoring group: ``class_`` is its control group ("" the root), ``name`` its directory's name."""
+
+    class_: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """The directory, relative to the tree."""
+        return os.path.join(self.class_, _MON_GROUPS, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A monitoring group as it stands: ``gid`` is its mark, ``nonce`` its directory's mtime in ns."""
+
+    ref: GroupRef
+    gid: int
+    nonce: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one monitoring resource (``L3_MON``, ``PERF_PKG_MON``) offers."""
+
+    resource: str
+    rmids: int
+    events: tuple[str, ...]
+
+
+class Tree:
+    """A resctrl filesystem, known by its path. No descriptor stays open on it between two calls, so that an
+    administrator's umount is never refused because of us.
+    """
+
+    def __init__(self, path: str, simulation: str | None) -> None:
+        self.path = path
+        self.simulation = simulation
+        self._membership = KernelMembership() if simulation is None else SimulatedMembership(path)
+        # last_cmd_status is one text for the whole machine: it belongs to an operation only if none of ours
+        # comes in between. The kernel runs them one at a time anyway (rdtgroup_mutex).
+        self._one_at_a_time = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
+        """The resctrl mounted at ``path``.
+
+        A simulator is taken only with ``allow_simulation``. Raises NotMounted for everything else: a plain
+        directory, another filesystem, a part of resctrl bound elsewhere.
+        """
+        path = os.path.abspath(path)
+        simulation = _identify(path)
+        if simulation is not None and not allow_simulation:
+            raise errors.NotMounted(
+                "is a simulated resctrl",
+                path=path,
+                remedy="Ask for it by name (--simulate), or mount the real one",
+            )
+        return cls(path, simulation)
+
+    def check_mounted(self) -> None:
+        """Raise NotMounted if resctrl is not, or no longer, mounted at the path."""
+        if _identify(self.path) != self.simulation:
+            raise errors.NotMounted("is another filesystem than before", path=self.path)
+
+    # -- reading the tree
+
+    def full_path(self, ref: GroupRef) -> str:
+        """The group's directory, absolute."""
+        return os.path.join(self.path, ref.path)
+
+    def classes(self) -> list[str]:
+        """The control groups, the root ("") first. Those that make no monitoring groups are not among them."""
+        with self._opened("") as root, os.scandir(root) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if entry.name not in _NOT_CLASSES and entry.is_dir(follow_symlinks=False)
+            ]
+        # Told by what is in it, not by its name: only a control group has mon_groups.
+        return ["", *sorted(name for name in names if self._is_directory(os.path.join(name, _MON_GROUPS)))]
+
+    def has_class(self, class_: str) -> bool:
+        """Whether that control group stands ("" is the root, which always does)."""
+        return self._is_directory(os.path.join(class_, _MON_GROUPS))
+
+    def scan(self) -> list[Found]:
+        """Every monitoring group of the machine, whoever made it."""
+        found: list[Found] = []
+        for class_ in self.classes():
+            with self._opened(os.path.join(class_, _MON_GROUPS)) as fd, os.scandir(fd) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            groups = (self.find(GroupRef(class_, name)) for name in names)
+            found.extend(group for group in groups if group is not None)
+        return found
+
+    def find(self, ref: GroupRef) -> Found | None:
+        """The group as it stands, or None."""
+        path = self.full_path(ref)
+        try:
+            status = os.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise errors.from_oserror(error, "look at the monitoring group", path) from error
+        return Found(ref, status.st_gid, status.st_mtime_ns, path)
+
+    def read(self, ref: GroupRef) -> list[counters.Reading]:
+        """All counters of the group, in order of domain and event. Raises NoSuchGroup if it is gone."""
+        with self._opened(ref.path) as fd:
+            try:
+                return counters.read_mon_data(fd)
+            except OSError as error:
+                raise self._error(error, "read the counters", self.full_path(ref)) from error
+
+    def tasks(self, ref: GroupRef) -> list[int]:
+        """The thread ids in the group. The kernel walks every thread of the machine for it: not for a loop."""
+        text = self._read_text(os.path.join(ref.path, "tasks"), "list the tasks of the group")
+        return [int(line) for line in text.split()]
+
+    def membership(self, tid: int) -> Membership:
+        """Which class and group a thread is in, in constant time. Raises NoSuchProcess."""
+        return self._membership.of(tid)
+
+    def capacity(self) -> list[Capacity]:
+        """What each monitoring resource offers. Raises MonitoringUnavailable where there is none."""
+        with self._opened("info") as fd, os.scandir(fd) as entries:
+            resources = sorted(entry.name for entry in entries if entry.name.endswith("_MON"))
+        if not resources:
+            raise errors.MonitoringUnavailable(
+                "offers no monitoring",
+                path=os.path.join(self.path, "info"),
+                remedy="The CPU has none, or the kernel was told not to use it (rdt= on its command line)",
+            )
+        return [
+            Capacity(
+                resource=resource,
+                rmids=int(self._read_text(f"info/{resource}/num_rmids", "read the number of RMIDs")),
+                events=tuple(self._read_text(f"info/{resource}/mon_features", "read the events").split()),
+            )
+            for resource in resources
+        ]
+
+    def used(self) -> int:
+        """How many RMIDs have a group: each class takes one, the root's included, and each monitoring group."""
+        return len(self.classes()) + len(self.scan())
+
+    def last_cmd_status(self) -> str:
+        """What the kernel wrote of the last command, "" where it cannot be read."""
+        try:
+            return self._read_text("info/last_cmd_status", "read the last status")
+        except errors.ResctrlError:
+            return ""
+
+    # -- changing the tree
+
+    def create(self, ref: GroupRef, nonce: int) -> Found:
+        """Make a monitoring group and give it ``nonce`` for an mtime.
+
+        It bears the process's group id from its first moment on (kernfs takes the maker's). Raises NoSuchClass,
+        GroupExists, RmidsExhausted, KernelRefused. If only the mtime cannot be set, the group is removed again.
+        """
+        path = self.full_path(ref)
+        # One level only: where resctrl is not mounted, nothing is made.
+        with self._command("create the monitoring group", path, missing=errors.NoSuchClass):
+            os.mkdir(path, 0o755)
+        try:
+            return self.set_nonce(ref, nonce)
+        except errors.NoSuchGroup:
+            raise
+        except errors.ResctrlError:
+            os.rmdir(path)
+            raise
+
+    def set_nonce(self, ref: GroupRef, nonce: int) -> Found:
+        """Give the group's directory ``nonce`` for an mtime, which kernfs keeps as long as the directory lives."""
+        path = self.full_path(ref)
+        with self._command("mark the monitoring group", path):
+            os.utime(path, ns=(nonce, nonce), follow_symlinks=False)
+        found = self.find(ref)
+        if found is None:
+            raise errors.NoSuchGroup("was removed by somebody else as soon as it was made", path=path)
+        return found
+
+    def remove(self, ref: GroupRef) -> bool:
+        """Remove a group; its tasks go back to its class. False if it was gone already."""
+        path = self.full_path(ref)
+        try:
+            with self._command("remove the monitoring group", path):
+                os.rmdir(path)
+        except errors.NoSuchGroup:
+            return False
+        return True
+
+    def rename(self, old: GroupRef, new: GroupRef) -> None:
+        """Move a group, with its RMID and counters; its tasks change to the new class.
+
+        Raises KernelRefused where the kernel does not offer it (before 6.5), or the group monitors CPUs.
+        """
+        source, target = self.full_path(old), self.full_path(new)
+        # rename() onto a missing parent is ENOENT like a missing source: say which.
+        if not self.has_class(new.class_):
+            raise errors.NoSuchClass("there is no such class", path=os.path.join(self.path, new.class_))
+        with self._command(f"move the monitoring group to {target}", source):
+            os.rename(source, target)
+
+    def write_task(self, directory: str, tid: int) -> None:
+        """Move one thread into the group or class whose directory, relative to the tree, is given.
+
+        Raises NoSuchProcess, ClassMismatch, NoSuchGroup, PermissionDenied, KernelRefused.
+        """
+        path = os.path.join(self.path, directory, "tasks")
+        with self._command(f"move task {tid}", path):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                # One write is one command. Decimal and without leading zeros, which the kernel takes for octal.
+                os.write(fd, b"%d\n" % tid)
+            finally:
+                os.close(fd)
+
+    # -- hands
+
+    @contextmanager
+    def _command(self, what: str, path: str, missing: type[errors.ResctrlError] | None = None) -> Iterator[None]:
+        with self._one_at_a_time:
+            try:
+                yield
+            except OSError as error:
+                raise self._error(error, what, path, self.last_cmd_status(), missing) from error
+
+    def _error(
+        self,
+        error: OSError,
+        what: str,
+        path: str,
+        status: str = "",
+        missing: type[errors.ResctrlError] | None = None,
+    ) -> errors.ResctrlError:
+        typed = errors.from_oserror(error, what, path, status)
+        if not isinstance(typed, errors.NoSuchGroup):
+            return typed
+        try:
+            self.check_mounted()
+        except errors.NotMounted as not_mounted:
+            return not_mounted
+        return missing(typed.message, path=path, errno=typed.errno, remedy=typed.remedy) if missing else typed
+
+    @contextmanager
+    def _opened(self, directory: str) -> Iterator[int]:
+        path = os.path.join(self.path, directory)
+        try:
+            fd = os.open(path, _DIRECTORY)
+        except OSError as error:
+            raise self._error(error, "open the directory", path) from error
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _is_directory(self, directory: str) -> bool:
+        return os.path.isdir(os.path.join(self.path, directory))
+
+    def _read_text(self, file: str, what: str) -> str:
+        path = os.path.join(self.path, file)
+        try:
+            with open(path, encoding="utf-8", errors="replace") as opened:
+                return opened.read()
+        except OSError as error:
+            # Not through _error(), which reads a file itself.
+            raise errors.from_oserror(error, what, path) from error
+
+
+def _identify(path: str) -> str | None:
+    """None for the kernel's resctrl, the profile's name for a simulated one; NotMounted for anything else."""
+    remedy = f"Mount it: mount -t resctrl resctrl {path}"
+    try:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise errors.NotMounted("is no directory", path=path, errno=error.errno or 0, remedy=remedy) from error
+    try:
+        mount = mount_of(fd)
+    finally:
+        os.close(fd)
+    if mount is not None and mount.root == "/" and os.path.realpath(path) == mount.point:
+        if mount.fstype == "resctrl":
+            return None
+        if mount.fstype == SIMULATION_FSTYPE:
+            return _profile(path)
+    raise errors.NotMounted(
+        f"is no resctrl filesystem but {mount.fstype if mount else 'nothing that is mounted'}",
+        path=path,
+        remedy=remedy,
+    )
+
+
+def _profile(path: str) -> str:
+    try:
+        return os.getxattr(path, SIMULATION_ATTRIBUTE).decode("ascii", "replace")
+    except OSError as error:
+        raise errors.NotMounted("is no simulator of ours", path=path, errno=error.errno or 0) from error

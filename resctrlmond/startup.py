@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be true before the daemon may own groups; each way it is not has its own words and exit code."""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import os
+from dataclasses import dataclass
+
+from resctrlmond.config import Config, ConfigError
+from resctrlmond.groups.lifecycle import Mark
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.record import Records
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError
+from resctrlmond.resctrl.mounts import boot_id
+from resctrlmond.resctrl.tree import Tree
+
+
+class Exit(enum.IntEnum):
+    """How resctrlmond ends: sysexits(3) where it has a fitting one. The man page tells them to the operator."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NO_GROUP = 67
+    NOT_MOUNTED = 69
+    NO_MONITORING = 71
+    ALREADY_RUNNING = 75
+    DENIED = 77
+    CONFIG = 78
+
+
+class StartupError(ResctrlError):
+    """The daemon cannot start; ``exit`` says which way."""
+
+    def __init__(self, cause: ResctrlError, exit_: Exit) -> None:
+        super().__init__(cause.message, path=cause.path, errno=cause.errno, status=cause.status, remedy=cause.remedy)
+        self.exit = exit_
+
+
+_EXITS: dict[type[ResctrlError], Exit] = {
+    ConfigError: Exit.CONFIG,
+    NotMounted: Exit.NOT_MOUNTED,
+    MonitoringUnavailable: Exit.NO_MONITORING,
+    PermissionDenied: Exit.DENIED,
+}
+
+
+def startup_error(error: ResctrlError) -> StartupError:
+    """The error as one that ends the start, with the exit code of its type."""
+    return error if isinstance(error, StartupError) else StartupError(error, _EXITS.get(type(error), Exit.FAILURE))
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the daemon stands on: its manager, not yet recovered, the mark, and the lock that keeps others out."""
+
+    manager: Manager
+    gid: int
+    lock: int
+
+
+def settings_of(config: Config) -> Settings:
+    """The part of the configuration that is about groups."""
+    return Settings(
+        group_prefix=config.group_prefix,
+        snapshot_ttl_s=config.snapshot_ttl,
+        linger_s=config.linger,
+        pod_linger_s=config.pod_linger,
+    )
+
+
+def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Ground:
+    """Look at everything, make the folders, and lock out other daemons. Raises StartupError."""
+    try:
+        _take_group(gid)
+        lock = _lock(config.runtime_dir)
+        tree = Tree.open(config.resctrl, allow_simulation=allow_simulation)
+        tree.capacity()
+        folders = {
+            os.path.join(config.runtime_dir, "records"): 0o750,
+            os.path.join(config.runtime_dir, "completed"): 0o755,
+            config.groups_dir: 0o755,
+        }
+        for folder, mode in folders.items():
+            os.makedirs(folder, exist_ok=True)
+            os.chmod(folder, mode)
+    except ResctrlError as error:
+        raise startup_error(error) from error
+    except OSError as error:
+        raise StartupError(
+            ResctrlError("cannot be made", path=error.filename or config.runtime_dir, errno=error.errno or 0),
+            Exit.FAILURE,
+        ) from error
+    records, completed, groups = folders
+    manager = Manager(tree, Records(records), Snapshots(groups, completed), Mark(gid, boot_id()), settings_of(config))
+    return Ground(manager, gid, lock)
+
+
+def _take_group(gid: int) -> None:
+    """Run with the group that marks our monitoring groups: kernfs gives it to every directory that we make."""
+    if os.getegid() == gid:
+        return
+    try:
+        os.setegid(gid)
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"cannot run with the group id {gid}, by which our monitoring groups are known",
+            errno=error.errno or 0,
+            remedy="Start resctrlmond as root, or with Group= in its unit",
+        ) from error
+
+
+def _lock(runtime_dir: str) -> int:
+    """Hold the runtime folder as long as this process lives."""
+    os.makedirs(runtime_dir, 0o755, exist_ok=True)
+    path = os.path.join(runtime_dir, "lock")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise StartupError(
+            ResctrlError(
+                "another resctrlmond is running and owns this folder",
+                path=path,
+                remedy="Use that one, or stop it: systemctl stop resctrlmond",
+            ),
+            Exit.ALREADY_RUNNING,
+        ) from error
+    return fd

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sees members end at once: their first processes by pidfd, their control groups by cgroup.events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+from collections.abc import Callable
+
+from resctrlmond.groups.record import Member, Record
+from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.processes import Process
+
+
+class Watch:
+    """Watches the living members of every record; ``ended`` is called with a key when something of it may be over.
+
+    Lives in the event loop. Owns one pidfd and one descriptor of cgroup.events for each member that has them, and
+    closes them when the member's end is noted. What a lack of descriptors leaves unwatched is found by the
+    manager's tick, a second later.
+    """
+
+    def __init__(self, ended: Callable[[str], None]) -> None:
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[tuple[str, str], _Watched] = {}
+        # cgroup.events is always readable: only EPOLLPRI says that it changed, which asyncio does not wait for.
+        # An epoll of its own is readable exactly when one of its files has that.
+        self._epoll = select.epoll()
+        self._events: dict[int, str] = {}
+        self._loop.add_reader(self._epoll.fileno(), self._cgroup_changed)
+
+    def update(self, key: str, record: Record | None) -> None:
+        """Watch what the record says now; None, or a run that is over, ends the watching."""
+        living = {} if record is None or record.state.is_over else {member.id: member for member in record.living}
+        for (other, member_id), watched in list(self._watched.items()):
+            if other == key and living.get(member_id) != watched.member:
+                self._forget((other, member_id))
+        for member in living.values():
+            if (key, member.id) not in self._watched:
+                self._begin(key, member)
+
+    def close(self) -> None:
+        """Let go of every descriptor."""
+        for name in list(self._watched):
+            self._forget(name)
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _begin(self, key: str, member: Member) -> None:
+        watched = _Watched(member)
+        self._watched[key, member.id] = watched
+        with contextlib.suppress(OSError):
+            if member.pid:
+                self._watch_process(key, member, watched)
+            if member.cgroup:
+                self._watch_cgroup(key, member, watched)
+
+    def _watch_process(self, key: str, member: Member, watched: _Watched) -> None:
+        try:
+            process = Process.open(member.pid, member.start_time)
+        except NoSuchProcess:
+            self._loop.call_soon(self._ended, key)
+            return
+        watched.process = process
+
+        def exited() -> None:
+            # A pidfd stays readable: say it once.
+            self._loop.remove_reader(process.pidfd)
+            self._ended(key)
+
+        self._loop.add_reader(process.pidfd, exited)
+
+    def _watch_cgroup(self, key: str, member: Member, watched: _Watched) -> None:
+        path = os.path.join(member.cgroup, "cgroup.events")
+        if not os.path.exists(path):
+            return  # v1 has none
+        watched.events = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._events[watched.events] = key
+        self._epoll.register(watched.events, select.EPOLLPRI)
+
+    def _cgroup_changed(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            key = self._events[fd]
+            try:
+                os.pread(fd, 4096, 0)  # reading is what makes it wait for the next change
+            except OSError:
+                self._epoll.unregister(fd)  # the control group is gone: it would be ready for ever
+            self._ended(key)
+
+    def _forget(self, name: tuple[str, str]) -> None:
+        watched = self._watched.pop(name)
+        if watched.process is not None:
+            self._loop.remove_reader(watched.process.pidfd)
+            watched.process.close()
+        if watched.events >= 0:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(watched.events)
+            del self._events[watched.events]
+            os.close(watched.events)
+
+
+class _Watched:
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.process: Process | None = None
+        self.events = -1

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The synchronous varlink client: replies, errors, time-outs, hostile servers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resctrlmond.api.client import Client, NotRunning, ProtocolError
+from resctrlmond.api.sockets import listen
+from resctrlmond.api.wire import VarlinkError
+from tests.api.varlink_lab import NAME, Count, Echo, Number, Running, Text, public_directory, running, wait_until
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(str(tmp_path / "socket")) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[Client]:
+    with Client(server.path, timeout_s=10) as client:
+        yield client
+
+
+def test_calls_with_structs_and_with_dicts(client: Client) -> None:
+    assert client.call(f"{NAME}.Echo", {"text": "a"}) == {"text": "a"}
+    assert client.call(f"{NAME}.Echo", Echo(text="b", some_number=2), reply=Text) == Text("b")
+    assert client.call(f"{NAME}.Either", reply=Number) == Number(1)
+    assert client.call(f"{NAME}.Fail", {"how": "not"}) == {}
+
+
+def test_error_replies(client: Client) -> None:
+    with pytest.raises(VarlinkError) as caught:
+        client.call(f"{NAME}.Fail", {"how": "wanted"})
+    assert (caught.value.name, caught.value.parameters) == (f"{NAME}.Wanted", {"why": "asked for"})
+    assert str(caught.value) == f"{NAME}.Wanted: why='asked for'"
+    with pytest.raises(VarlinkError) as caught:
+        client.call(f"{NAME}.Fail", {"how": "bare"})
+    assert str(caught.value) == f"{NAME}.Wanted"
+    assert client.call(f"{NAME}.Echo", {"text": "goes on"}) == {"text": "goes on"}
+
+
+def test_stream(client: Client) -> None:
+    numbers = client.stream(f"{NAME}.Count", Count(to=3), reply=Number)
+    assert list(numbers) == [Number(0), Number(1), Number(2)]
+    assert list(client.stream(f"{NAME}.Count", {"to": 0}, reply=Number)) == []
+    assert list(client.stream(f"{NAME}.Count", {"to": 2, "pause": 0.01})) == [{"number": 0}, {"number": 1}]
+
+
+def test_an_error_in_a_stream(client: Client) -> None:
+    items = client.stream(f"{NAME}.Count", {"to": 1, "fail": True}, reply=Number)
+    assert next(items) == Number(0)
+    with pytest.raises(VarlinkError, match="at the end"):
+        next(items)
+    assert client.call(f"{NAME}.Echo", {"text": "goes on"}) == {"text": "goes on"}
+
+
+def test_a_stream_left_early_does_not_answer_the_next_call(server: Running, client: Client) -> None:
+    items = client.stream(f"{NAME}.Count", {"to": 10**9})
+    assert [next(items), next(items)] == [{"number": 0}, {"number": 1}]
+    items.close()  # type: ignore[attr-defined]  # it is a generator
+    assert client.call(f"{NAME}.Echo", {"text": "fresh"}) == {"text": "fresh"}
+    assert wait_until(lambda: server.lab.closed_streams == 1)
+
+
+def test_a_stream_whose_connection_was_closed(client: Client) -> None:
+    items = client.stream(f"{NAME}.Count", {"to": 10**9})
+    next(items)
+    client.close()
+    with pytest.raises(ConnectionError, match="was closed"):
+        for _ in items:
+            pass
+
+
+def test_time_out_of_a_call(server: Running) -> None:
+    with Client(server.path, timeout_s=0.2) as client:
+        with pytest.raises(TimeoutError, match="did not answer in time") as caught:
+            client.call(f"{NAME}.Sleep", {"seconds": 0.6})
+        assert caught.value.filename == server.path
+        # The late reply is not taken for this one's.
+        assert client.call(f"{NAME}.Echo", {"text": "fresh"}) == {"text": "fresh"}
+
+
+def test_time_out_between_the_replies_of_a_stream(client: Client) -> None:
+    items = client.stream(f"{NAME}.Count", {"to": 2, "pause": 5.0}, timeout_s=0.1)
+    with pytest.raises(TimeoutError, match="did not answer in time"):
+        next(items)
+
+
+def test_not_running(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(NotRunning, match=r"does not run.*systemctl start resctrlmond\.socket") as caught:
+        Client(missing).call(f"{NAME}.Either")
+    assert (caught.value.path, caught.value.errno) == (missing, errno.ENOENT)
+    dead = str(tmp_path / "dead")
+    listen(dead).close()
+    with pytest.raises(NotRunning) as caught, Client(dead):
+        pass
+    assert caught.value.errno == errno.ECONNREFUSED
+    with pytest.raises(OSError, match="cannot connect: AF_UNIX path too long"):
+        Client(str(tmp_path / ("x" * 120))).call(f"{NAME}.Either")
+
+
+def test_the_server_may_come_back(server: Running) -> None:
+    client = Client(server.path, timeout_s=5)
+    assert client.call(f"{NAME}.Either") == {"number": 1}
+    server.close()
+    with pytest.raises(ConnectionError, match="closed the connection"):
+        client.call(f"{NAME}.Either")
+    with pytest.raises(NotRunning):
+        client.call(f"{NAME}.Either")
+    with running(server.path):
+        assert client.call(f"{NAME}.Either") == {"number": 1}
+        client.close()
+
+
+DENIED = """
+    import os, sys
+    from resctrlmond.api.client import Client
+
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setuid(12345)
+    try:
+        Client(sys.argv[1]).call("a.b")
+    except PermissionError as error:
+        print(error)
+"""
+
+
+def test_permission_denied_is_told() -> None:
+    with public_directory() as directory, listen(str(directory / "socket"), 0o000):
+        path = str(directory / "socket")
+        command = [sys.executable, "-c", textwrap.dedent(DENIED), path]
+        root = Path(__file__).parents[2]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=root).stdout
+    assert "access denied; root and the members of the group 'resctrlmon'" in told
+    assert path in told
+
+
+def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        filler = stack.enter_context(socket.socket(socket.AF_UNIX))
+        filler.connect(path)
+        before = time.monotonic()
+        with pytest.raises(TimeoutError, match="accepts no connections"):
+            Client(path, timeout_s=0.3).call("a.b")
+        assert time.monotonic() - before > 0.2
+        # With room made while it waits, it is served.
+        timer = threading.Timer(0.2, lambda: stack.enter_context(listener.accept()[0]))
+        timer.start()
+        with Client(path, timeout_s=5):
+            timer.join()
+
+
+@contextlib.contextmanager
+def answering(path: str, *pieces: bytes) -> Iterator[None]:
+    """A server that answers one connection's first bytes with ``pieces``, and then closes it."""
+    listener = listen(path)
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            for piece in pieces:
+                connection.sendall(piece)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(20)
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (b"[]\0", ProtocolError, "no varlink reply"),
+        (b"\xff\0", ProtocolError, "no varlink reply"),
+        (b'{"parameters":5}\0', ProtocolError, "no JSON object"),
+        (b'{"parameters":{"text":"\\ud800"}}\0', ProtocolError, "no varlink reply"),
+        (b'{"parameters":{"text":5}}\0', ProtocolError, "something else than was expected"),
+        (b'{"parameters":{}}\0', ProtocolError, "something else than was expected"),
+        (b'{"continues":true}\0', ProtocolError, "several replies"),
+        (b'{"parameters":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}\0", ProtocolError, "recursion"),
+        (b'{"parameters"', ConnectionError, "closed the connection"),
+        (b"", ConnectionError, "closed the connection"),
+    ],
+    ids=lambda value: repr(value[:30]) if isinstance(value, bytes) else None,
+)
+def test_a_reply_that_makes_no_sense(tmp_path: Path, answer: bytes, error: type[Exception], text: str) -> None:
+    path = str(tmp_path / "socket")
+    with answering(path, answer), Client(path, timeout_s=5) as client, pytest.raises(error, match=text):
+        client.call(f"{NAME}.Echo", {"text": "a"}, reply=Text)
+
+
+def test_an_endless_reply_is_cut(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    flood = [b"x" * 1024 * 1024] * 65
+    too_long = pytest.raises(ProtocolError, match="longer than 67108864 bytes")
+    with answering(path, *flood), Client(path, timeout_s=20) as client, too_long:
+        client.call("a.b")
+
+
+def test_a_dripping_reply_does_not_outlast_the_time_out(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    listener = listen(path)
+    stop = threading.Event()
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            while not stop.wait(0.05):
+                connection.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    before = time.monotonic()
+    with Client(path, timeout_s=0.4) as client, pytest.raises(TimeoutError):
+        client.call("a.b")
+    assert time.monotonic() - before < 3
+    stop.set()
+    thread.join()
+    listener.close()
+
+
+def test_what_json_cannot_carry_is_refused_before_anything_is_sent(client: Client) -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        client.call(f"{NAME}.Echo", {"text": "\udc80"})
+    assert client.call(f"{NAME}.Either") == {"number": 1}
+
+
+def test_reply_types_are_checked(client: Client) -> None:
+    class Strict(msgspec.Struct, forbid_unknown_fields=True):
+        pass
+
+    with pytest.raises(ProtocolError, match="unknown field `number`"):
+        client.call(f"{NAME}.Either", reply=Strict)

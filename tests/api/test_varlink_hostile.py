@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No client stops, starves or fills up the varlink server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resctrlmond.api.sockets import listen
+from resctrlmond.api.varlink import Limits
+from tests.api.varlink_lab import NAME, Running, Wire, running, wait_until, works
+
+ECHO = b'{"method":"org.example.Lab.Echo","parameters":%s}\0'
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(str(tmp_path_factory.mktemp("lab") / "socket")) as server:
+        yield server
+
+
+def cpu_of_thread(server: Running) -> float:
+    """Seconds of CPU that the server's thread has used."""
+    return time.clock_gettime(time.pthread_getcpuclockid(server.thread_id))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\0",
+        b" \0",
+        b"{\0",
+        b"[]\0",
+        b'"method"\0',
+        b"null\0",
+        b"{}\0",
+        b'{"method":5}\0',
+        b'{"method":null}\0',
+        b'{"method":"a.b"}x\0',
+        b'{"method":"a.b","more":1}\0',
+        b'{"method":"a.b","parameters":5}\0',
+        b'{"method":"a.b","parameters":[1]}\0',
+        b'{"method":"a.b","parameters":"{}"}\0',
+        b'{"method":"a.b","parameters":NaN}\0',
+        b'\xef\xbb\xbf{"method":"a.b"}\0',
+        b"GET / HTTP/1.1\r\n\r\n\0",
+        b'{"method":"a.\xff"}\0',
+        b'{"method":"a.b","parameters":{"unknown":"\xff"}}\0',
+        b'{"method":"a.\xed\xa0\x80"}\0',
+        b'{"method":"a.\\ud800"}\0',
+        ECHO % b'{"text":"\\ud800"}',
+        ECHO % b'{"text":"\\ud800\\u0041"}',
+        ECHO % b'{"text":"\xed\xa0\x80"}',
+        b"[" * 100_000 + b"]" * 100_000 + b"\0",
+        ECHO % (b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+        ECHO % (b'{"text":' + b"[" * 500_000),
+        b'{"x":' * 200_000 + b"1" + b"}" * 200_000 + b"\0",
+    ],
+    ids=lambda message: repr(message[:36]),
+)
+def test_what_is_no_call_closes_the_connection(server: Running, message: bytes) -> None:
+    with Wire(server.path) as wire, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        wire.send(message)
+        assert wire.is_cut()
+    assert works(server.path)
+
+
+def test_a_message_over_the_cap_is_cut_though_it_is_complete(server: Running) -> None:
+    with Wire(server.path) as wire:
+        wire.call(f"{NAME}.Echo", {"text": "x" * (MIB * 2 - 100)})
+        assert len(wire.reply()["parameters"]["text"]) == MIB * 2 - 100
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.call(f"{NAME}.Echo", {"text": "x" * MIB * 2})
+            assert wire.is_cut()
+    assert works(server.path)
+
+
+def test_four_mib_without_an_end_are_cut(server: Running) -> None:
+    before = cpu_of_thread(server)
+    with Wire(server.path) as wire:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.send(b'{"method":"' + b"x" * 4 * MIB)
+        assert wire.is_cut()
+    assert works(server.path)
+    # Searching all anew with each read took 0.18 s for 2 MiB, and four times that for twice as much.
+    assert cpu_of_thread(server) - before < 0.1
+
+
+def test_a_message_in_many_pieces_costs_linear_time(server: Running) -> None:
+    before = cpu_of_thread(server)
+    with Wire(server.path) as wire:
+        for _ in range(2000):
+            wire.send(b" " * 1000)
+        wire.send(b'{"method":"org.example.Lab.Either"}\0')
+        assert wire.reply() == {"parameters": {"number": 1}}
+    assert cpu_of_thread(server) - before < 1.0
+
+
+def test_slow_loris_is_cut_and_the_idle_are_not(tmp_path: Path) -> None:
+    limits = Limits(receive_timeout_s=0.3)
+    with running(str(tmp_path / "socket"), limits) as server, Wire(server.path) as idle:
+        with Wire(server.path) as loris:
+            begun = time.monotonic()
+            with pytest.raises((BrokenPipeError, ConnectionResetError)):
+                while time.monotonic() - begun < 5:
+                    loris.send(b" ")
+                    time.sleep(0.02)
+            assert 0.2 < time.monotonic() - begun < 3
+        # Half a message behind a complete one.
+        with Wire(server.path) as loris:
+            loris.send(ECHO % b'{"text":"a"}' + b"{")
+            loris.reply()
+            assert loris.is_cut()
+        time.sleep(0.2)
+        idle.call(f"{NAME}.Either")
+        assert idle.reply() == {"parameters": {"number": 1}}
+
+
+def test_a_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
+    limits = Limits(send_timeout_s=0.3)
+    with running(str(tmp_path / "socket"), limits) as server:
+        with Wire(server.path) as deaf:
+            deaf.call(f"{NAME}.Echo", {"text": "x" * MIB})
+            deaf.call(f"{NAME}.Echo", {"text": "never begun"})
+            assert works(server.path)
+            time.sleep(0.6)
+            with pytest.raises((EOFError, ConnectionResetError)):
+                deaf.reply()
+        with Wire(server.path) as deaf:
+            deaf.call(f"{NAME}.Count", {"to": 10**9}, more=True)
+            assert works(server.path)
+            assert wait_until(lambda: server.lab.closed_streams == 1)
+        assert "never begun" not in server.lab.echoed
+
+
+FLOOD = """
+    import socket, sys, time
+
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(sys.argv[1])
+    call = b'{"method":"org.example.Lab.Echo","parameters":{"text":"f"},"oneway":true}' + bytes(1)
+    stop = time.monotonic() + 1.0
+    print("begun", flush=True)
+    while time.monotonic() < stop:
+        client.sendall(call * 1000)
+"""
+
+
+def test_a_flood_of_calls_does_not_starve_the_others(server: Running) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(FLOOD), server.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
+        assert flood.stdout is not None
+        assert flood.stdout.readline() == b"begun\n"
+        served = 0
+        while flood.poll() is None:
+            assert works(server.path)
+            served += 1
+    assert flood.returncode == 0
+    assert len(server.lab.echoed) - served > 1000
+    assert served > 20
+
+
+def test_too_many_connections_of_one_uid_are_refused(tmp_path: Path) -> None:
+    limits = Limits(connections=6, connections_per_uid=3, reserved_for_root=1)
+    mine = 6 if os.getuid() == 0 else 3
+    with running(str(tmp_path / "socket"), limits) as server, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(Wire(server.path)) for _ in range(mine)]
+        for wire in held:
+            wire.call(f"{NAME}.Either")
+            assert wire.reply() == {"parameters": {"number": 1}}
+        with Wire(server.path) as refused:
+            assert refused.is_cut()
+        held[0].socket.close()
+        assert wait_until(lambda: _works_now(server.path))
+
+
+def _works_now(path: str) -> bool:
+    try:
+        return works(path)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return False
+
+
+def test_a_flood_of_connections_waits_in_the_backlog(tmp_path: Path) -> None:
+    """The listen(1) of asyncio's servers let 2 of 20 through while the server was busy."""
+    limits = Limits(connections=250, connections_per_uid=200)
+    with running(str(tmp_path / "socket"), limits) as server, contextlib.ExitStack() as stack:
+        server.loop.call_soon_threadsafe(time.sleep, 0.5)
+        time.sleep(0.1)
+        wires = [stack.enter_context(Wire(server.path)) for _ in range(200)]
+        for wire in wires:
+            wire.call(f"{NAME}.Either")
+        assert all(wire.reply() == {"parameters": {"number": 1}} for wire in wires)
+
+
+def test_the_backlog_of_a_passed_socket_is_not_changed(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    passed = socket.socket(socket.AF_UNIX)
+    passed.bind(path)
+    passed.listen(7)
+    with running(path, listener=passed), contextlib.closing(listen(str(tmp_path / "own"))) as own:
+        assert _backlog(path) == 7
+        assert _backlog(str(tmp_path / "own")) == min(4096, _somaxconn())
+        assert own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _backlog(path: str) -> int:
+    # ss shows a listening socket's backlog as Send-Q.
+    table = subprocess.run(["ss", "-xlH", "src", path], capture_output=True, text=True, check=True).stdout
+    found = re.search(rf"LISTEN +\d+ +(\d+) +{re.escape(path)} ", table)
+    assert found is not None, table
+    return int(found[1])
+
+
+def _somaxconn() -> int:
+    return int(Path("/proc/sys/net/core/somaxconn").read_text())
+
+
+STARVED = """
+    import asyncio, logging, os, resource, socket, sys, time
+    from tests.api.varlink_lab import Running, Wire, wait_until, works
+
+    logging.basicConfig(format="%(message)s")
+    server = Running(sys.argv[1])
+    assert works(server.path)
+    client = socket.socket(socket.AF_UNIX)
+    used = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    client.connect(server.path)
+    before = time.process_time()
+    time.sleep(1.3)
+    spent = time.process_time() - before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    client.settimeout(10)
+    client.sendall(b'{"method":"org.example.Lab.Either"}' + bytes(1))
+    print(client.recv(100).decode().strip(chr(0)))
+    assert works(server.path)
+    client.close()
+    server.close()
+    assert spent < 0.3, spent
+"""
+
+
+def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
+    """The listener stays, tries again, and says so once."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(STARVED), str(tmp_path / "socket")]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == '{"parameters":{"number":1}}\n'
+    assert done.stderr.count("cannot accept connections, will try again") == 1, done.stderr
+    assert "Too many open files" in done.stderr
+
+
+def test_no_descriptor_is_left_over(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with running(str(tmp_path / "socket")) as server:
+        assert works(server.path)
+        served = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            assert works(server.path)
+            with Wire(server.path) as wire:
+                wire.call(f"{NAME}.Count", {"to": 5, "pause": 0.001}, more=True)
+                wire.reply()
+            with Wire(server.path) as wire:
+                wire.send(b"no varlink\0")
+                assert wire.is_cut()
+        assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= served)
+        with Wire(server.path) as wire:
+            # Descriptors sent along are not taken.
+            socket.send_fds(wire.socket, [ECHO % b'{"text":"a"}'], [0, 1, 2])
+            wire.reply()
+            assert len(os.listdir("/proc/self/fd")) <= served + 3
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@given(
+    pieces=st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.sampled_from(
+                [
+                    b"\0",
+                    b'{"method":"org.example.Lab.Either"}\0',
+                    b'{"method":"org.example.Lab.Count","more":true,"parameters":{"to":2}}\0',
+                    b'{"method":"org.varlink.service.GetInfo","oneway":true}\0',
+                    b'{"method":',
+                    b'"parameters":{',
+                    b"}",
+                ]
+            ),
+        ),
+        max_size=8,
+    ),
+    cut=st.integers(1, 60),
+)
+@settings(max_examples=150, deadline=None)
+def test_arbitrary_bytes_in_arbitrary_pieces(server: Running, pieces: list[bytes], cut: int) -> None:
+    data = b"".join(pieces)
+    with Wire(server.path) as wire, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for start in range(0, len(data), cut):
+            wire.send(data[start : start + cut])
+        wire.socket.shutdown(socket.SHUT_WR)
+        # Whatever it was: the server comes to an end with it.
+        while wire.socket.recv(65536):
+            pass
+    assert works(server.path)

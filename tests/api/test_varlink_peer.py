@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server knows its peers by the connection, never by what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond.api.peer import Peer
+from resctrlmond.api.varlink import Limits
+from tests.api.varlink_lab import NAME, Running, Wire, public_directory, running
+
+# Calls WhoAmI as the uid, gid and groups of its arguments.
+CALLER = """
+    import os, socket, sys
+
+    path, uid, gid, *groups = sys.argv[1:]
+    if os.getuid() == 0:
+        os.setgroups([int(group) for group in groups])
+        os.setgid(int(gid))
+        os.setuid(int(uid))
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(path)
+    client.sendall(b'{"method":"org.example.Lab.WhoAmI"}' + bytes(1))
+    reply = client.recv(65536)
+    assert reply
+    print(os.getpid(), reply.decode().strip(chr(0)))
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Running]:
+    with public_directory() as directory, running(str(directory / "socket")) as server:
+        os.chmod(server.path, 0o666)
+        yield server
+
+
+def who_is(server: Running, uid: int, gid: int, groups: list[int]) -> tuple[int, dict[str, Any]]:
+    arguments = [server.path, *map(str, (uid, gid, *groups))]
+    command = [sys.executable, "-c", textwrap.dedent(CALLER), *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    pid, _, reply = answer.partition(" ")
+    return int(pid), json.loads(reply)["parameters"]
+
+
+def test_credentials_are_those_of_the_connection(server: Running) -> None:
+    as_root = os.getuid() == 0
+    uid, gid = (12345, 23456) if as_root else (os.getuid(), os.getgid())
+    groups = [3, 70000] if as_root else sorted(os.getgroups())
+    pid, who = who_is(server, uid, gid, groups)
+    assert (who["pid"], who["uid"], who["gid"], who["groups"]) == (pid, uid, gid, groups)
+
+
+def test_too_many_groups_count_as_none(server: Running) -> None:
+    if os.getuid() == 0:
+        assert who_is(server, 12345, 1, list(range(256)))[1]["groups"] == list(range(256))
+        assert who_is(server, 12345, 1, list(range(257)))[1]["groups"] == []
+    else:
+        assert who_is(server, os.getuid(), 1, [])[1]["groups"] == sorted(os.getgroups())
+
+
+def test_pidfd_is_the_peers_and_closed_with_the_connection(server: Running) -> None:
+    with Wire(server.path) as wire:
+        wire.call(f"{NAME}.WhoAmI")
+        pidfd = wire.reply()["parameters"]["pidfd"]
+        if pidfd >= 0:
+            assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+            assert not os.get_inheritable(pidfd)
+    server.close()
+    if pidfd >= 0:
+        with pytest.raises(OSError):
+            os.fstat(pidfd)
+
+
+def test_peer_is_a_value() -> None:
+    peer = Peer(1, 2, 3, frozenset({4}))
+    assert peer == Peer(1, 2, 3, frozenset({4}), pidfd=-1)
+    peer.close()
+
+
+def test_root_has_connections_that_others_cannot_take() -> None:
+    limits = Limits(connections=2, connections_per_uid=1, reserved_for_root=1)
+    as_root = os.getuid() == 0
+    uid, gid = (12345, 12345) if as_root else (os.getuid(), os.getgid())
+    with public_directory() as directory, running(str(directory / "socket"), limits) as server:
+        os.chmod(server.path, 0o666)
+        with Wire(server.path) as held:
+            held.call(f"{NAME}.WhoAmI")
+            held.reply()
+            with pytest.raises(subprocess.CalledProcessError):
+                who_is(server, uid, gid, [])
+            with Wire(server.path) as second:
+                if as_root:
+                    second.call(f"{NAME}.WhoAmI")
+                    assert second.reply()["parameters"]["uid"] == 0
+                else:
+                    assert second.is_cut()

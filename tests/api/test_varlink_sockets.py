@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets are made safely, and taken over from systemd."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api.sockets import AddressInUse, listen, passed_sockets
+
+
+def test_mode_group_and_type(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    gid = 12345 if os.getuid() == 0 else os.getgid()
+    with listen(str(path), 0o660, gid) as listener:
+        status = path.lstat()
+        assert stat.S_ISSOCK(status.st_mode)
+        assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o660, gid)
+        assert not listener.get_inheritable()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_never_more_open_than_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    chown = os.chown
+
+    def looking_chown(path: str, *arguments: int, **options: bool) -> None:
+        seen.append(stat.S_IMODE(os.lstat(path).st_mode))
+        chown(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "chown", looking_chown)
+    before = os.umask(0)
+    try:
+        listen(str(tmp_path / "socket"), 0o640).close()
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
+    assert stat.S_IMODE((tmp_path / "socket").lstat().st_mode) == 0o640
+
+
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    listen(path).close()
+    stale = os.lstat(path)
+    with listen(path) as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        listener.accept()[0].close()
+    assert os.lstat(path).st_ctime_ns > stale.st_ctime_ns
+
+
+def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as first:
+        first.bind(path)
+        first.listen(0)
+        with socket.socket(socket.AF_UNIX) as client:
+            with pytest.raises(AddressInUse, match="in use; stop the server"):
+                listen(path)
+            # The look has taken the only place in the backlog.
+            client.setblocking(False)
+            assert client.connect_ex(path) == errno.EAGAIN
+            with pytest.raises(AddressInUse):
+                listen(path)
+            first.accept()[0].close()
+    datagrams = str(tmp_path / "datagrams")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(datagrams)
+        with pytest.raises(AddressInUse):
+            listen(datagrams)
+
+
+def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with pytest.raises(AddressInUse, match="not a socket"):
+        listen(str(path))
+    assert path.read_text() == "precious"
+    listen(str(tmp_path / "target")).close()
+    (tmp_path / "link").symlink_to("target")
+    with pytest.raises(AddressInUse, match="not a socket"):
+        listen(str(tmp_path / "link"))
+
+
+def test_failures_name_the_path(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        listen(str(tmp_path / "missing" / "socket"))
+    with pytest.raises(OSError, match="cannot listen: AF_UNIX path too long") as caught:
+        listen(str(tmp_path / ("x" * 120)))
+    assert caught.value.filename == str(tmp_path / ("x" * 120))
+
+
+def test_of_two_that_start_at_once_one_wins(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    listen(path).close()
+    won: list[socket.socket] = []
+    refused: list[AddressInUse] = []
+    gate = threading.Barrier(8)
+
+    def start() -> None:
+        gate.wait()
+        try:
+            won.append(listen(path))
+        except AddressInUse as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(refused)) == (1, 7)
+    won[0].close()
+
+
+PASSED = """
+    import json, os, sys
+
+    # By way of high numbers, since one of the two may be where the other is to go.
+    for target, source in enumerate([os.dup2(int(fd), 50 + int(fd)) for fd in sys.argv[2:]], start=3):
+        os.dup2(source, target)
+
+    from resctrlmond.api.sockets import passed_sockets
+
+    os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[1]))
+    try:
+        sockets = passed_sockets()
+        told = {name: [sock.fileno(), sock.getsockname(), sock.get_inheritable()] for name, sock in sockets.items()}
+    except (ValueError, OSError) as error:
+        sockets, told = {}, str(error)
+    print(json.dumps([told, [name for name in os.environ if name.startswith("LISTEN_")]]))
+    for sock in sockets.values():
+        sock.close()
+"""
+
+
+def passed(path: Path, environment: dict[str, str], *, other_pid: bool = False) -> tuple[object, list[str]]:
+    """What a process reads that has two listening sockets, ``a`` and ``b``, as descriptors 3 and 4."""
+    with listen(str(path / "a")) as a, listen(str(path / "b")) as b:
+        descriptors = [sock.fileno() for sock in (a, b)]
+        arguments = [str(int(other_pid)), *map(str, descriptors)]
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(PASSED), *arguments],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
+            pass_fds=descriptors,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    told, left = json.loads(done.stdout)
+    assert left == []
+    return told, left
+
+
+def test_passed_sockets_by_name(tmp_path: Path) -> None:
+    told, _ = passed(tmp_path, {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "varlink:other", "LISTEN_PIDFDID": "7"})
+    assert told == {
+        "varlink": [3, str(tmp_path / "a"), False],
+        "other": [4, str(tmp_path / "b"), False],
+    }
+
+
+def test_a_passed_socket_without_a_name(tmp_path: Path) -> None:
+    assert passed(tmp_path, {"LISTEN_FDS": "1"})[0] == {"unknown": [3, str(tmp_path / "a"), False]}
+
+
+def test_sockets_passed_to_somebody_else(tmp_path: Path) -> None:
+    assert passed(tmp_path, {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}, other_pid=True)[0] == {}
+    assert passed(tmp_path, {})[0] == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"LISTEN_FDS": "two"}, "no number of descriptors"),
+        ({"LISTEN_FDS": "-1"}, "no number of descriptors"),
+        ({"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a"}, "does not name"),
+        ({"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:a"}, "two sockets of one name"),
+        ({"LISTEN_FDS": "2"}, "two sockets of one name"),
+    ],
+)
+def test_senseless_variables_are_refused(tmp_path: Path, environment: dict[str, str], text: str) -> None:
+    told, _ = passed(tmp_path, environment)
+    assert isinstance(told, str)
+    assert text in told
+
+
+def test_nothing_passed() -> None:
+    assert passed_sockets() == {}

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration file: what is accepted, what is refused and at which line, and that all its texts agree."""
+
+from __future__ import annotations
+
+import grp
+import os
+import re
+import string
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond import config
+from resctrlmond.config import Config, ConfigError, load, parse, time_span
+
+ROOT = Path(__file__).parents[2]
+FILE = "/etc/test.yaml"
+
+
+def parsed(text: str) -> Config:
+    return parse(text.encode(), FILE)
+
+
+def refused(text: str | bytes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"), FILE)
+    assert caught.value.path == FILE
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    assert msgspec.structs.asdict(parsed("")) == {
+        "resctrl": "/sys/fs/resctrl",
+        "runtime_dir": "/run/resctrlmond",
+        "groups_dir": "/run/resctrlmond/groups",
+        "varlink_socket": "/run/resctrlmond/org.resctrlmon.Manager",
+        "group": "resctrlmon",
+        "group_prefix": "",
+        "snapshot_ttl": 300.0,
+        "linger": 0.0,
+        "pod_linger": 300.0,
+        "log_level": "info",
+        "dbus": True,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "\ufeff# with a byte order mark\n", "{}"])
+def test_a_file_that_sets_nothing_is_the_defaults(text: str) -> None:
+    assert parsed(text) == Config()
+
+
+def test_paths_follow_the_runtime_directory_unless_set() -> None:
+    assert parsed("runtime_dir: /run/x").groups_dir == "/run/x/groups"
+    assert parsed("runtime_dir: /run/x").varlink_socket == "/run/x/org.resctrlmon.Manager"
+    assert parsed("runtime_dir: /run/x\ngroups_dir: /run/nri-resctrl-mon").groups_dir == "/run/nri-resctrl-mon"
+
+
+def test_load_a_named_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("linger: 1h 30min\ndbus: no\ngroup: 1000\n")
+    assert load(str(file)) == Config(linger=5400.0, dbus=False, group=1000)
+
+
+def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml: cannot read the configuration: .*ENOENT.*--config"):
+        load(str(tmp_path / "x.yaml"))
+    with pytest.raises(ConfigError, match="EISDIR"):
+        load(str(tmp_path))
+
+
+def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "resctrlmond.yaml"
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(file))
+    assert load() == Config()
+    file.write_text("log_level: debug")
+    assert load().log_level == "debug"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigError, match="EISDIR"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("\n# c\nlingr: 5s\n", r"^/etc/test.yaml:3: unknown key 'lingr'. Did you mean linger\?$"),
+        ("xyzzy: 1", "1: unknown key 'xyzzy'. Known keys are dbus, group, group_prefix, groups_dir"),
+        ("Linger: 1", r"unknown key 'Linger'. Did you mean linger\?"),
+        ("1: 2", "unknown key '1'"),
+        ("k" * 500 + ": 2", r"unknown key 'k{61}\.\.\.'\. Known"),
+        ("k" * 5000 + ": 2", "mapping values are not allowed here"),
+        ("linger: 1s\ndbus: true\nlinger: 2s", "3: linger is set a second time. Line 1 sets it already"),
+        ('linger: 1s\n"linger": 1s', "2: linger is set a second time"),
+        ("dbus: maybe", "1: dbus cannot be 'maybe'. Expected true or false"),
+        ("dbus: 1", "dbus cannot be '1'"),
+        ("dbus:", "1: dbus has no value. Expected true or false"),
+        ("dbus: null", "dbus cannot be 'null'"),
+        ("log_level: trace", "log_level cannot be 'trace'. Expected one of debug, info, notice, warning, error"),
+        ("log_level: 7", "log_level cannot be '7'"),
+        ("runtime_dir: run/x", "runtime_dir cannot be 'run/x'. Expected an absolute path"),
+        ("runtime_dir: /run/../x", "absolute path"),
+        ("runtime_dir: /run/./x", "absolute path"),
+        ("runtime_dir: /run/..", "absolute path"),
+        ("runtime_dir: /run//x", "absolute path"),
+        ("runtime_dir: /run/x/", "without a slash at its end"),
+        ("runtime_dir: /", "absolute path"),
+        ('runtime_dir: ""', "runtime_dir cannot be ''"),
+        ('runtime_dir: "/run/x\\n"', "absolute path"),
+        ('runtime_dir: "/run/\\0"', "absolute path"),
+        ("runtime_dir: /" + "x" * 1024, "absolute path"),
+        ("linger: 1s\nruntime_dir: /sys/fs/resctrl/x", "2: runtime_dir lies in resctrl"),
+        ("dbus: true\nresctrl: /run", "2: runtime_dir lies in resctrl"),
+        ("groups_dir: /sys/fs/resctrl", "groups_dir lies in resctrl"),
+        ("groups_dir: /run/resctrlmond", "groups_dir is where other files of the daemon are"),
+        ("groups_dir: /run/resctrlmond/records", "groups_dir is where other files of the daemon are"),
+        ("groups_dir: /run/resctrlmond/completed/x", "groups_dir is where other files of the daemon are"),
+        ("varlink_socket: /run/" + "x" * 103, "varlink_socket has more than 107 bytes"),
+        ("varlink_socket: /run/" + "ü" * 52, "varlink_socket has more than 107 bytes"),
+        ("dbus: true\nruntime_dir: /run/" + "x" * 90, "2: varlink_socket has more than 107 bytes"),
+        ("group: 0", "group cannot be '0'. Expected the name or the number of a Unix group other than 0"),
+        ("group: -1", "group cannot be"),
+        ("group: 4294967295", "group cannot be"),
+        ("group: no", "group cannot be 'no'"),
+        ('group: "a b"', "group cannot be"),
+        ("group_prefix: .x", "group_prefix cannot be '.x'. Expected at most 32 letters"),
+        ("group_prefix: -x", "group_prefix cannot be"),
+        ("group_prefix: a/b", "group_prefix cannot be"),
+        ("group_prefix: " + "x" * 33, "group_prefix cannot be"),
+        ("group_prefix: 12", "group_prefix cannot be '12'"),
+        ("linger: [1, 2]", "1: a list or a mapping where one plain value belongs"),
+        ("linger:\n  x: 1", "2: a list or a mapping"),
+        ("- linger", "1: no key and value"),
+        ("linger", "1: no key and value"),
+        ("null", "1: no key and value"),
+        ("? [a]\n: 1", "a list or a mapping"),
+        ("<<: {linger: 1}", "a list or a mapping"),
+        ("linger: &a 1s", "an anchor or alias"),
+        ("&a linger: 1s", "an anchor or alias"),
+        ("&a {linger: 1s}", "an anchor or alias"),
+        ("linger: &a 1s\npod_linger: *a", "1: an anchor or alias"),
+        ("linger: *a", "an anchor or alias"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]", "an anchor or alias"),
+        ("linger: !!int ''", "a tag where one plain value belongs"),
+        ("linger: !!python/object/apply:os.system [id]", "a tag"),
+        ("linger: 1s\n---\nlinger: 2s\n", "2: expected a single document in the stream"),
+        ("linger: 'x", "found unexpected end of stream"),
+        ("linger: 1s\n\tdbus: true", "2: "),
+        ("linger: 1s\nx\x01: 2", r"2: the character '\\x01' is not allowed in YAML"),
+        ("[" * 60000, "a list or a mapping|no key and value"),
+        ("{a: " * 15000, "a list or a mapping"),
+        ("linger: 2026-99-99", "linger cannot be '2026-99-99'"),
+        ("linger: 1:" + ":".join(["59"] * 400) + ".5", "linger cannot be '1:59"),
+        ("linger: " + "9" * 5000, "linger cannot be '999"),
+        ("linger: =", "linger cannot be '='"),
+        ("linger: <<", "linger cannot be '<<'"),
+        ("#" * 65537, "larger than 65536 bytes"),
+        (b"linger: 1s\n# \xff\n", "2: not UTF-8"),
+        ("linger: 1s".encode("utf-16"), "1: not UTF-8"),
+        ("# \ud800", "not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_file_line_and_remedy(text: str | bytes, says: str) -> None:
+    assert re.search(says, refused(text)), refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5min", 300.0),
+        ("1h 30min", 5400.0),
+        ("1h30m", 5400.0),
+        ("250ms", 0.25),
+        ("90", 90.0),
+        (" 90 ", 90.0),
+        ("1.5 h", 5400.0),
+        ("0.1s", 0.1),
+        ("300ms20s 5day", 432020.3),
+        ("2 hours", 7200.0),
+        ("1us", 1e-6),
+        ("1w", 604800.0),
+        ("0", 0.0),
+    ],
+)
+def test_time_spans_of_systemd(text: str, seconds: float) -> None:
+    assert time_span(text) == seconds
+    assert parsed(f'linger: "{text}"').linger == seconds
+    assert parsed(f"linger: {text}").linger == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "-1s",
+        "5 foo",
+        "s",
+        "1h 30",
+        "30 1h",
+        "nan",
+        "inf",
+        "infinity",
+        "1e3",
+        "1.s",
+        ".5s",
+        "1S",
+        "1s,",
+        "٣s",
+    ],
+)
+def test_what_is_no_time_span_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        time_span(text)
+    assert "linger" in refused(f'linger: "{text}"')
+
+
+@pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "-1", "-0.5", "true", "null", "1e400", "367d", "31622401"])
+def test_a_time_is_a_finite_number_of_at_most_a_year(text: str) -> None:
+    assert "Expected a time span" in refused(f"pod_linger: {text}")
+
+
+def test_the_group_by_number_and_by_name() -> None:
+    assert parsed("group: 4242").group_id() == 4242
+    known = next(entry for entry in grp.getgrall() if entry.gr_gid != 0)
+    assert parsed(f"group: {known.gr_name}").group_id() == known.gr_gid
+    with pytest.raises(ConfigError, match=r"no Unix group 'no-such-group'.*systemd-sysusers"):
+        Config(group="no-such-group").group_id()
+
+
+def test_root_s_group_marks_nothing() -> None:
+    with pytest.raises(ConfigError, match="number 0"):
+        Config(group=grp.getgrgid(0).gr_name).group_id()
+
+
+def test_an_empty_key_and_a_key_in_a_flow_mapping() -> None:
+    assert parsed("{linger: 2s, dbus: off}") == Config(linger=2.0, dbus=False)
+    assert "unknown key ''" in refused("? \n: 1")
+
+
+@given(st.text(max_size=200) | st.binary(max_size=200))
+def test_arbitrary_text_never_raises_anything_else(text: str | bytes) -> None:
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    try:
+        assert isinstance(parse(data, FILE), Config)
+    except ConfigError as error:
+        assert str(error).startswith(FILE)
+
+
+# What YAML gives a meaning to, so that hostile text gets past the first character.
+_FRAGMENTS = st.sampled_from(
+    [
+        *Config.__struct_fields__,
+        ": ",
+        "\n",
+        "\t",
+        "  ",
+        ":",
+        "-",
+        "?",
+        "[",
+        "]",
+        "{",
+        "}",
+        "&a",
+        "*a",
+        "!!int",
+        "'",
+        '"',
+        "|",
+        ">",
+        "---",
+        "...",
+        "%YAML",
+        "#",
+        "0x_",
+        "0b",
+        "1_",
+        "1:2",
+        "2001-1-1",
+        ".inf",
+        "~",
+        "<<",
+        "=",
+        "\\",
+    ]
+)
+
+
+@given(st.lists(_FRAGMENTS | st.text(max_size=3), max_size=30))
+def test_yaml_like_text_never_raises_anything_else(parts: list[str]) -> None:
+    try:
+        parse("".join(parts).encode("utf-8", "surrogatepass"), FILE)
+    except ConfigError as error:
+        assert str(error).startswith(FILE)
+
+
+@given(st.sampled_from(sorted(Config.__struct_fields__)), _FRAGMENTS | st.text(max_size=40))
+def test_any_value_of_any_key_never_raises_anything_else(key: str, value: str) -> None:
+    try:
+        parse(f"{key}: {value}\n".encode("utf-8", "surrogatepass"), FILE)
+    except ConfigError as error:
+        assert str(error).startswith(FILE)
+
+
+_SPANS = st.integers(0, 366 * 86400 * 10**6).map(lambda number: (f"{number}us", number / 10**6))
+_NAMES = st.text("abcxyz09ü_.-", min_size=3, max_size=10)
+_PATHS = st.lists(_NAMES.filter(lambda name: name not in (".", "..")), min_size=1, max_size=4).map(
+    lambda names: "/run/" + "/".join(names)
+)
+_PREFIXES = st.text(string.ascii_letters + string.digits + "@:_\\+,=~", max_size=32)
+_VALUES = {
+    "resctrl": _PATHS.map(lambda path: "/sys" + path),
+    "runtime_dir": _PATHS,
+    "groups_dir": _PATHS.map(lambda path: "/srv" + path),
+    "varlink_socket": _PATHS,
+    "group": st.integers(1, 2**32 - 2) | st.text(string.ascii_letters + "_", min_size=1, max_size=31),
+    "group_prefix": _PREFIXES,
+    "snapshot_ttl": _SPANS,
+    "linger": _SPANS,
+    "pod_linger": st.floats(0, 366 * 86400),
+    "log_level": st.sampled_from(["debug", "info", "notice", "warning", "error"]),
+    "dbus": st.booleans(),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=_VALUES))
+def test_each_valid_value_round_trips(values: dict[str, object]) -> None:
+    written = {key: value[0] if isinstance(value, tuple) else value for key, value in values.items()}
+    meant = {key: value[1] if isinstance(value, tuple) else value for key, value in values.items()}
+    assert parsed(yaml.safe_dump(written, allow_unicode=True)) == msgspec.convert(meant, Config)
+
+
+def test_every_key_is_explained_in_docstring_man_page_and_sample() -> None:
+    keys = set(Config.__struct_fields__)
+    assert set(_VALUES) == keys
+    assert set(re.findall(r"^ *``(\w+)``:", Config.__doc__ or "", re.M)) == keys
+    page = (ROOT / "man/resctrlmond.yaml.5.scd").read_text()
+    assert set(re.findall(r"^\*(\w+)\*: _", page, re.M)) == keys
+    sample = (ROOT / "systemd/resctrlmond.yaml").read_text()
+    assert set(re.findall(r"^#(\w+): ", sample, re.M)) == keys
+
+
+def test_the_defaults_in_man_page_and_sample_are_the_defaults() -> None:
+    sample = (ROOT / "systemd/resctrlmond.yaml").read_text()
+    assert parsed(sample) == Config()
+    assert parsed(re.sub(r"^#(\w+: )", r"\1", sample, flags=re.M)) == Config()
+    page = (ROOT / "man/resctrlmond.yaml.5.scd").read_text()
+    told = "\n".join(f"{key}: {value}" for key, value in re.findall(r"^\*(\w+)\*: _(.*)_$", page, re.M))
+    assert parsed(told) == Config()
+
+
+def test_the_units_and_the_bus_policy_have_the_same_defaults() -> None:
+    texts = {file.name: file.read_text() for file in (ROOT / "systemd").iterdir()}
+    defaults = Config()
+    service = texts["resctrlmond.service"]
+    assert f"/run/{re.findall(r'^RuntimeDirectory=(.*)$', service, re.M)[0]}" == defaults.runtime_dir
+    assert re.findall(r"^Group=(.*)$", service, re.M) == [defaults.group]
+    socket = texts["resctrlmond.socket"]
+    assert re.findall(r"^ListenStream=(.*)$", socket, re.M) == [defaults.varlink_socket]
+    assert re.findall(r"^SocketGroup=(.*)$", socket, re.M) == [defaults.group]
+    assert re.findall(r"^Where=(.*)$", texts["sys-fs-resctrl.mount"], re.M) == [defaults.resctrl]
+    assert re.findall(r"^g (\w+) ", texts["resctrlmond.sysusers.conf"], re.M) == [defaults.group]
+    policy = ElementTree.fromstring(texts["org.resctrlmon1.dbus.conf"])
+    assert [one.get("group") for one in policy.iter("policy") if one.get("group")] == [defaults.group]
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("lingr: 1")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError):
+        load(str(file))
+    assert os.listdir("/proc/self/fd") == before

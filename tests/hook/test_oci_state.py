@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OCI state is read strictly, and the workload that it names is the pod or else the container."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.api import oci
+from resctrlmond.groups.keys import canonical_key, check_attributes, check_member_id
+
+ID = "4d" * 32
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+def state(**fields: Any) -> str:
+    return json.dumps({"ociVersion": "1.0.2", "id": ID, "status": "creating", "pid": 4711, **fields})
+
+
+def workload(**annotations: str) -> oci.Workload:
+    return oci.workload_of(oci.parse_state(state(annotations=annotations)))
+
+
+CRIO = {
+    "io.kubernetes.pod.uid": UID,
+    "io.kubernetes.pod.name": "web-0",
+    "io.kubernetes.pod.namespace": "shop",
+    "io.kubernetes.container.name": "nginx",
+    "io.kubernetes.cri-o.ContainerName": f"k8s_nginx_web-0_shop_{UID}_0",
+    "io.kubernetes.cri-o.ContainerType": "container",
+}
+CONTAINERD = {
+    "io.kubernetes.cri.sandbox-uid": UID,
+    "io.kubernetes.cri.sandbox-name": "web-0",
+    "io.kubernetes.cri.sandbox-namespace": "shop",
+    "io.kubernetes.cri.container-name": "nginx",
+    "io.kubernetes.cri.container-type": "container",
+}
+
+
+def test_a_state_is_read_with_all_its_fields() -> None:
+    read = oci.parse_state(state(bundle="/run/b", annotations={"a": "b"}, root="/", owner={"x": [1]}))
+    assert (read.oci_version, read.id, read.status, read.pid) == ("1.0.2", ID, "creating", 4711)
+    assert (read.bundle, read.annotations) == ("/run/b", {"a": "b"})
+
+
+def test_a_stopped_container_has_no_pid() -> None:
+    read = oci.parse_state(f'{{"ociVersion":"1.0.2","id":"{ID}","status":"stopped"}}')
+    assert (read.pid, read.bundle, read.annotations) == (0, "", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        "{",
+        state() + "x",
+        state(id=7),
+        state(id=""),
+        state(id=".."),
+        state(id="../../etc/passwd"),
+        state(id="a\n"),
+        state(id="x" * 256),
+        state(pid=-1),
+        state(pid="4711"),
+        state(pid=4711.5),
+        state(pid=True),
+        state(pid=2**31),
+        state(pid=10**400),
+        state(status=None),
+        state(ociVersion=1),
+        state(bundle=3),
+        state(annotations=[]),
+        state(annotations={"a": 1}),
+        state()[:-1] + ',"x":' + "[" * 100_000,
+        state(bundle="x" * (1 << 20)),
+        state()[:-1] + ',"bundle":"\ud800"}',
+    ],
+    ids=lambda text: ascii(text)[-40:],
+)
+def test_what_is_no_state_is_refused(text: str) -> None:
+    with pytest.raises(oci.InvalidState, match="OCI state"):
+        oci.parse_state(text)
+
+
+@given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(oci.InvalidState):
+        oci.parse_state(text)
+
+
+def test_a_container_without_pod_is_its_own_workload() -> None:
+    assert workload() == oci.Workload(key=ID, member=ID, kind="container", attributes={})
+
+
+@pytest.mark.parametrize("annotations", [CRIO, CONTAINERD], ids=["cri-o", "containerd"])
+def test_a_container_in_a_pod_is_a_member_of_the_pod(annotations: dict[str, str]) -> None:
+    attributes = {"pod.name": "web-0", "pod.namespace": "shop", "pod.uid": UID, "container.name": "nginx"}
+    assert workload(**annotations) == oci.Workload(UID, ID, "container", attributes)
+
+
+def test_the_compact_uid_of_a_static_pod_is_made_a_key_and_kept_as_it_was_given() -> None:
+    compact = UID.replace("-", "").upper()
+    found = workload(**{"io.kubernetes.pod.uid": compact})
+    assert (found.key, found.attributes["pod.uid"]) == (UID, compact)
+
+
+def test_the_first_runtimes_annotation_counts() -> None:
+    both = {"io.kubernetes.pod.uid": UID, "io.kubernetes.cri.sandbox-uid": "no uid"}
+    assert workload(**both).key == UID
+
+
+@pytest.mark.parametrize("name", ["io.kubernetes.pod.uid", "io.kubernetes.cri.sandbox-uid"])
+@pytest.mark.parametrize("uid", ["", "..", "../../x", "web-0", ID, UID + "\n", "tasks"])
+def test_an_annotation_that_holds_no_uid_is_refused_by_name(name: str, uid: str) -> None:
+    with pytest.raises(oci.InvalidState, match=name):
+        workload(**{name: uid})
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    ["io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type"],
+    ids=["cri-o", "cri"],
+)
+def test_the_container_that_only_holds_the_pod_is_a_sandbox(annotation: str) -> None:
+    assert workload(**{annotation: "sandbox"}).kind == "sandbox"
+    assert workload(**{annotation: "container"}).kind == "container"
+
+
+@pytest.mark.parametrize("name", ["tasks", "mon_groups", "-x", ".x", "x" * 201])
+def test_a_container_id_that_can_be_no_key_is_refused(name: str) -> None:
+    with pytest.raises(oci.InvalidState, match="no key"):
+        oci.workload_of(oci.parse_state(state(id=name)))
+
+
+def test_values_are_cut_and_cleaned() -> None:
+    read = oci.parse_state(
+        state(bundle="/b\n\x1b[2J", annotations={"io.kubernetes.pod.name": "n" * 5000, "other": "x"})
+    )
+    assert oci.workload_of(read).attributes == {"pod.name": "n" * 4096, "bundle": "/b[2J"}
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*CRIO, *CONTAINERD})), st.text() | st.just(UID)), st.text())
+def test_whatever_the_annotations_say_the_workload_keeps_to_the_bounds(
+    annotations: dict[str, str], bundle: str
+) -> None:
+    try:
+        found = oci.workload_of(oci.parse_state(state(annotations=annotations, bundle=bundle)))
+    except oci.InvalidState:
+        return
+    assert canonical_key(found.key) == found.key
+    check_member_id(found.member)
+    check_attributes(found.attributes)
