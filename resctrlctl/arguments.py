@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: verbs, options and what --help says of them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from resctrlctl import inspect, run, steer
+from resctrlctl.ask import SOCKET, USAGE
+from resctrlctl.child import OWN_FAILURE
+from resctrlmond import __version__
+from resctrlmond.api.types import FOLLOW
+
+_DESCRIPTION = "Show and steer the workloads that resctrlmond monitors, and run a command as one."
+_EPILOG = """\
+examples:
+  resctrlctl list
+  resctrlctl show --json=pretty web.service
+  resctrlctl run -- make -j8
+  resctrlctl assign batch --cgroup /sys/fs/cgroup/batch.slice
+  resctrlctl release batch
+  resctrlctl move batch silver
+
+exit status:
+  0    done
+  1    failure
+  2    the command line is wrong
+  3    resctrlmond is not running, or resctrl is not mounted or does not monitor
+  4    no such workload or process
+  5    no RMID is free
+  77   access denied
+'run' exits with the command's status (128+N if signal N ended it), with 125 if it fails itself before the
+command starts, with 126 if the command cannot be executed, and with 127 if it is not found.
+"""
+_RUN_EPILOG = """\
+example:
+  resctrlctl run --key nightly --json -o nightly.json -- make -j8
+"""
+_JSON = "--json"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser with an exit status of its own for a wrong command line."""
+
+    usage_status = USAGE
+
+    def __init__(self, **settings: Any) -> None:
+        # An abbreviation that works today may be ambiguous tomorrow.
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and where to find more, and exit."""
+        self.exit(self.usage_status, f"{self.prog}: {message}. See '{self.prog} --help'\n")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line as attributes; ``verb`` is the function of that name. Exits where it is wrong."""
+    own, command = _split(argv)
+    parser = build()
+    args, unknown = parser.parse_known_args([f"{_JSON}=auto" if word == _JSON else word for word in own])
+    # argparse would have the main parser complain, which knows neither the verb nor its exit status.
+    if unknown:
+        args.parser.error(f"unknown argument: {unknown[0]}")
+    if not all(map(_is_text, own)):
+        args.parser.error("an argument is not UTF-8")
+    if args.verb is run.run:
+        if not command:
+            args.parser.error("the command is missing: put it after --")
+        args.command = command
+    return args
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    # What follows -- belongs to the command, whatever it looks like; the other verbs' -- is argparse's.
+    if "--" not in argv:
+        return argv, []
+    dashes = argv.index("--")
+    verb = next((word for word in argv[:dashes] if word in VERBS), None)
+    return (argv[:dashes], argv[dashes + 1 :]) if verb == "run" else (argv, [])
+
+
+def _is_text(word: str) -> bool:
+    # Bytes that are no UTF-8 come as lone surrogates, which JSON cannot carry.
+    return not any("\ud800" <= character <= "\udfff" for character in word)
+
+
+def build() -> Parser:
+    """The parser with all its verbs."""
+    parser = Parser(prog="resctrlctl", description=_DESCRIPTION, epilog=_EPILOG, parents=[_common(first=True)])
+    parser.add_argument("--version", action="version", version=f"resctrlctl {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for name, (summary, function, arguments) in VERBS.items():
+        verb = verbs.add_parser(
+            name,
+            prog=f"resctrlctl {name}",
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=_RUN_EPILOG if function is run.run else None,
+            parents=[_common(first=False)],
+        )
+        if function is run.run:
+            verb.usage_status = OWN_FAILURE
+        verb.set_defaults(verb=function, parser=verb)
+        arguments(verb)
+    return parser
+
+
+def _common(*, first: bool) -> Parser:
+    # Taken before and after the verb: only the main parser has defaults, or the verb's would undo what came before.
+    def default(value: object) -> Any:
+        return value if first else argparse.SUPPRESS
+
+    options = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    options.add_argument(
+        _JSON,
+        nargs="?",
+        choices=("short", "pretty", "off", "auto"),
+        metavar="MODE",
+        default=default("off"),
+        help="print JSON: short (one line), pretty, off; without MODE as -j",
+    )
+    options.add_argument(
+        "-j", dest="json", action="store_const", const="auto", help="JSON, pretty on a terminal, short elsewhere"
+    )
+    options.add_argument("--no-legend", action="store_true", default=default(False), help="no headings and no footer")
+    options.add_argument(
+        "-q",
+        "--quiet",
+        action="store_true",
+        default=default(False),
+        help="no notes and confirmations; list: only keys",
+    )
+    options.add_argument(
+        "-l", "--full", action="store_true", default=default(False), help="do not cut what is wider than the terminal"
+    )
+    options.add_argument(
+        "--socket", metavar="PATH", default=default(SOCKET), help=f"where resctrlmond listens (default: {SOCKET})"
+    )
+    return options
+
+
+def _list(verb: argparse.ArgumentParser) -> None:
+    _root(verb)
+
+
+def _show(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("key", metavar="KEY", nargs="+", help="pod UID, container id, unit name or other key")
+    _root(verb)
+
+
+def _none(_verb: argparse.ArgumentParser) -> None:
+    return
+
+
+def _create(verb: argparse.ArgumentParser) -> None:
+    _key(verb)
+    _class(verb)
+    _claim(verb)
+    _attribute(verb)
+    _no_pending(verb)
+
+
+def _assign(verb: argparse.ArgumentParser) -> None:
+    _key(verb)
+    whom = verb.add_mutually_exclusive_group(required=True)
+    whom.add_argument("--pid", type=_process, metavar="PID", help="a process with all its threads")
+    whom.add_argument("--cgroup", metavar="PATH", help="a control group's directory, with all below it")
+    _class(verb)
+    verb.add_argument(
+        "--allow-class-change", action="store_true", help="move the tasks to the class, where it is not theirs"
+    )
+    _take_over(verb)
+    verb.add_argument("--member", metavar="ID", help="the name under which the process or control group is noted")
+    _claim(verb)
+    _attribute(verb)
+    _no_pending(verb)
+
+
+def _release(verb: argparse.ArgumentParser) -> None:
+    _key(verb)
+    _claim(verb)
+    verb.add_argument("--reason", metavar="TEXT", help="why, for the record")
+
+
+def _move(verb: argparse.ArgumentParser) -> None:
+    _key(verb)
+    verb.add_argument("class_", metavar="CLASS", help="a class (control group) of resctrl; / is the root")
+
+
+def _run(verb: argparse.ArgumentParser) -> None:
+    verb.usage = "resctrlctl run [options] -- COMMAND [ARGUMENT...]"
+    verb.add_argument("--key", metavar="KEY", help="the workload's key (default: run-PID-STARTTIME)")
+    _class(verb)
+    _take_over(verb)
+    verb.add_argument(
+        "--best-effort", action="store_true", help="run the command unmonitored where it cannot be monitored"
+    )
+    verb.add_argument("-o", "--output", metavar="FILE", help="write the report there, not to standard error")
+
+
+def _root(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--root", metavar="PATH", help="read this resctrl tree (or simulator), without asking resctrlmond"
+    )
+
+
+def _key(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("key", metavar="KEY", help="the workload: pod UID, container id, unit name or other key")
+
+
+def _class(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--class",
+        dest="class_",
+        metavar="CLASS",
+        help=f"the class (control group) of resctrl; / is the root (default: {FOLLOW}, that of the first task)",
+    )
+
+
+def _claim(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--claim", metavar="OWNER", default=steer.CLAIM, help=f"in whose name (default: {steer.CLAIM})")
+
+
+def _attribute(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--attribute",
+        type=_name_and_value,
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="tell something of the workload; may be repeated",
+    )
+
+
+def _take_over(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--take-over", action="store_true", help="take tasks out of other monitoring groups")
+
+
+def _no_pending(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--no-pending", action="store_true", help="fail where no RMID is free, rather than wait for one"
+    )
+
+
+def _process(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
+    return int(text)
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+# A new verb is one row here.
+VERBS = {
+    "list": (
+        "list the monitored workloads, and below them the monitoring groups of others",
+        inspect.list_groups,
+        _list,
+    ),
+    "show": ("show workloads with their counters and what they used", inspect.show, _show),
+    "status": ("show how resctrlmond and the machine stand", inspect.status, _none),
+    "create": ("make a workload's group, without a task yet", steer.create, _create),
+    "assign": ("put a process or a control group into a workload's group", steer.assign, _assign),
+    "release": ("end a claim; with the last one the workload ends", steer.release, _release),
+    "move": ("move a workload's group to another class, with its counters", steer.move, _move),
+    "run": ("run a command as a workload, and tell what it used", run.run, _run),
+}

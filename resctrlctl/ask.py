@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking resctrlmond over its varlink socket; what it refuses becomes a sentence and an exit status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from resctrlmond.api.client import Client, NotRunning
+from resctrlmond.api.errors import DENIED, FAILURE, NOT_RUNNING, exit_code
+from resctrlmond.api.wire import ProtocolError, VarlinkError
+
+INTERFACE = "org.resctrlmon.Manager"
+SOCKET = f"/run/resctrlmond/{INTERFACE}"
+
+# The other exit statuses stand with the errors that they are for, in resctrlmond.api.errors.
+OK = 0
+USAGE = 2
+
+# Assign sweeps a large control group until nothing new is found, which takes seconds.
+_TIMEOUT_S = 30.0
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Failure(Exception):
+    """What could not be done and why, in one sentence, and the exit status that says so to scripts.
+
+    ``name`` is the varlink error's name without its interface, "" where it was none.
+    """
+
+    def __init__(self, message: str, status: int = FAILURE, name: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.name = name
+
+
+class DaemonDown(Failure):
+    """Nobody listens on the socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """resctrlmond behind its socket; each call is a connection of its own."""
+
+    socket: str = SOCKET
+
+    def call(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> _T:
+        """Call ``method`` of the manager; ``what`` says in words what it is for ("release 'web'").
+
+        Raises DaemonDown, or Failure with the daemon's reason.
+        """
+        try:
+            with Client(self.socket, _TIMEOUT_S) as client:
+                return client.call(f"{INTERFACE}.{method}", parameters, reply=reply)
+        except NotRunning as error:
+            raise DaemonDown(
+                f"cannot {what}: resctrlmond is not running: nothing listens on {self.socket}. "
+                "Start it: systemctl start resctrlmond.socket resctrlmond.service",
+                NOT_RUNNING,
+            ) from error
+        except PermissionError as error:
+            raise Failure(
+                f"cannot {what}: access to {self.socket} is denied. Only root and the members of the group "
+                "resctrlmon may ask",
+                DENIED,
+                "PermissionDenied",
+            ) from error
+        except VarlinkError as error:
+            name = error.name.rpartition(".")[2]
+            raise Failure(f"cannot {what}: {reason(error)}", exit_code(error.name), name) from error
+        except TimeoutError as error:
+            raise Failure(
+                f"cannot {what}: no answer from {self.socket} within {_TIMEOUT_S:.0f} s. "
+                "See: systemctl status resctrlmond.service"
+            ) from error
+        except (ProtocolError, msgspec.ValidationError, OSError) as error:
+            raise Failure(f"cannot {what}: {self.socket}: {error}") from error
+
+
+def reason(error: VarlinkError) -> str:
+    """The error's own words: what failed, path, errno, what the kernel said, and the remedy."""
+    fields = {name: value for name, value in error.parameters.items() if isinstance(value, str) and value}
+    text = fields.get("message") or error.name
+    if (path := fields.get("path")) and path not in text:
+        text = f"{path}: {text}"
+    if number := fields.get("errno"):
+        text += f" ({number})"
+    if status := fields.get("status"):
+        text += f"; the kernel says: {status}"
+    if parameter := fields.get("parameter"):
+        text += f" (parameter {parameter})"
+    return f"{text}. {fields['remedy']}" if "remedy" in fields else text

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# bash completion of resctrlctl(1). Needs nothing but bash; the command after "run --" is completed with
+# bash-completion where that is loaded.
+
+# The workloads there are now; nothing where resctrlmond cannot be asked.
+__resctrlctl_keys() {
+    resctrlctl list --quiet 2>/dev/null
+}
+
+# The classes: the directories that have a schemata file.
+__resctrlctl_classes() {
+    local schemata
+    echo /
+    for schemata in /sys/fs/resctrl/*/schemata; do
+        [[ -e $schemata ]] || continue
+        schemata=${schemata%/schemata}
+        echo "${schemata##*/}"
+    done
+}
+
+# Sets COMPREPLY to those lines of $1 that begin with the word being typed, $2. bash itself breaks words at "@", ":"
+# and "=", which keys may hold, and replaces only what stands behind the last of them.
+__resctrlctl_words() {
+    local line before=${2%"${COMP_WORDS[COMP_CWORD]}"}
+    [[ $2 == *[@:=] ]] && before=$2
+    COMPREPLY=()
+    while IFS= read -r line; do
+        [[ -n $line && $line == "$2"* ]] && COMPREPLY+=("${line#"$before"}")
+    done <<<"$1"
+}
+
+# Completes the command that stands in COMP_WORDS from index $1 on.
+__resctrlctl_command() {
+    if declare -F _comp_command_offset >/dev/null; then
+        _comp_command_offset "$1"
+    elif declare -F _command_offset >/dev/null; then
+        _command_offset "$1"
+    elif ((COMP_CWORD == $1)); then
+        mapfile -t COMPREPLY < <(compgen -c -- "${COMP_WORDS[COMP_CWORD]}")
+    else
+        mapfile -t COMPREPLY < <(compgen -f -- "${COMP_WORDS[COMP_CWORD]}")
+    fi
+}
+
+_resctrlctl() {
+    local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket'
+    local -A options=(
+        [list]='--root'
+        [show]='--root'
+        [status]=''
+        [create]='--class --claim --attribute --no-pending'
+        [assign]='--pid --cgroup --class --allow-class-change --take-over --member --claim --attribute --no-pending'
+        [release]='--claim --reason'
+        [move]=''
+        [run]='--key --class --take-over --best-effort --output'
+    )
+    local verbs='list show status create assign release move run'
+    local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
+    local -a words
+    read -ra words <<<"$typed"
+    [[ $typed == *[[:space:]] ]] && words+=('')
+    local last=$((${#words[@]} - 1))
+    local current=${words[last]} previous=${words[last - 1]}
+    COMPREPLY=()
+
+    for ((index = 1; index < last; index++)); do
+        word=${words[index]}
+        if [[ $word == -- && $verb == run ]]; then
+            for ((index = 1; index < COMP_CWORD; index++)); do
+                [[ ${COMP_WORDS[index]} == -- ]] && __resctrlctl_command $((index + 1)) && return
+            done
+            return
+        fi
+        case $word in
+            # These take the next word.
+            --socket | --root | --class | --claim | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup)
+                ((index++))
+                ;;
+            -*) ;;
+            *) if [[ -z $verb ]]; then verb=$word; else ((count++)); fi ;;
+        esac
+    done
+
+    case $previous in
+        --socket | -o | --output)
+            mapfile -t COMPREPLY < <(compgen -f -- "$current")
+            return
+            ;;
+        --root | --cgroup)
+            mapfile -t COMPREPLY < <(compgen -d -- "$current")
+            return
+            ;;
+        --class)
+            __resctrlctl_words "follow"$'\n'"$(__resctrlctl_classes)" "$current"
+            return
+            ;;
+        --pid)
+            __resctrlctl_words "$(cd /proc && compgen -G '[1-9]*')" "$current"
+            return
+            ;;
+        --claim | --attribute | --member | --reason | --key)
+            return
+            ;;
+    esac
+
+    if [[ -z $verb ]]; then
+        __resctrlctl_words "${verbs// /$'\n'}"$'\n'"${common// /$'\n'}"$'\n'--version "$current"
+    elif [[ $current == -* ]]; then
+        local all="$common ${options[$verb]-}"
+        [[ $verb == run ]] && all+=' --'
+        __resctrlctl_words "${all// /$'\n'}" "$current"
+    else
+        case $verb:$count in
+            show:* | create:0 | assign:0 | release:0 | move:0)
+                __resctrlctl_words "$(__resctrlctl_keys)" "$current"
+                ;;
+            move:1)
+                __resctrlctl_words "$(__resctrlctl_classes)" "$current"
+                ;;
+        esac
+    fi
+}
+
+complete -F _resctrlctl resctrlctl

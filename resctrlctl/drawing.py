@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and sheets on a terminal, with rich: bold headings, faint and coloured rows."""
+
+from __future__ import annotations
+
+import rich.console
+import rich.table
+import rich.text
+
+from resctrlctl.layout import Block, Sheet, Table, Tone, cut, sheet_lines, widths
+
+_STYLES = {Tone.NORMAL: "", Tone.FAINT: "dim", Tone.WARNING: "yellow", Tone.BAD: "red"}
+
+
+# What is drawn was cut to the terminal's width before: rich must not fold it once more.
+_UNBOUNDED = 10_000
+
+
+def draw(blocks: list[Block], width: int | None, legend: bool) -> None:
+    """Print the blocks on standard output as ``layout.plain`` lays them out; ``width`` None cuts nothing.
+
+    rich itself honours NO_COLOR and TERM=dumb.
+    """
+    console = rich.console.Console(width=_UNBOUNDED, highlight=False)
+    for index, block in enumerate(blocks):
+        if index:
+            console.print()
+        if isinstance(block, Sheet):
+            _draw_sheet(console, block, width)
+        else:
+            _draw_table(console, block, width, legend)
+
+
+def _draw_table(console: rich.console.Console, table: Table, width: int | None, legend: bool) -> None:
+    columns = widths(table, width, legend)
+    drawn = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=legend, header_style="bold")
+    for column, column_width in zip(table.columns, columns, strict=True):
+        drawn.add_column(
+            rich.text.Text(column.heading),
+            justify="right" if column.right else "left",
+            width=column_width,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    for row in table.rows:
+        # Text, not str: nothing in a pod's name is markup.
+        drawn.add_row(*(rich.text.Text(cell) for cell in row.cells), style=_STYLES[row.tone])
+    if table.rows:
+        console.print(drawn)
+    if legend and table.footer:
+        console.print(rich.text.Text(("\n" if table.rows else "") + table.footer))
+
+
+def _draw_sheet(console: rich.console.Console, sheet: Sheet, width: int | None) -> None:
+    title = sheet.title if width is None else cut(sheet.title, width)
+    style = " ".join(filter(None, ("bold", _STYLES[sheet.tone])))
+    console.print(rich.text.Text(title, style=style))
+    for line in sheet_lines(sheet, width):
+        console.print(rich.text.Text(line))

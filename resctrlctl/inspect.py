@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``list``, ``show`` and ``status``: what is monitored, what it used, how the machine stands."""
+
+from __future__ import annotations
+
+import argparse
+
+from resctrlctl import render
+from resctrlctl.ask import OK, Daemon, DaemonDown, Failure
+from resctrlctl.figures import printable
+from resctrlctl.screen import Json, Screen, complain
+from resctrlctl.tree_view import RUN, TreeView
+from resctrlmond.api.types import KeyRequest, ListReply, NoParameters, ReadReply, StatusReply
+from resctrlmond.resctrl.tree import DEFAULT_PATH
+
+
+class Source:
+    """Where groups are read from: the daemon; the tree, where it does not run; or the tree that was asked for."""
+
+    def __init__(self, args: argparse.Namespace, screen: Screen) -> None:
+        self._daemon = Daemon(args.socket)
+        self._screen = screen
+        # Records under /run speak of the machine's own tree only.
+        self._view = None if args.root is None else self._open(args.root, simulation=True, run="")
+
+    def groups(self) -> ListReply:
+        """Our groups and those of others."""
+        if self._view is None:
+            try:
+                return self._daemon.call("list the groups", "List", NoParameters(), ListReply)
+            except DaemonDown:
+                self._view = self._fall_back()
+        return self._view.groups()
+
+    def read(self, key: str) -> ReadReply:
+        """One of our groups with its counters and totals."""
+        if self._view is None:
+            try:
+                return self._daemon.call(f"show {key!r}", "Read", KeyRequest(key=key), ReadReply)
+            except DaemonDown:
+                self._view = self._fall_back()
+        return self._view.read(key)
+
+    def _fall_back(self) -> TreeView:
+        self._screen.note(f"resctrlmond is not running: read from {DEFAULT_PATH}")
+        return self._open(DEFAULT_PATH, simulation=False, run=RUN)
+
+    def _open(self, root: str, *, simulation: bool, run: str) -> TreeView:
+        view, notes = TreeView.open(root, simulation=simulation, run=run)
+        for note in notes:
+            self._screen.note(note)
+        return view
+
+
+def list_groups(args: argparse.Namespace, screen: Screen) -> int:
+    """Print our groups and those of others."""
+    reply = Source(args, screen).groups()
+    if screen.json is not Json.OFF:
+        screen.answer(reply)
+    elif screen.quiet:
+        for key in sorted(group.key for group in reply.groups):
+            screen.line(printable(key))
+    else:
+        screen.show(render.group_list(reply))
+    return OK
+
+
+def show(args: argparse.Namespace, screen: Screen) -> int:
+    """Print each workload with its counters and totals; the exit status of the first that cannot be shown."""
+    source = Source(args, screen)
+    result = OK
+    for index, key in enumerate(args.key):
+        try:
+            reply = source.read(key)
+        except Failure as failure:
+            complain(str(failure))
+            result = result or failure.status
+            continue
+        if screen.json is not Json.OFF:
+            screen.answer(reply)
+        else:
+            if index:
+                screen.line("")
+            screen.show(render.group_show(reply))
+    return result
+
+
+def status(args: argparse.Namespace, screen: Screen) -> int:
+    """Print how the daemon and the machine stand; 3 where the daemon does not run."""
+    reply = Daemon(args.socket).call("ask for the status", "Status", NoParameters(), StatusReply)
+    if screen.json is not Json.OFF:
+        screen.answer(reply)
+    elif not screen.quiet:
+        screen.show(render.status_sheet(reply))
+    return OK

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replies as tables and sheets: which columns, which words, which tone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from resctrlctl.figures import count, figure, local_time, printable
+from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlmond.api.types import Foreign, Group, ListReply, Reading, ReadReply, StatusReply, Total
+from resctrlmond.groups.record import Member, State
+
+# A state that needs nobody's attention is in the normal tone.
+_TONES = {
+    State.PENDING: Tone.WARNING,
+    State.COMPLETED: Tone.FAINT,
+    State.LOST: Tone.BAD,
+    State.FAILED: Tone.BAD,
+}
+_FOREIGN = "foreign"
+_LIST_COLUMNS = (
+    Column("KEY"),
+    Column("CLASS"),
+    Column("STATE"),
+    Column("MEMBERS", right=True),
+    Column("SINCE"),
+    Column("WORKLOAD"),
+)
+_READING_COLUMNS = (Column("DOMAIN"), Column("EVENT"), Column("VALUE", right=True), Column("KIND"))
+_TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"), Column("REASON"))
+
+
+def group_list(reply: ListReply) -> list[Block]:
+    """``list``: our groups in order of the key, below them those of others."""
+    groups = sorted(reply.groups, key=lambda group: group.key)
+    foreign = sorted(reply.foreign, key=lambda other: other.path)
+    rows = [*map(_group_row, groups), *map(_foreign_row, foreign)]
+    footer = f"{count(len(groups), 'group')}, {len(foreign)} foreign."
+    return [Table(_LIST_COLUMNS, tuple(rows), footer)]
+
+
+def group_show(reply: ReadReply) -> list[Block]:
+    """``show``: the group's life, its counters now, and what was used since the baseline."""
+    blocks: list[Block] = [_group_sheet(reply.group)]
+    if reply.readings:
+        blocks.append(Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings))))
+    if reply.totals:
+        blocks.append(totals_table(reply.totals))
+    return blocks
+
+
+def totals_table(totals: Iterable[Total]) -> Table:
+    """What was used of each event since the baseline, and how far that can be trusted."""
+    return Table(_TOTAL_COLUMNS, tuple(map(_total_row, totals)))
+
+
+def status_sheet(reply: StatusReply) -> list[Block]:
+    """``status``: the machine and the daemon as a whole."""
+    mount = reply.mount if reply.mounted else f"{reply.mount} (not mounted)"
+    groups = count(reply.groups, "group") + (f", {reply.pending} pending" if reply.pending else "")
+    fields = [
+        ("Mount", (printable(mount),)),
+        ("Simulation", (printable(reply.simulation),) if reply.simulation else ()),
+        ("RMIDs", (f"{reply.used} of {reply.rmids} used",)),
+        ("Groups", (f"{groups}, {len(reply.foreign)} foreign",)),
+        ("Classes", (" ".join(class_name(class_) for class_ in reply.classes),)),
+        (
+            "Resources",
+            tuple(f"{each.resource}: {each.rmids} RMIDs; {' '.join(each.events)}" for each in reply.capacity),
+        ),
+        ("Problems", tuple(map(printable, reply.problems))),
+    ]
+    tone = Tone.WARNING if reply.problems or not reply.mounted else Tone.NORMAL
+    shown = tuple((label, values) for label, values in fields if values)
+    return [Sheet(f"resctrlmond {printable(reply.version)}", shown, tone)]
+
+
+def state_sentence(group: Group) -> str:
+    """``web: active in class gold (/sys/fs/resctrl/gold/mon_groups/web)``."""
+    text = f"{printable(group.key)}: {state_text(group)} in class {class_name(group.class_)}"
+    return f"{text} ({printable(group.path)})" if group.path else text
+
+
+def state_text(group: Group) -> str:
+    """The state, and why it is that."""
+    reasons = [group.reason, "RMIDs are in limbo" if group.in_limbo else None]
+    text = "; ".join(printable(why) for why in reasons if why)
+    return f"{group.state}: {text}" if text else str(group.state)
+
+
+def class_name(class_: str) -> str:
+    """A class as it is shown and typed: the root, which has no name, is ``/``."""
+    return printable(class_) or "/"
+
+
+def total_figure(total: Total) -> str:
+    """The total's figure, "unknown" where there is none."""
+    return "unknown" if total.value is None else figure(total.value, total.unit)
+
+
+def workload(attributes: Mapping[str, str]) -> str:
+    """Who that is, for a person: the pod as namespace/name with its container, or the command."""
+    pod = "/".join(filter(None, (attributes.get("pod.namespace"), attributes.get("pod.name"))))
+    named = " ".join(filter(None, (pod, attributes.get("container.name"))))
+    return printable(named or attributes.get("command") or attributes.get("unit") or "-")
+
+
+def _group_row(group: Group) -> Row:
+    living = sum(1 for member in group.members if member.lives)
+    cells = (
+        printable(group.key),
+        class_name(group.class_),
+        str(group.state),
+        str(living),
+        local_time(group.created_at),
+        workload(group.attributes),
+    )
+    return Row(cells, _TONES.get(group.state, Tone.NORMAL))
+
+
+def _foreign_row(other: Foreign) -> Row:
+    cells = (printable(other.name), class_name(other.class_), _FOREIGN, "-", "-", "-")
+    return Row(cells, Tone.FAINT)
+
+
+def _group_sheet(group: Group) -> Sheet:
+    completed = (local_time(group.completed_at),) if group.completed_at else ()
+    fields = [
+        ("State", (state_text(group),)),
+        ("Workload", (workload(group.attributes),)),
+        ("Class", (class_name(group.class_),)),
+        ("Path", (printable(group.path),) if group.path else ()),
+        ("Snapshot", (printable(group.snapshot),) if group.snapshot else ()),
+        ("Since", (local_time(group.created_at),)),
+        ("Completed", completed),
+        ("Run", (str(group.generation),)),
+        ("Baseline", (str(group.baseline),)),
+        ("Claims", tuple(f"{printable(claim.owner)} since {local_time(claim.since)}" for claim in group.claims)),
+        ("Members", tuple(map(_member_text, group.members))),
+        ("Attributes", tuple(printable(f"{name}={group.attributes[name]}") for name in sorted(group.attributes))),
+    ]
+    shown = tuple((label, values) for label, values in fields if values)
+    return Sheet(printable(group.key), shown, _TONES.get(group.state, Tone.NORMAL))
+
+
+def _member_text(member: Member) -> str:
+    facts = [
+        f"{member.kind} of {member.owner}",
+        f"process {member.pid}" if member.pid else "",
+        member.cgroup,
+        f"ended {local_time(member.ended_at)}" if member.ended_at else "",
+        "ran already when it was put in" if member.late else "",
+        f"{count(member.left, 'task')} stayed outside" if member.left else "",
+        member.reason,
+    ]
+    return printable(f"{member.id}: {', '.join(filter(None, facts))}")
+
+
+def _reading_row(reading: Reading) -> Row:
+    # What is no number is shown in the kernel's word: never as 0, and never left out.
+    known = reading.value is not None
+    value = figure(reading.value, reading.unit) if reading.value is not None else printable(reading.text)
+    cells = (printable(reading.domain), printable(reading.event), value, str(reading.kind))
+    return Row(cells, Tone.NORMAL if known else Tone.WARNING)
+
+
+def _total_row(total: Total) -> Row:
+    cells = (
+        printable(total.event),
+        total_figure(total),
+        str(total.quality),
+        printable(total.reason) if total.reason else "-",
+    )
+    return Row(cells, Tone.WARNING if total.value is None else Tone.NORMAL)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``run``: a command in a monitoring group of its own, and what it used."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+import msgspec
+
+from resctrlctl.ask import Daemon, Failure
+from resctrlctl.child import KILLED, OWN_FAILURE, CannotExecute, Ended, HeldChild
+from resctrlctl.figures import count, printable
+from resctrlctl.layout import Column, Row, Table, plain
+from resctrlctl.render import class_name, total_figure
+from resctrlctl.screen import Json, Screen, complain, encode
+from resctrlmond.api import types
+from resctrlmond.groups import plan
+from resctrlmond.groups.keys import attribute_value
+
+# resctrlmond itself ends this claim some time after the command, should resctrlctl be killed before it does.
+CLAIM = plan.RUN
+
+_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """What ``run --json`` prints: the command's end, and the daemon's answer to Release.
+
+    ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left``: tasks of the command that lived on when it had
+    ended, null where that is not known.
+    """
+
+    command: list[str]
+    exit_status: int
+    elapsed: float
+    user: float
+    system: float
+    tasks_left: int | None
+    completed: bool
+    group: types.Group
+    totals: list[types.Total]
+
+
+def run(args: argparse.Namespace, screen: Screen) -> int:
+    """Run the command in its group; its exit status, or 125 to 127 where it was not executed."""
+    daemon = Daemon(args.socket)
+    with _output(args.output) as out:
+        try:
+            child = HeldChild(args.command)
+        except OSError as error:
+            raise Failure(f"cannot start a process: {error.strerror}", OWN_FAILURE) from error
+        try:
+            group = _join(daemon, child, args)
+        except Failure as error:
+            if not args.best_effort:
+                status = child.kill()
+                if status != KILLED:
+                    # Somebody interrupted it, which is why there was nothing to monitor.
+                    return status
+                raise Failure(str(error), OWN_FAILURE) from error
+            screen.note(f"{error}. The command runs unmonitored")
+            group = None
+        try:
+            ended = child.wait(child.let_go())
+        except CannotExecute as error:
+            complain(str(error))
+            if group is not None:
+                _abandon(daemon, group.key)
+            return error.status
+        if group is not None:
+            report = _finish(daemon, group.key, ended, args.command)
+            if report is not None:
+                _print(report, screen, out)
+        return ended.status
+
+
+@contextlib.contextmanager
+def _output(path: str | None) -> Iterator[TextIO]:
+    if path is None:
+        yield sys.stderr
+        return
+    try:
+        # Before the command starts: it must not run for hours only to find that its report cannot be kept.
+        opened = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise Failure(f"cannot write the report to {path}: {error.strerror}", OWN_FAILURE) from error
+    try:
+        yield opened
+    finally:
+        with contextlib.suppress(OSError):  # what could not be written was told when it was
+            opened.close()
+
+
+def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.Group:
+    """Put the held child in a group of its own. Raises Failure, with nothing left behind."""
+    key = args.key or f"run-{child.pid}-{child.start_time}"
+    what = f"monitor {printable(args.command[0])!r} as {key!r}"
+    _refuse_used(daemon, key, what)
+    request = types.AssignRequest(
+        key=key,
+        pid=child.pid,
+        class_=args.class_,
+        # A class that was asked for by name is meant; the process is ours and has not begun.
+        allow_class_change=args.class_ not in (None, types.FOLLOW) or None,
+        take_over=args.take_over or None,
+        claim=CLAIM,
+        attributes={"command": attribute_value(shlex.join(args.command))},
+        pending=False,
+    )
+    try:
+        reply = daemon.call(what, "Assign", request, types.AssignReply)
+        if reply.left:
+            raise Failure(
+                f"cannot {what}: resctrlctl itself is in another monitoring group, and so is what it starts. "
+                "Use --take-over to take the command out of it"
+            )
+    except Failure as error:
+        # What resctrlmond refuses, it undoes. Otherwise the group may stand.
+        if not error.name:
+            _abandon(daemon, key)
+        raise
+    return reply.group
+
+
+def _refuse_used(daemon: Daemon, key: str, what: str) -> None:
+    try:
+        group = daemon.call(what, "Get", types.KeyRequest(key=key), types.GroupReply).group
+    except Failure as error:
+        if error.name == "NoSuchGroup":
+            return
+        raise
+    if not group.state.is_over:
+        raise Failure(f"cannot {what}: a workload of that key lives ({group.state}). Choose another --key")
+
+
+def _abandon(daemon: Daemon, key: str) -> None:
+    request = types.ReleaseRequest(key=key, claim=CLAIM, reason="the command was not executed")
+    # What failed before is told already; that there is nothing to release is the usual case.
+    with contextlib.suppress(Failure):
+        daemon.call("release", "Release", request, types.ReleaseReply)
+
+
+def _finish(daemon: Daemon, key: str, ended: Ended, command: list[str]) -> Report | None:
+    """Release the group. The command's status is what counts: what fails here is told, and None returned."""
+    tasks_left = _tasks_left(daemon, key)
+    request = types.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {ended.status}")
+    try:
+        reply = daemon.call(f"release {key!r}", "Release", request, types.ReleaseReply)
+    except Failure as error:
+        with contextlib.suppress(OSError):  # a terminal that hung up
+            complain(str(error))
+        return None
+    return Report(
+        command=[os.fsencode(word).decode("utf-8", "replace") for word in command],
+        exit_status=ended.status,
+        elapsed=round(ended.elapsed_s, 6),
+        user=round(ended.user_s, 6),
+        system=round(ended.system_s, 6),
+        tasks_left=tasks_left,
+        completed=reply.completed,
+        group=reply.group,
+        totals=reply.totals,
+    )
+
+
+def _print(report: Report, screen: Screen, out: TextIO) -> None:
+    if screen.json is not Json.OFF:
+        text = encode(report, screen.json) + "\n"
+    elif out is sys.stderr and screen.quiet:
+        return
+    else:
+        text = _text(report)
+    try:
+        out.write(text)
+        out.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            complain(f"cannot write the report: {error.strerror}")
+
+
+def _tasks_left(daemon: Daemon, key: str) -> int | None:
+    """How many tasks the group holds now, from the kernel's own list; None where it cannot be read."""
+    try:
+        # Asked anew: the group may have been moved to another class meanwhile.
+        path = daemon.call(f"look for {key!r}", "Get", types.KeyRequest(key=key), types.GroupReply).group.path
+        if path is None:
+            return None
+        with open(os.path.join(path, "tasks"), encoding="ascii") as tasks:
+            return sum(1 for _ in tasks)
+    except (Failure, OSError):
+        return None
+
+
+def _text(report: Report) -> str:
+    command = printable(shlex.join(report.command))
+    lines = [f"{command}: {printable(report.group.key)} in class {class_name(report.group.class_)}"]
+    rows = [
+        Row((_label(total.event), total_figure(total), ": ".join(filter(None, (total.quality, total.reason)))))
+        for total in report.totals
+    ]
+    times = (("elapsed", report.elapsed), ("user", report.user), ("system", report.system))
+    rows.extend(Row((label, f"{seconds:.6f} s", "")) for label, seconds in times)
+    lines.append("")
+    lines.extend(f"  {line}" for line in plain([Table(_COLUMNS, tuple(rows))], None, legend=False).splitlines())
+    if report.tasks_left:
+        lines.append(
+            f"{count(report.tasks_left, 'task')} of the command lived on; what they use from now on is not counted."
+        )
+    if not report.completed:
+        lines.append("The group stays: others claim the workload too.")
+    return "\n".join(["", *lines, ""])
+
+
+def _label(event: str) -> str:
+    return printable(event).removesuffix("_bytes").replace("_", " ")

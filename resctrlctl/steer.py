@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``create``, ``assign``, ``release`` and ``move``: steering what is monitored."""
+
+from __future__ import annotations
+
+import argparse
+
+from resctrlctl.ask import OK, Daemon
+from resctrlctl.figures import count, printable
+from resctrlctl.render import class_name, state_sentence, totals_table
+from resctrlctl.screen import Json, Screen
+from resctrlmond.api import types
+
+# In whose name a person speaks who types.
+CLAIM = "cli"
+
+
+def create(args: argparse.Namespace, screen: Screen) -> int:
+    """Make a workload's group, without a task yet."""
+    request = types.CreateRequest(
+        key=args.key,
+        class_=args.class_,
+        claim=args.claim,
+        attributes=dict(args.attribute) or None,
+        pending=False if args.no_pending else None,
+    )
+    reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, types.GroupReply)
+    if screen.json is not Json.OFF:
+        screen.answer(reply)
+    else:
+        screen.confirm(state_sentence(reply.group))
+    return OK
+
+
+def assign(args: argparse.Namespace, screen: Screen) -> int:
+    """Put a process or a control group into the workload's group."""
+    request = types.AssignRequest(
+        key=args.key,
+        pid=args.pid,
+        cgroup=args.cgroup,
+        class_=args.class_,
+        allow_class_change=args.allow_class_change or None,
+        take_over=args.take_over or None,
+        claim=args.claim,
+        member=args.member,
+        attributes=dict(args.attribute) or None,
+        pending=False if args.no_pending else None,
+    )
+    whom = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
+    reply = Daemon(args.socket).call(f"assign {whom} to {args.key!r}", "Assign", request, types.AssignReply)
+    if screen.json is not Json.OFF:
+        screen.answer(reply)
+    else:
+        screen.confirm(state_sentence(reply.group))
+        screen.confirm(f"{count(reply.moved, 'task')} moved in {_passes(reply.passes)}.")
+    if reply.left:
+        screen.note(
+            f"{count(reply.left, 'task')} stayed outside, in other monitoring groups: use --take-over to take them"
+        )
+    return OK
+
+
+def release(args: argparse.Namespace, screen: Screen) -> int:
+    """End a claim; with the last one, print what the workload used."""
+    request = types.ReleaseRequest(key=args.key, claim=args.claim, reason=args.reason)
+    reply = Daemon(args.socket).call(f"release {args.key!r}", "Release", request, types.ReleaseReply)
+    if screen.json is not Json.OFF:
+        screen.answer(reply)
+    elif not screen.quiet:
+        if reply.completed:
+            screen.line(state_sentence(reply.group))
+        else:
+            others = ", ".join(printable(claim.owner) for claim in reply.group.claims)
+            screen.line(f"{printable(args.key)}: still claimed by {others or 'its members'}")
+        if reply.totals:
+            screen.line("")
+            screen.show([totals_table(reply.totals)])
+    return OK
+
+
+def move(args: argparse.Namespace, screen: Screen) -> int:
+    """Move the whole group to another class, with its RMID and counters."""
+    request = types.MoveRequest(key=args.key, class_=args.class_)
+    what = f"move {args.key!r} to class {class_name(args.class_)}"
+    reply = Daemon(args.socket).call(what, "Move", request, types.GroupReply)
+    if screen.json is not Json.OFF:
+        screen.answer(reply)
+    else:
+        screen.confirm(state_sentence(reply.group))
+    return OK
+
+
+def _passes(number: int) -> str:
+    return "1 pass" if number == 1 else f"{number} passes"

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads read straight from resctrl and the records, for when the daemon does not run. Changes nothing."""
+
+from __future__ import annotations
+
+import grp
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from resctrlctl.ask import Failure
+from resctrlmond.api.errors import NO_SUCH_WORKLOAD, name_of
+from resctrlmond.api.types import Foreign, Group, ListReply, Reading, ReadReply, Total
+from resctrlmond.groups import accounting
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import Record, Records, State
+from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.resctrl import counters
+from resctrlmond.resctrl.counters import event
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.tree import Found, Tree
+
+MARK = "resctrlmon"
+RUN = "/run/resctrlmond"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """A resctrl tree with what the records say of it.
+
+    ``gid`` marks the groups that are ours (None: that group does not exist, so none is). ``run`` is the daemon's
+    folder under /run; "" where the tree is not the machine's own and no record speaks of it.
+    """
+
+    tree: Tree
+    gid: int | None
+    records: dict[str, Record] = field(default_factory=dict)
+    run: str = ""
+
+    @classmethod
+    def open(cls, root: str, *, simulation: bool = False, run: str = RUN) -> tuple[TreeView, list[str]]:
+        """The tree at ``root``, and notes on what could not be read. Raises Failure where it is no resctrl."""
+        try:
+            tree = Tree.open(root, allow_simulation=simulation)
+        except ResctrlError as error:
+            raise _failure("read the groups", error) from error
+        records, notes = _records(run) if run else ({}, [])
+        return cls(tree, _mark(), records, run), notes
+
+    def groups(self) -> ListReply:
+        """What ``List`` would answer. Raises Failure."""
+        try:
+            found = self.tree.scan()
+            ours = [group for group in found if group.gid == self.gid]
+            listed = [self._group(group, self._record(group)) for group in ours]
+        except ResctrlError as error:
+            raise _failure("list the groups", error) from error
+        standing = {group.key for group in listed}
+        listed += [_from_record(record) for key, record in self.records.items() if key not in standing]
+        foreign = [
+            Foreign(class_=group.ref.class_, name=group.ref.name, path=group.path)
+            for group in found
+            if group.gid != self.gid
+        ]
+        return ListReply(groups=listed, foreign=foreign)
+
+    def read(self, key: str) -> ReadReply:
+        """What ``Read`` would answer. Raises Failure, with status 4 where there is no such workload."""
+        what = f"show {key!r}"
+        try:
+            for found in self.tree.scan():
+                record = self._record(found)
+                if found.gid == self.gid and key in (found.ref.name, record and record.key):
+                    return self._read(found, record)
+        except ResctrlError as error:
+            raise _failure(what, error) from error
+        if record := self.records.get(key):
+            totals = self._totals(record, self._snapshots().end_values(key))
+            return ReadReply(group=_from_record(record), readings=[], totals=totals)
+        raise Failure(f"cannot {what}: there is no such workload", NO_SUCH_WORKLOAD, "NoSuchGroup")
+
+    def _read(self, found: Found, record: Record | None) -> ReadReply:
+        readings = self.tree.read(found.ref)
+        return ReadReply(
+            group=self._group(found, record),
+            readings=[_reading(reading) for reading in readings],
+            totals=self._totals(record, readings) if record else [],
+        )
+
+    def _totals(self, record: Record, last: list[counters.Reading]) -> list[Total]:
+        begin = self._snapshots().begin_values(record.key)
+        return [_total(total) for total in accounting.totals(begin, last, record.baseline)]
+
+    def _snapshots(self) -> Snapshots:
+        return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
+
+    def _record(self, found: Found) -> Record | None:
+        # As the daemon decides it: the nonce says whether a record speaks of this very directory.
+        return next(
+            (
+                record
+                for record in self.records.values()
+                if record.nonce == found.nonce and record.group_name == found.ref.name
+            ),
+            None,
+        )
+
+    def _group(self, found: Found, record: Record | None) -> Group:
+        if record is not None:
+            return _from_record(record, found)
+        return Group(
+            key=found.ref.name,
+            class_=found.ref.class_,
+            state=State.ACTIVE if self.tree.tasks(found.ref) else State.IDLE,
+            reason="no record of it can be read",
+            path=found.path,
+            generation=1,
+            baseline=Quality.UNKNOWN,
+            claims=(),
+            members=(),
+            attributes={},
+        )
+
+
+def _from_record(record: Record, found: Found | None = None) -> Group:
+    return Group(
+        key=record.key,
+        class_=found.ref.class_ if found else record.class_,
+        state=record.state,
+        reason=record.reason or None,
+        in_limbo=record.in_limbo,
+        path=found.path if found else None,
+        generation=record.generation,
+        baseline=record.baseline,
+        claims=record.claims,
+        members=record.members,
+        attributes=record.attributes,
+        created_at=record.created_at or None,
+        completed_at=record.completed_at or None,
+    )
+
+
+def _reading(reading: counters.Reading) -> Reading:
+    of = event(reading.event)
+    value = reading.value
+    return Reading(
+        domain=reading.domain,
+        event=reading.event,
+        kind=of.kind,
+        unit=of.unit,
+        status=value.status,
+        value=None if value.number is None else value.text,
+        text=value.text,
+        part=reading.is_part,
+    )
+
+
+def _total(total: accounting.Total) -> Total:
+    return Total(
+        event=total.event.name,
+        unit=total.event.unit,
+        value=None if total.number is None else _digits(total.number),
+        quality=total.quality,
+        reason=total.reason or None,
+    )
+
+
+def _digits(number: int | Decimal) -> str:
+    # Never with an exponent, as str() writes some decimals.
+    return str(number) if isinstance(number, int) else f"{number:f}"
+
+
+def _records(run: str) -> tuple[dict[str, Record], list[str]]:
+    folder = f"{run}/records"
+    try:
+        loaded = list(Records(folder).load())
+    except FileNotFoundError:
+        return {}, []
+    except PermissionError:
+        return {}, [f"{folder} is for root and the group {MARK} only: names, claims and members are not shown"]
+    records = {record.key: record for record in loaded if isinstance(record, Record)}
+    return records, [str(damaged) for damaged in loaded if not isinstance(damaged, Record)]
+
+
+def _mark() -> int | None:
+    try:
+        return grp.getgrnam(MARK).gr_gid
+    except KeyError:
+        return None
+
+
+def _failure(what: str, error: ResctrlError) -> Failure:
+    row = name_of(error)
+    return Failure(f"cannot {what}: {error}", row.exit_code, row.name)

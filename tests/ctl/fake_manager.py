@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NOT the daemon: a small in-memory implementation of org.resctrlmon.Manager on the real varlink server.
+
+It keeps groups in a dict and touches no resctrl, so that resctrlctl can be tested on any machine. What it answers is
+written down here, not measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resctrlmond.api import types
+from resctrlmond.api.sockets import listen
+from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import Claim, Member, State
+from resctrlmond.resctrl.counters import Kind, Status
+
+INTERFACE = "org.resctrlmon.Manager"
+NOW = "2026-11-21T11:13:22.500000Z"
+LATER = "2026-11-21T11:20:00Z"
+
+READINGS = [
+    types.Reading(
+        domain="mon_L3_00",
+        event="llc_occupancy",
+        kind=Kind.GAUGE,
+        unit="bytes",
+        status=Status.OK,
+        value="1572864",
+        text="1572864",
+        part=False,
+    ),
+    types.Reading(
+        domain="mon_L3_00",
+        event="mbm_total_bytes",
+        kind=Kind.CUMULATIVE,
+        unit="bytes",
+        status=Status.UNAVAILABLE,
+        text="Unavailable",
+        part=False,
+    ),
+    types.Reading(
+        domain="mon_PERF_PKG_00",
+        event="core_energy",
+        kind=Kind.CUMULATIVE,
+        unit="joules",
+        status=Status.OK,
+        value="54446119.644974",
+        text="54446119.644974",
+        part=False,
+    ),
+]
+TOTALS = [
+    types.Total(event="core_energy", unit="joules", value="12.345678", quality=Quality.EXACT),
+    types.Total(
+        event="mbm_total_bytes",
+        unit="bytes",
+        quality=Quality.UNKNOWN,
+        reason="mon_L3_00 read 'Unavailable' at the end",
+    ),
+]
+
+
+@dataclass
+class FakeManager:
+    """Its state, open to the tests. ``calls`` are the names of the methods called, with their parameters."""
+
+    socket: str
+    tree: Path
+    groups: dict[str, types.Group] = field(default_factory=dict)
+    foreign: list[types.Foreign] = field(default_factory=list)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    refuse: dict[str, VarlinkError] = field(default_factory=dict)
+    assign_takes_s: float = 0.0
+    assign_fails: VarlinkError | None = None
+    left: int = 0
+    seen_at_assign: list[bytes] = field(default_factory=list)
+
+    def called(self, name: str) -> list[Any]:
+        """The parameters of each call of that method."""
+        return [parameters for method, parameters in self.calls if method == name]
+
+    def add(self, key: str, **fields: Any) -> types.Group:
+        """A group as it would stand, with what a test says of it."""
+        path = self.tree / key
+        path.mkdir(exist_ok=True)
+        (path / "tasks").touch()
+        about: dict[str, Any] = {
+            "class_": "",
+            "state": State.ACTIVE,
+            "path": str(path),
+            "generation": 1,
+            "baseline": Quality.EXACT,
+            "claims": (Claim("cli", NOW),),
+            "members": (),
+            "attributes": {},
+            "created_at": NOW,
+        }
+        self.groups[key] = types.Group(key=key, **(about | fields))
+        return self.groups[key]
+
+    def interface(self) -> Interface:
+        """The interface as the varlink server takes it, with the real description."""
+        text = (importlib.resources.files("resctrlmond.api") / f"{INTERFACE}.varlink").read_text()
+        requests: dict[str, type[msgspec.Struct]] = {
+            "Create": types.CreateRequest,
+            "Assign": types.AssignRequest,
+            "Release": types.ReleaseRequest,
+            "Move": types.MoveRequest,
+            "Get": types.KeyRequest,
+            "Read": types.KeyRequest,
+            "List": types.NoParameters,
+            "Status": types.NoParameters,
+        }
+        return Interface(INTERFACE, text, {name: self._method(name, kind) for name, kind in requests.items()})
+
+    def _method(self, name: str, request: type[msgspec.Struct]) -> Method[Any]:
+        async def handle(parameters: Any, _peer: Peer) -> msgspec.Struct:
+            self.calls.append((name, parameters))
+            if name in self.refuse:
+                raise self.refuse[name]
+            reply: msgspec.Struct = await asyncio.to_thread(getattr(self, name.lower()), parameters)
+            return reply
+
+        return Method(request, handle)
+
+    def _find(self, key: str) -> types.Group:
+        if key not in self.groups:
+            raise error("NoSuchGroup", f"there is no workload {key!r}")
+        return self.groups[key]
+
+    def create(self, request: types.CreateRequest) -> types.GroupReply:
+        group = self.groups.get(request.key) or self.add(
+            request.key, state=State.IDLE, class_=request.class_ or "", attributes=request.attributes or {}
+        )
+        return types.GroupReply(group=group)
+
+    def assign(self, request: types.AssignRequest) -> types.AssignReply:
+        if request.pid is not None:
+            time.sleep(self.assign_takes_s)
+            if self.assign_fails is not None:
+                raise self.assign_fails
+            self.seen_at_assign.append(Path(f"/proc/{request.pid}/cmdline").read_bytes())
+        member = Member("pid", "process", request.claim or "", pid=request.pid or 0)
+        group = self.add(
+            request.key,
+            members=(member,),
+            claims=(Claim(request.claim or "", NOW),),
+            attributes=request.attributes or {},
+            class_="" if request.class_ in (None, "/", types.FOLLOW) else request.class_,
+        )
+        return types.AssignReply(group=group, moved=3, passes=2, left=self.left)
+
+    def release(self, request: types.ReleaseRequest) -> types.ReleaseReply:
+        group = self._find(request.key)
+        claims = tuple(claim for claim in group.claims if claim.owner != request.claim)
+        state = group.state if claims else State.COMPLETED
+        group = msgspec.structs.replace(group, claims=claims, state=state, completed_at=None if claims else LATER)
+        self.groups[request.key] = group
+        return types.ReleaseReply(group=group, completed=not claims, totals=TOTALS)
+
+    def move(self, request: types.MoveRequest) -> types.GroupReply:
+        group = msgspec.structs.replace(self._find(request.key), class_=request.class_)
+        self.groups[request.key] = group
+        return types.GroupReply(group=group)
+
+    def get(self, request: types.KeyRequest) -> types.GroupReply:
+        return types.GroupReply(group=self._find(request.key))
+
+    def read(self, request: types.KeyRequest) -> types.ReadReply:
+        return types.ReadReply(group=self._find(request.key), readings=READINGS, totals=TOTALS)
+
+    def list(self, _request: types.NoParameters) -> types.ListReply:
+        return types.ListReply(groups=list(self.groups.values()), foreign=self.foreign)
+
+    def status(self, _request: types.NoParameters) -> types.StatusReply:
+        return types.StatusReply(
+            version="0.1.0",
+            mount="/sys/fs/resctrl",
+            mounted=True,
+            rmids=64,
+            used=5,
+            pending=1,
+            groups=len(self.groups),
+            foreign=self.foreign,
+            classes=["", "gold"],
+            capacity=[types.Capacity(resource="L3_MON", rmids=64, events=("llc_occupancy",))],
+            problems=["nri-resctrl-mon runs here too"],
+        )
+
+
+def error(name: str, message: str, **fields: str) -> VarlinkError:
+    """An error as the daemon answers it."""
+    return VarlinkError(f"{INTERFACE}.{name}", {"message": message, **fields})
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[FakeManager]:
+    """A manager that listens in ``folder``, from a thread of its own, until the end of the block."""
+    tree = folder / "tree"
+    tree.mkdir()
+    fake = FakeManager(str(folder / "socket"), tree)
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        server = Server([fake.interface()], vendor="resctrlmon", product="fake", version="0", url="about:blank")
+        await server.start(listen(fake.socket))
+        started.set()
+        await stop.wait()
+        await server.close(grace_s=1.0)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert started.wait(10), "the varlink server did not start"
+        yield fake
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()

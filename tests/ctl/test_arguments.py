@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parser, its help, the man page and the completion tell of the same verbs, options and exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from resctrlctl.arguments import VERBS, build, parse
+from resctrlmond import __version__
+from resctrlmond.api.errors import ERRORS
+from tests.ctl.conftest import ROOT, Ctl
+from tests.ctl.fake_manager import FakeManager
+
+MAN = (ROOT / "man" / "resctrlctl.1.scd").read_text()
+COMPLETION = ROOT / "resctrlctl" / "completions" / "resctrlctl.bash"
+
+
+def verb_parsers() -> dict[str, argparse.ArgumentParser]:
+    """Each verb's own parser."""
+    actions = build()._actions
+    (verbs,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
+    return dict(verbs.choices)
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Every spelling of every option."""
+    return {spelling for action in parser._actions for spelling in action.option_strings}
+
+
+def described(section: str) -> set[str]:
+    """The options that a section of the man page describes: those in bold in the term of a definition."""
+    text = re.search(rf"^##? {re.escape(section)}\n(.*?)(?=^##? |\Z)", MAN, re.MULTILINE | re.DOTALL)
+    assert text is not None, section
+    terms = [line for line in text[1].splitlines() if line.startswith("*-")]
+    return {option for term in terms for option in re.findall(r"\*(--?[a-z-]+)\*", term)}
+
+
+def test_the_man_page_has_every_option_and_no_other() -> None:
+    parsers = verb_parsers()
+    assert described("OPTIONS") == options_of(build())
+    own = {name: options_of(parser) - options_of(build()) for name, parser in parsers.items()}
+    sections = re.findall(r"^## (Options of .*)$", MAN, re.MULTILINE)
+    told: dict[str, set[str]] = {name: set() for name in parsers}
+    for section in sections:
+        for name in parsers:
+            if re.search(rf"\b{name}\b", section):
+                told[name] |= described(section)
+    # A section for several verbs may hold an option that only some of them have: it names those.
+    for name, options in told.items():
+        restricted = {option for option in options if (verbs := restriction(option)) and name not in verbs}
+        assert options - restricted == own[name], name
+
+
+def restriction(option: str) -> set[str]:
+    """The verbs that the man page puts in parentheses behind an option."""
+    line = next(line for line in MAN.splitlines() if line.startswith("*-") and f"*{option}*" in line)
+    found = re.search(r"\((\*[a-z]+\*(?:, \*[a-z]+\*)*)\)$", line)
+    return set(re.findall(r"[a-z]+", found[1])) if found else set()
+
+
+def test_the_man_page_has_every_verb() -> None:
+    verbs = re.search(r"^# VERBS\n(.*?)(?=^# )", MAN, re.MULTILINE | re.DOTALL)
+    assert verbs is not None
+    assert re.findall(r"^\*([a-z]+)\*", verbs[1], re.MULTILINE) == list(VERBS)
+    synopsis = re.search(r"^# SYNOPSIS\n(.*?)(?=^# )", MAN, re.MULTILINE | re.DOTALL)
+    assert synopsis is not None
+    assert re.findall(r"\[options\] \*([a-z]+)\*", synopsis[1]) == list(VERBS)
+
+
+def test_the_man_page_and_the_help_have_every_exit_status() -> None:
+    section = re.search(r"^# EXIT STATUS\n(.*?)(?=^# )", MAN, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    in_man = {int(number) for number in re.findall(r"^\*([0-9]+)\*$", section[1], re.MULTILINE)}
+    assert in_man == {0, 1, 2, 3, 4, 5, 77, 125, 126, 127}
+    assert {row.exit_code for row in ERRORS.values()} <= in_man
+    in_help = {int(number) for number in re.findall(r"^  ([0-9]+)  +\w", build().epilog or "", re.MULTILINE)}
+    assert in_help == in_man - {125, 126, 127}
+    assert all(number in (build().epilog or "") for number in ("125", "126", "127", "128+N"))
+
+
+def test_the_man_page_is_valid() -> None:
+    page = subprocess.run(["scdoc"], input=MAN, capture_output=True, text=True, check=True)
+    assert page.stdout.startswith('.\\"')
+
+
+@pytest.mark.parametrize("verb", [[], *([name] for name in VERBS)], ids=lambda verb: " ".join(verb) or "none")
+def test_help(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([*verb, "--help"])
+    assert ended.value.code == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(f"usage: resctrlctl{''.join(f' {name}' for name in verb)} ")
+    if not verb:
+        assert all(re.search(rf"^    {name} ", out, re.MULTILINE) for name in VERBS)
+        assert "examples:\n  resctrlctl list" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"resctrlctl {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-q", "--json", "--socket", "/s", "show", "k"], ["show", "k", "-q", "--json", "--socket", "/s"]]
+)
+def test_common_options_stand_before_or_after_the_verb(arguments: list[str]) -> None:
+    args = parse(arguments)
+    assert (args.quiet, args.json, args.socket, args.key) == (True, "auto", "/s", ["k"])
+
+
+def test_json_never_swallows_a_key() -> None:
+    args = parse(["show", "--json", "short"])
+    assert (args.json, args.key) == ("auto", ["short"])
+    assert parse(["show", "--json=short", "k"]).json == "short"
+    assert parse(["-jq", "list"]).json == "auto"
+    assert parse(["list"]).json == "off"
+
+
+def test_dashes_end_the_options_of_any_verb() -> None:
+    assert parse(["show", "--", "k"]).key == ["k"]
+    args = parse(["run", "-q", "--", "show", "--quiet", "--", "x"])
+    assert (args.quiet, args.command) == (True, ["show", "--quiet", "--", "x"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["bogus"],
+        ["list", "--bogus"],
+        ["list", "extra"],
+        ["show"],
+        ["show", "k", "--ful"],
+        ["list", "--json=xml"],
+        ["create", "k", "--attribute", "novalue"],
+        ["create", "k", "--attribute", "=v"],
+        ["move", "k"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_one_line_and_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("resctrlctl")
+    assert "--help'" in err
+
+
+# -- completion
+
+
+def split_as_bash(line: str, breaks: str) -> Iterator[str]:
+    """The words that bash hands to a completion: broken at whitespace and around each of ``breaks``."""
+    for word in line.split(" "):
+        yield from (part for part in re.split(f"([{breaks}])", word) if part or word == "")
+
+
+def complete(line: str, *, keys: str = "", breaks: str = "@:=") -> list[str]:
+    """What is offered at the end of the line; ``keys`` stands for what the workloads are."""
+    words = list(split_as_bash(line, breaks))
+    script = (
+        f'source {COMPLETION}; __resctrlctl_keys() {{ printf "%b" "$KEYS"; }}; '
+        'COMP_LINE=$1 COMP_POINT=${#1}; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+        '_resctrlctl; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script, "bash", line, *words],
+        env={"KEYS": keys, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_completion_has_every_verb_and_option() -> None:
+    # Short forms are not completed: who knows them has typed them.
+    def long(parser: argparse.ArgumentParser) -> set[str]:
+        return {option for option in options_of(parser) if option.startswith("--")}
+
+    modes = {"--json=short", "--json=pretty", "--json=off"}
+    assert set(complete("resctrlctl ")) == set(VERBS) | long(build()) | modes
+    for name, parser in verb_parsers().items():
+        dashes = {"--"} if name == "run" else set()
+        assert set(complete(f"resctrlctl {name} -")) == long(parser) | modes | dashes, name
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("resctrlctl sh", ["show"]),
+        ("resctrlctl -q st", ["status"]),
+        ("resctrlctl show w", ["web", "worker"]),
+        ("resctrlctl show web w", ["web", "worker"]),
+        ("resctrlctl release w", ["web", "worker"]),
+        ("resctrlctl release web w", []),
+        ("resctrlctl --socket /s assign --claim me wo", ["worker"]),
+        ("resctrlctl move web /", ["/"]),
+        ("resctrlctl run --class fo", ["follow"]),
+        ("resctrlctl run -- tr", None),
+        ("resctrlctl status ", []),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_completion(line: str, offered: list[str] | None) -> None:
+    found = complete(line, keys="web\\nworker\\nbatch\\n")
+    if offered is None:
+        assert "true" in found
+    else:
+        assert found == offered
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("resctrlctl show getty@", ["tty1.service", "tty2.service"]),
+        ("resctrlctl show getty@tty1", ["tty1.service"]),
+        ("resctrlctl show ge", ["getty@tty1.service", "getty@tty2.service"]),
+        ("resctrlctl --json=p", ["pretty"]),
+        ("resctrlctl --json=short sho", ["show"]),
+    ],
+)
+def test_completion_where_bash_breaks_a_word(line: str, offered: list[str]) -> None:
+    assert complete(line, keys="getty@tty1.service\\ngetty@tty2.service\\n") == offered
+
+
+def test_completion_asks_for_the_keys(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("web")
+    manager.add("batch")
+    assert ctl("list", "--quiet").stdout == "batch\nweb\n"
+    assert "resctrlctl list --quiet" in COMPLETION.read_text()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What list, show and status print, in each form, against the in-memory manager."""
+
+from __future__ import annotations
+
+import json
+
+from resctrlmond.api import types
+from resctrlmond.groups.record import Claim, Member, State
+from tests.ctl.conftest import Ctl
+from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager
+
+POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
+
+
+def populate(manager: FakeManager) -> None:
+    """A pod, a pending command and somebody else's group."""
+    pod = {"pod.namespace": "shop", "pod.name": "cart-0", "container.name": "app"}
+    members = (
+        Member("c1", "container", "oci", pid=4711, started_at=NOW, late=True, left=2),
+        Member("c0", "container", "oci", pid=4710, started_at=NOW, ended_at=LATER),
+    )
+    claims = (Claim("oci", NOW),)
+    manager.add(
+        POD, class_="gold", path="/sys/fs/resctrl/gold/mon_groups/x", attributes=pod, members=members, claims=claims
+    )
+    manager.add(
+        "batch", state=State.PENDING, reason="no RMID", path=None, attributes={"command": "make -j8 'all of it'"}
+    )
+    foreign = types.Foreign(class_="", name="pqos-7", path="/sys/fs/resctrl/mon_groups/pqos-7")
+    manager.foreign.append(foreign)
+
+
+def test_list(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    done = ctl("list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "KEY                                   CLASS  STATE    MEMBERS  SINCE                WORKLOAD\n"
+        "6ca11e00-5ad0-4c0b-9f0e-0123456789ab  gold   active         1  2026-11-21 11:13:22  shop/cart-0 app\n"
+        "batch                                 /      pending        0  2026-11-21 11:13:22  make -j8 'all of it'\n"
+        "pqos-7                                /      foreign        -  -                    -\n"
+        "\n"
+        "2 groups, 1 foreign.\n"
+    )
+
+
+def test_list_cuts_to_columns_and_full_does_not(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    done = ctl("list", COLUMNS="72")
+    assert max(map(len, done.stdout.splitlines())) <= 72
+    assert "…" in done.stdout
+    assert "…" not in ctl("list", "--full", COLUMNS="72").stdout
+
+
+def test_list_without_legend_and_quiet(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    assert len(ctl("list", "--no-legend").stdout.splitlines()) == 3
+    assert ctl("-q", "list").stdout == f"{POD}\nbatch\n"
+
+
+def test_an_empty_list_has_only_a_footer(ctl: Ctl) -> None:
+    assert ctl("list").stdout == "0 groups, 0 foreign.\n"
+    assert ctl("list", "--no-legend").stdout == ""
+
+
+def test_list_as_json_is_the_reply(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    short = ctl("list", "--json").stdout
+    assert short.count("\n") == 1
+    reply = json.loads(short)
+    assert [group["key"] for group in reply["groups"]] == [POD, "batch"]
+    assert reply["foreign"] == [{"class": "", "name": "pqos-7", "path": "/sys/fs/resctrl/mon_groups/pqos-7"}]
+    assert ctl("-j", "list").stdout == short
+    pretty = ctl("list", "--json=pretty").stdout
+    assert pretty.count("\n") > 20
+    assert json.loads(pretty) == reply
+    assert ctl("list", "--json=off").stdout == ctl("list").stdout
+
+
+def test_show(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    done = ctl("show", POD)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"{POD}\n"
+        "       State: active\n"
+        "    Workload: shop/cart-0 app\n"
+        "       Class: gold\n"
+        "        Path: /sys/fs/resctrl/gold/mon_groups/x\n"
+        "       Since: 2026-11-21 11:13:22\n"
+        "         Run: 1\n"
+        "    Baseline: exact\n"
+        "      Claims: oci since 2026-11-21 11:13:22\n"
+        "     Members: c1: container of oci, process 4711, ran already when it was put in, 2 tasks stayed outside\n"
+        "              c0: container of oci, process 4710, ended 2026-11-21 11:20:00\n"
+        "  Attributes: container.name=app\n"
+        "              pod.name=cart-0\n"
+        "              pod.namespace=shop\n"
+        "\n"
+        "DOMAIN           EVENT                  VALUE  KIND\n"
+        "mon_L3_00        llc_occupancy       1.50 MiB  gauge\n"
+        "mon_L3_00        mbm_total_bytes  Unavailable  cumulative\n"
+        "mon_PERF_PKG_00  core_energy        54.446 MJ  cumulative\n"
+        "\n"
+        "EVENT                  TOTAL  QUALITY  REASON\n"
+        "core_energy      12.345678 J  exact    -\n"
+        "mbm_total_bytes      unknown  unknown  mon_L3_00 read 'Unavailable' at the end\n"
+    )
+
+
+def test_show_as_json_has_the_exact_text(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("a")
+    manager.add("b")
+    lines = ctl("show", "--json", "a", "b").stdout.splitlines()
+    assert [json.loads(line)["group"]["key"] for line in lines] == ["a", "b"]
+    assert json.loads(lines[0])["readings"][2]["value"] == READINGS[2].value == "54446119.644974"
+    assert json.loads(lines[0])["totals"][0]["value"] == TOTALS[0].value
+
+
+def test_show_goes_on_after_a_key_that_is_not_there(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("b")
+    done = ctl("show", "a", "b")
+    assert done.returncode == 4
+    assert done.stderr == "resctrlctl: cannot show 'a': there is no workload 'a'\n"
+    assert done.stdout.startswith("\nb\n") or done.stdout.startswith("b\n")
+
+
+def test_status(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    done = ctl("status")
+    assert done.returncode == 0
+    assert done.stdout == (
+        "resctrlmond 0.1.0\n"
+        "      Mount: /sys/fs/resctrl\n"
+        "      RMIDs: 5 of 64 used\n"
+        "     Groups: 2 groups, 1 pending, 1 foreign\n"
+        "    Classes: / gold\n"
+        "  Resources: L3_MON: 64 RMIDs; llc_occupancy\n"
+        "   Problems: nri-resctrl-mon runs here too\n"
+    )
+    assert json.loads(ctl("status", "-j").stdout)["rmids"] == 64
+
+
+def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("web", attributes={"pod.name": "\x1b]0;owned\x07", "command": "a\nb"}, reason="\x1b[2J")
+    for arguments in (("list",), ("show", "web")):
+        shown = ctl(*arguments).stdout
+        assert all(character.isprintable() or character == "\n" for character in shown)
+        assert "\\x1b" in shown

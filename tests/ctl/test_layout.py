@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain text keeps to its width, and a drawn table says the same as the plain one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlctl.layout import Column, Row, Sheet, Table, plain
+from tests.ctl.conftest import command
+from tests.ctl.fake_manager import FakeManager
+from tests.ctl.test_inspect import populate
+
+CELLS = st.text(st.characters(categories=["L", "N"]), max_size=60)
+TABLES = st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5).map(
+    lambda rows: Table((Column("ONE"), Column("TWO", right=True), Column("THREE")), tuple(map(Row, rows)))
+)
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@given(TABLES, st.integers(min_value=28, max_value=100))
+def test_no_line_of_a_table_is_wider_than_asked(table: Table, width: int) -> None:
+    assert all(len(line) <= width for line in plain([table], width, legend=True).splitlines())
+
+
+@given(TABLES)
+def test_without_a_width_nothing_is_cut(table: Table) -> None:
+    text = plain([table], None, legend=True)
+    assert "…" not in text
+    assert all(cell in text for row in table.rows for cell in row.cells)
+
+
+def test_only_the_widest_columns_are_cut() -> None:
+    table = Table((Column("KEY"), Column("N", right=True)), (Row(("a" * 40, "7")), Row(("b", "12"))))
+    assert plain([table], 20, legend=False) == "aaaaaaaaaaaaaaa…   7\nb                 12\n"
+
+
+def test_a_sheet_continues_a_label_with_several_values() -> None:
+    sheet = Sheet("web", (("State", ("active",)), ("Members", ("one", "two"))))
+    assert plain([sheet], None, legend=True) == "web\n    State: active\n  Members: one\n           two\n"
+    assert plain([sheet], 14, legend=True).splitlines()[-1] == "           two"
+    assert plain([sheet], 13, legend=True).splitlines()[-1] == "           t…"
+
+
+def on_terminal(arguments: list[str], environment: dict[str, str], columns: int) -> str:
+    """What a command writes to a terminal of that width, with newlines as they are in files."""
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    with subprocess.Popen(arguments, env=environment, stdout=secondary, stdin=secondary) as process:
+        os.close(secondary)
+        data = b""
+        try:
+            while chunk := os.read(primary, 4096):
+                data += chunk
+        except OSError:  # EIO: the last writer closed the terminal
+            pass
+        finally:
+            os.close(primary)
+        assert process.wait() == 0
+    return data.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("verb", [["list"], ["show", "batch"], ["status"], ["list", "--no-legend"]])
+def test_on_a_terminal_the_same_is_drawn_in_colour(
+    manager: FakeManager, environment: dict[str, str], verb: list[str]
+) -> None:
+    populate(manager)
+    drawn = on_terminal(command(manager.socket, *verb), environment | {"TERM": "xterm-256color"}, 90)
+    piped = subprocess.run(
+        command(manager.socket, *verb),
+        env=environment | {"COLUMNS": "90"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "\x1b[" in drawn
+    assert [line.rstrip() for line in SGR.sub("", drawn).splitlines()] == piped.splitlines()
+
+
+@pytest.mark.parametrize("setting", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}])
+def test_colours_can_be_declined(manager: FakeManager, environment: dict[str, str], setting: dict[str, str]) -> None:
+    populate(manager)
+    drawn = on_terminal(command(manager.socket, "list"), environment | setting, 90)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", drawn)
+    assert "batch" in drawn
+
+
+def test_json_is_pretty_on_a_terminal_only(manager: FakeManager, environment: dict[str, str]) -> None:
+    arguments = command(manager.socket, "status", "--json")
+    assert on_terminal(arguments, environment | {"TERM": "xterm"}, 90).startswith('{\n  "version"')
+
+
+def test_rich_is_not_imported_where_nothing_is_drawn(manager: FakeManager, environment: dict[str, str]) -> None:
+    code = (
+        "import sys; from resctrlctl.__main__ import main; "
+        f"main(['list', '--socket', {manager.socket!r}]); print('rich' in sys.modules, 'asyncio' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_reader_that_has_enough_is_no_error(manager: FakeManager, environment: dict[str, str]) -> None:
+    populate(manager)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command(manager.socket, "list"),
+        env=environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_locale_without_the_ellipsis_is_no_error(manager: FakeManager, environment: dict[str, str]) -> None:
+    populate(manager)
+    settings = {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
+    done = subprocess.run(
+        command(manager.socket, "list"), env=environment | settings, capture_output=True, check=True
+    )
+    assert b"\\u2026" in done.stdout

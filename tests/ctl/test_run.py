@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run: the command is in its group before it executes, ends as it would alone, and what it used is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api import types
+from resctrlmond.groups.record import Claim, State
+from tests.ctl.conftest import Ctl, command
+from tests.ctl.fake_manager import NOW, FakeManager, error
+
+PYTHON = sys.executable
+WAIT = "import time; print('ready', flush=True); time.sleep(60)"
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until it holds, 10 s at most."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about within 10 s"
+        time.sleep(0.01)
+
+
+def start(manager: FakeManager, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    """resctrlctl run in a session of its own, left running."""
+    return subprocess.Popen(
+        command(manager.socket, "run", *arguments),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_the_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("run", "--", "sh", "-c", "echo out; echo err >&2")
+    assert (done.returncode, done.stdout) == (0, "out\n")
+    (request,) = manager.called("Assign")
+    assert re.fullmatch(rf"run-{request.pid}-[0-9]+", request.key)
+    assert request == types.AssignRequest(
+        key=request.key,
+        pid=request.pid,
+        claim="run",
+        attributes={"command": "sh -c 'echo out; echo err >&2'"},
+        pending=False,
+    )
+    assert manager.called("Release") == [
+        types.ReleaseRequest(key=request.key, claim="run", reason="ended with status 0")
+    ]
+    report = done.stderr.splitlines()
+    assert report[:4] == ["err", "", f"sh -c 'echo out; echo err >&2': {request.key} in class /", ""]
+    assert report[4] == "  core energy  12.345678 J  exact"
+    assert report[5] == "  mbm total        unknown  unknown: mon_L3_00 read 'Unavailable' at the end"
+    assert [line.split()[0] for line in report[6:]] == ["elapsed", "user", "system"]
+
+
+def test_the_command_does_not_execute_before_it_is_in_its_group(
+    manager: FakeManager, ctl: Ctl, tmp_path: Path
+) -> None:
+    manager.assign_takes_s = 0.5
+    done = ctl("run", "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 0
+    # While Assign was answered, the process was still a copy of resctrlctl.
+    assert b"resctrlctl" in manager.seen_at_assign[0]
+    assert (tmp_path / "ran").exists()
+
+
+def test_the_command_is_the_process_that_was_assigned(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("run", "--", "sh", "-c", "echo $$")
+    assert [int(done.stdout)] == [request.pid for request in manager.called("Assign")]
+
+
+@pytest.mark.parametrize("status", [0, 1, 7, 125, 255])
+def test_the_exit_status_is_the_commands(ctl: Ctl, status: int) -> None:
+    assert ctl("run", "--", "sh", "-c", f"exit {status}").returncode == status
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_a_command_ended_by_a_signal_is_128_and_its_number(manager: FakeManager, ctl: Ctl, name: str) -> None:
+    number = signal.Signals[name]
+    assert ctl("run", "--", "sh", "-c", f"kill -{number:d} $$").returncode == 128 + number
+    assert len(manager.called("Release")) == 1
+
+
+@pytest.mark.parametrize(("mode", "status"), [(None, 127), (0o644, 126), (0o755, 126)])
+def test_a_command_that_cannot_be_executed(
+    manager: FakeManager, ctl: Ctl, tmp_path: Path, mode: int | None, status: int
+) -> None:
+    program = tmp_path / "program"
+    if mode is not None:
+        program.write_bytes(b"\0no program")
+        program.chmod(mode)
+    done = ctl("run", "--", str(program))
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"resctrlctl: cannot execute '{program}': ")
+    assert done.stderr.count("\n") == 1
+    assert [request.reason for request in manager.called("Release")] == ["the command was not executed"]
+
+
+def test_sigterm_and_sighup_are_forwarded(manager: FakeManager, environment: dict[str, str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Not sh: dash loses a signal that comes while it starts a program with vfork().
+        code = f"import signal, sys; signal.signal({number:d}, lambda *_: sys.exit(9)); {WAIT}"
+        with start(manager, environment, "--", PYTHON, "-c", code) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            _, report = process.communicate(timeout=20)
+            assert process.returncode == 9
+            assert "core energy" in report
+
+
+def test_an_interrupt_from_the_terminal_ends_the_command_and_still_releases(
+    manager: FakeManager, environment: dict[str, str]
+) -> None:
+    with start(manager, environment, "--", PYTHON, "-c", WAIT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+        _, report = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "core energy" in report
+    assert len(manager.called("Release")) == 1
+
+
+def test_an_interrupt_before_the_command_executes_leaves_nothing(
+    manager: FakeManager, environment: dict[str, str], tmp_path: Path
+) -> None:
+    manager.assign_takes_s = 1.0
+    with start(manager, environment, "--", "touch", str(tmp_path / "ran")) as process:
+        wait_for(lambda: manager.called("Assign"))
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert not (tmp_path / "ran").exists()
+    assert [group.state for group in manager.groups.values()] == [State.COMPLETED]
+
+
+def test_an_interrupt_that_makes_the_assignment_fail_is_told_as_one(
+    manager: FakeManager, environment: dict[str, str]
+) -> None:
+    manager.assign_takes_s = 1.0
+    manager.assign_fails = error("NoSuchProcess", "process 12 has ended")
+    with start(manager, environment, "--", "true") as process:
+        wait_for(lambda: manager.called("Assign"))
+        os.killpg(process.pid, signal.SIGINT)
+        output, report = process.communicate(timeout=20)
+    assert (process.returncode, output, report) == (128 + signal.SIGINT, "", "")
+
+
+def test_resctrlctl_killed_before_it_lets_go_takes_the_command_with_it(
+    manager: FakeManager, environment: dict[str, str], tmp_path: Path
+) -> None:
+    manager.assign_takes_s = 1.0
+    with start(manager, environment, "--", "touch", str(tmp_path / "ran")) as process:
+        wait_for(lambda: manager.called("Assign"))
+        process.kill()
+        process.communicate(timeout=20)
+    (request,) = manager.called("Assign")
+    wait_for(lambda: not Path(f"/proc/{request.pid}").exists())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_ignored_signals_stay_ignored_and_pythons_own_do_not(ctl: Ctl) -> None:
+    script = (
+        f"trap '' HUP INT; exec {PYTHON} -m resctrlctl run -q --best-effort --socket /none -- cat /proc/self/status"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    ignored = int(re.findall(r"SigIgn:\s+([0-9a-f]+)", done.stdout)[0], 16)
+    assert ignored & 0b11 == 0b11
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGQUIT, signal.SIGTERM):
+        assert not ignored >> (number - 1) & 1
+
+
+def test_the_command_gets_the_callers_descriptors_and_none_of_resctrlctls(
+    manager: FakeManager, environment: dict[str, str], tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    listing = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
+    arguments = command(manager.socket, "run", "-o", str(tmp_path / "report"), "--", PYTHON, "-c", listing)
+    done = subprocess.run(arguments, env=environment, pass_fds=[writing], capture_output=True, text=True, check=True)
+    os.close(reading)
+    os.close(writing)
+    # The highest is the listing's own descriptor of the directory, which takes the first free number.
+    expected = {0, 1, 2, writing}
+    found = set(json.loads(done.stdout))
+    assert expected <= found
+    assert len(found - expected) == 1
+
+
+def test_the_command_stays_in_the_process_group(ctl: Ctl) -> None:
+    code = "import os; print(os.getpgrp() == os.getpgid(os.getppid()))"
+    assert ctl("run", "--", PYTHON, "-c", code).stdout == "True\n"
+
+
+def test_options_after_the_dashes_are_the_commands(ctl: Ctl) -> None:
+    assert ctl("run", "--", "echo", "--json", "--", "-q").stdout == "--json -- -q\n"
+
+
+def test_report_as_json(ctl: Ctl, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = ctl("run", "--key", "nightly", "--json", "-o", str(report), "--", "sh", "-c", "exit 3")
+    assert (done.returncode, done.stderr) == (3, "")
+    told = json.loads(report.read_text())
+    assert told["group"]["key"] == "nightly"
+    assert told["exitStatus"] == 3
+    assert told["command"] == ["sh", "-c", "exit 3"]
+    assert told["totals"][0] == {"event": "core_energy", "unit": "joules", "value": "12.345678", "quality": "exact"}
+    assert told["elapsed"] > 0
+    assert (told["tasksLeft"], told["completed"]) == (0, True)
+    to_stderr = ctl("run", "--json", "--", "true")
+    assert (to_stderr.stdout, json.loads(to_stderr.stderr)["exitStatus"]) == ("", 0)
+
+
+def test_quiet_says_nothing_and_a_file_is_written_all_the_same(ctl: Ctl, tmp_path: Path) -> None:
+    done = ctl("run", "-q", "--", "true")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ctl("run", "-q", "-o", str(tmp_path / "report"), "--", "true")
+    assert "core energy" in (tmp_path / "report").read_text()
+
+
+def test_a_report_that_cannot_be_kept_is_known_before_the_command_starts(ctl: Ctl, tmp_path: Path) -> None:
+    done = ctl("run", "-o", str(tmp_path / "no" / "report"), "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 125
+    assert done.stderr == f"resctrlctl: cannot write the report to {tmp_path}/no/report: No such file or directory\n"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_full_disk_under_the_report_leaves_the_commands_status(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("run", "-o", "/dev/full", "--", "sh", "-c", "exit 6")
+    assert (done.returncode, done.stderr) == (6, "resctrlctl: cannot write the report: No space left on device\n")
+    assert len(manager.called("Release")) == 1
+
+
+def test_a_class_asked_for_by_name_may_be_changed_to(manager: FakeManager, ctl: Ctl) -> None:
+    ctl("run", "--class", "gold", "--take-over", "--", "true")
+    ctl("run", "--class", "follow", "--", "true")
+    named, follows = manager.called("Assign")
+    assert (named.class_, named.allow_class_change, named.take_over) == ("gold", True, True)
+    assert (follows.class_, follows.allow_class_change, follows.take_over) == ("follow", None, None)
+
+
+@pytest.mark.parametrize("best_effort", [False, True])
+@pytest.mark.parametrize("name", ["RmidsExhausted", "PermissionDenied"])
+def test_a_command_that_cannot_be_monitored(
+    manager: FakeManager, ctl: Ctl, tmp_path: Path, name: str, best_effort: bool
+) -> None:
+    manager.refuse["Assign"] = error(name, "it is so")
+    options = ["--best-effort"] if best_effort else []
+    done = ctl("run", "--key", "k", *options, "--", "sh", "-c", f"touch {tmp_path}/ran; exit 4")
+    assert done.returncode == (4 if best_effort else 125)
+    assert (tmp_path / "ran").exists() == best_effort
+    assert done.stderr.startswith("resctrlctl: cannot monitor 'sh' as 'k': it is so")
+    assert done.stderr.endswith("The command runs unmonitored\n") == best_effort
+    assert manager.called("Release") == []
+
+
+def test_without_the_daemon(ctl: Ctl, tmp_path: Path) -> None:
+    done = ctl("run", "--socket", str(tmp_path / "none"), "--", "true")
+    assert done.returncode == 125
+    assert "resctrlmond is not running" in done.stderr
+
+
+def test_a_key_in_use_is_refused_and_one_that_is_over_is_not(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k", claims=(Claim("oci", NOW),))
+    done = ctl("run", "--key", "k", "--", "true")
+    assert done.returncode == 125
+    assert (
+        done.stderr
+        == "resctrlctl: cannot monitor 'true' as 'k': a workload of that key lives (active). Choose another --key\n"
+    )
+    assert [name for name, _ in manager.calls] == ["Get"]
+    manager.add("k", state=State.COMPLETED, claims=())
+    assert ctl("run", "--key", "k", "--", "true").returncode == 0
+
+
+def test_a_command_left_outside_is_not_run(manager: FakeManager, ctl: Ctl, tmp_path: Path) -> None:
+    manager.left = 1
+    done = ctl("run", "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 125
+    assert "--take-over" in done.stderr
+    assert not (tmp_path / "ran").exists()
+    assert len(manager.called("Release")) == 1
+
+
+def test_tasks_that_live_on_are_told(manager: FakeManager, ctl: Ctl) -> None:
+    # The in-memory manager's group is a directory whose tasks a test writes, as the kernel would.
+    script = f"printf '11\\n12\\n' > {manager.tree}/k/tasks"
+    done = ctl("run", "--key", "k", "--", "sh", "-c", script)
+    assert done.stderr.endswith("2 tasks of the command lived on; what they use from now on is not counted.\n")
+    assert json.loads(ctl("run", "--key", "k", "--json", "--", "sh", "-c", script).stderr)["tasksLeft"] == 2
+
+
+def test_a_release_that_fails_leaves_the_commands_status(manager: FakeManager, ctl: Ctl) -> None:
+    manager.refuse["Release"] = error("NotMounted", "it is gone")
+    done = ctl("run", "--key", "k", "--", "sh", "-c", "exit 8")
+    assert (done.returncode, done.stderr) == (8, "resctrlctl: cannot release 'k': it is gone\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["--unknown", "--", "true"], ["true"], ["--key", "--", "true"]])
+def test_a_wrong_command_line_is_125_too(ctl: Ctl, arguments: list[str]) -> None:
+    done = ctl("run", *arguments)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr.startswith("resctrlctl run: ")

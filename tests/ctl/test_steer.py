@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""create, assign, release and move: what they ask for, what they say, how they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from resctrlctl.ask import Daemon, Failure
+from resctrlmond.api import types
+from resctrlmond.api.errors import ERRORS
+from resctrlmond.groups.record import Claim
+from tests.ctl.conftest import Ctl
+from tests.ctl.fake_manager import NOW, FakeManager, error
+
+
+def test_create(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("create", "web", "--class", "gold", "--attribute", "owner=a=b", "--no-pending")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"web: idle in class gold ({manager.tree}/web)\n"
+    request = types.CreateRequest(key="web", class_="gold", claim="cli", attributes={"owner": "a=b"}, pending=False)
+    assert manager.called("Create") == [request]
+
+
+def test_create_leaves_out_what_was_not_said(manager: FakeManager, ctl: Ctl) -> None:
+    assert ctl("create", "web", "-q").stdout == ""
+    assert manager.called("Create") == [types.CreateRequest(key="web", claim="cli")]
+
+
+def test_assign_a_process(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("assign", "web", "--pid", str(os.getpid()), "--claim", "me", "--member", "m1")
+    assert done.stdout == f"web: active in class / ({manager.tree}/web)\n3 tasks moved in 2 passes.\n"
+    request = types.AssignRequest(key="web", pid=os.getpid(), claim="me", member="m1")
+    assert manager.called("Assign") == [request]
+
+
+def test_assign_a_control_group_through_its_class(manager: FakeManager, ctl: Ctl) -> None:
+    manager.left = 1
+    done = ctl(
+        "assign", "web", "--cgroup", "/sys/fs/cgroup/x", "--class", "/", "--allow-class-change", "--take-over", "-j"
+    )
+    assert json.loads(done.stdout)["left"] == 1
+    assert "1 task stayed outside" in done.stderr
+    (request,) = manager.called("Assign")
+    assert request == types.AssignRequest(
+        key="web", cgroup="/sys/fs/cgroup/x", class_="/", allow_class_change=True, take_over=True, claim="cli"
+    )
+
+
+@pytest.mark.parametrize(
+    "whom", [[], ["--pid", "1", "--cgroup", "/x"], ["--pid", "0"], ["--pid", "-5"], ["--pid", "x"]]
+)
+def test_assign_wants_one_process_or_one_control_group(ctl: Ctl, whom: list[str]) -> None:
+    done = ctl("assign", "web", *whom)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("resctrlctl assign: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_release_tells_the_totals(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("web")
+    done = ctl("release", "web", "--reason", "enough")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0].startswith("web: completed in class /")
+    assert "core_energy      12.345678 J  exact" in done.stdout
+    assert manager.called("Release") == [types.ReleaseRequest(key="web", claim="cli", reason="enough")]
+
+
+def test_release_says_who_else_claims(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("web", claims=(Claim("cli", NOW), Claim("oci", NOW)))
+    assert ctl("release", "web").stdout.startswith("web: still claimed by oci\n")
+
+
+def test_move(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("web")
+    assert ctl("move", "web", "gold").stdout.startswith("web: active in class gold")
+    assert manager.called("Move") == [types.MoveRequest(key="web", class_="gold")]
+
+
+@pytest.mark.parametrize("name", sorted(row.name for row in ERRORS.values()))
+def test_each_refusal_has_its_exit_status(manager: FakeManager, ctl: Ctl, name: str) -> None:
+    codes = {row.name: row.exit_code for row in ERRORS.values()}
+    manager.refuse["Create"] = error(name, "it is so")
+    done = ctl("create", "web")
+    assert (done.returncode, done.stdout) == (codes[name], "")
+    assert done.stderr == "resctrlctl: cannot create 'web': it is so\n"
+
+
+def test_a_refusal_names_path_cause_and_remedy(manager: FakeManager, ctl: Ctl) -> None:
+    manager.refuse["Create"] = error(
+        "RmidsExhausted",
+        "cannot create the monitoring group",
+        path="/sys/fs/resctrl/mon_groups/web",
+        errno="ENOSPC",
+        status="Out of RMIDs",
+        remedy="Release a group",
+    )
+    done = ctl("create", "web")
+    assert done.returncode == 5
+    assert done.stderr == (
+        "resctrlctl: cannot create 'web': /sys/fs/resctrl/mon_groups/web: cannot create the monitoring group "
+        "(ENOSPC); the kernel says: Out of RMIDs. Release a group\n"
+    )
+
+
+def test_an_argument_that_is_no_text_is_refused(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("assign", "web", "--cgroup", "\udcff")
+    assert done.returncode == 2
+    assert done.stderr == "resctrlctl assign: an argument is not UTF-8. See 'resctrlctl assign --help'\n"
+    assert manager.calls == []
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["create", "web"], ["release", "web"], ["move", "web", "/"]])
+def test_without_the_daemon_it_says_how_to_start_it(
+    manager: FakeManager, ctl: Ctl, tmp_path: Path, arguments: list[str]
+) -> None:
+    done = ctl(*arguments, "--socket", str(tmp_path / "none"))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"resctrlmond is not running: nothing listens on {tmp_path}/none. Start it: systemctl start" in done.stderr
+
+
+def test_a_socket_that_may_not_be_used_is_access_denied(manager: FakeManager) -> None:
+    os.chmod(manager.socket, 0)
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)  # root may use any socket
+    try:
+        with pytest.raises(Failure, match="Only root and the members of the group resctrlmon may ask") as failed:
+            Daemon(manager.socket).call("ask", "Status", types.NoParameters(), types.StatusReply)
+    finally:
+        os.seteuid(was)
+    assert failed.value.status == 77
+
+
+def test_a_server_that_speaks_something_else_is_an_error_not_a_traceback(ctl: Ctl, tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "other"))
+    listener.listen()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\0")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    done = ctl("status", "--socket", str(tmp_path / "other"))
+    thread.join()
+    listener.close()
+    assert done.returncode == 1
+    assert done.stderr.startswith("resctrlctl: cannot ask for the status: ")
+    assert "Traceback" not in done.stderr

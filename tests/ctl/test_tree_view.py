@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without the daemon, list and show tell what resctrl and the records hold, and change nothing.
+
+The tree is made of plain files here, laid out as resctrl is: what is under test is the reading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from resctrlctl import inspect
+from resctrlctl.arguments import parse
+from resctrlctl.ask import Failure
+from resctrlctl.screen import Json, Screen
+from resctrlctl.tree_view import TreeView
+from resctrlmond.api import types
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import Claim, Record, Records, State
+from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.resctrl.tree import Tree
+from tests.ctl.conftest import Ctl
+
+NOW = "2026-11-21T11:13:22Z"
+ENERGY = ("mon_PERF_PKG_00", "core_energy")
+TRAFFIC = ("mon_L3_00", "mbm_total_bytes")
+
+
+def make_group(root: Path, class_: str, name: str, tasks: str = "") -> Path:
+    """A monitoring group's files, with a counter that has a number and one that has none."""
+    group = root / class_ / "mon_groups" / name
+    for (domain, event), text in ((ENERGY, "21.500000\n"), (TRAFFIC, "Unavailable\n")):
+        folder = group / "mon_data" / domain
+        folder.mkdir(parents=True)
+        (folder / event).write_text(text)
+    (group / "tasks").write_text(tasks)
+    return group
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree with a class and a group in each."""
+    root = tmp_path / "resctrl"
+    make_group(root, "", "web")
+    make_group(root, "gold", "stray", "17\n")
+    (root / "info").mkdir()
+    return root
+
+
+@pytest.fixture
+def run(tmp_path: Path, root: Path) -> Path:
+    """The daemon's folder under /run, with the record and snapshot of ``web``, and of a run that is over."""
+    run = tmp_path / "run"
+    for name in ("records", "groups", "completed"):
+        (run / name).mkdir(parents=True)
+    nonce = os.stat(root / "mon_groups" / "web").st_mtime_ns
+    records = Records(str(run / "records"))
+    web = Record(
+        key="web",
+        group_name="web",
+        state=State.ACTIVE,
+        nonce=nonce,
+        baseline=Quality.EXACT,
+        claims=(Claim("oci", NOW),),
+        attributes={"pod.name": "cart-0"},
+        created_at=NOW,
+    )
+    records.save(web)
+    records.save(
+        Record(key="gone", group_name="gone", state=State.COMPLETED, baseline=Quality.LATE, completed_at=NOW)
+    )
+    snapshots = Snapshots(str(run / "groups"), str(run / "completed"))
+    snapshots.begin("web", NOW, str(root / "mon_groups/web"), [Reading(*ENERGY, parse_value("20.000000"))])
+    snapshots.begin("gone", NOW, "/none", [Reading(*TRAFFIC, parse_value("9007199254740993"))])
+    snapshots.end("gone", NOW, [Reading(*TRAFFIC, parse_value("18014398509481987"))])
+    return run
+
+
+def view(root: Path, run: Path, gid: int | None = None) -> TreeView:
+    """The view as ``TreeView.open`` makes it where resctrl is mounted and ``gid`` is the mark."""
+    loaded = Records(str(run / "records")).load()
+    records = {record.key: record for record in loaded if isinstance(record, Record)}
+    return TreeView(Tree(str(root), None), os.getgid() if gid is None else gid, records, str(run))
+
+
+def test_groups_with_a_record_are_told_by_it(root: Path, run: Path) -> None:
+    reply = view(root, run).groups()
+    by_key = {group.key: group for group in reply.groups}
+    assert sorted(by_key) == ["gone", "stray", "web"]
+    web = by_key["web"]
+    assert (web.state, web.attributes, web.path) == (State.ACTIVE, {"pod.name": "cart-0"}, f"{root}/mon_groups/web")
+    assert by_key["gone"].path is None
+    assert reply.foreign == []
+
+
+def test_a_group_of_ours_without_a_record_says_so(root: Path, run: Path) -> None:
+    stray = next(group for group in view(root, run).groups().groups if group.key == "stray")
+    assert (stray.class_, stray.state, stray.baseline) == ("gold", State.ACTIVE, Quality.UNKNOWN)
+    assert stray.reason == "no record of it can be read"
+
+
+def test_a_record_that_speaks_of_another_directory_is_not_believed(root: Path, run: Path) -> None:
+    os.utime(root / "mon_groups" / "web", ns=(1, 1))
+    web = [group for group in view(root, run).groups().groups if group.path == f"{root}/mon_groups/web"]
+    assert [group.baseline for group in web] == [Quality.UNKNOWN]
+
+
+def test_without_our_mark_a_group_is_foreign_whatever_its_name(root: Path, run: Path) -> None:
+    reply = view(root, run, gid=os.getgid() + 1).groups()
+    assert [other.path for other in reply.foreign] == [f"{root}/mon_groups/web", f"{root}/gold/mon_groups/stray"]
+    assert not any(group.path for group in reply.groups)
+    with pytest.raises(Failure) as failed:
+        view(root, run, gid=os.getgid() + 1).read("stray")
+    assert failed.value.status == 4
+
+
+def test_counters_and_totals(root: Path, run: Path) -> None:
+    reply = view(root, run).read("web")
+    assert [(one.domain, one.event, one.value, one.text) for one in reply.readings] == [
+        (*TRAFFIC, None, "Unavailable"),
+        (*ENERGY, "21.500000", "21.500000"),
+    ]
+    energy = next(total for total in reply.totals if total.event == "core_energy")
+    assert energy == types.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
+
+
+def test_the_totals_of_an_ended_run_are_exact_integers(root: Path, run: Path) -> None:
+    reply = view(root, run).read("gone")
+    assert reply.readings == []
+    assert [(total.value, total.quality) for total in reply.totals] == [("9007199254740994", Quality.LATE)]
+
+
+def test_a_key_that_is_not_there(root: Path, run: Path) -> None:
+    with pytest.raises(Failure, match="cannot show 'nobody': there is no such workload") as failed:
+        view(root, run).read("nobody")
+    assert failed.value.status == 4
+
+
+def test_reading_changes_nothing(root: Path, run: Path) -> None:
+    def state() -> list[tuple[str, int, int]]:
+        paths = sorted([*root.rglob("*"), *run.rglob("*")])
+        return [(str(path), path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths]
+
+    before = state()
+    view(root, run).groups()
+    view(root, run).read("web")
+    assert state() == before
+
+
+def test_what_is_no_resctrl_is_said(ctl: Ctl, tmp_path: Path) -> None:
+    for arguments in (["list"], ["show", "web"]):
+        done = ctl(*arguments, "--root", str(tmp_path))
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith(f"resctrlctl: cannot read the groups: {tmp_path}: is no resctrl filesystem")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_list_falls_back_to_the_tree_and_says_so(
+    root: Path, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    def opened(path: str, *, simulation: bool, run: str) -> tuple[TreeView, list[str]]:
+        assert (path, simulation, run) == ("/sys/fs/resctrl", False, "/run/resctrlmond")
+        return here, ["a record is damaged"]
+
+    here = view(root, run)
+    monkeypatch.setattr(TreeView, "open", opened)
+    args = parse(["list", "--socket", "/nobody/listens"])
+    assert inspect.list_groups(args, Screen(Json.SHORT, quiet=quiet)) == 0
+    out, err = capsys.readouterr()
+    assert [group["key"] for group in json.loads(out)["groups"]] == ["web", "stray", "gone"]
+    notes = [
+        "resctrlctl: resctrlmond is not running: read from /sys/fs/resctrl",
+        "resctrlctl: a record is damaged",
+    ]
+    assert err.splitlines() == ([] if quiet else notes)

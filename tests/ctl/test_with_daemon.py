@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""resctrlctl with the real daemon, on a simulated resctrl with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from resctrlctl.tree_view import TreeView
+from resctrlmond.resctrl.tree import GroupRef, Tree
+from tests.ctl.conftest import ROOT, command
+
+Ask: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
+BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A running daemon: its folder, its tree, and resctrlctl that talks to it."""
+
+    top: Path
+    ask: Ask
+
+    @property
+    def tree(self) -> Tree:
+        """The simulated resctrl, read past the daemon."""
+        return Tree.open(str(self.top / "resctrl"), allow_simulation=True)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """The daemon with its simulator, until the end of this file's tests; it must end well."""
+    top = tmp_path_factory.mktemp("host")
+    socket = top / "run" / "org.resctrlmon.Manager"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TZ": "UTC"}
+
+    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+        words = command(str(socket), *arguments)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    log = top / "log"
+    with log.open("w") as opened:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "resctrlmond", "--simulate", str(top)],
+            env=environment,
+            stdout=opened,
+            stderr=opened,
+        )
+    try:
+        deadline = time.monotonic() + 20
+        while ask("status", "-q").returncode != 0:
+            assert daemon.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        os.mkdir(top / "resctrl" / "gold")
+        yield Host(top, ask)
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        ended = daemon.wait(20)
+    assert ended == 0, log.read_text()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """A process that does nothing, for as long as the test runs."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_command_is_measured_and_its_group_gone(host: Host) -> None:
+    done = host.ask("run", "--key", "burn", "--json", "--", sys.executable, "-c", BURN)
+    assert done.returncode == 0
+    report = json.loads(done.stderr)
+    energy = next(total for total in report["totals"] if total["event"] == "core_energy")
+    assert (energy["unit"], energy["quality"], report["completed"]) == ("joules", "exact", True)
+    assert Decimal(energy["value"]) > 0
+    assert report["user"] + report["system"] >= 0.3
+    assert host.tree.find(GroupRef("", "burn")) is None
+    assert "core_energy" in host.ask("show", "burn").stdout
+
+
+def test_the_command_is_in_its_group_from_its_first_instruction(host: Host) -> None:
+    listing = f"import os; print(os.getpid() in map(int, open('{host.top}/resctrl/gold/mon_groups/first/tasks')))"
+    done = host.ask("run", "--key", "first", "--class", "gold", "--", sys.executable, "-c", listing)
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
+def test_a_task_that_lives_on_is_told_and_not_ended(host: Host) -> None:
+    done = host.ask("run", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $!; sleep 0.3")
+    survivor = int(done.stdout)
+    assert "\n1 task of the command lived on" in done.stderr
+    os.kill(survivor, signal.SIGKILL)
+
+
+def test_a_command_that_is_not_found_leaves_no_group(host: Host) -> None:
+    assert host.ask("run", "--key", "none", "--", "/no/such/program").returncode == 127
+    assert host.tree.find(GroupRef("", "none")) is None
+
+
+def test_a_command_in_a_group_already_is_refused_unless_taken_over(host: Host) -> None:
+    inner = [*command(f"{host.top}/run/org.resctrlmon.Manager", "run"), "-q"]
+    refused = host.ask("run", "-q", "--key", "outer", "--", *inner, "--", "true")
+    assert refused.returncode == 125
+    assert "is in the monitoring group 'outer' of class / already" in refused.stderr
+    assert host.ask("run", "-q", "--", *inner, "--take-over", "--", "true").returncode == 0
+
+
+def test_the_life_of_a_workload(host: Host, sleeper: int) -> None:
+    assert host.ask("create", "web", "--attribute", "pod.name=cart").stdout.startswith("web: idle in class / (")
+    assert "1 task moved" in host.ask("assign", "web", "--pid", str(sleeper)).stdout
+    row = next(line for line in host.ask("list").stdout.splitlines() if line.startswith("web "))
+    assert re.fullmatch(r"web +/ +active +1 +[-0-9]+ [:0-9]+ +cart", row)
+    assert host.ask("move", "web", "gold").stdout.startswith("web: active in class gold (")
+    assert sleeper in host.tree.tasks(GroupRef("gold", "web"))
+    shown = json.loads(host.ask("show", "-j", "web").stdout)
+    assert shown["group"]["members"][0]["pid"] == sleeper
+    assert {reading["event"] for reading in shown["readings"]} >= {"core_energy", "llc_occupancy"}
+    released = host.ask("release", "web")
+    assert released.stdout.startswith("web: completed")
+    assert host.tree.find(GroupRef("gold", "web")) is None
+
+
+def test_what_the_daemon_refuses(host: Host, sleeper: int) -> None:
+    assert host.ask("show", "nobody").returncode == 4
+    assert host.ask("assign", "x", "--pid", "2147483647").returncode == 4
+    assert host.ask("create", "..").returncode == 1
+    mismatch = host.ask("assign", "x", "--pid", str(sleeper), "--class", "gold")
+    assert (mismatch.returncode, mismatch.stdout) == (1, "")
+    assert mismatch.stderr.startswith(f"resctrlctl: cannot assign process {sleeper} to 'x': ")
+    assert host.ask("assign", "x", "--pid", "1").returncode == 77
+
+
+def test_the_tree_tells_the_same_as_the_daemon(host: Host, sleeper: int) -> None:
+    host.ask("create", "same")
+    host.ask("assign", "same", "--pid", str(sleeper))
+    from_daemon = json.loads(host.ask("show", "-j", "same").stdout)
+    found = host.tree.find(GroupRef("", "same"))
+    assert found is not None
+    view = TreeView(host.tree, found.gid).read("same")
+    assert [(one.domain, one.event, one.unit) for one in view.readings] == [
+        (one["domain"], one["event"], one["unit"]) for one in from_daemon["readings"]
+    ]
+    assert view.group.path == from_daemon["group"]["path"]
+    host.ask("release", "same")
+
+
+def test_another_tree_is_read_without_the_daemon(host: Host) -> None:
+    os.mkdir(host.top / "resctrl" / "mon_groups" / "pqos-1")
+    listed = json.loads(host.ask("list", "-j", "--root", f"{host.top}/resctrl", "--socket", "/none").stdout)
+    assert {"class": "", "name": "pqos-1", "path": f"{host.top}/resctrl/mon_groups/pqos-1"} in listed["foreign"]
+    assert host.ask("show", "pqos-1", "--root", f"{host.top}/resctrl").returncode == 4
+    os.rmdir(host.top / "resctrl" / "mon_groups" / "pqos-1")
