@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small languages of resctrl's files: last_cmd_status, numbers, task lists and CPU masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+STATUS_BYTES = 511  # a 512-byte buffer with its NUL (fs/resctrl/rdtgroup.c)
+
+# What kstrtoint() takes with base 0: a leading 0 means octal.
+_NUMBER = re.compile(r"([-+]?)(?:0x([0-9a-f]+)|(0[0-7]*)|([1-9][0-9]*))\Z", re.IGNORECASE | re.ASCII)
+_SPACE = " \t\n\v\f\r\xa0"
+
+
+class CommandStatus:
+    """``info/last_cmd_status``: messages are appended until an operation that begins afresh clears them."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def clear(self) -> None:
+        """Forgets all messages."""
+        self._text = ""
+
+    def say(self, message: str) -> None:
+        """Appends one line, as much of it as there is room for."""
+        text = f"{self._text}{message}\n".encode(errors="surrogateescape")
+        self._text = text[:STATUS_BYTES].decode(errors="surrogateescape")
+
+    def show(self) -> str:
+        """The file's content: ``ok`` where there is nothing to say."""
+        return self._text or "ok\n"
+
+
+def _parse(text: str) -> int | None:
+    match = _NUMBER.match(text.removesuffix("\n"))
+    if not match:
+        return None
+    sign, hexadecimal, octal, decimal = match.groups()
+    value = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
+    return -value if sign == "-" else value
+
+
+def parse_int(text: str) -> int | None:
+    """An integer as kstrtoint() with base 0 reads it (32 bits, one newline may follow); None where it refuses."""
+    value = _parse(text)
+    return value if value is not None and -(2**31) <= value < 2**31 else None
+
+
+def parse_unsigned(text: str) -> int | None:
+    """An integer as kstrtouint() with base 0 reads it: as ``parse_int``, without a sign for less than nothing."""
+    value = _parse(text)
+    return value if value is not None and "-" not in text and value < 2**32 else None
+
+
+def task_tokens(command: str) -> Iterator[str]:
+    """The tokens of what was written to ``tasks``, one after the other (Linux 6.7 and newer).
+
+    Nothing after a NUL is seen, and the list ends where a token would begin with a newline or nothing.
+    """
+    rest: str | None = command.split("\0", 1)[0]
+    while rest and rest[0] != "\n":
+        token, comma, rest = rest.partition(",")
+        yield token.strip(_SPACE)
+        if not comma:
+            return
+
+
+def cpu_mask(cpus: Collection[int], total: int) -> str:
+    """CPUs as ``cpus`` shows them: hexadecimal, in groups of 32 bits with commas, as wide as ``total`` CPUs."""
+    bits = sum(1 << cpu for cpu in cpus)
+    words = []
+    for low in range(0, total, 32):
+        width = min(32, total - low)
+        words.append(f"{bits >> low & (1 << width) - 1:0{(width + 3) // 4}x}")
+    return ",".join(reversed(words)) + "\n"
+
+
+def cpu_list(cpus: Collection[int]) -> str:
+    """CPUs as ``cpus_list`` shows them: ``0-3,5``; an empty line for none."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and ranges[-1][1] == cpu - 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges) + "\n"

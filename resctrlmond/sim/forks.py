@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every fork of the host, as the kernel's process connector tells it, so that groups are inherited exactly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from typing import Self
+
+from resctrlmond.sim.tasks import Fork
+
+_NETLINK_CONNECTOR = 11
+_CN_IDX_PROC = _CN_VAL_PROC = 1  # linux/cn_proc.h
+_PROC_CN_MCAST_LISTEN = 1
+_PROC_EVENT_FORK = 1
+_NLMSG_DONE = 3
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
+_SO_RCVBUFFORCE = 33
+_BUFFER_BYTES = 4 << 20
+
+_NETLINK_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_CONNECTOR_HEADER = struct.Struct("=IIIIHH")  # idx, val, sequence, ack, length, flags
+_EVENT = struct.Struct("=IIQIIII")  # what, cpu, timestamp; of a fork: parent, its process, child, its process
+_EVENT_OFFSET = _NETLINK_HEADER.size + _CONNECTOR_HEADER.size
+
+
+class ForkEvents:
+    """A subscription to the process connector (drivers/connector/cn_proc.c).
+
+    The event of a fork is in the queue before fork(2) returns. Of a new process it names the thread that forked
+    it, or, after CLONE_PARENT, that one's parent. Events that found the queue of 4 MiB full are lost.
+    """
+
+    def __init__(self, events: socket.socket) -> None:
+        self._events = events
+
+    @classmethod
+    def open(cls) -> Self | None:
+        """None where the kernel does not tell us: without CAP_NET_ADMIN, or in another namespace than the host's."""
+        if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:
+            # The events have the host's numbers, which are not ours.
+            return None
+        events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR)
+        try:
+            events.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+            events.bind((0, _CN_IDX_PROC))
+            listen = struct.pack("=I", _PROC_CN_MCAST_LISTEN)
+            message = _CONNECTOR_HEADER.pack(_CN_IDX_PROC, _CN_VAL_PROC, 0, 0, len(listen), 0) + listen
+            events.send(_NETLINK_HEADER.pack(_NETLINK_HEADER.size + len(message), _NLMSG_DONE, 0, 0, 0) + message)
+            events.setblocking(False)
+        except OSError:
+            events.close()
+            return None
+        return cls(events)
+
+    def drain(self) -> list[Fork]:
+        """The forks since the last call, in order."""
+        forks: list[Fork] = []
+        while True:
+            try:
+                message, (sender, _groups) = self._events.recvfrom(4096)
+            except BlockingIOError:
+                return forks
+            except OSError as failure:
+                if failure.errno != errno.ENOBUFS:  # which says, once, that events were lost
+                    raise
+                continue
+            if sender == 0 and len(message) >= _EVENT_OFFSET + _EVENT.size:
+                what, _, _, parent, _, child, tgid = _EVENT.unpack_from(message, _EVENT_OFFSET)
+                if what == _PROC_EVENT_FORK:
+                    forks.append(Fork(parent, child, tgid))
+
+    def close(self) -> None:
+        """Ends the subscription."""
+        self._events.close()

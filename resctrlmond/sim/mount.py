@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounting a simulation: in this process until told to end, or in a child process for as long as a block runs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import errno
+import importlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.sim.filesystem import Filesystem
+from resctrlmond.sim.forks import ForkEvents
+from resctrlmond.sim.model import Resctrl
+from resctrlmond.sim.procs import ProcTable
+from resctrlmond.sim.profiles import Profile, profile_named
+
+FSTYPE = "resctrlmond-sim"  # reads fuse.resctrlmond-sim in /proc/self/mountinfo
+POLL_SECONDS = 0.005
+MOST_POLLING = 1 / 20  # of one CPU
+START_SECONDS = 10.0
+END_SECONDS = 5.0
+GRACE_SECONDS = 0.5
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_MNT_DETACH = 2
+
+
+class SimulationFailed(ResctrlError):
+    """The simulation could not be mounted, or ended by itself."""
+
+
+def check_mountpoint(mountpoint: str) -> None:
+    """Raises ``SimulationFailed`` unless ``mountpoint`` is an empty directory with nothing mounted on it."""
+
+    def refuse(why: str, remedy: str, number: int = 0) -> SimulationFailed:
+        return SimulationFailed(f"cannot mount a simulation: {why}", path=mountpoint, errno=number, remedy=remedy)
+
+    try:
+        if os.path.ismount(mountpoint):
+            raise refuse("something is mounted there already", "Choose another directory, or unmount it first")
+        if os.listdir(mountpoint):
+            raise refuse("the directory is not empty", "Choose an empty directory")
+    except OSError as failure:
+        if failure.errno == errno.ENOTCONN:
+            remedy = f"A simulation died there: run 'umount --lazy {mountpoint}'"
+        else:
+            remedy = f"Make it with 'mkdir {mountpoint}', or choose another directory"
+        raise refuse("the mount point cannot be used", remedy, failure.errno or 0) from failure
+
+
+def load_fuse() -> Any:
+    """The module mfusepy on libfuse 3. Raises ``SimulationFailed`` where one of them, or /dev/fuse, is missing."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as failure:
+        remedy = "Run it as root" if failure.errno == errno.EACCES else "Load the kernel module: 'modprobe fuse'"
+        raise SimulationFailed(
+            "cannot open the FUSE device", path="/dev/fuse", errno=failure.errno or 0, remedy=remedy
+        ) from failure
+    library = ctypes.util.find_library("fuse3")
+    if library is None:
+        raise SimulationFailed("libfuse 3 is not installed", remedy="Install it: 'apt install fuse3'")
+    # Where libfuse 2 is there as well, mfusepy would prefer it.
+    os.environ.setdefault("FUSE_LIBRARY_PATH", library)
+    try:
+        return importlib.import_module("mfusepy")
+    except ImportError as failure:
+        raise SimulationFailed(
+            "the Python module mfusepy is not installed", remedy="Install it: 'pip install resctrlmond[sim]'"
+        ) from failure
+
+
+def unmount(mountpoint: str) -> bool:
+    """Takes the mount out of the tree, though files in it may be open still. False if that was refused."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(mountpoint), _MNT_DETACH) == 0:
+        return True
+    if ctypes.get_errno() != errno.EPERM:
+        return False
+    command = ["fusermount3", "-u", "-z", mountpoint]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def serve(mountpoint: str, profile: Profile, residue: int | None, *, until_eof: bool) -> None:
+    """Mounts, says so on standard output, and serves until SIGTERM, SIGINT, SIGHUP or an unmount.
+
+    ``until_eof``: also until standard input ends, as it does when the parent process dies.
+    """
+    check_mountpoint(mountpoint)
+    fuse = load_fuse()
+    mountpoint = os.path.abspath(mountpoint)
+    fork_events = ForkEvents.open()
+    procs = ProcTable(fork_events)
+
+    def announce() -> None:
+        print(f"simulated resctrl (profile {profile.name}) on {mountpoint}: NOT hardware", flush=True)
+
+    filesystem = Filesystem(Resctrl(profile, procs, residue_seed=residue), procs, fuse.fuse_get_context, announce)
+    # Blocked everywhere, so that the watching thread alone takes them: libfuse's own handlers can miss a signal
+    # that comes just before they wait for a request.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(filesystem, mountpoint, until_eof, ended), daemon=True)
+    watcher.start()
+    try:
+        fuse.FUSE(
+            filesystem,
+            mountpoint,
+            foreground=True,
+            # One request after the other, in one thread: what a caller sees is exactly what the model decided.
+            nothreads=True,
+            allow_other=os.geteuid() == 0,
+            subtype=FSTYPE,
+            fsname=FSTYPE,
+        )
+    except RuntimeError as failure:
+        raise SimulationFailed(
+            "libfuse could not mount the simulation", path=mountpoint, remedy="Its own message stands above"
+        ) from failure
+    finally:
+        ended.set()
+        watcher.join()
+        if fork_events:
+            fork_events.close()
+
+
+def _watch(filesystem: Filesystem, mountpoint: str, until_eof: bool, ended: threading.Event) -> None:
+    """Polls until it is time to end, then unmounts: also if polling fails, since nobody else takes the signals."""
+    try:
+        _poll(filesystem, until_eof, ended)
+    finally:
+        if not ended.is_set():
+            unmount(mountpoint)
+            if not ended.wait(GRACE_SECONDS):
+                # Somebody holds a file open, so libfuse goes on serving it; with this process its connection ends.
+                os._exit(0)
+
+
+def _poll(filesystem: Filesystem, until_eof: bool, ended: threading.Event) -> None:
+    """Looks at the tasks every 5 ms, or as seldom as keeps that cheap, until a signal or the end of input."""
+    pause = POLL_SECONDS
+    while signal.sigtimedwait(_ENDING, pause) is None and not (until_eof and _stdin_ended()):
+        if ended.is_set():
+            return
+        started = time.monotonic()
+        filesystem.poll()
+        pause = max(POLL_SECONDS, (time.monotonic() - started) / MOST_POLLING)
+
+
+def _stdin_ended() -> bool:
+    readable, _, _ = select.select([0], [], [], 0)
+    return bool(readable) and os.read(0, 4096) == b""
+
+
+class Simulation:
+    """A simulated resctrl, served by a child process: while the block runs, ``mountpoint`` is mounted.
+
+    A process of its own, so that file operations of this one never wait for this one. It unmounts and ends when
+    the block does, when it gets SIGTERM, and when this process dies. ``residue`` as in ``Counters``.
+    Raises ``SimulationFailed``, and ``ValueError`` for a profile or number that does not exist.
+    """
+
+    def __init__(
+        self,
+        mountpoint: str,
+        profile: str = "intel-aet",
+        rmids: int | None = None,
+        *,
+        domains: int | None = None,
+        residue: int | None = None,
+    ) -> None:
+        self.mountpoint = os.path.abspath(mountpoint)
+        self.profile = profile_named(profile, rmids=rmids, domains=domains)
+        self._residue = residue
+        self._server: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that serves the filesystem; 0 while there is none."""
+        return self._server.pid if self._server else 0
+
+    def start(self) -> None:
+        """Starts the server and waits until the filesystem is mounted."""
+        check_mountpoint(self.mountpoint)
+        options = {
+            "--profile": self.profile.name,
+            "--rmids": self.profile.num_rmids,
+            "--domains": self.profile.domains,
+        }
+        if self._residue is not None:
+            options["--residue"] = self._residue
+        command = [sys.executable, "-m", "resctrlmond.sim", self.mountpoint, "--until-eof"]
+        command += [str(word) for option in options.items() for word in option]
+        package = str(Path(__file__).parents[2])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        with tempfile.TemporaryFile("w+") as complaints:
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path},
+                # A Ctrl-C in the terminal is for this process, which then ends the simulation in its own time.
+                start_new_session=True,
+            )
+            if not self._announced():
+                self.stop()
+                complaints.seek(0)
+                said = complaints.read().strip() or f"no answer within {START_SECONDS:.0f} s"
+                raise SimulationFailed(f"the simulation did not start: {said}", path=self.mountpoint)
+
+    def _announced(self) -> bool:
+        assert self._server is not None
+        assert self._server.stdout is not None
+        readable, _, _ = select.select([self._server.stdout], [], [], START_SECONDS)
+        return bool(readable) and self._server.stdout.readline() != ""
+
+    def stop(self) -> None:
+        """Unmounts and ends the server, whatever state it is in."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.terminate()
+        try:
+            server.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        for pipe in (server.stdin, server.stdout):
+            if pipe:
+                pipe.close()
+        if server.returncode < 0:
+            # Killed, so it could not unmount.
+            with contextlib.suppress(OSError):
+                unmount(self.mountpoint)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

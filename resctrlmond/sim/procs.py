@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's own tasks, read from /proc: real numbers, real CPU time, real ancestry."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+from resctrlmond.sim.forks import ForkEvents
+from resctrlmond.sim.tasks import Fork, TaskStat
+
+_NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def _read(path: str) -> str | None:
+    """A file of /proc; None if its task is gone, before or during the read (ENOENT, ESRCH)."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+class ProcTable:
+    """Tasks of this PID namespace. CPU time is utime + stime, so it moves in clock ticks (10 ms).
+
+    Without ``fork_events``, forks have to be found by listing all threads. Which thread of a process forked a child
+    is then told by ``/proc/PID/task/TID/children``, and by nobody on a kernel without CONFIG_PROC_CHILDREN.
+    """
+
+    def __init__(self, fork_events: ForkEvents | None) -> None:
+        self.cpus = os.cpu_count() or 1
+        self._fork_events = fork_events
+
+    def forks(self) -> list[Fork] | None:
+        """Every fork since the last call; None without ``fork_events``."""
+        return self._fork_events.drain() if self._fork_events else None
+
+    def last_born(self) -> int:
+        """The last process or thread number given out in this PID namespace (proc_loadavg(5))."""
+        return int((_read("/proc/loadavg") or "-1").split()[-1])
+
+    def threads(self) -> Mapping[int, int]:
+        """Every thread: thread id -> thread group id."""
+        found: dict[int, int] = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    found.update(dict.fromkeys(map(int, os.listdir(f"/proc/{entry}/task")), int(entry)))
+        return found
+
+    def stat(self, tid: int) -> TaskStat | None:
+        """One thread (proc_pid_stat(5): fields 4, 14, 15, 22 and 39)."""
+        # /proc/TID/stat has the sums of the whole process; the thread's own are one level down.
+        text = _read(f"/proc/{tid}/task/{tid}/stat")
+        if not text:
+            return None
+        # The command's name stands in parentheses and may have any byte in it, also ")".
+        fields = text[text.rindex(")") + 2 :].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return TaskStat(
+            tid=tid, ppid=int(fields[1]), start=int(fields[19]), cpu_ns=ticks * _NS_PER_TICK, cpu=int(fields[36])
+        )
+
+    def credentials(self, tid: int) -> tuple[int, int] | None:
+        """(real uid, saved uid) of a thread."""
+        uids = self._status_line(tid, "Uid:")
+        return (uids[0], uids[2]) if uids else None
+
+    def groups(self, tid: int) -> frozenset[int]:
+        """The supplementary groups of a thread; none if it is gone."""
+        return frozenset(self._status_line(tid, "Groups:"))
+
+    def forker(self, child: int, candidates: list[int]) -> int | None:
+        """The thread whose list of children has ``child``."""
+        for tid in candidates:
+            if str(child) in (_read(f"/proc/{tid}/task/{tid}/children") or "").split():
+                return tid
+        return None
+
+    def host_cpu_ns(self) -> Mapping[int, int]:
+        """CPU time per CPU: user, nice, system, irq and softirq (proc_stat(5))."""
+        busy: dict[int, int] = {}
+        for line in (_read("/proc/stat") or "").splitlines():
+            name, *fields = line.split()
+            if name.startswith("cpu") and name != "cpu":
+                ticks = [int(field) for field in fields]
+                busy[int(name[3:])] = (sum(ticks[:3]) + sum(ticks[5:7])) * _NS_PER_TICK
+        return busy
+
+    def _status_line(self, tid: int, label: str) -> list[int]:
+        for line in (_read(f"/proc/{tid}/status") or "").splitlines():
+            if line.startswith(label):
+                return [int(number) for number in line.split()[1:]]
+        return []

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool of RMIDs: a FIFO of free ones, and the limbo where freed ones wait for their cache lines to drain."""
+
+from __future__ import annotations
+
+import collections
+import errno
+from collections.abc import Callable
+
+from resctrlmond.sim.tree import error
+
+LIMBO_TICK_SECONDS = 1.0
+
+# (rmid, domain, time) -> bytes of cache that the RMID holds there then
+Occupancy = Callable[[int, int, float], int]
+
+
+class RmidPool:
+    """RMIDs 1 to ``num_rmids`` - 1; 0 is root's and never given out (fs/resctrl/monitor.c).
+
+    ``occupancy`` is None where the machine cannot measure it: then there is no limbo, and a freed RMID is free.
+    Times are seconds of any one monotonic clock. ``threshold`` is ``max_threshold_occupancy``, in bytes.
+    """
+
+    def __init__(self, num_rmids: int, domains: int, threshold: int, occupancy: Occupancy | None) -> None:
+        self.num_rmids = num_rmids
+        self.threshold = threshold
+        self._occupancy = occupancy
+        self._free = collections.deque(range(1, num_rmids))
+        self._busy: list[set[int]] = [set() for _ in range(domains)]
+        # When each domain's limbo worker runs next; None while that domain has nothing in limbo.
+        self._next_tick: list[float | None] = [None] * domains
+
+    def allocate(self, now: float) -> int:
+        """The RMID that has been free for longest. Raises EBUSY if some are in limbo, ENOSPC if none is."""
+        self._work_until(now)
+        if not self._free:
+            raise error(errno.EBUSY if self._limbo else errno.ENOSPC)
+        return self._free.popleft()
+
+    def free(self, rmid: int, now: float) -> None:
+        """Gives ``rmid`` back: to the tail of the free list, or dirty in every domain's limbo."""
+        if self._occupancy is None:
+            self._free.append(rmid)
+            return
+        self._work_until(now)
+        for domain, busy in enumerate(self._busy):
+            if not busy:
+                self._next_tick[domain] = now + LIMBO_TICK_SECONDS
+            busy.add(rmid)
+
+    def counts(self, now: float) -> tuple[int, int, int]:
+        """(used, limbo, free); their sum is ``num_rmids``, root's own counted as used."""
+        self._work_until(now)
+        limbo, free = len(self._limbo), len(self._free)
+        return self.num_rmids - limbo - free, limbo, free
+
+    @property
+    def _limbo(self) -> set[int]:
+        return set[int]().union(*self._busy)
+
+    def _work_until(self, now: float) -> None:
+        """Runs the limbo workers' ticks that have become due, oldest first."""
+        while True:
+            due = [(tick, domain) for domain, tick in enumerate(self._next_tick) if tick is not None and tick <= now]
+            if not due:
+                return
+            self._tick(*min(due))
+
+    def _tick(self, at: float, domain: int) -> None:
+        """One run of a domain's worker: what holds less than the threshold is clean here (equal is dirty)."""
+        assert self._occupancy is not None, "only a machine with occupancy has a limbo"
+        busy = self._busy[domain]
+        clean = {rmid for rmid in busy if self._occupancy(rmid, domain, at) < self.threshold}
+        busy -= clean
+        self._next_tick[domain] = at + LIMBO_TICK_SECONDS if busy else None
+        self._free.extend(sorted(clean - self._limbo))

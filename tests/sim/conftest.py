@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real mounts of the simulation, and real processes to put into its groups."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.sim.mount import Simulation
+
+# Reads commands from standard input, one a line, and answers each with one line.
+_PUPPET = """
+import os, queue, sys, threading, time
+
+def spawn():
+    return os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+
+def serve(orders, answers):
+    for order in iter(orders.get, None):
+        answers.put(order())
+
+workers = {}
+for line in sys.stdin:
+    verb, *words = line.split()
+    if verb == "fork":
+        answer = spawn()
+    elif verb == "thread":
+        orders, answers = queue.Queue(), queue.Queue()
+        thread = threading.Thread(target=serve, args=(orders, answers), daemon=True)
+        thread.start()
+        answer = thread.native_id
+        workers[answer] = orders, answers
+    elif verb == "fork-in":
+        orders, answers = workers[int(words[0])]
+        orders.put(spawn)
+        answer = answers.get()
+    elif verb == "end":
+        workers[int(words[0])][0].put(None)
+        answer = "done"
+    elif verb == "burn":
+        until = time.process_time() + float(words[0])
+        while time.process_time() < until:
+            pass
+        answer = "done"
+    print(answer, flush=True)
+"""
+
+
+class Puppet:
+    """A process that forks, starts threads and burns CPU time when it is told to."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PUPPET],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def do(self, command: str) -> str:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def end(self) -> None:
+        os.killpg(self.pid, 9)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe
+            pipe.close()
+
+
+@pytest.fixture
+def puppet() -> Iterator[Puppet]:
+    made = Puppet()
+    yield made
+    made.end()
+
+
+class Mounted:
+    """A mounted simulation, spoken to by paths relative to its root."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def path(self, relative: str = "") -> str:
+        return os.path.join(self.root, relative)
+
+    def read(self, relative: str) -> str:
+        return Path(self.path(relative)).read_text()
+
+    def write(self, relative: str, text: str) -> None:
+        fd = os.open(self.path(relative), os.O_WRONLY)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def mkdir(self, relative: str) -> None:
+        os.mkdir(self.path(relative))
+
+    def rmdir(self, relative: str) -> None:
+        os.rmdir(self.path(relative))
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.path(old), self.path(new))
+
+    def tids(self, relative: str) -> set[int]:
+        return {int(line) for line in self.read(os.path.join(relative, "tasks")).split()}
+
+    def groups_of(self, tid: int | str) -> str:
+        return os.getxattr(self.root, f"user.resctrlmond.task.{tid}").decode()
+
+    @property
+    def status(self) -> str:
+        return self.read("info/last_cmd_status").rstrip("\n")
+
+    def clean(self) -> None:
+        """Removes all groups."""
+        for name in os.listdir(self.path()):
+            if os.path.isdir(self.path(name + "/mon_groups")):
+                self.rmdir(name)
+        for name in os.listdir(self.path("mon_groups")):
+            self.rmdir("mon_groups/" + name)
+
+
+def outcome(action: Callable[[], object]) -> str:
+    """``OK``, or the name of the errno."""
+    try:
+        action()
+    except OSError as failure:
+        return errno.errorcode[failure.errno or 0]
+    return "OK"
+
+
+def mounted(directory: Path, profile: str, rmids: int | None = None) -> Iterator[Mounted]:
+    """Mounts for as long as the generator lives."""
+    with Simulation(str(directory), profile, rmids):
+        yield Mounted(str(directory))
+
+
+@pytest.fixture(scope="module")
+def aet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    yield from mounted(tmp_path_factory.mktemp("aet"), "intel-aet")
+
+
+@pytest.fixture
+def sim(aet: Mounted) -> Iterator[Mounted]:
+    """The module's mount, without groups."""
+    yield aet
+    aet.clean()

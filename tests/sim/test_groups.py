@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mkdir, rmdir and rename of groups, and what they leave in last_cmd_status, on the model alone."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from resctrlmond.sim.commands import CommandStatus
+from resctrlmond.sim.tree import Caller
+from tests.sim.virtual import Lab
+
+
+def refused(action: Callable[[], None]) -> str:
+    with pytest.raises(OSError) as caught:
+        action()
+    return errno.errorcode[caught.value.errno or 0]
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab("intel-rdt", rmids=8)
+
+
+def set_status(lab: Lab) -> str:
+    """Leaves a message behind, so that a test can see whether it is cleared."""
+    refused(lambda: lab.write("tasks", "abc"))
+    assert lab.status == "Task list parsing error pid abc\n"
+    return lab.status
+
+
+def test_a_monitoring_group_has_tasks_cpus_and_counters(lab: Lab) -> None:
+    lab.mkdir("mon_groups/a")
+    assert set(lab.directory("mon_groups/a").children) == {"tasks", "cpus", "cpus_list", "mon_data"}
+    assert set(lab.directory("mon_groups/a/mon_data").children) == {"mon_L3_00"}
+    assert set(lab.directory("mon_groups/a/mon_data/mon_L3_00").children) == {
+        "llc_occupancy",
+        "mbm_total_bytes",
+        "mbm_local_bytes",
+    }
+
+
+def test_a_control_group_has_an_allocation_and_groups_of_its_own(lab: Lab) -> None:
+    lab.mkdir("c1")
+    names = {"cpus", "cpus_list", "mode", "mon_data", "mon_groups", "schemata", "size", "tasks"}
+    assert set(lab.directory("c1").children) == names
+    assert lab.read("c1/schemata") == "L3:0=fff\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected", "status"),
+    [
+        ("mon_groups/a", "EEXIST", "kept"),
+        ("mon_groups", "EEXIST", "kept"),
+        ("info", "EEXIST", "kept"),
+        ("mon_groups/x\ny", "EINVAL", "kept"),
+        ("info/x", "ENODEV", "kept"),
+        ("info/L3_MON/x", "ENODEV", "kept"),
+        ("mon_groups/mon_groups", "EPERM", "cleared"),
+        ("mon_groups/a/sub", "EPERM", "cleared"),
+        ("mon_data/x", "EPERM", "cleared"),
+        ("mon_data/mon_L3_00/x", "EPERM", "cleared"),
+        ("c1/x", "EPERM", "cleared"),
+    ],
+)
+def test_mkdir_refuses(lab: Lab, path: str, expected: str, status: str) -> None:
+    lab.mkdir("mon_groups/a")
+    lab.mkdir("c1")
+    before = set_status(lab)
+    assert refused(lambda: lab.mkdir(path)) == expected
+    assert lab.status == (before if status == "kept" else "ok\n")
+
+
+@pytest.mark.parametrize("name", ["mon_data", "info", "tasks", "a.b-c:d@e", " ", ".hidden", "n" * 256])
+def test_mkdir_takes_every_other_name(lab: Lab, name: str) -> None:
+    set_status(lab)
+    lab.mkdir("mon_groups/" + name)
+    assert lab.status == "ok\n"
+
+
+def test_mkdir_without_rmids_is_enospc_then_ebusy_then_works(lab: Lab) -> None:
+    for number in range(7):
+        lab.mkdir(f"mon_groups/{number}")
+    assert refused(lambda: lab.mkdir("mon_groups/more")) == "ENOSPC"
+    assert lab.status == "Out of RMIDs\n"
+    lab.rmdir("mon_groups/0")
+    assert refused(lambda: lab.mkdir("mon_groups/more")) == "EBUSY"
+    assert lab.status == "Out of RMIDs\n"
+    lab.now += 1.1
+    lab.mkdir("mon_groups/more")
+    assert lab.status == "ok\n"
+
+
+def test_an_rmid_stays_in_limbo_as_long_as_its_lines_are_in_the_cache() -> None:
+    lab = Lab("intel-rdt", rmids=2)
+    lab.write("info/L3_MON/max_threshold_occupancy", "131072")  # two units
+    lab.mkdir("mon_groups/a")
+    lab.write("mon_groups/a/tasks", str(lab.tasks.fork()))
+    lab.rmdir("mon_groups/a")
+    lab.now += 1.1  # 1 MiB halves every 0.5 s: 256 KiB at the first tick
+    assert refused(lambda: lab.mkdir("mon_groups/a")) == "EBUSY"
+    lab.now += 1.0  # 64 KiB
+    lab.mkdir("mon_groups/a")
+
+
+def test_without_occupancy_rmids_come_back_at_once() -> None:
+    lab = Lab("monitoring-only", rmids=2)
+    lab.mkdir("mon_groups/a")
+    assert refused(lambda: lab.mkdir("mon_groups/b")) == "ENOSPC"
+    lab.rmdir("mon_groups/a")
+    lab.mkdir("mon_groups/b")
+
+
+def test_closids_run_out_before_rmids_are_asked_for(lab: Lab) -> None:
+    for number in (1, 2, 3):
+        lab.mkdir(f"c{number}")
+    assert refused(lambda: lab.mkdir("c4")) == "ENOSPC"
+    assert lab.status == "Out of CLOSIDs\n"
+    lab.rmdir("c2")
+    for number in range(4):  # of 7, two are held by classes and one is in limbo
+        lab.mkdir(f"mon_groups/{number}")
+    assert refused(lambda: lab.mkdir("c4")) == "EBUSY"
+    assert lab.status == "Out of RMIDs\n"
+
+
+def test_a_mkdir_that_found_no_rmid_keeps_no_closid() -> None:
+    lab = Lab("intel-rdt", rmids=2)
+    lab.mkdir("mon_groups/a")
+    for _ in range(5):
+        assert refused(lambda: lab.mkdir("c")) == "ENOSPC"
+        assert lab.status == "Out of RMIDs\n"
+
+
+def test_monitoring_only_makes_no_control_groups() -> None:
+    lab = Lab("monitoring-only")
+    assert refused(lambda: lab.mkdir("c1")) == "EPERM"
+    assert lab.status == "ok\n"
+
+
+def test_everything_in_a_new_group_belongs_to_its_maker(lab: Lab) -> None:
+    lab.mkdir("mon_groups/a", Caller(0, 4242, 1))
+    nodes = ["", "/tasks", "/cpus", "/mon_data", "/mon_data/mon_L3_00", "/mon_data/mon_L3_00/mbm_total_bytes"]
+    assert {(lab.node("mon_groups/a" + n).uid, lab.node("mon_groups/a" + n).gid) for n in nodes} == {(0, 4242)}
+
+
+@pytest.mark.parametrize(
+    "path", ["mon_groups", "mon_data", "mon_data/mon_L3_00", "info", "info/L3_MON", "mon_groups/a/mon_data"]
+)
+def test_rmdir_takes_groups_only(lab: Lab, path: str) -> None:
+    lab.mkdir("mon_groups/a")
+    before = set_status(lab)
+    assert refused(lambda: lab.rmdir(path)) == "EPERM"
+    assert lab.status == before
+
+
+def test_rmdir_of_a_monitoring_group_moves_its_tasks_to_the_parent(lab: Lab) -> None:
+    lab.mkdir("c1")
+    lab.mkdir("c1/mon_groups/a")
+    tid = lab.tasks.fork()
+    lab.write("c1/tasks", str(tid))
+    lab.write("c1/mon_groups/a/tasks", str(tid))
+    before = lab.status
+    lab.rmdir("c1/mon_groups/a")
+    assert lab.model.task_groups(tid) == "res:c1\nmon:\n"
+    assert lab.status == before
+
+
+def test_rmdir_of_a_control_group_moves_all_its_tasks_to_root_and_frees_every_rmid(lab: Lab) -> None:
+    lab.mkdir("c1")
+    lab.mkdir("c1/mon_groups/a")
+    outer, inner = lab.tasks.fork(), lab.tasks.fork()
+    lab.write("c1/tasks", f"{outer},{inner}")
+    lab.write("c1/mon_groups/a/tasks", str(inner))
+    lab.rmdir("c1")
+    assert lab.model.task_groups(outer) == lab.model.task_groups(inner) == "res:/\nmon:\n"
+    assert lab.model.rmids.counts(lab.now) == (1, 2, 5)
+    lab.mkdir("c1")
+
+
+def test_nodes_of_a_removed_group_are_removed_and_its_name_revives_none(lab: Lab) -> None:
+    lab.mkdir("mon_groups/a")
+    old = lab.node("mon_groups/a/mon_data/mon_L3_00/mbm_total_bytes")
+    lab.rmdir("mon_groups/a")
+    lab.mkdir("mon_groups/a")
+    assert old.removed
+    assert not lab.node("mon_groups/a/mon_data/mon_L3_00/mbm_total_bytes").removed
+
+
+def test_rename_into_another_class_keeps_rmid_tasks_owner_and_mtime(lab: Lab) -> None:
+    lab.mkdir("c1")
+    lab.mkdir("mon_groups/m", Caller(0, 4242, 1))
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/m/tasks", str(tid))
+    lab.tasks.burn(tid, 1.0)
+    lab.node("mon_groups/m").mtime_ns = 777
+    traffic = lab.read("mon_groups/m/mon_data/mon_L3_00/mbm_total_bytes")
+    rmid = lab.group("mon_groups/m").ids.rmid
+    lab.wall_ns += 10
+    lab.rename("mon_groups/m", "c1/mon_groups/n")
+    moved = lab.node("c1/mon_groups/n")
+    assert (moved.gid, moved.mtime_ns) == (4242, 777)
+    assert lab.group("c1/mon_groups/n").ids.rmid == rmid
+    assert lab.read("c1/mon_groups/n/mon_data/mon_L3_00/mbm_total_bytes") == traffic
+    assert lab.model.task_groups(tid) == "res:c1\nmon:n\n"
+    assert "m" not in lab.directory("mon_groups").children
+    lab.tasks.burn(tid, 1.0)
+    assert int(lab.read("c1/mon_groups/n/mon_data/mon_L3_00/mbm_total_bytes")) == 2 * int(traffic)
+
+
+def test_rename_within_a_class_is_only_a_name(lab: Lab) -> None:
+    lab.mkdir("mon_groups/m")
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/m/tasks", str(tid))
+    lab.rename("mon_groups/m", "mon_groups/m2")
+    assert lab.model.task_groups(tid) == "res:/\nmon:m2\n"
+    lab.rmdir("mon_groups/m2")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected", "status"),
+    [
+        ("c1", "c9", "EPERM", "Source must be a MON group\n"),
+        ("mon_groups/m/mon_data", "mon_groups/x", "EPERM", "Source must be a MON group\n"),
+        ("mon_groups/m", "m", "EPERM", "Destination must be a mon_groups subdirectory\n"),
+        ("mon_groups/m", "mon_groups/mon_groups", "EPERM", "Destination must be a mon_groups subdirectory\n"),
+        ("mon_groups/m/tasks", "mon_groups/x", "EPERM", "Source and destination must be directories\n"),
+        ("mon_groups/m", "c1/mon_groups/k", "EEXIST", "ok\n"),
+        ("info/L3_MON", "mon_groups/x", "ENOENT", "Task list parsing error pid abc\n"),
+        ("info/last_cmd_status", "mon_groups/x", "ENOENT", "Task list parsing error pid abc\n"),
+        ("mon_groups/m", "info/x", "ENOENT", "Task list parsing error pid abc\n"),
+    ],
+)
+def test_rename_refuses(lab: Lab, old: str, new: str, expected: str, status: str) -> None:
+    for path in ("c1", "mon_groups/m", "c1/mon_groups/k"):
+        lab.mkdir(path)
+    set_status(lab)
+    assert refused(lambda: lab.rename(old, new)) == expected
+    assert lab.status == status
+
+
+def test_a_newline_in_the_new_name_is_not_refused(lab: Lab) -> None:
+    lab.mkdir("mon_groups/m")
+    lab.rename("mon_groups/m", "mon_groups/x\ny")
+
+
+def test_last_cmd_status_holds_511_bytes() -> None:
+    status = CommandStatus()
+    for _ in range(50):
+        status.say("Out of CLOSIDs")
+    assert len(status.show()) == 511
+    status.clear()
+    assert status.show() == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("1048576", "1048576"), ("0x20000\n", "131072"), ("65537", "65536"), ("0", "0"), ("33554432", "33554432")],
+)
+def test_threshold_is_rounded_down_to_the_scale_factor(lab: Lab, written: str, read: str) -> None:
+    lab.write("info/L3_MON/max_threshold_occupancy", written)
+    assert lab.read("info/L3_MON/max_threshold_occupancy") == read + "\n"
+
+
+@pytest.mark.parametrize("written", ["33554433", "-1", "-0", "abc", "", "1 2", "99999999999"])
+def test_threshold_refuses_what_is_no_number_up_to_the_cache_size(lab: Lab, written: str) -> None:
+    before = lab.read("info/L3_MON/max_threshold_occupancy")
+    assert refused(lambda: lab.write("info/L3_MON/max_threshold_occupancy", written)) == "EINVAL"
+    assert lab.read("info/L3_MON/max_threshold_occupancy") == before

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a simulation starts and ends: the command line, signals, the death of its parent, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.sim.__main__ import main
+from resctrlmond.sim.mount import Simulation, SimulationFailed, unmount
+from resctrlmond.sim.profiles import PROFILES, profile_named
+
+COMMAND = [sys.executable, "-m", "resctrlmond.sim"]
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_mounted(path: Path) -> bool:
+    return f" {path} " in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Iterator[Path]:
+    made = tmp_path / "m"
+    made.mkdir()
+    yield made
+    unmount(str(made))
+
+
+def start(mountpoint: Path, *options: str) -> subprocess.Popen[str]:
+    server = subprocess.Popen([*COMMAND, str(mountpoint), *options], stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    said = server.stdout.readline()
+    server.stdout.close()
+    assert said.startswith("simulated resctrl (profile ")
+    assert said.endswith(f" on {mountpoint}: NOT hardware\n")
+    return server
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_unmounts_and_ends_with_status_0(mountpoint: Path, number: int) -> None:
+    server = start(mountpoint)
+    assert is_mounted(mountpoint)
+    server.send_signal(number)
+    assert server.wait(5) == 0
+    assert not is_mounted(mountpoint)
+
+
+def test_a_signal_ends_it_though_a_file_is_open_in_it(mountpoint: Path) -> None:
+    server = start(mountpoint)
+    fd = os.open(mountpoint / "tasks", os.O_RDONLY)
+    server.terminate()
+    assert server.wait(5) == 0
+    assert not is_mounted(mountpoint)
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
+
+
+def test_umount_ends_it(mountpoint: Path) -> None:
+    server = start(mountpoint, "--profile", "intel-rdt", "--rmids", "8", "--domains", "3", "--residue", "1")
+    assert (mountpoint / "info/L3_MON/num_rmids").read_text() == "8\n"
+    assert (mountpoint / "mon_data/mon_L3_02").is_dir()
+    subprocess.run(["umount", str(mountpoint)], check=True)
+    assert server.wait(5) == 0
+
+
+def test_it_ends_with_the_parent_that_was_killed(mountpoint: Path) -> None:
+    code = (
+        "import sys, time; from resctrlmond.sim.mount import Simulation; s = Simulation(sys.argv[1]); s.start();"
+        "print(s.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(mountpoint)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    server = int(parent.stdout.readline())
+    parent.stdout.close()
+    assert is_mounted(mountpoint)
+    parent.kill()
+    parent.wait()
+    assert eventually(lambda: not is_mounted(mountpoint))
+    assert eventually(lambda: not Path(f"/proc/{server}").exists() or "Z" in state(server))
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def test_a_block_leaves_nothing_behind(mountpoint: Path) -> None:
+    for _ in range(2):
+        with Simulation(str(mountpoint), "monitoring-only", 4) as simulation:
+            assert is_mounted(mountpoint)
+            assert simulation.pid
+            assert (mountpoint / "info/L3_MON/num_rmids").read_text() == "4\n"
+        assert simulation.pid == 0
+        assert not is_mounted(mountpoint)
+
+
+def test_a_block_unmounts_even_a_server_that_was_killed(mountpoint: Path) -> None:
+    with Simulation(str(mountpoint)) as simulation:
+        os.kill(simulation.pid, signal.SIGKILL)
+        assert eventually(lambda: "Z" in state(simulation.pid))
+    assert not is_mounted(mountpoint)
+
+
+def refuse_missing(path: Path) -> str:
+    return str(path / "missing")
+
+
+def refuse_file(path: Path) -> str:
+    (path / "file").write_text("")
+    return str(path / "file")
+
+
+def refuse_full(path: Path) -> str:
+    (path / "something").write_text("")
+    return str(path)
+
+
+def refuse_mounted(_path: Path) -> str:
+    return "/proc"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (refuse_missing, ["No such file or directory", "mkdir"]),
+        (refuse_file, ["Not a directory", "another directory"]),
+        (refuse_full, ["not empty", "Choose an empty directory"]),
+        (refuse_mounted, ["mounted there already", "unmount it first"]),
+    ],
+)
+def test_a_mount_point_that_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prepare: Callable[[Path], str], words: list[str]
+) -> None:
+    path = prepare(tmp_path)
+    assert main([path]) == 1
+    complaint = capsys.readouterr().err
+    assert all(word in complaint for word in [path, *words]), complaint
+    with pytest.raises(SimulationFailed) as caught:
+        Simulation(path).start()
+    assert isinstance(caught.value, ResctrlError)
+    assert caught.value.path == path
+    assert caught.value.remedy
+
+
+def test_a_dead_simulation_in_the_way_is_named(mountpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start(mountpoint)
+    server.kill()
+    server.wait()
+    assert main([str(mountpoint)]) == 1
+    assert f"umount --lazy {mountpoint}" in capsys.readouterr().err
+
+
+def test_without_mfusepy_the_remedy_is_named(mountpoint: Path) -> None:
+    code = "import sys; sys.modules['mfusepy'] = None; from resctrlmond.sim.__main__ import main; sys.exit(main())"
+    run = subprocess.run([sys.executable, "-c", code, str(mountpoint)], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "pip install resctrlmond[sim]" in run.stderr
+
+
+def test_without_the_right_to_use_fuse_the_remedy_is_named(mountpoint: Path) -> None:
+    device = Path("/dev/fuse").stat()
+    if device.st_mode & 0o006 == 0o006:
+        os.chmod("/dev/fuse", 0o600)
+    code = "import os, sys; from resctrlmond.sim.mount import load_fuse; os.setuid(65534); load_fuse()"
+    try:
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    finally:
+        os.chmod("/dev/fuse", device.st_mode & 0o7777)
+    assert "Permission denied (EACCES). Run it as root" in run.stderr
+
+
+@pytest.mark.parametrize("options", [["--rmids", "1"], ["--domains", "0"], ["--rmids", "99999"]])
+def test_numbers_that_cannot_be_simulated(
+    mountpoint: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert main([str(mountpoint), *options]) == 1
+    assert "cannot be simulated" in capsys.readouterr().err
+
+
+def test_profiles_are_named() -> None:
+    assert set(PROFILES) == {"intel-rdt", "intel-aet", "monitoring-only"}
+    with pytest.raises(ValueError, match="choose one of intel-rdt, intel-aet, monitoring-only"):
+        profile_named("amd")
+    assert profile_named("intel-aet", rmids=8).num_rmids == 8

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mounted simulation as a filesystem, with real processes and threads in its groups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.tree import SIMULATION_ATTRIBUTE, SIMULATION_FSTYPE
+from resctrlmond.sim.forks import ForkEvents
+from tests.sim.conftest import Mounted, Puppet, outcome
+
+L3 = "mon_data/mon_L3_00/"
+NOBODY = 65534
+
+
+def test_it_says_that_it_is_a_simulation(sim: Mounted) -> None:
+    assert os.getxattr(sim.root, SIMULATION_ATTRIBUTE) == b"intel-aet"
+    assert os.listxattr(sim.root) == [SIMULATION_ATTRIBUTE]
+    lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    fstypes = [line[line.index("-") + 1] for line in lines if line[4] == sim.root]
+    assert fstypes == [SIMULATION_FSTYPE]
+
+
+@pytest.mark.parametrize("number", ["4194303", "0", "x", "-1", "", "9" * 100])
+def test_membership_of_a_task_that_does_not_exist_is_no_data(sim: Mounted, number: str) -> None:
+    assert outcome(lambda: sim.groups_of(number)) == "ENODATA"
+
+
+def test_the_state_of_the_rmids_can_be_asked_for(sim: Mounted) -> None:
+    def counts() -> dict[str, int]:
+        words = os.getxattr(sim.root, "user.resctrlmond.rmids").decode().split()
+        return {name: int(number) for name, _, number in (word.partition("=") for word in words)}
+
+    before = counts()
+    assert sum(before.values()) == 576
+    sim.mkdir("mon_groups/a")
+    assert counts()["used"] == before["used"] + 1
+    sim.rmdir("mon_groups/a")
+    assert counts()["used"] == before["used"]
+    assert counts()["limbo"] > 0
+
+
+def test_other_attributes_are_not_supported(sim: Mounted) -> None:
+    assert outcome(lambda: os.getxattr(sim.path("tasks"), "user.x")) == "ENOTSUP"
+    assert outcome(lambda: os.setxattr(sim.root, "user.x", b"")) == "ENOTSUP"
+
+
+def test_two_packages_with_energy(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    assert sorted(os.listdir(sim.path("mon_groups/a/mon_data"))) == [
+        "mon_L3_00",
+        "mon_L3_01",
+        "mon_PERF_PKG_00",
+        "mon_PERF_PKG_01",
+    ]
+    assert sorted(os.listdir(sim.path("mon_groups/a/mon_data/mon_PERF_PKG_00"))) == ["activity", "core_energy"]
+    assert sim.read("info/PERF_PKG_MON/mon_features") == "core_energy\nactivity\n"
+    assert sim.read("info/PERF_PKG_MON/num_rmids") == "576\n"
+
+
+# Reading and writing
+
+
+def test_sizes_are_zero_and_directories_count_their_subdirectories(sim: Mounted) -> None:
+    assert os.stat(sim.path("info/L3_MON/mon_features")).st_size == 0
+    assert os.stat(sim.path("mon_data")).st_nlink == 2 + 4
+
+
+def test_pread_at_zero_makes_the_content_anew_and_chunks_see_one_snapshot(sim: Mounted) -> None:
+    fd = os.open(sim.path("info/last_cmd_status"), os.O_RDONLY)
+    assert os.read(fd, 1) == b"o"
+    assert outcome(lambda: sim.write("tasks", "abc")) == "EINVAL"
+    assert os.read(fd, 10) == b"k\n"
+    assert os.read(fd, 10) == b""
+    assert os.pread(fd, 100, 0) == b"Task list parsing error pid abc\n"
+    os.close(fd)
+
+
+def test_a_write_is_one_command_of_at_most_4096_bytes_wherever_the_offset_is(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    fd = os.open(sim.path("mon_groups/a/tasks"), os.O_WRONLY | os.O_TRUNC)
+    own = f"{os.getpid()}\n".encode()
+    assert os.write(fd, own.rjust(4096)) == 4096
+    assert os.pwrite(fd, own, 12345) == len(own)
+    assert outcome(lambda: os.write(fd, own.rjust(4097))) == "E2BIG"
+    assert outcome(lambda: os.write(fd, own.rjust(9000))) == "E2BIG"
+    assert sim.status == "ok"
+    os.close(fd)
+    os.truncate(sim.path("mon_groups/a/tasks"), 0)
+    assert sim.tids("mon_groups/a") == {os.getpid()}
+
+
+def test_bytes_that_are_no_text_pass_through(sim: Mounted) -> None:
+    name = os.fsencode(sim.path("mon_groups")) + b"/\xff\xfe"
+    os.mkdir(name)
+    assert os.listdir(os.path.dirname(name)) == [b"\xff\xfe"]
+    with open(name + b"/tasks", "wb", buffering=0) as tasks:
+        tasks.write(str(os.getpid()).encode())
+        assert outcome(lambda: tasks.write(b"\xff\x80 x")) == "EINVAL"
+    assert Path(sim.path("info/last_cmd_status")).read_bytes() == b"Task list parsing error pid \xff\x80 x\n"
+    assert os.getxattr(sim.root, f"user.resctrlmond.task.{os.getpid()}") == b"res:/\nmon:\xff\xfe\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "flags", "expected"),
+    [
+        ("mon_data/mon_L3_00/llc_occupancy", os.O_WRONLY, "EACCES"),
+        ("mon_data/mon_L3_00/llc_occupancy", os.O_RDWR, "EACCES"),
+        ("info/L3_MON/num_rmids", os.O_WRONLY, "EACCES"),
+        ("info/last_cmd_status", os.O_RDWR, "EACCES"),
+        ("tasks", os.O_RDWR, "OK"),
+        ("info/L3_MON/max_threshold_occupancy", os.O_RDWR, "OK"),
+        ("nothing", os.O_RDONLY, "ENOENT"),
+        ("tasks/nothing", os.O_RDONLY, "ENOTDIR"),
+    ],
+)
+def test_open_as_root(sim: Mounted, path: str, flags: int, expected: str) -> None:
+    assert outcome(lambda: os.close(os.open(sim.path(path), flags))) == expected
+
+
+def test_a_read_only_file_made_writable_answers_einval_and_a_counter_still_eacces(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    counter = "mon_groups/a/" + L3 + "llc_occupancy"
+    os.chmod(sim.path(counter), 0o644)
+    assert outcome(lambda: sim.write(counter, "0")) == "EACCES"
+    os.chmod(sim.path("info/L3_MON/num_rmids"), 0o644)
+    assert outcome(lambda: sim.write("info/L3_MON/num_rmids", "9")) == "EINVAL"
+    os.chmod(sim.path("info/L3_MON/num_rmids"), 0o444)
+
+
+def test_files_cannot_be_made_or_taken_away(sim: Mounted) -> None:
+    refused: dict[Callable[[], object], str] = {
+        lambda: os.symlink("tasks", sim.path("x")): "EPERM",
+        lambda: os.link(sim.path("tasks"), sim.path("x")): "EPERM",
+        lambda: os.mkfifo(sim.path("x")): "EPERM",
+        lambda: os.unlink(sim.path("tasks")): "EPERM",
+        lambda: os.rmdir(sim.path("tasks")): "ENOTDIR",
+        lambda: os.rmdir(sim.root): "EBUSY",
+        lambda: os.mkdir(sim.path("tasks")): "EEXIST",
+        lambda: os.mkdir(sim.path("info/x")): "ENODEV",
+    }
+    assert [outcome(action) for action in refused] == list(refused.values())
+
+
+def test_unlink_of_an_open_file_is_refused_without_a_trace(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    with open(sim.path("mon_groups/a/tasks")):
+        assert outcome(lambda: os.unlink(sim.path("mon_groups/a/tasks"))) == "EPERM"
+    assert sim.status == "ok"
+    assert sorted(os.listdir(sim.path("mon_groups/a"))) == ["cpus", "cpus_list", "mon_data", "tasks"]
+
+
+def test_readdir_and_stat_agree_on_inode_numbers(sim: Mounted) -> None:
+    with os.scandir(sim.path("info")) as entries:
+        found = {entry.path: (entry.inode(), entry.is_dir()) for entry in entries}
+    assert found == {path: (os.stat(path).st_ino, os.path.isdir(path)) for path in found}
+    assert len({inode for inode, _ in found.values()}) == len(found) > 3
+
+
+# Owner, mode and time: by them a group is known as ours
+
+
+def test_a_group_bears_the_group_id_of_its_maker_from_birth_and_over_rename(sim: Mounted) -> None:
+    subprocess.run(["mkdir", sim.path("mon_groups/a")], check=True, group=4242, extra_groups=[])
+    nodes = [Path(sim.path("mon_groups/a")), *Path(sim.path("mon_groups/a")).rglob("*")]
+    assert len(nodes) > 10
+    assert {(node.stat().st_uid, node.stat().st_gid) for node in nodes} == {(0, 4242)}
+    sim.rename("mon_groups/a", "mon_groups/b")
+    assert os.stat(sim.path("mon_groups/b")).st_gid == 4242
+    sim.mkdir("mon_groups/c")
+    assert os.stat(sim.path("mon_groups/c")).st_gid == os.getgid()
+
+
+def test_a_mtime_that_was_set_stays_over_rename_and_use_and_not_over_a_new_directory(sim: Mounted) -> None:
+    nonce = 1_234_567_890_123_456_789
+    sim.mkdir("c1")
+    sim.mkdir("mon_groups/a")
+    os.utime(sim.path("mon_groups/a"), ns=(nonce, nonce))
+    sim.write("mon_groups/a/tasks", str(os.getpid()))
+    sim.read("mon_groups/a/tasks")
+    assert os.stat(sim.path("mon_groups/a")).st_mtime_ns == nonce
+    sim.rename("mon_groups/a", "c1/mon_groups/b")
+    assert os.stat(sim.path("c1/mon_groups/b")).st_mtime_ns == nonce
+    sim.rmdir("c1/mon_groups/b")
+    sim.mkdir("mon_groups/a")
+    assert abs(os.stat(sim.path("mon_groups/a")).st_mtime_ns - time.time_ns()) < 10**10
+
+
+def test_one_time_can_be_set_without_the_other(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    a = sim.path("mon_groups/a")
+    os.utime(a, ns=(111, 222))
+    subprocess.run(["touch", "-a", "-d", "@5", a], check=True)
+    assert (os.stat(a).st_atime_ns, os.stat(a).st_mtime_ns) == (5 * 10**9, 222)
+    os.utime(a)
+    assert abs(os.stat(a).st_mtime_ns - time.time_ns()) < 10**10
+
+
+def test_mode_and_owner_stay_and_mode_zero_is_no_hindrance_to_root(sim: Mounted) -> None:
+    os.mkdir(sim.path("mon_groups/a"), 0)
+    assert os.stat(sim.path("mon_groups/a")).st_mode & 0o7777 == 0
+    assert os.stat(sim.path("mon_groups/a/mon_data")).st_mode & 0o7777 == 0
+    assert sim.read("mon_groups/a/tasks") == ""
+    os.chmod(sim.path("mon_groups/a"), 0o750)
+    os.chown(sim.path("mon_groups/a"), 12, 34)
+    status = os.stat(sim.path("mon_groups/a"))
+    assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (0o750, 12, 34)
+
+
+def write(path: str, text: str) -> None:
+    os.write(os.open(path, os.O_WRONLY), text.encode())
+
+
+def as_nobody(where: str, action: Callable[[], object]) -> str:
+    """The outcome of ``action`` for a user without any power, with ``where`` as the working directory."""
+    receiving, sending = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.chdir(where)
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.write(sending, outcome(action).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(sending)
+    with open(receiving) as answer:
+        return answer.read()
+
+
+def test_a_user_may_read_counters_and_change_nothing(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    sim.mkdir("mon_groups/mine")
+    os.chmod(sim.path("mon_groups/a/tasks"), 0o666)
+    os.chmod(sim.path("mon_groups/mine"), 0o700)
+    sim.read("mon_groups/mine/tasks")  # what root has just looked up opens no way for others
+
+    outcomes: dict[Callable[[], object], str] = {
+        lambda: Path("mon_groups/a", L3, "llc_occupancy").read_text(): "OK",
+        lambda: os.mkdir("mon_groups/x"): "EACCES",
+        lambda: os.rmdir("mon_groups/a"): "EACCES",
+        lambda: os.rename("mon_groups/a", "mon_groups/b"): "EACCES",
+        lambda: os.chmod("mon_groups/a", 0o777): "EPERM",
+        lambda: os.chown("mon_groups/a", NOBODY, NOBODY): "EPERM",
+        lambda: os.utime("mon_groups/a", (1, 1)): "EPERM",
+        lambda: write("tasks", "0"): "EACCES",
+        lambda: write("mon_groups/a/tasks", "1"): "EPERM",
+        lambda: write("mon_groups/a/tasks", "0"): "OK",
+        lambda: os.listdir("mon_groups/mine"): "EACCES",
+        lambda: os.stat("mon_groups/mine/tasks"): "EACCES",
+        lambda: write("info/L3_MON/max_threshold_occupancy", "0"): "EACCES",
+    }
+    assert [as_nobody(sim.root, action) for action in outcomes] == list(outcomes.values())
+
+
+def test_the_kernels_words_for_a_foreign_task(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    os.chmod(sim.path("mon_groups/a/tasks"), 0o666)
+    assert as_nobody(sim.root, lambda: write("mon_groups/a/tasks", "1")) == "EPERM"
+    assert sim.status == "No permission to move task 1\nError while processing task 1"
+
+
+# Real tasks
+
+
+def test_children_and_threads_made_after_joining_follow_and_earlier_ones_do_not(sim: Mounted, puppet: Puppet) -> None:
+    sim.mkdir("mon_groups/a")
+    earlier = {int(puppet.do("fork")), int(puppet.do("thread"))}
+    sim.write("mon_groups/a/tasks", str(puppet.pid))
+    later = {int(puppet.do("fork")), int(puppet.do("thread"))}
+    assert sim.tids("mon_groups/a") == {puppet.pid} | later
+    assert {sim.groups_of(tid) for tid in earlier} == {"res:/\nmon:\n"}
+    assert {sim.groups_of(tid) for tid in later} == {"res:/\nmon:a\n"}
+
+
+def test_a_thread_moves_alone_and_its_children_follow_it(sim: Mounted, puppet: Puppet) -> None:
+    sim.mkdir("mon_groups/a")
+    sim.mkdir("mon_groups/b")
+    thread = int(puppet.do("thread"))
+    sim.write("mon_groups/a/tasks", str(thread))
+    assert sim.tids("mon_groups/a") == {thread}
+    sim.write("mon_groups/b/tasks", str(puppet.pid))
+    assert sim.tids("mon_groups/a") == {thread}
+    if Path(f"/proc/{puppet.pid}/task/{thread}/children").exists():
+        child = int(puppet.do(f"fork-in {thread}"))
+        assert sim.tids("mon_groups/a") == {thread, child}
+    assert int(puppet.do("fork")) in sim.tids("mon_groups/b")
+
+
+def test_zero_is_the_calling_thread_not_its_process(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    seen: list[tuple[int, set[int]]] = []
+
+    def join() -> None:
+        sim.write("mon_groups/a/tasks", "0")
+        seen.append((threading.get_native_id(), sim.tids("mon_groups/a")))
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    thread.join()
+    assert [tids for _, tids in seen] == [{tid} for tid, _ in seen]
+    assert seen[0][0] != os.getpid()
+
+
+def test_tasks_leave_by_ending(sim: Mounted, puppet: Puppet) -> None:
+    sim.mkdir("mon_groups/a")
+    thread = int(puppet.do("thread"))
+    sim.write("mon_groups/a/tasks", f"{puppet.pid},{thread}")
+    puppet.do(f"end {thread}")
+    while Path(f"/proc/{puppet.pid}/task/{thread}").exists():
+        time.sleep(0.01)
+    assert sim.tids("mon_groups/a") == {puppet.pid}
+
+
+def test_children_of_a_parent_that_lived_for_a_moment_follow_where_the_kernel_tells_of_forks(sim: Mounted) -> None:
+    sim.mkdir("mon_groups/a")
+    script = "read go; (sleep 60 & echo $!); read go; (sleep 60 & echo $!)"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["sh", "-c", script], stdin=pipe, stdout=pipe, text=True) as shell:
+        assert shell.stdin
+        assert shell.stdout
+        sim.write("mon_groups/a/tasks", str(shell.pid))
+        shell.stdin.write("\n\n")
+        shell.stdin.flush()
+        orphans = {int(shell.stdout.readline()), int(shell.stdout.readline())}
+    listed = sim.tids("mon_groups/a")
+    for orphan in orphans:
+        os.kill(orphan, 9)
+    if (events := ForkEvents.open()) is not None:
+        events.close()
+        assert listed == orphans
+
+
+def cpu_seconds(pid: int) -> Decimal:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Decimal(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def total(sim: Mounted, group: str, resource: str, event: str) -> Decimal:
+    """The sum over both domains."""
+    domains = [os.path.join(group, "mon_data", f"mon_{resource}_{number:02d}") for number in (0, 1)]
+    texts = [sim.read(os.path.join(domain, event)).strip() for domain in domains]
+    return sum((Decimal(text) for text in texts if text != "Unavailable"), Decimal(0))
+
+
+def test_counters_are_the_model_times_the_cpu_time_since_joining(sim: Mounted, puppet: Puppet) -> None:
+    sim.mkdir("mon_groups/a")
+    puppet.do("burn 0.1")
+    before = cpu_seconds(puppet.pid)
+    energy, activity = (total(sim, "mon_groups/a", "PERF_PKG", name) for name in ("core_energy", "activity"))
+    sim.write("mon_groups/a/tasks", str(puppet.pid))
+    puppet.do("burn 0.4")
+    time.sleep(0.01)
+    used = cpu_seconds(puppet.pid) - before
+    assert used >= Decimal("0.39")
+    # Two packages, each cut off at 2^-18.
+    last = Decimal(2) / (1 << 18) + Decimal("0.000002")
+    assert abs(total(sim, "mon_groups/a", "PERF_PKG", "core_energy") - energy - used * Decimal("2.5")) <= last
+    assert abs(total(sim, "mon_groups/a", "PERF_PKG", "activity") - activity - used * Decimal("1.5")) <= last
+    traffic = total(sim, "mon_groups/a", "L3", "mbm_total_bytes")
+    assert 0 <= used * (1 << 30) - traffic <= 2 * 65536
+
+
+def test_an_idle_group_counts_nothing(sim: Mounted, puppet: Puppet) -> None:
+    sim.mkdir("mon_groups/a")
+    puppet.do("burn 0.01")  # its interpreter is up from here on
+    time.sleep(0.05)
+    sim.write("mon_groups/a/tasks", str(puppet.pid))
+    first = total(sim, "mon_groups/a", "L3", "mbm_total_bytes")
+    time.sleep(0.1)
+    assert total(sim, "mon_groups/a", "L3", "mbm_total_bytes") == first
+
+
+def test_root_counts_more_than_any_group_in_it(sim: Mounted, puppet: Puppet) -> None:
+    sim.mkdir("mon_groups/a")
+    sim.write("mon_groups/a/tasks", str(puppet.pid))
+    puppet.do("burn 0.2")
+    group = total(sim, "mon_groups/a", "L3", "mbm_total_bytes")
+    assert total(sim, "", "L3", "mbm_total_bytes") >= group > 0

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks file and the inheritance of groups, on virtual tasks."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from resctrlmond.sim.commands import cpu_list, cpu_mask, parse_int, task_tokens
+from resctrlmond.sim.tree import Caller
+from tests.sim.virtual import ROOT, Lab
+
+
+@pytest.fixture(params=["looking", "told"])
+def lab(request: pytest.FixtureRequest) -> Lab:
+    """Forks are found by looking, or told by the kernel: it makes no difference, but where a test says so."""
+    made = Lab("intel-rdt", tells_forks=request.param == "told")
+    made.mkdir("mon_groups/a")
+    made.mkdir("mon_groups/b")
+    return made
+
+
+def refusal(lab: Lab, path: str, text: str, caller: Caller = ROOT) -> tuple[str, str]:
+    with pytest.raises(OSError) as caught:
+        lab.write(path, text, caller)
+    return errno.errorcode[caught.value.errno or 0], lab.status
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10", 10),
+        ("+10", 10),
+        ("-5", -5),
+        ("0x1F", 31),
+        ("017", 15),
+        ("0", 0),
+        ("08", None),
+        ("0x", None),
+        ("", None),
+        ("1 2", None),
+        ("1_0", None),
+        ("٣", None),
+        ("2147483647", 2147483647),
+        ("2147483648", None),
+        ("-2147483648", -2147483648),
+    ],
+)
+def test_numbers_are_read_in_base_zero(text: str, expected: int | None) -> None:
+    assert parse_int(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", []),
+        ("\n", []),
+        ("\0 1", []),
+        ("1\n", ["1"]),
+        (" 1 ,\t2\n", ["1", "2"]),
+        ("1,2,", ["1", "2"]),
+        ("1,,2", ["1", "", "2"]),
+        ("1\n2\n", ["1\n2"]),
+        ("1,\n2", ["1"]),
+        ("1\x002", ["1"]),
+    ],
+)
+def test_task_lists_are_split_at_commas(text: str, tokens: list[str]) -> None:
+    assert list(task_tokens(text)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "status"),
+    [
+        ("abc", "EINVAL", "Task list parsing error pid abc\n"),
+        ("1,,2", "EINVAL", "Task list parsing error pid \n"),
+        ("1\n100\n", "EINVAL", "Task list parsing error pid 1\n100\n"),
+        ("-1", "EINVAL", "Invalid pid -1\n"),
+        ("99999", "ESRCH", "No task 99999\nError while processing task 99999\n"),
+    ],
+)
+def test_the_kernels_words_for_a_bad_list(lab: Lab, text: str, code: str, status: str) -> None:
+    assert refusal(lab, "mon_groups/a/tasks", text) == (code, status)
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_list_does_nothing_but_clear_the_status(lab: Lab, text: str) -> None:
+    refusal(lab, "tasks", "abc")
+    lab.write("mon_groups/a/tasks", text)
+    assert lab.status == "ok\n"
+
+
+def test_tasks_before_the_failing_one_stay_moved_and_those_after_do_not_move(lab: Lab) -> None:
+    first, last = lab.tasks.fork(), lab.tasks.fork()
+    assert refusal(lab, "mon_groups/a/tasks", f"{first},4444,{last}")[0] == "ESRCH"
+    assert lab.tids("mon_groups/a") == {first}
+
+
+def test_zero_is_the_caller(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", "0", Caller(0, 0, tid))
+    assert lab.tids("mon_groups/a") == {tid}
+
+
+def test_a_foreign_task_needs_root_or_its_own_user(lab: Lab) -> None:
+    own, foreign = lab.tasks.fork(uid=1000), lab.tasks.fork(uid=1001)
+    user = Caller(1000, 1000, own)
+    lab.write("mon_groups/a/tasks", str(own), user)
+    code, status = refusal(lab, "mon_groups/a/tasks", str(foreign), user)
+    assert (code, status) == (
+        "EPERM",
+        f"No permission to move task {foreign}\nError while processing task {foreign}\n",
+    )
+    assert lab.tids("mon_groups/a") == {own}
+
+
+def test_a_monitoring_group_takes_only_tasks_of_its_own_class(lab: Lab) -> None:
+    lab.mkdir("c1")
+    lab.mkdir("c1/mon_groups/k")
+    tid = lab.tasks.fork()
+    assert refusal(lab, "c1/mon_groups/k/tasks", str(tid)) == (
+        "EINVAL",
+        f"Can't move task to different control group\nError while processing task {tid}\n",
+    )
+    lab.write("c1/tasks", str(tid))
+    lab.write("c1/mon_groups/k/tasks", str(tid))
+    assert lab.model.task_groups(tid) == "res:c1\nmon:k\n"
+
+
+def test_writing_to_a_control_group_takes_a_task_out_of_its_monitoring_group(lab: Lab) -> None:
+    lab.mkdir("c1")
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    assert lab.model.task_groups(tid) == "res:/\nmon:a\n"
+    lab.write("c1/tasks", str(tid))
+    assert lab.model.task_groups(tid) == "res:c1\nmon:\n"
+    lab.write("tasks", str(tid))
+    assert lab.model.task_groups(tid) == "res:/\nmon:\n"
+
+
+def test_moving_between_groups_of_one_class_is_direct(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    lab.write("mon_groups/b/tasks", str(tid))
+    assert (lab.tids("mon_groups/a"), lab.tids("mon_groups/b")) == (set(), {tid})
+
+
+def test_control_groups_list_the_tasks_of_their_monitoring_groups_too(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    assert lab.tids("") == {1, tid}
+
+
+def test_monitoring_only_lists_no_tasks_in_root() -> None:
+    lab = Lab("monitoring-only")
+    lab.mkdir("mon_groups/a")
+    lab.write("mon_groups/a/tasks", str(lab.tasks.fork()))
+    assert lab.read("tasks") == ""
+    assert len(lab.tids("mon_groups/a")) == 1
+
+
+def test_only_the_written_thread_moves(lab: Lab) -> None:
+    leader = lab.tasks.fork()
+    worker = lab.tasks.fork(leader, thread=True)
+    lab.write("mon_groups/a/tasks", str(worker))
+    assert lab.tids("mon_groups/a") == {worker}
+    lab.write("mon_groups/b/tasks", str(leader))
+    assert (lab.tids("mon_groups/a"), lab.tids("mon_groups/b")) == ({worker}, {leader})
+
+
+def test_children_and_threads_made_later_follow_and_earlier_ones_do_not(lab: Lab) -> None:
+    parent = lab.tasks.fork()
+    earlier = lab.tasks.fork(parent)
+    lab.write("mon_groups/a/tasks", str(parent))
+    later = {lab.tasks.fork(parent), lab.tasks.fork(parent, thread=True)}
+    grandchild = lab.tasks.fork(max(later), thread=False)
+    assert lab.tids("mon_groups/a") == {parent, *later, grandchild}
+    assert earlier not in lab.tids("mon_groups/a")
+
+
+def test_a_child_of_a_process_with_threads_in_two_groups_follows_the_thread_that_forked_it(lab: Lab) -> None:
+    leader = lab.tasks.fork()
+    worker = lab.tasks.fork(leader, thread=True)
+    lab.write("mon_groups/a/tasks", str(leader))
+    lab.write("mon_groups/b/tasks", str(worker))
+    of_leader, of_worker = lab.tasks.fork(leader), lab.tasks.fork(worker)
+    assert lab.tids("mon_groups/a") == {leader, of_leader}
+    assert lab.tids("mon_groups/b") == {worker, of_worker}
+
+
+def test_when_forks_are_told_children_of_a_parent_that_nobody_saw_are_found() -> None:
+    lab = Lab("intel-rdt", tells_forks=True)
+    lab.mkdir("mon_groups/a")
+    shell = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(shell))
+    middle = lab.tasks.fork(shell)
+    orphan = lab.tasks.fork(middle)
+    lab.tasks.exit(middle)
+    assert lab.tids("mon_groups/a") == {shell, orphan}
+
+
+def test_when_forks_are_told_the_last_children_of_a_task_that_is_gone_are_found() -> None:
+    lab = Lab("intel-rdt", tells_forks=True)
+    lab.mkdir("mon_groups/a")
+    shell = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(shell))
+    orphan = lab.tasks.fork(shell)
+    told, lab.tasks.told = lab.tasks.told, []  # not heard of before the shell is seen gone
+    lab.tasks.exit(shell)
+    assert lab.tids("mon_groups/a") == set()
+    lab.tasks.told = told
+    assert lab.tids("mon_groups/a") == {orphan}
+
+
+def test_a_child_of_a_reused_number_does_not_follow_the_task_that_had_it_before() -> None:
+    lab = Lab("intel-rdt", tells_forks=True)
+    lab.mkdir("mon_groups/a")
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    lab.tasks.exit(tid)
+    assert lab.tids("mon_groups/a") == set()
+    lab.tasks.fork(tid=tid)
+    child = lab.tasks.fork(tid)
+    assert lab.model.task_groups(child) == "res:/\nmon:\n"
+
+
+def test_an_orphan_of_a_removed_group_is_in_the_group_above() -> None:
+    lab = Lab("intel-rdt", tells_forks=True)
+    lab.mkdir("mon_groups/a")
+    shell = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(shell))
+    orphan = lab.tasks.fork(shell)
+    told, lab.tasks.told = lab.tasks.told, []
+    lab.tasks.exit(shell)
+    lab.rmdir("mon_groups/a")
+    lab.tasks.told = told
+    assert lab.model.task_groups(orphan) == "res:/\nmon:\n"
+
+
+def test_a_reused_number_is_another_task(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    lab.tasks.exit(tid)
+    lab.tasks.fork(1, tid=tid)
+    assert lab.model.task_groups(tid) == "res:/\nmon:\n"
+    assert lab.tids("mon_groups/a") == set()
+
+
+def test_a_reused_number_can_be_put_into_the_group_that_it_had_before(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    lab.tasks.exit(tid)
+    lab.tasks.fork(1, tid=tid)
+    lab.write("mon_groups/a/tasks", str(tid))
+    assert lab.tids("mon_groups/a") == {tid}
+
+
+def test_there_is_no_group_of_a_task_that_is_gone(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    lab.tasks.exit(tid)
+    assert lab.model.task_groups(tid) is None
+    assert lab.read("mon_groups/a/tasks") == ""
+
+
+@settings(deadline=None)
+@given(st.text(alphabet=st.sampled_from("0123456789,x- \n\0abcdef+"), max_size=40) | st.text(max_size=40))
+def test_any_text_is_a_list_or_an_error_with_words(text: str) -> None:
+    lab = Lab("intel-rdt")
+    lab.mkdir("mon_groups/a")
+    try:
+        lab.write("mon_groups/a/tasks", text)
+    except OSError as failure:
+        assert failure.errno in (errno.EINVAL, errno.ESRCH)
+        assert lab.status != "ok\n"
+    else:
+        assert lab.status == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "total", "mask", "listed"),
+    [
+        ([], 2, "0\n", "\n"),
+        ([0, 1], 2, "3\n", "0-1\n"),
+        ([0, 2, 3], 8, "0d\n", "0,2-3\n"),
+        (range(40), 40, "ff,ffffffff\n", "0-39\n"),
+        ([33], 64, "00000002,00000000\n", "33\n"),
+    ],
+)
+def test_cpu_masks_and_lists(cpus: list[int], total: int, mask: str, listed: str) -> None:
+    assert cpu_mask(cpus, total) == mask
+    assert cpu_list(cpus) == listed
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever is done in whatever order, what must always hold holds."""
+
+    tells_forks = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lab = Lab("intel-rdt", rmids=5, tells_forks=self.tells_forks)
+        self.traffic: dict[int, int] = {}
+
+    def groups(self) -> list[str]:
+        classes = ["", *(f"c{n}/" for n in range(3) if f"c{n}" in self.lab.model.root.children)]
+        return [f"{c}mon_groups/{name}" for c in classes for name in self.lab.directory(f"{c}mon_groups").children]
+
+    def attempt(self, what: str, *arguments: str) -> None:
+        try:
+            getattr(self.lab, what)(*arguments)
+        except OSError as failure:
+            assert failure.errno in (
+                errno.EBUSY,
+                errno.EEXIST,
+                errno.EINVAL,
+                errno.ENOENT,
+                errno.ENOSPC,
+                errno.EPERM,
+            )
+
+    places = st.sampled_from(["c0", "c1", "c2", "mon_groups/a", "mon_groups/b", "c0/mon_groups/a", "c1/mon_groups/b"])
+
+    @rule(path=places)
+    def mkdir(self, path: str) -> None:
+        self.attempt("mkdir", path)
+
+    @rule(path=places)
+    def rmdir(self, path: str) -> None:
+        self.attempt("rmdir", path)
+
+    @rule(old=places, new=places)
+    def rename(self, old: str, new: str) -> None:
+        if old != new and not new.startswith(old + "/"):  # the VFS deals with these itself
+            self.attempt("rename", old, new)
+
+    @rule(path=places, data=st.data())
+    def join(self, path: str, data: st.DataObject) -> None:
+        tid = data.draw(st.sampled_from(sorted(self.lab.tasks.tasks)))
+        self.attempt("write", path + "/tasks", str(tid))
+
+    @rule(data=st.data(), thread=st.booleans())
+    def fork(self, data: st.DataObject, thread: bool) -> None:
+        self.lab.tasks.fork(data.draw(st.sampled_from(sorted(self.lab.tasks.tasks))), thread=thread)
+
+    @precondition(lambda self: len(self.lab.tasks.tasks) > 1)
+    @rule(data=st.data())
+    def burn_and_exit(self, data: st.DataObject) -> None:
+        tid = data.draw(st.sampled_from(sorted(self.lab.tasks.tasks)[1:]))
+        self.lab.tasks.burn(tid, 0.5)
+        self.lab.poll()
+        if not any(task.tgid == tid != task.tid for task in self.lab.tasks.tasks.values()):
+            self.lab.tasks.exit(tid)
+
+    @rule(seconds=st.floats(0, 3))
+    def wait(self, seconds: float) -> None:
+        self.lab.now += seconds
+
+    @invariant()
+    def used_limbo_and_free_are_all_rmids(self) -> None:
+        used, limbo, free = self.lab.model.rmids.counts(self.lab.now)
+        classes = [name for name in self.lab.model.root.children if name in ("c0", "c1", "c2")]
+        assert used == 1 + len(self.groups()) + len(classes)
+        assert used + limbo + free == 5
+
+    @invariant()
+    def every_task_is_in_one_class_and_at_most_one_group(self) -> None:
+        classes = ["", *(f"{n}" for n in ("c0", "c1", "c2") if n in self.lab.model.root.children)]
+        listed = [tid for name in classes for tid in self.lab.tids(name)]
+        assert sorted(listed) == sorted(self.lab.tasks.tasks)
+        grouped = [tid for group in self.groups() for tid in self.lab.tids(group)]
+        assert len(grouped) == len(set(grouped))
+
+    @invariant()
+    def traffic_of_a_group_never_falls(self) -> None:
+        now = {}
+        for path in self.groups():
+            counter = self.lab.file(path + "/mon_data/mon_L3_00/mbm_total_bytes")
+            now[counter.inode] = int(counter.show())
+            assert now[counter.inode] >= self.traffic.get(counter.inode, 0)
+        self.traffic = now
+
+
+class AnyOrderTold(AnyOrder):
+    """The same where the kernel tells of forks."""
+
+    tells_forks = True
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrderTold = AnyOrderTold.TestCase
+TestAnyOrder.settings = TestAnyOrderTold.settings = settings(deadline=None, max_examples=50, stateful_step_count=40)
