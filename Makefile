@@ -15,7 +15,7 @@ PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
-.PHONY: all setup demo check check-fast check-kernel bench lint install clean
+.PHONY: all setup demo check check-fast check-kernel bench lint man install clean
 
 all: setup
 
@@ -48,7 +48,15 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-install:
+PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
+
+man: $(PAGES)
+
+build/man/%: man/%.scd
+	@mkdir -p build/man
+	scdoc <$< >$@.new && mv $@.new $@
+
+install: man
 	$(INSTALL) -d $(DESTDIR)$(PYTHONDIR) $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec
 	cp -R --preserve=mode,timestamps resctrlmond resctrlctl $(DESTDIR)$(PYTHONDIR)/
 	find $(DESTDIR)$(PYTHONDIR)/resctrlmond $(DESTDIR)$(PYTHONDIR)/resctrlctl -name __pycache__ -prune -exec rm -r {} +
@@ -64,6 +72,8 @@ install:
 	  $(DESTDIR)$(PREFIX)/share/dbus-1/system-services/org.resctrlmon1.service
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/share/resctrlmond/hooks.d systemd/*.json
 	$(INSTALL) -D -m 644 systemd/resctrlmond.yaml $(DESTDIR)/etc/resctrlmond/resctrlmond.yaml
+	for page in $(PAGES); do \
+	  $(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man$${page##*.} $$page || exit 1; done
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/resctrlctl
 

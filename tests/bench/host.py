@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host that is measured: a simulated resctrl, a private bus, the daemon as a process, a process to monitor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from resctrlmond.sim.mount import Simulation
+from tests.api.dbus_lab import PrivateBus
+
+ROOT = Path(__file__).parents[2]
+IDLE = ("-c", "import asyncio; print(flush=True); asyncio.run(asyncio.sleep(3600))")
+THREADED = """
+import sys, threading
+for _ in range(int(sys.argv[1]) - 1): threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+class Host:
+    """Everything below one folder; as a context manager it mounts the simulation and starts the bus."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tree = folder / "resctrl"
+        self.varlink = str(folder / "run" / "org.resctrlmon.Manager")
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(folder / "notify"))
+        self._notify.settimeout(30)
+        self.tree.mkdir()
+        (folder / "bus").mkdir()
+        self.bus = PrivateBus(folder / "bus")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The tree and the bus."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._notify)
+            stack.enter_context(Simulation(str(self.tree)))
+            self.bus.start()
+            stack.callback(self.bus.stop)
+            yield
+
+    @contextlib.contextmanager
+    def daemon(self) -> Iterator[tuple[int, float]]:
+        """The daemon while the block runs: its pid, and the seconds from its spawn to READY=1."""
+        environment = os.environ | {
+            "NOTIFY_SOCKET": str(self.folder / "notify"),
+            "DBUS_SYSTEM_BUS_ADDRESS": self.bus.address,
+        }
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "tests.bench.serve", str(self.folder)]
+        with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+            try:
+                self._until("READY=1")
+                yield process.pid, time.perf_counter() - started
+            finally:
+                process.send_signal(signal.SIGTERM)
+                self._until("STOPPING=1")
+
+    def _until(self, word: str) -> None:
+        while word not in self._notify.recv(4096).decode().split("\n"):
+            pass
+
+
+@contextlib.contextmanager
+def python(*arguments: str) -> Iterator[int]:
+    """A Python process that has printed a line and waits: its pid."""
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def threaded(threads: int) -> contextlib.AbstractContextManager[int]:
+    """A process that has so many threads and does nothing: its pid."""
+    return python("-c", THREADED, str(threads))
+
+
+def spawn(command: list[str], stdin: str = os.devnull) -> None:
+    """Run a command to its end, with as little of our own around it as there can be."""
+    pid = os.posix_spawn(command[0], command, {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0)])
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"{command} ended with wait status {status}"
+
+
+def resident(pid: int) -> float:
+    """The process's resident memory in bytes (proc_pid_smaps(5)). Not PSS: that moves with who else is running."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("Rss:"))

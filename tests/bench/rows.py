@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared with what: the doors of a running daemon, and the ground floor without one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+
+import msgspec
+from dbus_fast import Variant
+
+from resctrlmond import oci_hook
+from resctrlmond.api.client import Client
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tasks import move_process
+from resctrlmond.resctrl.tree import GroupRef, Tree
+from tests.api import dbus_lab
+from tests.bench.host import IDLE, Host, python, resident, spawn, threaded
+from tests.bench.measure import Row, interleaved, mebibytes, seconds
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+MANAGER = "org.resctrlmon.Manager."
+MBM = ("mbm_total_bytes", "mbm_local_bytes")
+COUNTERS = [
+    *(f"mon_data/mon_L3_0{n}/{event}" for n in "01" for event in ("llc_occupancy", *MBM)),
+    *(f"mon_data/mon_PERF_PKG_0{n}/{event}" for n in "01" for event in ("core_energy", "activity")),
+]
+GROUPS = 200
+CLAIM = {"claim": "bench"}
+
+
+def read_by_hand(directory: str) -> None:
+    """Every counter of a group, its names known."""
+    group = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    for name in COUNTERS:
+        fd = os.open(name, os.O_RDONLY, dir_fd=group)
+        os.read(fd, 4096)
+        os.close(fd)
+    os.close(group)
+
+
+def scan_by_hand(tree: str) -> None:
+    """Mark and nonce of every group of the root class."""
+    with os.scandir(f"{tree}/mon_groups") as entries:
+        for entry in entries:
+            entry.stat(follow_symlinks=False)
+
+
+def life_by_hand(tree: str, pid: int) -> None:
+    """The system calls of Create, Assign and Release."""
+    group = f"{tree}/mon_groups/bare"
+    os.mkdir(group)
+    os.utime(group, ns=(1, 1))
+    read_by_hand(group)
+    fd = os.open(f"{group}/tasks", os.O_WRONLY)
+    os.write(fd, b"%d\n" % pid)
+    os.close(fd)
+    read_by_hand(group)
+    os.rmdir(group)
+
+
+# -- a daemon for each round
+
+
+def starts(host: Host, rounds: int, groups: int) -> Iterator[Row]:
+    """Start-up and memory of the daemon on the tree and records as they stand."""
+    ready, memory, imports, idle = [], [], [], []
+    for _ in range(rounds):
+        with host.daemon() as (pid, took):
+            ready.append(took)
+            memory.append(resident(pid))
+            with Client(host.varlink) as client:
+                assert client.call(f"{MANAGER}Status")["groups"] == groups
+        started = time.perf_counter()
+        with python(*IDLE) as pid:
+            imports.append(time.perf_counter() - started)
+            idle.append(resident(pid))
+    yield Row(f"daemon's start to READY, {groups} groups", ready, "python -c 'import asyncio'", imports, seconds)
+    yield Row(f"daemon's memory (RSS), {groups} groups", memory, "python with asyncio that waits", idle, mebibytes)
+
+
+# -- a daemon that runs
+
+
+def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
+    """The OCI hook as a runtime runs it, with a new container each time."""
+    state = host.folder / "state.json"
+    number = itertools.count()
+
+    def new_container() -> None:
+        client.call(f"{MANAGER}Reconcile", {"claim": "oci", "keys": []})
+        container = {"ociVersion": "1.2.0", "id": f"container{next(number)}", "status": "created", "pid": pid}
+        state.write_text(json.dumps(container), encoding="ascii")
+
+    shim = [SYSTEM_PYTHON, "-IS", oci_hook.__file__, "createRuntime", "--strict", "--socket", host.varlink]
+    ours, nothing, true = interleaved(
+        30,
+        lambda: spawn(shim, str(state)),
+        lambda: spawn([SYSTEM_PYTHON, "-IS", "-c", "pass"]),
+        lambda: spawn(["/bin/true"]),
+        before=new_container,
+    )
+    new_container()
+    yield Row("OCI hook, spawn to exit", ours, "python3 -IS -c pass", nothing, seconds)
+    yield Row("OCI hook, spawn to exit", ours, "/bin/true", true, seconds)
+
+
+def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:
+    """A whole life of a group, through either door, on a connection that stands."""
+    options = {"claim": Variant("s", "bench")}
+
+    def by_varlink() -> None:
+        for verb, more in (("Create", {}), ("Assign", {"pid": pid}), ("Release", {})):
+            client.call(MANAGER + verb, {"key": "varlink", **CLAIM, **more})
+
+    async def by_dbus() -> None:
+        for verb, more in (("Create", {}), ("Assign", {"pid": Variant("x", pid)}), ("Release", {})):
+            await bus.call(verb, "sa{sv}", "dbus", {**options, **more})
+
+    def by_hand() -> None:
+        life_by_hand(str(host.tree), pid)
+
+    with asyncio.Runner() as runner:
+        bus = dbus_lab.Client(host.bus.address)
+        runner.run(bus.__aenter__())
+        varlink, dbus, bare = interleaved(30, by_varlink, lambda: runner.run(by_dbus()), by_hand)
+        runner.run(bus.__aexit__())
+    bare_is = "their system calls on resctrl, by hand"
+    yield Row("Create, Assign, Release by varlink", varlink, bare_is, bare, seconds, fuse=True)
+    yield Row("Create, Assign, Release by D-Bus", dbus, bare_is, bare, seconds, fuse=True)
+
+
+def listing(host: Host, client: Client) -> Iterator[Row]:
+    """List with many groups, by the group; they are left standing."""
+    for number in range(GROUPS):
+        client.call(f"{MANAGER}Create", {"key": f"group{number}", **CLAIM})
+    records = host.folder / "run" / "records"
+
+    def by_hand() -> None:
+        scan_by_hand(str(host.tree))
+        for record in os.listdir(records):
+            (records / record).read_bytes()
+
+    ours, bare = interleaved(10, lambda: client.call(f"{MANAGER}List"), by_hand)
+    groups = client.call(f"{MANAGER}List")["groups"]
+    assert sum(group["state"] == "idle" for group in groups) == GROUPS
+    each = [[taken / len(groups) for taken in samples] for samples in (ours, bare)]
+    bare_is = "tree listed, records read as bytes"
+    yield Row(f"List with {GROUPS} groups, time for each", each[0], bare_is, each[1], seconds, fuse=True)
+    reply = [float(len(msgspec.json.encode(group))) for group in groups]
+    stored = [float((records / f"{group['key']}.json").stat().st_size) for group in groups]
+    yield Row("a group in List's reply", reply, "its record on disk", stored, "{:.0f} B".format)
+
+
+# -- the ground floor
+
+
+def ground(host: Host) -> Iterator[Row]:
+    """Reading and moving without a daemon, in the groups that stand, and reading from a copy in plain files."""
+    tree = Tree.open(str(host.tree), allow_simulation=True)
+    group = tree.scan()[0].ref
+    copy = host.folder / "copy"
+    shutil.copytree(host.tree, copy)
+    for place, kind in ((tree, "simulator"), (Tree(str(copy), None), "plain files")):
+        yield from _reads(place, group, kind)
+    yield from _moves(tree, group)
+    pid = os.getpid()
+    ours, bare = interleaved(20, lambda: Process.open(pid).close(), lambda: os.close(os.pidfd_open(pid)), times=500)
+    yield Row("Process.open(), close()", ours, "os.pidfd_open, os.close", bare, seconds)
+
+
+def _reads(tree: Tree, ref: GroupRef, kind: str) -> Iterator[Row]:
+    fuse = tree.simulation is not None
+    directory = tree.full_path(ref)
+    ours, bare = interleaved(30, lambda: tree.read(ref), lambda: read_by_hand(directory), times=10)
+    yield Row(f"Tree.read() of 10 counters, {kind}", ours, "os.open, os.read by dir_fd", bare, seconds, fuse)
+    assert len(tree.scan()) == GROUPS
+    ours, bare = interleaved(10, tree.scan, lambda: scan_by_hand(tree.path))
+    yield Row(f"Tree.scan() of {GROUPS} groups, {kind}", ours, "os.scandir, stat", bare, seconds, fuse)
+
+
+def _moves(tree: Tree, ref: GroupRef) -> Iterator[Row]:
+    with threaded(50) as pid, Process.open(pid) as process:
+        threads = process.threads()
+
+        def by_hand(directory: str) -> None:
+            fd = os.open(f"{directory}/tasks", os.O_WRONLY)
+            for tid in threads:
+                os.write(fd, b"%d\n" % tid)
+            os.close(fd)
+
+        ours, bare = interleaved(
+            20,
+            lambda: move_process(tree, process, ref),
+            lambda: by_hand(tree.full_path(ref)),
+            before=lambda: by_hand(tree.path),
+        )
+        assert sorted(tree.tasks(ref)) == sorted(threads)
+    yield Row(f"move of a process with {len(threads)} threads", ours, "as many writes to tasks", bare, seconds, True)

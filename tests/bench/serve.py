@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests.bench.serve FOLDER``: the daemon, D-Bus door and all, on the simulation mounted in the folder.
+
+``resctrlmond --simulate`` would bring a simulation of its own, and go without the bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from resctrlmond import journal
+from resctrlmond.config import Config
+from resctrlmond.daemon import Daemon
+from resctrlmond.startup import prepare
+
+# The mark may be any group but root's, which the groups of others bear.
+MARK = 65534
+
+
+def main(folder: str) -> None:
+    """Serve until SIGTERM."""
+    config = Config(resctrl=f"{folder}/resctrl", runtime_dir=f"{folder}/run", log_level="warning")
+    journal.setup(config.log_level)
+    ground = prepare(config, MARK, allow_simulation=True)
+    asyncio.run(Daemon(config, ground, lambda: config).run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests for the tests of this folder; on a failure the guest's journal goes into the report."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from .install import install, stage
+from .machine import PROFILES, Guest, GuestDiedError, Machine, MachineError
+
+HERE = Path(__file__).parent
+NOT_BUILT = pytest.StashKey[str]()
+
+
+class Guests:
+    """Starts guests and closes them all at the end of its scope."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._open = contextlib.ExitStack()
+        self.running: list[Guest] = []
+
+    def start(self, profile: str = "cat") -> Guest:
+        """A fresh guest of a profile; the test fails if the host could not build it."""
+        if reason := self._config.stash.get(NOT_BUILT, ""):
+            pytest.fail(f"there is no test machine: {reason}", pytrace=False)
+        guest = self._open.enter_context(Machine(profile).start())
+        self.running.append(guest)
+        return guest
+
+    def close(self) -> None:
+        """End them all."""
+        self._open.close()
+
+
+def _guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
+    guests = Guests(request.config)
+    try:
+        yield guests
+    finally:
+        guests.close()
+
+
+@pytest.fixture
+def guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
+    """For a test that needs guests of its own: ``guests.start(profile)``."""
+    yield from _guests(request)
+
+
+@pytest.fixture(scope="module")
+def module_guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
+    """What the module's guests come from."""
+    yield from _guests(request)
+
+
+@pytest.fixture(scope="module")
+def guest(module_guests: Guests) -> Guest:
+    """A guest of the default profile (64 RMIDs, 2 classes), fresh for each test module."""
+    return module_guests.start("cat")
+
+
+@pytest.fixture(scope="module")
+def monitoring_guest(module_guests: Guests) -> Guest:
+    """A guest that has monitoring but no allocation, fresh for each test module."""
+    return module_guests.start("monitoring-only")
+
+
+@pytest.fixture(scope="module")
+def two_domain_guest(module_guests: Guests) -> Guest:
+    """A guest with two L3 domains, fresh for each test module."""
+    return module_guests.start("two-domains")
+
+
+@pytest.fixture(scope="session")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree that make install makes."""
+    return stage(tmp_path_factory.mktemp("staged"))
+
+
+@pytest.fixture(scope="module")
+def installed_guest(module_guests: Guests, staged: Path) -> Guest:
+    """A guest of the default profile with the project installed and nothing of it started."""
+    guest = module_guests.start("cat")
+    install(guest, staged)
+    return guest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder need the real kernel."""
+    for item in _ours(items):
+        item.add_marker(pytest.mark.kernel)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what the selected tests need before the first one's time-out runs; a failure becomes each test's."""
+    if session.config.option.collectonly or session.testsfailed or not _ours(session.items):
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        try:
+            for profile in PROFILES:
+                Machine(profile).build()
+        except MachineError as error:
+            session.config.stash[NOT_BUILT] = str(error)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failure what the guests had to say."""
+    report = yield
+    if report.failed and _ours([item]):
+        arguments: dict[str, object] = getattr(item, "funcargs", {})
+        for source in (value for value in arguments.values() if isinstance(value, Guests)):
+            for number, guest in enumerate(source.running, start=1):
+                report.sections.append((f"journal of guest {number}, {guest.profile}", _journal(guest)))
+    return report
+
+
+def _journal(guest: Guest) -> str:
+    try:
+        return guest.run("journalctl -n 60 --no-pager", timeout=20, check=False).output
+    except GuestDiedError as error:
+        return str(error)
+    except MachineError as error:
+        return f"no journal: {error}"
+
+
+def _ours(items: list[pytest.Item]) -> list[pytest.Item]:
+    return [item for item in items if item.path.is_relative_to(HERE)]

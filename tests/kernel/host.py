@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest as its administrator sees it: the daemon under systemd, the doors' real clients, containers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .machine import Completed, Guest
+
+TREE = "/sys/fs/resctrl"
+RUN = "/run/resctrlmond"
+SOCKET = f"{RUN}/org.resctrlmon.Manager"
+BUSYBOX = "/var/lib/busybox"
+# What a container's program prints to tell where its first instruction found itself.
+WHERE = "cat /proc/self/cpu_resctrl_groups"
+
+
+class Host:
+    """A guest with the project installed; ``start`` starts the daemon and waits until it is ready."""
+
+    def __init__(self, guest: Guest) -> None:
+        self.guest = guest
+
+    def run(self, command: str, *, check: bool = True, timeout: float = 60.0) -> Completed:
+        """A shell command as root."""
+        return self.guest.run(command, check=check, timeout=timeout)
+
+    def out(self, command: str, timeout: float = 60.0) -> str:
+        """What a command prints, without the newline at its end."""
+        return self.run(command, timeout=timeout).stdout.rstrip("\n")
+
+    # -- the daemon
+
+    def start(self) -> None:
+        """systemctl start: returns when the daemon said READY."""
+        self.run("systemctl start resctrlmond")
+
+    def pid(self) -> int:
+        """The daemon's main process."""
+        return int(self.out("systemctl show -P MainPID resctrlmond"))
+
+    def kill(self) -> None:
+        """kill -9, and the daemon that systemd then starts is waited for."""
+        old = self.pid()
+        self.run(f"kill -9 {old}")
+        self.until(lambda: self.out("systemctl show -P ActiveState,MainPID resctrlmond") != "", "a state")
+        self.until(
+            lambda: self.out("systemctl show -P ActiveState resctrlmond") == "active" and self.pid() not in (0, old),
+            "the daemon to be back",
+        )
+
+    # -- the varlink door, by systemd's own client
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A successful call by varlinkctl."""
+        reply: dict[str, Any] = json.loads(self.out(self._call(method, parameters)) or "{}")
+        return reply
+
+    def refused(self, method: str, **parameters: Any) -> str:
+        """What varlinkctl prints of a call that is refused: the error's name and its fields."""
+        done = self.run(self._call(method, parameters), check=False)
+        assert done.returncode != 0, f"{method} was not refused: {done.output}"
+        return done.output
+
+    @staticmethod
+    def _call(method: str, parameters: dict[str, Any]) -> str:
+        full = method if "." in method else f"org.resctrlmon.Manager.{method}"
+        return f"varlinkctl call -j {SOCKET} {full} {shlex.quote(json.dumps(parameters))}"
+
+    def state(self, key: str) -> str:
+        """The state of a workload, "" if there is none."""
+        groups: dict[str, str] = {group["key"]: group["state"] for group in self.call("List")["groups"]}
+        return groups.get(key, "")
+
+    # -- the kernel's side
+
+    def groups(self, class_: str = "") -> list[str]:
+        """The monitoring groups that stand in a class."""
+        return self.out(f"ls {TREE}/{class_ + '/' if class_ else ''}mon_groups").split()
+
+    def membership(self, pid: int | str) -> tuple[str, str]:
+        """Class and monitoring group of a task, as the kernel says; ("/", "") for one in the root and no group."""
+        return parse_where(self.out(f"cat /proc/{pid}/cpu_resctrl_groups"))
+
+    def identity(self, key: str, class_: str = "") -> str:
+        """Inode, group id and mtime of a group's directory."""
+        return self.out(f"stat -c '%i %g %y' {TREE}/{class_ + '/' if class_ else ''}mon_groups/{key}")
+
+    def snapshot(self, key: str) -> dict[str, str]:
+        """The files of a workload's snapshot with their text, by path; links are marked."""
+        script = 'for f in $(find . -type f); do echo "$f=$(cat $f)"; done; find . -type l -printf "%p=LINK\\n"'
+        lines = self.out(f"cd {RUN}/groups/{key} && {{ {script}; }}").splitlines()
+        return dict(line.removeprefix("./").split("=", 1) for line in lines)
+
+    def process(self, command: str) -> int:
+        """A process that goes on by itself, in no control group of ours; returns its pid."""
+        return int(self.out(f"nohup setsid sh -c {shlex.quote(f'exec {command}')} >/dev/null 2>&1 & echo $!"))
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+        """Wait for something that must come true."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"waited {seconds} s in vain for {what}"
+            time.sleep(0.1)
+
+    # -- containers
+
+    def make_root(self) -> None:
+        """A root filesystem that has nothing but busybox."""
+        applets = "sh cat sleep true ps"
+        self.run(
+            f"mkdir -p {BUSYBOX}/bin {BUSYBOX}/proc {BUSYBOX}/sys {BUSYBOX}/dev {BUSYBOX}/tmp && "
+            f"cp /bin/busybox {BUSYBOX}/bin/ && for a in {applets}; do ln -sf busybox {BUSYBOX}/bin/$a; done"
+        )
+
+    def enable_hooks(self) -> None:
+        """What an administrator does to have Podman call us."""
+        folder = "/usr/share/containers/oci/hooks.d"
+        self.run(f"mkdir -p {folder} && ln -sf /usr/share/resctrlmond/hooks.d/*.json {folder}/")
+
+    def bundle(self, name: str, command: str, annotations: dict[str, str], cgroup: str) -> str:
+        """An OCI bundle as CRI-O and containerd make them, with our hook in it; returns its folder."""
+        folder = f"/run/bundles/{name}"
+        self.run(f"mkdir -p {folder} && cd {folder} && rm -f config.json && runc spec")
+        spec = json.loads(self.guest.read(f"{folder}/config.json"))
+        spec["process"] |= {"terminal": False, "args": ["/bin/sh", "-c", command]}
+        spec["root"] = {"path": BUSYBOX, "readonly": True}
+        spec["annotations"] = annotations
+        spec["linux"]["cgroupsPath"] = cgroup
+        hook = "/usr/libexec/resctrlmon-oci-hook"
+        spec["hooks"] = {
+            stage: [{"path": hook, "args": [hook, stage], "timeout": 5}] for stage in ("createRuntime", "poststop")
+        }
+        self.guest.write(f"{folder}/config.json", json.dumps(spec))
+        return folder
+
+
+def parse_where(text: str) -> tuple[str, str]:
+    """Class and group in the text of cpu_resctrl_groups."""
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    return fields["res"], fields["mon"]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rig by hand: build the guests, or run one shell command in a fresh one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .errors import MachineError
+from .machine import Machine
+from .profiles import PROFILES
+
+
+def main() -> int:
+    """Returns the exit status: the command's, 125 if it could not be run, 128 plus the signal that killed it."""
+    parser = argparse.ArgumentParser(prog="tests.kernel.machine", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    build = verbs.add_parser("build", help="make the saved states that are not there yet")
+    build.add_argument("--profile", choices=list(PROFILES), action="append", help="only this one (may be repeated)")
+    run = verbs.add_parser("run", help="run a shell command in a fresh guest")
+    run.add_argument("--profile", choices=list(PROFILES), default="cat")
+    run.add_argument("--share", type=Path, help="copy this file or folder to /root/<its name> first")
+    run.add_argument("--timeout", type=float, default=120.0, help="seconds, default 120")
+    run.add_argument("command", nargs="+")
+    arguments = parser.parse_args()
+    try:
+        if arguments.verb == "build":
+            for name in arguments.profile or PROFILES:
+                Machine(name).build()
+            return 0
+        return _run(arguments)
+    except MachineError as error:
+        print(f"test machine: {error}", file=sys.stderr)
+        return 125
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    with Machine(arguments.profile).start() as guest:
+        if arguments.share:
+            share = arguments.share.resolve()
+            guest.put(share, f"/root/{share.name}")
+        completed = guest.run(" ".join(arguments.command), timeout=arguments.timeout, check=False)
+    sys.stdout.write(completed.stdout)
+    sys.stderr.write(completed.stderr)
+    return completed.returncode if completed.returncode >= 0 else 128 - completed.returncode
+
+
+sys.exit(main())

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debian 13's packages as a root filesystem in a tar archive, by mmdebstrap; no need to be root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from . import cache
+from .sources import mirror
+from .tools import tool
+
+SUITE = "trixie"
+PACKAGES = (
+    *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "dbus-bin", "udev"),
+    *("kmod", "procps", "iproute2", "util-linux", "strace", "busybox-static", "zstd"),
+    *("podman", "crun", "runc", "conmon", "catatonit", "containerd", "netavark", "iptables", "nftables"),
+    *("python3", "python3-msgspec", "python3-dbus-fast", "python3-sdnotify", "python3-yaml", "python3-rich"),
+    *("python3-protobuf", "python3-pytest", "python3-pytest-timeout", "python3-hypothesis"),
+)
+# The guest is for tests, not for readers.
+LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
+
+
+def debian() -> Path:
+    """The archive root.tar.zst, owners and modes as Debian gives them."""
+    return cache.artifact("debian", debian_key(), _build) / "root.tar.zst"
+
+
+def debian_key() -> str:
+    """A hash of the recipe, the package list with it."""
+    return cache.key(Path(__file__))
+
+
+def _build(place: Path) -> None:
+    cache.progress("building the guest, two minutes on an idle host; the next runs find it built")
+    cache.progress(f"fetching Debian {SUITE} with {len(PACKAGES)} named packages")
+    tool(
+        [
+            "mmdebstrap",
+            "--mode=root" if os.geteuid() == 0 else "--mode=unshare",
+            "--variant=minbase",
+            "--format=tar",
+            '--aptopt=APT::Install-Recommends "false"',
+            '--aptopt=Acquire::Languages "none"',
+            *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
+            f"--include={','.join(PACKAGES)}",
+            SUITE,
+            place / "root.tar.zst",
+            mirror().line(SUITE),
+        ]
+    )

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stock Debian kernel that knows setcpuid=, unpacked for QEMU's direct boot, with its modules."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from . import cache
+from .errors import BuildError
+from .sources import private_apt
+from .tools import tool
+
+# Debian 13's own 6.12 lacks setcpuid= (Linux 6.14); its backports have it, and sid always will.
+SUITES = ("trixie-backports", "sid")
+PACKAGE = "linux-image-cloud-amd64"
+
+
+def kernel() -> Path:
+    """The folder with vmlinux, modules/ and release; fetched on first use."""
+    return cache.artifact("kernel", kernel_key(), _build)
+
+
+def kernel_key() -> str:
+    """A hash of the recipe."""
+    return cache.key(Path(__file__))
+
+
+def _build(place: Path) -> None:
+    refused = []
+    for suite in SUITES:
+        work = place / suite
+        try:
+            _fetch(place, work, suite)
+            return
+        except BuildError as error:
+            cache.progress(f"no kernel from {suite}: {error}")
+            refused.append(f"{suite}: {error}")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    raise BuildError("no Debian suite gave a kernel that knows setcpuid=:\n" + "\n".join(refused))
+
+
+def _fetch(place: Path, work: Path, suite: str) -> None:
+    cache.progress(f"fetching a kernel from {suite}")
+    environment = private_apt(work / "apt", suite)
+    release = _release(environment)
+    known = set(tool(["apt-cache", "pkgnames", "linux-"], env=environment).split())
+    # Newer packaging splits the image into binary and modules; what a suite does not have, it does not need.
+    names = [f"linux-{part}-{release}" for part in ("binary", "modules", "image")]
+    debs = work / "debs"
+    debs.mkdir()
+    wanted = [name for name in names if name in known]
+    tool(["apt-get", "-q", "download", *wanted], cwd=debs, env=environment)
+    for deb in debs.glob("*.deb"):
+        tool(["dpkg-deb", "-x", deb, work / "tree"])
+    vmlinux = _unpacked((_only(work / "tree", f"**/vmlinuz*{release}", "**/vmlinuz*")).read_bytes())
+    if b"setcpuid" not in vmlinux:
+        raise BuildError(f"Linux {release} does not know setcpuid=")
+    modules = _only(work / "tree", f"**/modules/{release}")
+    (place / "vmlinux").write_bytes(vmlinux)
+    (place / "release").write_text(release + "\n")
+    modules.rename(place / "modules")
+
+
+def _release(environment: dict[str, str]) -> str:
+    """The release that the metapackage stands for now, e.g. 6.16.3+deb13-cloud-amd64."""
+    depends = tool(["apt-cache", "depends", PACKAGE], env=environment)
+    if not (match := re.search(r"Depends: linux-(?:image|binary|base)-(\d\S+)", depends)):
+        raise BuildError(f"{PACKAGE} names no kernel image among its dependencies:\n{depends}")
+    return match[1]
+
+
+def _unpacked(bzimage: bytes) -> bytes:
+    """The ELF image inside a bzImage (Documentation/arch/x86/boot.rst: payload_offset, payload_length).
+
+    QEMU boots the ELF by PVH about 1.5 s sooner than the bzImage, and it shows which parameters it knows.
+    """
+    sectors = bzimage[0x1F1] or 4
+    offset, length = struct.unpack_from("<II", bzimage, 0x248)
+    begin = (sectors + 1) * 512 + offset
+    payload = bzimage[begin : begin + length - 4]  # the last 4 bytes are the unpacked size
+    if payload.startswith(b"\xfd7zXZ"):
+        return lzma.decompress(payload)
+    if payload.startswith(b"\x28\xb5\x2f\xfd"):
+        return subprocess.run(["zstd", "-dcq"], input=payload, stdout=subprocess.PIPE, check=True).stdout
+    raise BuildError(f"the kernel is packed in an unknown way: it begins with {payload[:6].hex(' ')}")
+
+
+def module(name: str) -> bytes | None:
+    """A module as the kernel loads it; None if it is built in or there is no such module."""
+    found = sorted((kernel() / "modules").glob(f"kernel/**/{name}.ko*"))
+    if not found:
+        return None
+    data = found[0].read_bytes()
+    return lzma.decompress(data) if found[0].suffix == ".xz" else data
+
+
+def _only(tree: Path, *patterns: str) -> Path:
+    for pattern in patterns:
+        for path in sorted(tree.glob(pattern)):
+            return path
+    raise BuildError(f"the kernel's packages have no {patterns[0]}")

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines that tests can ask for: what the guest's CPU claims, and what is done before it is saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MONITORING = ("cqm", "cqm_llc", "cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local")
+ALLOCATION = ("rdt_a", "cat_l3")
+
+MOUNT = "mount -t resctrl resctrl /sys/fs/resctrl"
+# With the default threshold of 0 a freed RMID stays in limbo for ever. At this value, one unit of the
+# occupancy counter, the kernel's check that runs every second gives it back.
+SHORT_LIMBO = f"{MOUNT}; echo 29360191 >/sys/fs/resctrl/info/L3_MON/max_threshold_occupancy"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of machine.
+
+    ``cpu_level`` is the highest basic CPUID leaf. A leaf above it reads as the highest one, so the kernel
+    takes resctrl's limits (leaves 0xf and 0x10) from a leaf that speaks of something else: from leaf 4, the
+    L1i cache, 64 RMIDs, 2 CLOSIDs and 3-bit masks; from leaf 0xb, the topology, more than 512 RMIDs.
+    ``features`` are forced by setcpuid=, ``smp`` is QEMU's -smp, ``setup`` a shell command, memory in MiB.
+    """
+
+    name: str
+    cpu_level: int
+    features: tuple[str, ...]
+    setup: str
+    smp: str = "1"
+    memory: int = 1024
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("cat", 4, MONITORING + ALLOCATION, SHORT_LIMBO),
+        # Leaf 0xb gives a number of CLOSIDs that depends on the CPU that asks, so it tells of none.
+        Profile("monitoring-only", 11, MONITORING, MOUNT),
+        # Two sockets have two caches, so each group has two domains. More than one CPU under TCG is for this
+        # only: container starts, which patch the kernel's code, were seen to panic such a guest.
+        Profile("two-domains", 4, MONITORING + ALLOCATION, SHORT_LIMBO, smp="4,sockets=2,cores=2"),
+    )
+}

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest's root disk, Debian with the kernel's modules and the agent as an ext4 image, and its initramfs."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+from . import cache, initramfs
+from .debian import debian, debian_key
+from .kernel import kernel, kernel_key, module
+from .tools import tool
+
+AGENT = Path(__file__).parent / "inside" / "agent.py"
+SIZE = "3G"
+
+FILES = {
+    "etc/hostname": "guest\n",
+    "etc/hosts": "127.0.0.1 localhost guest\n",
+    "etc/fstab": "",
+    "etc/resolv.conf": "",
+    "etc/machine-id": "0123456789abcdef0123456789abcdef\n",  # else a boot is a first boot
+    "etc/systemd/system/test-agent.service": """\
+[Unit]
+Description=Runs the test's commands
+
+[Service]
+Type=exec
+ExecStart=/usr/bin/python3 -u /usr/local/lib/test-agent.py
+Environment=HOME=/root
+KillMode=process
+TasksMax=infinity
+""",
+}
+# Run at each daemon-reload, these cost an emulated CPU two seconds and find nothing in this guest.
+GENERATORS = (
+    *("podman-system-generator", "systemd-debug-generator", "systemd-getty-generator", "systemd-gpt-auto-generator"),
+    *("systemd-hibernate-resume-generator", "systemd-rc-local-generator", "systemd-run-generator"),
+    *("systemd-ssh-generator", "systemd-system-update-generator", "systemd-sysv-generator", "systemd-tpm2-generator"),
+)
+LINKS = {
+    **{f"etc/systemd/system-generators/{generator}": "/dev/null" for generator in GENERATORS},
+    "etc/systemd/system/multi-user.target.wants/test-agent.service": "../test-agent.service",
+    # What would wake up when the restored guest is told today's date, or write to the console.
+    **{
+        f"etc/systemd/system/{unit}": "/dev/null"
+        for unit in (
+            "apt-daily.timer",
+            "apt-daily-upgrade.timer",
+            "dpkg-db-backup.timer",
+            "e2scrub_all.timer",
+            "fstrim.timer",
+            "podman-auto-update.timer",
+            "systemd-tmpfiles-clean.timer",
+            "getty.target",
+            "serial-getty@ttyS0.service",
+        )
+    },
+}
+# Tests start these where they need them.
+NOT_AT_BOOT = ("containerd.service", "podman.socket", "podman.service", "podman-restart.service")
+
+# As in a package's installation the owners matter, so a user runs this with his ids mapped to the guest's.
+ASSEMBLE = """\
+archive=$1 extra=$2 modules=$3 release=$4 place=$5 size=$6; shift 6; root=$place/root
+mkdir "$root"; trap 'rm -rf "$root"' EXIT
+tar -xp --zstd --numeric-owner --exclude='./dev/*' -C "$root" -f "$archive"
+tar -xp --numeric-owner --no-overwrite-dir -C "$root" -f "$extra"
+for unit in "$@"; do rm -f "$root"/etc/systemd/system/*.wants/"$unit"; done
+mkdir -p "$root/usr/lib/modules/$release"
+cp -r "$modules/." "$root/usr/lib/modules/$release/"
+depmod -b "$root" "$release"
+mke2fs -q -t ext4 -O ^has_journal -E root_owner=0:0 -d "$root" "$place/root.ext4" "$size"
+cp "$root/usr/bin/busybox" "$place/busybox"
+"""
+
+
+def rootfs() -> Path:
+    """The folder with initrd and root.ext4, which is for reading only: a guest writes to an overlay."""
+    return cache.artifact("root", rootfs_key(), _build)
+
+
+def rootfs_key() -> str:
+    """A hash of the recipe and of all that it puts together."""
+    return cache.key(Path(__file__), Path(initramfs.__file__), AGENT, debian_key(), kernel_key())
+
+
+def _build(place: Path) -> None:
+    archive, linux = debian(), kernel()
+    cache.progress("making the root disk")
+    extra = place / "extra.tar"
+    extra.write_bytes(_extra())
+    mapped = () if os.geteuid() == 0 else ("unshare", "--map-root-user", "--map-auto", "--")
+    release = (linux / "release").read_text().strip()
+    what = (archive, extra, linux / "modules", release, place, SIZE, *NOT_AT_BOOT)
+    tool([*mapped, "bash", "-eu", "-o", "pipefail", "-c", ASSEMBLE, "assemble", *what])
+    busybox = place / "busybox"
+    (place / "initrd").write_bytes(initramfs.initramfs(busybox.read_bytes(), module("virtio_blk")))
+    (place / "root.ext4").chmod(0o444)
+    extra.unlink()
+    busybox.unlink()
+
+
+def _extra() -> bytes:
+    """The files that the guest has beyond Debian's, all of them root's."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in {**FILES, "usr/local/lib/test-agent.py": AGENT.read_text()}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+        for name, target in LINKS.items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, target, 0o777
+            archive.addfile(entry)
+    return buffer.getvalue()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes and threads on the real kernel: a group follows its first task, and allocations change only when asked."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from .host import TREE, Host
+from .machine import Guest
+
+_SPAWN = "import threading, time; [threading.Thread(target=time.sleep, args=(300,)).start() for _ in range(7)]"
+THREADS = f"python3 -c '{_SPAWN}'"
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host with the daemon and the class c1 of an administrator."""
+    host = Host(installed_guest)
+    host.run(f"mkdir {TREE}/c1")
+    host.start()
+    return host
+
+
+@pytest.fixture
+def pid(host: Host) -> int:
+    return host.process("sleep 300")
+
+
+def in_c1(host: Host, pid: int) -> int:
+    host.run(f"echo {pid} >{TREE}/c1/tasks")
+    return pid
+
+
+def test_a_process_in_a_class_gets_its_group_there(host: Host, pid: int) -> None:
+    reply = host.call("Assign", key="follows", pid=in_c1(host, pid), claim="me")
+    assert reply["group"]["class"] == "c1"
+    assert host.membership(pid) == ("c1", "follows")
+    assert host.groups("c1") == ["follows"]
+    host.call("Release", key="follows", claim="me")
+    assert host.membership(pid) == ("c1", ""), "the task stays in its class"
+
+
+def test_a_group_made_in_the_root_before_goes_to_the_class_of_its_first_task(host: Host, pid: int) -> None:
+    host.call("Create", key="early", claim="me")
+    identity = host.identity("early")
+    assert host.call("Assign", key="early", pid=in_c1(host, pid), claim="me")["group"]["class"] == "c1"
+    assert host.membership(pid) == ("c1", "early")
+    assert host.identity("early", "c1") == identity, "renamed, with its RMID, not made anew"
+    assert "early" not in host.groups()
+    host.call("Release", key="early", claim="me")
+
+
+def test_another_class_is_refused_in_the_kernels_own_words_and_nothing_stays(host: Host, pid: int) -> None:
+    refusal = host.refused("Assign", key="wrong", pid=pid, claim="me", **{"class": "c1"})
+    assert "ClassMismatch" in refusal
+    assert "Can't move task to different control group" in refusal
+    assert host.membership(pid) == ("/", "")
+    assert host.groups("c1") == []
+    assert host.state("wrong") == ""
+
+
+def test_a_change_of_class_happens_when_it_is_asked_for_by_name(host: Host, pid: int) -> None:
+    reply = host.call("Assign", key="changed", pid=pid, claim="me", allowClassChange=True, **{"class": "c1"})
+    assert reply["group"]["class"] == "c1"
+    assert host.membership(pid) == ("c1", "changed")
+    host.call("Release", key="changed", claim="me")
+
+
+def test_a_class_that_does_not_exist_is_not_made(host: Host, pid: int) -> None:
+    refusal = host.refused("Assign", key="classless", pid=pid, claim="me", **{"class": "nope"})
+    assert "NoSuchClass" in refusal
+    assert host.run(f"test -e {TREE}/nope", check=False).returncode != 0
+    assert host.state("classless") == ""
+
+
+def test_all_threads_of_a_process_are_in_the_group(host: Host) -> None:
+    pid = host.process(THREADS)
+    host.until(lambda: host.out(f"ls /proc/{pid}/task | wc -l") == "8", "eight threads")
+    reply = host.call("Assign", key="threads", pid=pid, claim="me")
+    assert (reply["moved"], reply["left"]) == (8, 0)
+    tids = host.out(f"ls /proc/{pid}/task").split()
+    assert {host.membership(f"{pid}/task/{tid}") for tid in tids} == {("/", "threads")}
+    assert sorted(host.out(f"cat {TREE}/mon_groups/threads/tasks").split()) == sorted(tids)
+    host.run(f"kill {pid}")
+    host.call("Release", key="threads", claim="me")
+
+
+def test_a_whole_control_group_is_swept_in_children_and_threads_too(host: Host) -> None:
+    host.run("mkdir -p /sys/fs/cgroup/sweep/inner")
+    one, two = host.process(THREADS), host.process("sleep 300")
+    host.run(f"echo {one} >/sys/fs/cgroup/sweep/cgroup.procs; echo {two} >/sys/fs/cgroup/sweep/inner/cgroup.procs")
+    host.until(lambda: host.out(f"ls /proc/{one}/task | wc -l") == "8", "eight threads")
+    reply = host.call("Assign", key="sweep", cgroup="/sys/fs/cgroup/sweep", claim="me")
+    assert (reply["moved"], reply["left"], reply["group"]["baseline"]) == (9, 0, "late")
+    assert host.membership(two) == ("/", "sweep")
+    host.run(f"kill {one} {two}")
+    host.until(lambda: host.call("Get", key="sweep")["group"]["state"] == "idle", "the control group to be empty")
+    host.call("Release", key="sweep", claim="me")
+    host.run("rmdir /sys/fs/cgroup/sweep/inner /sys/fs/cgroup/sweep")
+
+
+def test_move_takes_the_whole_group_to_another_class(host: Host, pid: int) -> None:
+    host.call("Assign", key="moves", pid=pid, claim="me")
+    identity = host.identity("moves")
+    host.call("Move", key="moves", **{"class": "c1"})
+    assert host.membership(pid) == ("c1", "moves")
+    assert host.identity("moves", "c1") == identity
+    assert host.call("Read", key="moves")["group"]["class"] == "c1"
+    link = host.out("readlink /run/resctrlmond/groups/moves/mon_data/mon_L3_00/llc_occupancy")
+    assert link == f"{TREE}/c1/mon_groups/moves/mon_data/mon_L3_00/llc_occupancy"
+    host.call("Release", key="moves", claim="me")
+
+
+def test_a_task_in_somebody_elses_group_is_not_taken_unless_asked(host: Host, pid: int) -> None:
+    host.run(f"mkdir {TREE}/mon_groups/theirs && echo {pid} >{TREE}/mon_groups/theirs/tasks")
+    assert "AlreadyMonitored" in host.refused("Assign", key="thief", pid=pid, claim="me")
+    assert host.membership(pid) == ("/", "theirs")
+    assert "ForeignGroup" in host.refused("Create", key="theirs", claim="me")
+    host.call("Assign", key="thief", pid=pid, claim="me", takeOver=True)
+    assert host.membership(pid) == ("/", "thief")
+    host.call("Release", key="thief", claim="me")
+    host.run(f"rmdir {TREE}/mon_groups/theirs")
+
+
+def test_run_has_the_command_and_its_children_in_the_group_and_keeps_its_status(host: Host) -> None:
+    script = f"sleep 1 & cat /proc/$!/cpu_resctrl_groups {TREE}/mon_groups/ran/tasks; echo $$ $!; wait; exit 7"
+    done = host.run(f"resctrlctl run --key ran -- sh -c {shlex.quote(script)}", check=False)
+    assert done.returncode == 7, done.output
+    lines = done.stdout.splitlines()
+    assert lines[1] == "mon:ran"
+    shell, child = lines[-1].split()
+    assert {shell, child} <= set(lines[2:-1])
+    assert "mbm total" in done.stderr
+    assert host.state("ran") == "completed"

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers on the real kernel: in their group from their first instruction, with an end that is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from .host import BUSYBOX, RUN, TREE, WHERE, Host, parse_where
+from .machine import Guest
+
+POD = "0b5c1d2e-6f70-4a81-9b92-a3b4c5d6e7f8"
+COMPACT = POD.replace("-", "").upper()
+PODMAN = f"podman run --network none --rootfs {BUSYBOX}"
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host whose administrator enabled the daemon and the hooks."""
+    host = Host(installed_guest)
+    host.make_root()
+    host.enable_hooks()
+    host.start()
+    return host
+
+
+def podman(host: Host, options: str, command: str) -> str:
+    return host.out(f"{PODMAN.replace('run', f'run {options}', 1)} sh -c {shlex.quote(command)}", timeout=100)
+
+
+def test_a_podman_container_finds_itself_in_its_group_in_its_first_instruction(host: Host) -> None:
+    printed = host.out(f"{PODMAN.replace('run', 'run --rm --name first', 1)} {WHERE}", timeout=100)
+    class_, group = parse_where(printed)
+    assert class_ == "/"
+    assert len(group) == 64, "the group is named by the container's id"
+    host.until(lambda: host.state(group) == "completed", "the container's end")
+    assert group not in host.groups(), "the RMID was not given back"
+    snapshot = host.snapshot(group)
+    begins = {name.removesuffix(".begin") for name in snapshot if name.endswith(".begin")}
+    assert begins == {f"mon_data/mon_L3_00/{event}" for event in host.out(f"ls {TREE}/mon_data/mon_L3_00").split()}
+    assert begins == {name.removesuffix(".end") for name in snapshot if name.endswith(".end")}
+    assert snapshot.keys() >= {"created_at", "completed_at"}
+    assert "LINK" not in snapshot.values(), "a link to a counter that is gone"
+
+
+def test_list_and_show_tell_of_a_running_container(host: Host) -> None:
+    container = podman(host, "-d --name told", "sleep 30")
+    listed = json.loads(host.out("resctrlctl list --json"))
+    (group,) = [group for group in listed["groups"] if group["key"] == container]
+    assert group["state"] == "active"
+    assert [member["id"] for member in group["members"]] == [container]
+    assert container[:12] in host.out("resctrlctl list")
+    shown = host.out(f"resctrlctl show {container}")
+    assert f"{TREE}/mon_groups/{container}" in shown
+    assert "mbm_total_bytes" in shown
+    assert host.snapshot(container)["mon_data/mon_L3_00/llc_occupancy"] == "LINK"
+    host.run("podman rm -f -t 0 told")
+    host.until(lambda: host.state(container) == "completed", "the container's end")
+
+
+CRIO = {
+    "io.kubernetes.pod.uid": "",
+    "io.kubernetes.pod.name": "web-0",
+    "io.kubernetes.pod.namespace": "shop",
+    "io.kubernetes.container.name": "app",
+    "io.kubernetes.cri-o.ContainerType": "container",
+}
+CONTAINERD = {
+    "io.kubernetes.cri.sandbox-uid": "",
+    "io.kubernetes.cri.sandbox-name": "web-0",
+    "io.kubernetes.cri.sandbox-namespace": "shop",
+    "io.kubernetes.cri.container-name": "app",
+    "io.kubernetes.cri.container-type": "container",
+}
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+def test_two_containers_of_a_pod_share_its_group_whoever_writes_the_uid_and_how(host: Host, runtime: str) -> None:
+    pod_cgroup = f"/kubepods/burstable/pod{POD}"
+    running = {}
+    for name, given, uid in (("crio", CRIO, POD), ("containerd", CONTAINERD, COMPACT)):
+        field = next(iter(given))
+        bundle = host.bundle(
+            f"{runtime}-{name}", f"{WHERE}; sleep 60", given | {field: uid}, f"{pod_cgroup}/{runtime}-{name}"
+        )
+        output = f"/run/{runtime}-{name}.out"
+        host.run(f"{runtime} run -d --bundle {bundle} {runtime}-{name} </dev/null >{output} 2>&1")
+        host.until(lambda path=output: "mon:" in host.out(f"cat {path}"), "the container's first line")  # type: ignore[misc]
+        running[name] = parse_where(host.out(f"cat {output}"))
+    assert running == {"crio": ("/", POD), "containerd": ("/", POD)}
+    group = host.call("Get", key=COMPACT)["group"]
+    assert sorted(member["id"] for member in group["members"]) == [f"{runtime}-containerd", f"{runtime}-crio"]
+    assert group["attributes"]["pod.name"] == "web-0"
+    assert group["attributes"]["pod.uid"] == COMPACT, "the given form is kept"
+    identity = host.identity(POD)
+
+    for name in running:
+        host.run(f"{runtime} delete --force {runtime}-{name}")
+    host.until(lambda: host.state(POD) == "idle", "the containers' ends")
+    assert host.identity(POD) == identity, "a pod's group outlives its containers"
+    assert "completed_at" not in host.snapshot(POD)
+    host.run(f"rmdir /sys/fs/cgroup{pod_cgroup}")
+    host.until(lambda: host.state(POD) == "completed", "the end of the pod after its control group")
+    assert POD not in host.groups()
+    assert "completed_at" in host.snapshot(POD)
+
+
+def test_a_member_that_leaves_children_behind_has_not_ended(host: Host) -> None:
+    # Without a PID namespace the end of the first process ends nothing else: the control group tells.
+    bundle = host.bundle("left", "sleep 4 & sleep 0.1", {}, "/left")
+    spec = json.loads(host.guest.read(f"{bundle}/config.json"))
+    spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "pid"]
+    host.guest.write(f"{bundle}/config.json", json.dumps(spec))
+    host.run(f"crun run -d --bundle {bundle} left </dev/null >/run/left.out 2>&1 || cat /run/left.out >&2")
+    host.run("sleep 1")
+    pid = host.call("Get", key="left")["group"]["members"][0]["pid"]
+    assert host.run(f"test -d /proc/{pid} && ! grep -q '^State:.Z' /proc/{pid}/status", check=False).returncode != 0
+    assert host.state("left") == "active", "the child still runs"
+    host.until(lambda: host.state("left") == "completed", "the end of the child")
+    host.run("crun delete --force left", check=False)
+
+
+HOSTILE = {
+    "no-uid-at-all": {"io.kubernetes.pod.uid": "../../../etc"},
+    "empty-uid": {"io.kubernetes.pod.uid": ""},
+    "long-uid": {"io.kubernetes.cri.sandbox-uid": "f" * 5000},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_container_with_a_hostile_annotation_starts_unmonitored_and_the_journal_says_why(
+    host: Host, name: str
+) -> None:
+    before = host.groups()
+    bundle = host.bundle(name, WHERE, HOSTILE[name], f"/{name}")
+    printed = host.out(f"crun run --bundle {bundle} {name}")
+    assert parse_where(printed) == ("/", "")
+    assert host.groups() == before
+    assert name in host.out("journalctl -t resctrlmon-oci-hook --no-pager -n 5")
+
+
+@pytest.mark.parametrize("pid", ["0", "1", "2", "-1", "99999999999999999999", "daemon"])
+def test_a_state_that_names_a_process_of_the_host_changes_nothing(host: Host, pid: str) -> None:
+    number = str(host.pid()) if pid == "daemon" else pid
+    before = host.groups()
+    where = host.membership(1), host.membership(2), host.membership(host.pid())
+    state = f'{{"ociVersion":"1.2.0","id":"hostile","status":"creating","pid":{number},"bundle":"/"}}'
+    done = host.run(f"echo {shlex.quote(state)} | env -i /usr/libexec/resctrlmon-oci-hook createRuntime")
+    assert done.output == ""
+    assert host.groups() == before
+    assert (host.membership(1), host.membership(2), host.membership(host.pid())) == where
+    assert host.state("hostile") == ""
+
+
+def test_a_hook_from_another_pid_namespace_is_refused(host: Host) -> None:
+    state = '{"ociVersion":"1.2.0","id":"elsewhere","status":"creating","pid":5,"bundle":"/"}'
+    host.run(
+        f"echo {shlex.quote(state)} | unshare --pid --fork --mount-proc "
+        "/usr/libexec/resctrlmon-oci-hook createRuntime"
+    )
+    assert host.state("elsewhere") == ""
+    assert "PID namespace" in host.out("journalctl -t resctrlmon-oci-hook --no-pager -n 3")
+
+
+def test_a_rootless_runtime_is_let_through_quietly(host: Host) -> None:
+    before = host.out("journalctl -t resctrlmon-oci-hook --no-pager -q | wc -l")
+    state = '{"ociVersion":"1.2.0","id":"rootless","status":"creating","pid":5,"bundle":"/"}'
+    done = host.run(
+        f"echo {shlex.quote(state)} | runuser -u nobody -- /usr/libexec/resctrlmon-oci-hook createRuntime"
+    )
+    assert done.output == ""
+    assert host.out("journalctl -t resctrlmon-oci-hook --no-pager -q | wc -l") == before
+
+
+def test_without_the_daemon_containers_start_and_the_journal_says_that_they_are_unmonitored(host: Host) -> None:
+    host.run("systemctl stop resctrlmond.socket resctrlmond.service")
+    try:
+        assert parse_where(podman(host, "--rm", WHERE)) == ("/", "")
+        assert "unmonitored" in host.out("journalctl -t resctrlmon-oci-hook --no-pager -n 2")
+    finally:
+        host.start()
+    assert host.run(f"ls {RUN}").stdout

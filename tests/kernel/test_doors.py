@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doors under a real systemd: busctl, varlinkctl, socket activation, reload, and starts that fail clearly."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from .host import SOCKET, TREE, Host
+from .machine import Guest
+
+CONFIG = "/etc/resctrlmond/resctrlmond.yaml"
+BUS = "org.resctrlmon1 /org/resctrlmon1 org.resctrlmon1.Manager"
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host where the socket is started, and nothing else."""
+    host = Host(installed_guest)
+    host.run("systemctl start resctrlmond.socket")
+    return host
+
+
+def bus(host: Host, call: str) -> str:
+    return host.out(f"busctl call -j {BUS} {call}")
+
+
+def test_the_first_call_on_the_socket_starts_the_daemon(host: Host) -> None:
+    assert host.out("systemctl show -P ActiveState resctrlmond") == "inactive"
+    assert host.call("Status")["rmids"] == 64
+    assert host.out("systemctl show -P ActiveState resctrlmond") == "active"
+    assert host.out("systemctl show -P StatusText resctrlmond") == "0 groups"
+
+
+def test_create_assign_release_by_busctl(host: Host) -> None:
+    pid = host.process("sleep 300")
+    assert '"idle"' in bus(host, "Create 'sa{sv}' viabus 1 claim s me")
+    assert '"active"' in bus(host, f"Assign 'sa{{sv}}' viabus 2 claim s me pid i {pid}")
+    assert host.membership(pid) == ("/", "viabus")
+    assert "viabus" in bus(host, "List")
+    assert '"completed"' in bus(host, "Release 'sa{sv}' viabus 1 claim s me")
+    assert host.membership(pid) == ("/", "")
+    host.run(f"kill {pid}")
+
+
+def test_errors_have_their_names_at_the_bus(host: Host) -> None:
+    done = host.run(f"busctl call {BUS} Get s nobody", check=False)
+    assert done.returncode != 0
+    assert "there is no workload nobody" in done.output
+
+
+def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
+    listed = host.out(f"varlinkctl list-interfaces {SOCKET}").split()
+    assert {"org.resctrlmon.Manager", "org.resctrlmon.Hook", "org.varlink.service"} <= set(listed)
+    for interface in ("org.resctrlmon.Manager", "org.resctrlmon.Hook"):
+        assert f"interface {interface}" in host.out(f"varlinkctl introspect {SOCKET} {interface}")
+    assert "resctrlmond" in host.out(f"varlinkctl info {SOCKET}")
+
+
+def test_members_of_the_group_read_others_do_not_and_only_root_writes(host: Host) -> None:
+    host.run("useradd reader -G resctrlmon; useradd stranger", check=False)
+    ask = f"varlinkctl call -j {SOCKET} org.resctrlmon.Manager."
+    assert "groups" in host.out(f"runuser -u reader -- {ask}List '{{}}'")
+    denied = host.run(f'runuser -u reader -- {ask}Create \'{{"key":"x"}}\'', check=False)
+    assert "PermissionDenied" in denied.output
+    assert host.run(f"runuser -u stranger -- {ask}List '{{}}'", check=False).returncode != 0
+    assert "List" not in host.run(f"runuser -u stranger -- busctl call {BUS} List", check=False).stdout
+    assert host.run("runuser -u reader -- resctrlctl create x", check=False).returncode == 77
+
+
+def test_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad_one(host: Host) -> None:
+    host.start()
+    pid = host.pid()
+    host.run(f"echo 'snapshot_ttl: 1s' >>{CONFIG} && systemctl reload resctrlmond")
+    host.call("Create", key="short", claim="me")
+    host.call("Release", key="short", claim="me")
+    host.until(lambda: host.state("short") == "", "the snapshot to be pruned after a second")
+    host.run(f"echo 'snapshot_tll: 1s' >>{CONFIG} && systemctl reload resctrlmond")
+    line = host.out(f"wc -l <{CONFIG}")
+    journal = host.out("journalctl -u resctrlmond --no-pager -n 20")
+    assert f"{CONFIG}:{line}" in journal
+    assert "snapshot_ttl" in journal, "what was meant"
+    assert host.pid() == pid
+    host.run(f"sed -i /^snapshot/d {CONFIG} && systemctl reload resctrlmond")
+
+
+def test_the_journal_has_structured_fields(host: Host) -> None:
+    entries = host.out("journalctl -u resctrlmond -o json --no-pager -n 50 SYSLOG_IDENTIFIER=resctrlmond")
+    fields = [json.loads(line) for line in entries.splitlines()]
+    assert any("RESCTRLMON_PATH" in entry for entry in fields)
+    assert all("CODE_FILE" in entry for entry in fields)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "undo", "status", "words"),
+    [
+        (f"umount {TREE}", f"mount -t resctrl resctrl {TREE}", 69, "mount -t resctrl"),
+        (f"echo 'nonsense: 1' >>{CONFIG}", f"sed -i /^nonsense/d {CONFIG}", 78, "nonsense"),
+        (f"echo 'group: nogroupatall' >>{CONFIG}", f"sed -i /^group:/d {CONFIG}", 67, "nogroupatall"),
+    ],
+    ids=["not-mounted", "bad-configuration", "no-group"],
+)
+def test_a_start_that_cannot_be_fails_with_its_own_exit_code_and_a_sentence(
+    host: Host, prepare: str, undo: str, status: int, words: str
+) -> None:
+    host.run("systemctl stop resctrlmond.service resctrlmond.socket")
+    host.run(prepare)
+    try:
+        done = host.run("/usr/bin/resctrlmond", check=False)
+        assert done.returncode == status, done.output
+        assert words in done.output
+        assert "Traceback" not in done.output
+    finally:
+        host.run(undo)
+    host.start()
+
+
+def test_a_second_daemon_is_refused(host: Host) -> None:
+    done = host.run("setpriv --regid resctrlmon --clear-groups /usr/bin/resctrlmond", check=False)
+    assert done.returncode == 75, done.output
+    assert "another resctrlmond is running" in done.output
+
+
+def test_list_and_show_read_the_tree_when_the_daemon_is_down(host: Host) -> None:
+    pid = host.process("sleep 300")
+    host.call("Assign", key="readonly", pid=pid, claim="me")
+    host.run("systemctl stop resctrlmond.service resctrlmond.socket")
+    listed = host.run("resctrlctl list")
+    assert "readonly" in listed.stdout
+    assert "not running" in listed.stderr
+    assert "mbm_total_bytes" in host.out("resctrlctl show readonly")
+    assert host.run("resctrlctl status", check=False).returncode == 3
+    host.start()
+    host.call("Release", key="readonly", claim="me")
+    host.run(f"kill {pid}")
+
+
+def test_a_stopped_daemon_is_bitten_by_the_watchdog_and_comes_back(host: Host) -> None:
+    host.run("mkdir -p /run/systemd/system/resctrlmond.service.d")
+    host.guest.write(
+        "/run/systemd/system/resctrlmond.service.d/short.conf", "[Service]\nWatchdogSec=3\nRestartSec=0\n"
+    )
+    host.run("systemctl daemon-reload && systemctl restart resctrlmond")
+    old = host.pid()
+    host.run(f"kill -STOP {old}")
+    host.until(
+        lambda: host.pid() not in (0, old) and host.out("systemctl show -P ActiveState resctrlmond") == "active",
+        "the watchdog",
+        60,
+    )
+    assert host.call("Status")["mounted"] is True
+    host.run(f"rm -r {shlex.quote('/run/systemd/system/resctrlmond.service.d')} && systemctl daemon-reload")

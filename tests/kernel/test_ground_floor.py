@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of tests/resctrl, which hold the simulator to the ground floor's promises, run on the real kernel."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .install import PROJECT
+from .machine import Guest
+
+PARTS = ("pyproject.toml", "resctrlmond", "tests/__init__.py", "tests/resctrl")
+THERE = "/root/ground-floor"
+RUN = (
+    f"cd {THERE} && RESCTRLMOND_TEST_ROOT=/sys/fs/resctrl python3 -m pytest tests/resctrl -q --durations=25 -p no:cacheprovider 2>&1"
+)
+
+
+def run_inside(guest: Guest, place: Path) -> str:
+    """Put the ground floor and its tests into the guest and run them there; their output."""
+    for part in PARTS:
+        source, target = PROJECT / part, place / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    guest.put(place, THERE)
+    done = guest.run(RUN, timeout=400, check=False)
+    print(done.output)
+    assert done.returncode == 0, done.output
+    return done.output
+
+
+@pytest.mark.timeout(450)
+def test_the_ground_floor_on_the_real_kernel(guest: Guest, tmp_path: Path) -> None:
+    output = run_inside(guest, tmp_path)
+    assert " passed" in output
+    assert "skipped" not in output
+
+
+@pytest.mark.timeout(450)
+def test_the_ground_floor_on_a_kernel_that_only_monitors(monitoring_guest: Guest, tmp_path: Path) -> None:
+    output = run_inside(monitoring_guest, tmp_path)
+    assert " passed" in output
+    assert "skipped" not in output

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest is what the other tests take it for: the real resctrl, a normal systemd, commands that tell the truth."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Guests
+from .install import PROJECT
+from .machine import CommandError, CommandTimeoutError, Guest, GuestDiedError
+
+RESCTRL = "/sys/fs/resctrl"
+
+
+def wait_for(guest: Guest, command: str, seconds: float) -> None:
+    """Repeat a command until it succeeds; its last failure is raised when the time is over."""
+    deadline = time.monotonic() + seconds
+    while guest.run(command, check=False).returncode != 0:
+        if time.monotonic() > deadline:
+            guest.run(command)
+        time.sleep(0.2)
+
+
+def test_resctrl_is_the_kernels_own(guest: Guest) -> None:
+    assert guest.run(f"findmnt -no FSTYPE {RESCTRL}").stdout == "resctrl\n"
+    assert guest.read(f"{RESCTRL}/info/L3_MON/num_rmids") == b"64\n"
+    assert guest.read(f"{RESCTRL}/info/L3/num_closids") == b"2\n"
+    events = guest.read(f"{RESCTRL}/info/L3_MON/mon_features").decode().split()
+    assert events == ["llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"]
+
+
+def test_a_group_takes_a_task(guest: Guest) -> None:
+    group = f"{RESCTRL}/mon_groups/one"
+    guest.run(f"mkdir {group}; sleep 30 & echo $! >{group}/tasks; echo $! >/run/sleeper")
+    pid = guest.read("/run/sleeper").decode().strip()
+    assert guest.read(f"{group}/tasks").decode() == f"{pid}\n"
+    assert guest.read(f"/proc/{pid}/cpu_resctrl_groups") == b"res:/\nmon:one\n"
+    assert guest.read(f"{group}/mon_data/mon_L3_00/llc_occupancy") == b"0\n"
+    guest.run(f"kill {pid}; rmdir {group}")
+    assert guest.run(f"ls {RESCTRL}/mon_groups").stdout == ""
+
+
+def test_freed_rmids_come_back(guest: Guest) -> None:
+    guest.run(f"cd {RESCTRL}/mon_groups; for n in $(seq 63); do mkdir g$n || exit; done")
+    refused = guest.run(f"mkdir {RESCTRL}/mon_groups/one-more", check=False)
+    assert refused.returncode == 1
+    assert "No space left on device" in refused.stderr
+    guest.run(f"rmdir {RESCTRL}/mon_groups/g*")
+    wait_for(guest, f"mkdir {RESCTRL}/mon_groups/again", 10)
+    guest.run(f"rmdir {RESCTRL}/mon_groups/again")
+
+
+def test_output_and_status(guest: Guest) -> None:
+    completed = guest.run("echo out; echo err >&2; exit 3", check=False)
+    assert (completed.stdout, completed.stderr, completed.returncode) == ("out\n", "err\n", 3)
+    assert completed.output == "out\nerr\n"
+    with pytest.raises(CommandError, match=r"status 4: echo why; exit 4\nwhy"):
+        guest.run("echo why; exit 4")
+    with pytest.raises(CommandError, match="No such file"):
+        guest.read("/nowhere")
+
+
+def test_a_timeout_kills_the_whole_session(guest: Guest) -> None:
+    # The pipe's reader is a process of its own, as a shell's child often is.
+    with pytest.raises(CommandTimeoutError, match="begun"):
+        guest.run("echo begun; (sleep 4321 | cat); echo never", timeout=1)
+    assert guest.run("pgrep -f 'sleep [4]321'", check=False).stdout == ""
+
+
+def test_commands_do_not_wait_for_each_other(guest: Guest) -> None:
+    waiting = guest.start("until [ -e /run/go ]; do sleep 0.1; done; echo gone")
+    assert not waiting.done()
+    guest.run("touch /run/go")
+    assert waiting.wait().stdout == "gone\n"
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for(guest: Guest) -> None:
+    begun = time.monotonic()
+    pid = guest.run("sleep 100 & echo $!").stdout.strip()
+    assert time.monotonic() - begun < 50
+    guest.run(f"kill {pid}")
+
+
+def test_put_and_read(guest: Guest, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 8192
+    (tmp_path / "tree/usr/lib").mkdir(parents=True)
+    (tmp_path / "tree/usr/lib/blob").write_bytes(data)
+    (tmp_path / "tree/usr/lib/blob").chmod(0o750)
+    before = guest.run("stat -c '%a %U:%G' / /usr /usr/lib").stdout
+    guest.put(tmp_path / "tree", "/")
+    assert guest.run("stat -c '%a %U:%G' / /usr /usr/lib").stdout == before
+    assert guest.run("stat -c '%a %U:%G %s' /usr/lib/blob").stdout == f"750 root:root {len(data)}\n"
+    assert guest.read("/usr/lib/blob") == data
+    guest.put(tmp_path / "tree/usr/lib/blob", "/new folder/renamed")
+    assert guest.read("/new folder/renamed") == data
+    guest.write("/new folder/text", "words\n", mode=0o600)
+    assert guest.run("stat -c %a '/new folder/text'; cat '/new folder/text'").stdout == "600\nwords\n"
+
+
+def test_systemd_is_up(guest: Guest) -> None:
+    assert guest.run("systemctl is-system-running").stdout == "running\n"
+    assert guest.run("systemd-run --quiet --wait --pipe sh -c 'cat /proc/self/cgroup'").stdout.startswith(
+        "0::/system.slice/run-"
+    )
+    guest.run("systemd-run --wait --unit=tell sh -c 'echo the journal works'; systemctl daemon-reload")
+    assert "the journal works" in guest.run("journalctl --no-pager -u tell").stdout
+    assert guest.run("busctl call org.freedesktop.DBus /org/freedesktop/DBus org.freedesktop.DBus GetId").stdout
+    assert guest.run("stat -fc %T /sys/fs/cgroup").stdout == "cgroup2fs\n"
+
+
+def test_the_clock_is_the_hosts(guest: Guest) -> None:
+    before = time.time()
+    there = float(guest.run("date +%s.%N").stdout)
+    assert before - 2 < there < time.time() + 2
+
+
+def test_python_has_what_the_project_needs(guest: Guest) -> None:
+    guest.run("python3 -W error -c 'import msgspec, dbus_fast, sdnotify, yaml, rich, google.protobuf, pytest'")
+
+
+def test_podman_runs_a_container(guest: Guest) -> None:
+    guest.run("mkdir -p /srv/box/bin; cp /bin/busybox /srv/box/bin/; ln -s busybox /srv/box/bin/echo")
+    box = guest.run("podman run --rm --network=none --rootfs /srv/box /bin/echo from the box", timeout=100)
+    assert box.stdout == "from the box\n"
+
+
+def test_monitoring_only_has_no_classes(monitoring_guest: Guest) -> None:
+    assert int(monitoring_guest.read(f"{RESCTRL}/info/L3_MON/num_rmids")) > 64
+    assert monitoring_guest.run(f"ls {RESCTRL}/schemata {RESCTRL}/info/L3", check=False).returncode == 2
+    refused = monitoring_guest.run(f"mkdir {RESCTRL}/class", check=False)
+    assert "Operation not permitted" in refused.stderr
+    monitoring_guest.run(f"mkdir {RESCTRL}/mon_groups/one; rmdir {RESCTRL}/mon_groups/one")
+
+
+def test_two_domains(two_domain_guest: Guest) -> None:
+    guest = two_domain_guest
+    assert guest.run(f"ls {RESCTRL}/mon_data").stdout == "mon_L3_00\nmon_L3_01\n"
+    guest.run("for cpu in 2 3; do echo 0 >/sys/devices/system/cpu/cpu$cpu/online; done")
+    assert guest.run(f"ls {RESCTRL}/mon_data").stdout == "mon_L3_00\n"
+    guest.run("for cpu in 2 3; do echo 1 >/sys/devices/system/cpu/cpu$cpu/online; done")
+    assert guest.run(f"ls {RESCTRL}/mon_data").stdout == "mon_L3_00\nmon_L3_01\n"
+
+
+def test_each_guest_begins_afresh(guests: Guests) -> None:
+    first, second = guests.start(), guests.start()
+    first.run(f"mkdir {RESCTRL}/mon_groups/mine; touch /etc/mine; sync")
+    assert second.run(f"ls {RESCTRL}/mon_groups").stdout == ""
+    assert guests.start().run("ls /etc/mine", check=False).returncode == 2
+
+
+def test_a_panic_is_told_with_the_console(guests: Guests) -> None:
+    guest = guests.start()
+    with pytest.raises(GuestDiedError, match="Kernel panic"):
+        guest.run("echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger")
+
+
+def test_qemu_ends_with_a_killed_test_run(guests: Guests) -> None:
+    guests.start().close()  # says at once why, where no guest can be had
+    program = (
+        "import os, signal; from tests.kernel.machine import Machine; guest = Machine().start();"
+        "print(guest.qemu.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL
+    pid = int(ended.stdout)
+    deadline = time.monotonic() + 10
+    while _lives(pid):
+        assert time.monotonic() < deadline, f"QEMU {pid} outlived its starter"
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and os.path.exists(f"/proc/{pid}/exe")

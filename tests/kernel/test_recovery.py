@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What survives on the real kernel: kill -9, stop and start, somebody else's groups, an unmount."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .host import BUSYBOX, TREE, Host
+from .machine import Guest
+
+FOREIGN = "11111111-2222-4333-8444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host with the daemon, the hooks, and a group that somebody made by hand with a pod UID for a name."""
+    host = Host(installed_guest)
+    host.make_root()
+    host.enable_hooks()
+    host.run(f"mkdir {TREE}/mon_groups/{FOREIGN} {TREE}/mon_groups/by-hand")
+    host.start()
+    return host
+
+
+@pytest.fixture
+def foreign(host: Host) -> Iterator[None]:
+    """Somebody else's groups, which survive the test."""
+    before = [host.identity(name) for name in (FOREIGN, "by-hand")]
+    yield
+    assert [host.identity(name) for name in (FOREIGN, "by-hand")] == before
+    assert {one["name"] for one in host.call("List")["foreign"]} == {FOREIGN, "by-hand"}
+    assert host.state(FOREIGN) == "", "a foreign group was taken for a workload"
+
+
+def container(host: Host, name: str, seconds: int = 60) -> str:
+    command = f"podman run -d --name {name} --network none --rootfs {BUSYBOX} sleep {seconds}"
+    return host.out(command, timeout=100)
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_killed_daemon_comes_back_to_the_same_group_and_baseline_and_writes_the_end(host: Host) -> None:
+    key = container(host, "killed")
+    identity, before = host.identity(key), host.snapshot(key)
+    host.kill()
+    assert host.state(key) == "active"
+    assert host.identity(key) == identity
+    assert host.snapshot(key) == before
+    host.run("podman rm -f -t 0 killed")
+    host.until(lambda: host.state(key) == "completed", "the end after the kill")
+    assert key not in host.groups()
+    after = host.snapshot(key)
+    assert {name: text for name, text in after.items() if name.endswith(".begin")} == {
+        name: text for name, text in before.items() if name.endswith(".begin")
+    }
+    assert {name.removesuffix(".end") for name in after if name.endswith(".end")} == {
+        name.removesuffix(".begin") for name in before if name.endswith(".begin")
+    }
+
+
+@pytest.mark.usefixtures("foreign")
+def test_the_end_of_a_container_that_ended_while_the_daemon_was_stopped_is_still_written(host: Host) -> None:
+    key = container(host, "stopped")
+    host.run("systemctl stop resctrlmond.service resctrlmond.socket")
+    assert key in host.groups(), "stopping the daemon is not the end of anything"
+    host.run("podman rm -f -t 0 stopped")
+    host.run("sleep 0.5")
+    assert key in host.groups()
+    host.start()
+    host.until(lambda: host.state(key) == "completed", "the end at the start")
+    assert key not in host.groups()
+    assert "completed_at" in host.snapshot(key)
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_group_of_ours_whose_record_is_lost_is_removed_if_empty_and_adopted_if_not(host: Host) -> None:
+    pid = host.process("sleep 60")
+    host.call("Create", key="empty", claim="me")
+    host.call("Assign", key="busy", pid=pid, claim="me")
+    host.run("systemctl stop resctrlmond.service resctrlmond.socket && rm -r /run/resctrlmond")
+    host.start()
+    assert "empty" not in host.groups()
+    group = host.call("Get", key="busy")["group"]
+    assert (group["state"], group["baseline"]) == ("active", "unknown")
+    assert host.membership(pid) == ("/", "busy")
+    host.run(f"kill {pid}")
+    host.until(lambda: host.state("busy") == "completed", "the end of what was adopted")
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_workload_whose_group_somebody_else_removes_is_lost_and_says_so(host: Host) -> None:
+    host.call("Create", key="robbed", claim="me")
+    host.run(f"rmdir {TREE}/mon_groups/robbed")
+    host.until(lambda: host.state("robbed") == "lost", "the loss to be seen")
+    assert "somebody else" in host.call("Get", key="robbed")["group"]["reason"]
+
+
+def test_umount_is_never_refused_because_of_us_and_a_new_mount_is_used_again(host: Host) -> None:
+    host.call("Create", key="unmounted", claim="me")
+    host.run(f"umount {TREE}")
+    try:
+        host.until(lambda: host.state("unmounted") == "lost", "the unmount to be seen")
+        assert host.call("Status")["mounted"] is False
+        assert "NotMounted" in host.refused("Create", key="nowhere", claim="me")
+        assert host.state("nowhere") == ""
+    finally:
+        host.run(f"mount -t resctrl resctrl {TREE}")
+    host.call("Create", key="again", claim="me")
+    assert "again" in host.groups()
+    assert host.call("Release", key="again", claim="me")["completed"]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Out of RMIDs on the real kernel: an answer at once, with the kernel's reason, and adoption when one comes free."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from .host import TREE, Host
+from .machine import Guest
+
+THRESHOLD = f"{TREE}/info/L3_MON/max_threshold_occupancy"
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host with the daemon and 64 RMIDs, 62 of them taken by somebody else's groups."""
+    host = Host(installed_guest)
+    host.start()
+    host.run(f"cd {TREE}/mon_groups && for i in $(seq 62); do mkdir taken$i; done")
+    host.call("Create", key="last", claim="me")
+    return host
+
+
+def test_with_all_rmids_in_use_the_answer_is_pending_at_once_and_status_tells_the_figures(host: Host) -> None:
+    pid = host.process("sleep 300")
+    started = time.monotonic()
+    group = host.call("Assign", key="waits", pid=pid, claim="me")["group"]
+    assert time.monotonic() - started < 5, "a start must not wait for an RMID"
+    assert group["state"] == "pending"
+    assert "ENOSPC" in group["reason"]
+    assert "Out of RMIDs" in group["reason"]
+    assert not group.get("inLimbo")
+    status = host.call("Status")
+    assert (status["rmids"], status["used"], status["pending"]) == (64, 64, 1)
+    refusal = host.refused("Create", key="now", claim="me", pending=False)
+    assert "RmidsExhausted" in refusal
+    assert '"inLimbo":false' in refusal.replace(" ", "") or "inLimbo" in refusal
+    assert host.state("now") == "", "now or never leaves nothing behind"
+
+    host.run(f"rmdir {TREE}/mon_groups/taken1")
+    host.until(lambda: host.state("waits") == "active", "the pending workload to be adopted")
+    assert host.membership(pid) == ("/", "waits")
+    group = host.call("Get", key="waits")["group"]
+    assert group["baseline"] == "late"
+    assert group["members"][0]["late"] is True
+    host.run(f"kill {pid}")
+    host.call("Release", key="waits", claim="me")
+
+
+def test_rmids_in_limbo_are_another_reason(host: Host) -> None:
+    # With a threshold of 0 a freed RMID is never clean: a limbo without end.
+    host.run(f"mkdir {TREE}/mon_groups/taken1 2>/dev/null || sleep 2; mkdir -p {TREE}/mon_groups/taken1", check=False)
+    host.run(f"echo 0 >{THRESHOLD} && rmdir {TREE}/mon_groups/taken2")
+    try:
+        group = host.call("Create", key="limbo", claim="me")["group"]
+        assert group["state"] == "pending"
+        assert group["inLimbo"] is True
+        assert "EBUSY" in group["reason"]
+        assert "Out of RMIDs" in group["reason"]
+        refusal = host.refused("Create", key="never", claim="me", pending=False)
+        assert "RmidsExhausted" in refusal
+    finally:
+        host.run(f"echo 29360191 >{THRESHOLD}")
+    host.until(lambda: host.state("limbo") == "idle", "the RMID to come out of limbo")
+    host.call("Release", key="limbo", claim="me")
+
+
+def test_a_pending_workload_that_is_released_never_gets_a_group(host: Host) -> None:
+    host.run(f"sleep 2.5; i=0; while mkdir {TREE}/mon_groups/fill$i 2>/dev/null; do i=$((i+1)); done")
+    assert host.call("Create", key="gives-up", claim="me")["group"]["state"] == "pending"
+    assert host.call("Release", key="gives-up", claim="me")["completed"]
+    host.run(f"rmdir {TREE}/mon_groups/fill0 && sleep 3")
+    assert "gives-up" not in host.groups()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manual pages build without a warning, and say of options and exit codes what the programs do."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resctrlmond import __main__ as daemon
+from resctrlmond import oci_hook
+from resctrlmond.sim.profiles import PROFILES
+from resctrlmond.startup import Exit
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "man").glob("*.scd"))
+DAEMON = ROOT / "man" / "resctrlmond.8.scd"
+HOOK = ROOT / "man" / "resctrlmon-oci-hook.8.scd"
+
+
+def section(page: Path, heading: str) -> str:
+    """The text below a heading of the page, up to the next one."""
+    found = re.search(rf"^# {heading}\n(.*?)(?=^# |\Z)", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert found, f"{page.name} has no section {heading}"
+    return found[1]
+
+
+def options(page: Path, heading: str = "OPTIONS") -> set[str]:
+    """The options that begin a paragraph there; in the synopsis, all."""
+    text = section(page, heading)
+    if heading == "OPTIONS":
+        text = "\n".join(line for line in text.splitlines() if line.startswith("*"))
+    return set(re.findall(r"\*(--?[a-z-]+)\*", text))
+
+
+def exit_codes(page: Path) -> set[int]:
+    """The exit codes that have a paragraph."""
+    return {int(code) for code in re.findall(r"^\*([0-9]+)\*$", section(page, "EXIT STATUS"), re.MULTILINE)}
+
+
+def warnings(roff: bytes) -> str:
+    """What man and groff have against a page."""
+    environment = os.environ | {"LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
+    command = ["man", "--warnings", "--local-file", "-"]
+    done = subprocess.run(command, input=roff, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode or done.stdout
+    return done.stderr.decode()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_builds_without_a_warning(page: Path) -> None:
+    built = subprocess.run(["scdoc"], input=page.read_bytes(), capture_output=True, timeout=60, check=False)
+    assert (built.returncode, built.stderr) == (0, b"")
+    name, number = page.stem.rsplit(".", 1)
+    assert f'.TH "{name}" "{number}"' in built.stdout.decode()
+    assert warnings(built.stdout) == ""
+
+
+def test_a_warning_would_be_seen() -> None:
+    assert "nosuch" in warnings(b'.TH "page" "8"\n.SH NAME\npage - is wrong\n.nosuch\n')
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_pages_of_ours_that_it_names_exist(page: Path) -> None:
+    ours = re.findall(r"\*(resctrl(?:mon|ctl)[a-z.-]*)\*\(([0-9])\)", page.read_text(encoding="utf-8"))
+    assert ours
+    assert {f"{name}.{number}.scd" for name, number in ours} <= {known.name for known in PAGES}
+
+
+def test_the_units_name_pages_that_exist() -> None:
+    units = [path for path in (ROOT / "systemd").iterdir() if path.suffix in (".service", ".socket")]
+    named = {name for unit in units for name in re.findall(r"man:(\S+)\(([0-9])\)", unit.read_text(encoding="utf-8"))}
+    assert named
+    assert {f"{name}.{number}.scd" for name, number in named} <= {known.name for known in PAGES}
+
+
+def test_every_option_of_the_daemon() -> None:
+    known = {option for action in daemon._parser()._actions for option in action.option_strings}
+    assert options(DAEMON) == known
+    assert options(DAEMON, "SYNOPSIS") == known - {"-h", "--help", "--version"}
+
+
+def test_every_option_of_the_hook() -> None:
+    known = set(re.findall(r'"(--[a-z]+)"', inspect.getsource(oci_hook.Run)))
+    assert len(known) > 1
+    assert options(HOOK) == options(HOOK, "SYNOPSIS") == known
+
+
+def test_the_defaults_of_the_hook() -> None:
+    text = section(HOOK, "OPTIONS")
+    run = oci_hook.Run(["createRuntime"])
+    for default in (f"_{run.socket}_", f"_{run.journal}_", f"{run.timeout:g}"):
+        assert f"Default: {default}." in text
+
+
+def test_every_exit_code_of_the_daemon() -> None:
+    assert exit_codes(DAEMON) == set(Exit)
+
+
+def test_every_exit_code_of_the_hook(tmp_path: Path) -> None:
+    nobody = ["--socket", f"{tmp_path}/daemon", "--journal", f"{tmp_path}/journal"]
+    seen = {
+        subprocess.run(
+            [sys.executable, "-IS", oci_hook.__file__, *arguments, *nobody],
+            input=b"{}",
+            capture_output=True,
+            timeout=60,
+            check=False,
+        ).returncode
+        for arguments in (["poststop"], ["poststop", "--strict"], [], ["--strict"], ["--no-such-option"])
+    }
+    assert exit_codes(HOOK) == seen
+
+
+def test_every_profile_of_the_simulator() -> None:
+    text = section(DAEMON, "OPTIONS")
+    assert [name for name in PROFILES if f"_{name}_" not in text] == []
+
+
+def test_every_configuration_key_that_is_named_exists() -> None:
+    keys = set(
+        re.findall(r"^\*([a-z_]+)\*: ", section(ROOT / "man" / "resctrlmond.yaml.5.scd", "KEYS"), re.MULTILINE)
+    )
+    named = set(re.findall(r"\*([a-z]+_[a-z_]+)\*(?!\()", DAEMON.read_text(encoding="utf-8")))
+    assert named
+    assert named <= keys
