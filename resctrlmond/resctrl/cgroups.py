@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError
 from resctrlmond.resctrl.mounts import Mount, mounts
@@ -25,28 +25,60 @@ def cgroup_of(pid: int) -> str:
     On v1 hybrid hosts the unified hierarchy is preferred where the process has a control group of its own in it.
     Raises NoSuchProcess.
     """
-    path = f"/proc/{pid}/cgroup"
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as lines:
-            entries = [line.rstrip("\n").split(":", 2) for line in lines]
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESRCH):
-            raise NoSuchProcess(f"no process {pid}", path=path, errno=error.errno) from error
-        raise
-    where = {name: inner for _, controllers, inner in entries for name in _hierarchies(controllers)}
-    mounted = {name: mount for mount in mounts() for name in _mounted_hierarchies(mount)}
+    where = _where(pid)
+    points: dict[str, str] = {}
+    for mount in mounts():
+        for name in _mounted_hierarchies(mount):
+            # Where a hierarchy is mounted twice, the host's own place is the older one.
+            points.setdefault(name, mount.point)
     for name in ("", *_V1):
-        inner = where.get(name, "/").removesuffix(" (deleted)")
-        mount = mounted.get(name)
+        inner = where.get(name, "/")
         # A path that leads out of the mount's root ("/../x") is another cgroup namespace's: not ours to follow.
-        if inner != "/" and mount is not None and not inner.startswith("/.."):
-            return mount.point + inner
+        if inner != "/" and name in points and not (inner + "/").startswith("/../"):
+            return points[name] + inner
     return ""
 
 
-def _hierarchies(controllers: str) -> list[str]:
+def member_test(cgroup: str) -> Callable[[int], bool]:
+    """A test whether a thread is in the control group or below it; False for a thread that is gone.
+
+    It asks about the hierarchy that ``cgroup`` is of: on v1 hosts a process has another place in each.
+    """
+    above = [mount for mount in mounts() if _mounted_hierarchies(mount) and cgroup.startswith(mount.point + "/")]
+    if not above:
+        return lambda _: False
+    mount = max(above, key=lambda mount: len(mount.point))
+    names = _mounted_hierarchies(mount)
+    inner = cgroup.removeprefix(mount.point)
+
+    def holds(tid: int) -> bool:
+        try:
+            where = _where(tid)
+        except NoSuchProcess:
+            return False
+        return any((where.get(name, "") + "/").startswith(inner + "/") for name in names)
+
+    return holds
+
+
+def _where(tid: int) -> dict[str, str]:
+    """Hierarchy -> the thread's control group in it, from the hierarchy's root (cgroups(7), /proc/PID/cgroup)."""
+    path = f"/proc/{tid}/cgroup"
+    try:
+        with open(path, "rb") as table:
+            text = os.fsdecode(table.read())
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESRCH):
+            raise NoSuchProcess(f"no process {tid}", path=path, errno=error.errno) from error
+        raise
+    # A control group's name may hold every byte but the newline: a carriage return ends no line.
+    entries = [line.split(":", 2) for line in text.split("\n") if line]
     # "" is v2; "name=systemd" is a named v1 hierarchy; "cpu,cpuacct" are controllers mounted together.
-    return [name.removeprefix("name=") for name in controllers.split(",")]
+    return {
+        name.removeprefix("name="): inner.removesuffix(" (deleted)")
+        for _, controllers, inner in entries
+        for name in controllers.split(",")
+    }
 
 
 def _mounted_hierarchies(mount: Mount) -> list[str]:
@@ -64,7 +96,10 @@ def check(path: str) -> str:
 
     Raises NoSuchCgroup if it is none, PermissionDenied for the root of a hierarchy, whose tasks are everybody's.
     """
-    real = os.path.realpath(path)
+    try:
+        real = os.path.realpath(path)
+    except ValueError:  # a NUL, or what no encoding has
+        raise NoSuchCgroup("is no path", path=repr(path)) from None
     roots = [mount.point for mount in mounts() if mount.fstype in ("cgroup", "cgroup2") and mount.root == "/"]
     if real in roots:
         raise PermissionDenied("is the root control group: it holds the whole host", path=real)

@@ -58,6 +58,15 @@ def event(name: str) -> Event:
     return EVENTS.get(name) or Event(name, Kind.UNKNOWN, "", "not known to this version", "")
 
 
+def offered(mon_features: str) -> tuple[str, ...]:
+    """The events that the text of ``info/*_MON/mon_features`` names, one a line.
+
+    Where AMD's BMEC is on, an event's line is followed by one for its file ``<event>_config``, which is no event.
+    """
+    names = mon_features.split()
+    return tuple(name for name in names if name.removesuffix("_config") == name)
+
+
 class Status(enum.StrEnum):
     """What the kernel's text says of a value. Only ``ok`` comes with a number; none of the others is 0."""
 
@@ -124,12 +133,15 @@ def read_mon_data(group: int) -> list[Reading]:
     """Read every counter below the group directory open as ``group``, in order of domain and event.
 
     A domain or file that vanishes meanwhile (its CPUs went offline) is left out, as the kernel does; a file that
-    cannot be read for another reason is a reading with ``Status.ERROR`` that names the reason. ENOENT for mon_data
-    itself is the caller's: the group is gone.
+    cannot be read for another reason is a reading with ``Status.ERROR`` that names the reason. ENOENT, ENODEV or
+    ESTALE for mon_data itself is the caller's: the group is gone.
     """
     fd = os.open("mon_data", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=group)
     try:
-        return sorted(_walk(fd, ""), key=lambda reading: (reading.domain, reading.event))
+        readings = sorted(_walk(fd, ""), key=lambda reading: (reading.domain, reading.event))
+        # Of a group that was removed meanwhile everything vanished: half of its counters are no reading of it.
+        os.stat("mon_data", dir_fd=group)
+        return readings
     finally:
         os.close(fd)
 
@@ -152,7 +164,7 @@ def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
                 finally:
                     os.close(fd)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV):
+            if error.errno in (errno.ENOENT, errno.ENODEV, errno.ESTALE):
                 continue
             yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)))
 

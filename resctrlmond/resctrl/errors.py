@@ -96,6 +96,12 @@ class KernelRefused(ResctrlError):
 # The kernel's text for a task whose closid is not that of the mon_group's parent
 # (fs/resctrl/rdtgroup.c, __rdtgroup_move_task()).
 _OTHER_CLASS = "Can't move task to different control group"
+# resctrl itself gives these with words. Others come from the layers above it, which leave the text of whatever
+# command was the last one: a stale word would explain them wrongly.
+_WITH_WORDS = frozenset({errno_.EINVAL, errno_.EPERM, errno_.ENOSPC, errno_.EBUSY, errno_.ESRCH})
+# Gone: removed (ENODEV for who has it open, ESTALE where the simulator made another in its place), never there, a
+# file in its place, or a simulator that died.
+_GONE = frozenset({errno_.ENODEV, errno_.ENOENT, errno_.ENOTDIR, errno_.ESTALE, errno_.ENOTCONN})
 
 
 def from_oserror(error: OSError, what: str, path: str, status: str = "") -> ResctrlError:
@@ -105,7 +111,8 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
     tried on, ``status`` the text of ``info/last_cmd_status`` read straight after it ("ok" counts as nothing said).
     """
     number = error.errno or 0
-    said = "" if status.strip() in ("", "ok") else "; ".join(status.strip().splitlines())
+    spoken = number in _WITH_WORDS and status.strip() not in ("", "ok")
+    said = "; ".join(status.strip().splitlines()) if spoken else ""
     message = f"cannot {what}"
 
     def make(kind: type[ResctrlError], remedy: str = "") -> ResctrlError:
@@ -130,11 +137,12 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
         return make(ClassMismatch, 'Use class "follow", or allowClassChange to move the process to that class')
     if number == errno_.ESRCH:
         return make(NoSuchProcess)
-    if number in (errno_.ENODEV, errno_.ENOENT):
+    if number in _GONE:
         return make(NoSuchGroup)
     if number == errno_.EEXIST:
         return make(GroupExists)
-    if number in (errno_.EACCES, errno_.EPERM):
-        # EPERM with the kernel's words is a rule of resctrl, not a question of who asks.
-        return make(KernelRefused if said and "permission" not in said else PermissionDenied)
+    # Who may not use a file gets EACCES. EPERM is a rule of resctrl for everybody (a wrong place; rename before
+    # Linux 6.5, without a word), except for a task of another user.
+    if number == errno_.EACCES or (number == errno_.EPERM and "permission" in said):
+        return make(PermissionDenied)
     return make(KernelRefused)

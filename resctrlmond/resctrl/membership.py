@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from resctrlmond.resctrl.errors import NoSuchProcess, NotMounted, from_oserror
+from resctrlmond.resctrl.errors import KernelRefused, NoSuchProcess, NotMounted, from_oserror
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,16 @@ class SimulatedMembership:
         return parse(text, f"{self._root} ({name})")
 
 
+# A group's name may hold any byte; a newline only if rename gave it. A class is never renamed.
+_LINES = re.compile(rb"res:([^\n]*)\nmon:(.*)\n", re.DOTALL)
+
+
 def parse(text: bytes, path: str) -> Membership:
     """Read ``res:CLASS`` and ``mon:GROUP``, one a line; the root class is written "/"."""
-    fields = dict(line.partition(":")[::2] for line in text.decode("utf-8", "surrogateescape").splitlines())
-    class_ = fields.get("res", "")
+    lines = _LINES.fullmatch(text)
+    if lines is None:
+        raise KernelRefused(f"cannot tell the task's groups from the text {text!r}", path=path)
+    class_, group = os.fsdecode(lines[1]), os.fsdecode(lines[2])
     if not class_:
         raise NotMounted("resctrl is not mounted: the task is in no class", path=path)
-    return Membership("" if class_ == "/" else class_, fields.get("mon", ""))
+    return Membership("" if class_ == "/" else class_, group)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 
 
@@ -19,19 +19,29 @@ class Mount:
     options: frozenset[str]
 
 
-def mounts() -> Iterator[Mount]:
+def mounts() -> list[Mount]:
     """Every mount of this process's mount namespace, in the order they were made."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            left, _, right = line.partition(" - ")
-            before, after = left.split(), right.split()
-            yield Mount(
-                mount_id=int(before[0]),
-                root=_unescape(before[3]),
-                point=_unescape(before[4]),
-                fstype=after[0],
-                options=frozenset(after[2].split(",") if len(after) > 2 else ()),
-            )
+    with open("/proc/self/mountinfo", "rb") as table:
+        text = os.fsdecode(table.read())
+    return [parse(line) for line in text.split("\n") if line]
+
+
+def parse(line: str) -> Mount:
+    """One line of mountinfo, without its newline.
+
+    The kernel escapes space, tab, newline and backslash. All else may be in a path, a carriage return or a Unicode
+    space too, and whoever may name a volume can put it there: so it is the space alone that separates.
+    """
+    before, _, after = line.partition(" - ")
+    number, _, _, root, point, *_ = before.split(" ")
+    fstype, _, options, *_ = after.split(" ")
+    return Mount(
+        mount_id=int(number),
+        root=_unescape(root),
+        point=_unescape(point),
+        fstype=fstype,
+        options=frozenset(options.split(",")),
+    )
 
 
 def mount_of(fd: int) -> Mount | None:
@@ -51,7 +61,5 @@ def boot_id() -> str:
 
 
 def _unescape(text: str) -> str:
-    # The kernel writes space, tab, newline and backslash as three octal digits.
-    for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(escape, character)
-    return text
+    # Three octal digits (seq_path_root(), mangle_path()).
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), text)

@@ -52,11 +52,22 @@ def pid_namespaces(pid: int) -> int:
 
     From NSpid in /proc/PID/status, which anybody may read, where /proc/PID/ns/pid needs CAP_SYS_PTRACE.
     """
+    return len(_status(pid, "NSpid"))
+
+
+def leader(tid: int) -> int:
+    """The process that a thread is of, by the number of its first thread; 0 if it is gone."""
+    return next(iter(_status(tid, "Tgid")), 0)
+
+
+def _status(tid: int, name: str) -> list[int]:
+    """The numbers of one line of /proc/TID/status (proc_pid_status(5)); [] if there is no such thread."""
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
-            return next((len(line.split()) - 1 for line in lines if line.startswith("NSpid:")), 1)
+        with open(f"/proc/{tid}/status", "rb") as lines:
+            found = next((line for line in lines if line.startswith(f"{name}:".encode())), b"")
     except (FileNotFoundError, ProcessLookupError):
-        return 0
+        return []
+    return [int(number) for number in found.split()[1:]]
 
 
 class Process:
@@ -71,13 +82,14 @@ class Process:
     @classmethod
     def open(cls, pid: int, start_time: int | None = None) -> Self:
         """Hold the process ``pid``, if it is the one with that ``start_time``. Raises NoSuchProcess."""
-        if pid <= 0:
+        # What is no pid_t cannot even be asked for.
+        if not 0 < pid < 2**31:
             raise NoSuchProcess(f"{pid} is no process id")
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            # EINVAL: the number is a thread's that leads no process.
-            if error.errno in (errno.ESRCH, errno.EINVAL):
+            # The number is a thread's that leads no process: EINVAL, and since Linux 6.15 ENOENT.
+            if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
                 raise NoSuchProcess(f"there is no process {pid}", errno=error.errno) from error
             raise
         try:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import NoSuchProcess, ProcessChanged
+from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, ProcessChanged
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef, Tree
@@ -22,8 +23,8 @@ MAX_PASSES = 10
 class Moved:
     """The outcome of a sweep: ``moved`` threads written, ``passes`` made, and who stayed outside.
 
-    ``elsewhere`` are threads in other monitoring groups, which are not taken over unasked; ``left`` those that the
-    last pass still found outside.
+    ``elsewhere`` are threads in other monitoring groups, which are not taken over unasked; ``left`` those that are
+    outside even after the last pass.
     """
 
     moved: int
@@ -57,15 +58,8 @@ def move_cgroup(
     tree: Tree, cgroup: str, ref: GroupRef, *, take_over: bool = False, through_class: bool = False
 ) -> Moved:
     """Move every thread of the control group, and of all below it, into the group; it may be empty or gone."""
-
-    def belongs(tid: int) -> bool:
-        try:
-            where = cgroups.cgroup_of(tid)
-        except NoSuchProcess:
-            return False
-        return where == cgroup or where.startswith(cgroup + "/")
-
-    return _Sweep(tree, ref, belongs, take_over, through_class).run(lambda: cgroups.tasks(cgroup))
+    sweep = _Sweep(tree, ref, cgroups.member_test(cgroup), take_over, through_class)
+    return sweep.run(lambda: cgroups.tasks(cgroup))
 
 
 class _Sweep:
@@ -82,18 +76,18 @@ class _Sweep:
 
     def run(self, listing: Callable[[], Collection[int]]) -> Moved:
         moved = 0
-        left: frozenset[int] = frozenset()
         for number in range(1, MAX_PASSES + 1):
             outside = self.outside(listing())
-            left = frozenset(outside)
             if not outside:
                 return Moved(moved, number, frozenset(self.elsewhere))
             moved += sum(self.move(tid, before) for tid, before in outside.items())
+        left = frozenset(self.outside(listing()))
         return Moved(moved, MAX_PASSES, frozenset(self.elsewhere), left)
 
     def outside(self, tids: Collection[int]) -> dict[int, Membership]:
-        """Those of the threads that are to be moved, with where they are."""
+        """Those of the threads that are to be moved, with where they are; the rest are here or elsewhere."""
         found = {}
+        self.elsewhere = set()
         for tid in tids:
             try:
                 where = self.tree.membership(tid)
@@ -120,21 +114,20 @@ class _Sweep:
         except NoSuchProcess:
             return False
         last = processes.stat(tid)
-        if last is not None and last.start_time != first.start_time:
-            self.give_back(tid, last)
-            return False
-        return True
+        if last is None or last.start_time == first.start_time or self.belongs(tid):
+            return True
+        self.give_back(tid, last)
+        return False
 
     def give_back(self, tid: int, stranger: processes.Stat) -> None:
-        """A stranger got the number between our look and our write: put it where its parent is, as fork had it."""
+        """A stranger got the number between our look and our write: put it where clone had it, with its maker."""
+        leader = processes.leader(tid)
         try:
-            home = self.tree.membership(stranger.parent)
+            home = self.tree.membership(stranger.parent if leader in (0, tid) else leader)
         except NoSuchProcess:
             home = Membership(self.ref.class_, "")
-        try:
-            if home.class_ != self.ref.class_ or not home.group:
-                self.tree.write_task(home.class_, tid)
+        # Its group may be gone by now: then its class is where rmdir would have put it.
+        with contextlib.suppress(NoSuchProcess, NoSuchGroup):
+            self.tree.write_task(home.class_, tid)
             if home.group:
                 self.tree.write_task(GroupRef(home.class_, home.group).path, tid)
-        except NoSuchProcess:
-            return

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -101,49 +100,45 @@ class Tree:
 
     def classes(self) -> list[str]:
         """The control groups, the root ("") first. Those that make no monitoring groups are not among them."""
-        with self._opened("") as root, os.scandir(root) as entries:
-            names = [
-                entry.name
-                for entry in entries
-                if entry.name not in _NOT_CLASSES and entry.is_dir(follow_symlinks=False)
-            ]
+        names = self._directories("")
+        if "info" not in names:
+            self.check_mounted()
         # Told by what is in it, not by its name: only a control group has mon_groups.
-        return ["", *sorted(name for name in names if self._is_directory(os.path.join(name, _MON_GROUPS)))]
+        return ["", *(name for name in names if name not in _NOT_CLASSES and self._makes_groups(name))]
 
     def has_class(self, class_: str) -> bool:
         """Whether that control group stands ("" is the root, which always does)."""
-        return self._is_directory(os.path.join(class_, _MON_GROUPS))
+        if self._makes_groups(class_):
+            return True
+        self.check_mounted()
+        return False
 
     def scan(self) -> list[Found]:
         """Every monitoring group of the machine, whoever made it."""
         found: list[Found] = []
         for class_ in self.classes():
-            with self._opened(os.path.join(class_, _MON_GROUPS)) as fd, os.scandir(fd) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            try:
+                names = self._directories(os.path.join(class_, _MON_GROUPS))
+            except errors.NoSuchGroup:
+                continue  # somebody removed the class while we were at the others
             groups = (self.find(GroupRef(class_, name)) for name in names)
             found.extend(group for group in groups if group is not None)
         return found
 
     def find(self, ref: GroupRef) -> Found | None:
-        """The group as it stands, or None."""
+        """The group as it stands, or None: also where resctrl is not mounted any more (see check_mounted())."""
         path = self.full_path(ref)
         try:
-            status = os.stat(path, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
+            with self._typed("look at the monitoring group", path):
+                status = os.stat(path, follow_symlinks=False)
+        except (errors.NoSuchGroup, errors.NotMounted):
             return None
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise errors.from_oserror(error, "look at the monitoring group", path) from error
         return Found(ref, status.st_gid, status.st_mtime_ns, path)
 
     def read(self, ref: GroupRef) -> list[counters.Reading]:
         """All counters of the group, in order of domain and event. Raises NoSuchGroup if it is gone."""
-        with self._opened(ref.path) as fd:
-            try:
-                return counters.read_mon_data(fd)
-            except OSError as error:
-                raise self._error(error, "read the counters", self.full_path(ref)) from error
+        with self._opened(ref.path, "read the counters") as fd:
+            return counters.read_mon_data(fd)
 
     def tasks(self, ref: GroupRef) -> list[int]:
         """The thread ids in the group. The kernel walks every thread of the machine for it: not for a loop."""
@@ -151,13 +146,18 @@ class Tree:
         return [int(line) for line in text.split()]
 
     def membership(self, tid: int) -> Membership:
-        """Which class and group a thread is in, in constant time. Raises NoSuchProcess."""
-        return self._membership.of(tid)
+        """Which class and group a thread is in, in constant time. Raises NoSuchProcess, NotMounted."""
+        try:
+            return self._membership.of(tid)
+        except errors.ResctrlError:
+            # The kernel says itself that resctrl is not mounted; of a simulator that is gone nobody does.
+            if self.simulation is not None:
+                self.check_mounted()
+            raise
 
     def capacity(self) -> list[Capacity]:
         """What each monitoring resource offers. Raises MonitoringUnavailable where there is none."""
-        with self._opened("info") as fd, os.scandir(fd) as entries:
-            resources = sorted(entry.name for entry in entries if entry.name.endswith("_MON"))
+        resources = [name for name in self._directories("info") if name.endswith("_MON")]
         if not resources:
             raise errors.MonitoringUnavailable(
                 "offers no monitoring",
@@ -168,7 +168,7 @@ class Tree:
             Capacity(
                 resource=resource,
                 rmids=int(self._read_text(f"info/{resource}/num_rmids", "read the number of RMIDs")),
-                events=tuple(self._read_text(f"info/{resource}/mon_features", "read the events").split()),
+                events=counters.offered(self._read_text(f"info/{resource}/mon_features", "read the events")),
             )
             for resource in resources
         ]
@@ -193,21 +193,22 @@ class Tree:
         GroupExists, RmidsExhausted, KernelRefused. If only the mtime cannot be set, the group is removed again.
         """
         path = self.full_path(ref)
-        # One level only: where resctrl is not mounted, nothing is made.
         with self._command("create the monitoring group", path, missing=errors.NoSuchClass):
+            self._clear_status()
+            # One level only: where resctrl is not mounted, nothing is made.
             os.mkdir(path, 0o755)
         try:
             return self.set_nonce(ref, nonce)
-        except errors.NoSuchGroup:
+        except (errors.NoSuchGroup, errors.NotMounted):
             raise
         except errors.ResctrlError:
-            os.rmdir(path)
+            self.remove(ref)
             raise
 
     def set_nonce(self, ref: GroupRef, nonce: int) -> Found:
         """Give the group's directory ``nonce`` for an mtime, which kernfs keeps as long as the directory lives."""
         path = self.full_path(ref)
-        with self._command("mark the monitoring group", path):
+        with self._typed("mark the monitoring group", path):
             os.utime(path, ns=(nonce, nonce), follow_symlinks=False)
         found = self.find(ref)
         if found is None:
@@ -218,7 +219,7 @@ class Tree:
         """Remove a group; its tasks go back to its class. False if it was gone already."""
         path = self.full_path(ref)
         try:
-            with self._command("remove the monitoring group", path):
+            with self._typed("remove the monitoring group", path):
                 os.rmdir(path)
         except errors.NoSuchGroup:
             return False
@@ -242,17 +243,29 @@ class Tree:
         Raises NoSuchProcess, ClassMismatch, NoSuchGroup, PermissionDenied, KernelRefused.
         """
         path = os.path.join(self.path, directory, "tasks")
+        if tid <= 0:
+            # 0 would be the calling thread; it is what a number from another PID namespace reads as.
+            raise errors.NoSuchProcess(f"{tid} is no task id", path=path)
         with self._command(f"move task {tid}", path):
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                # One write is one command. Decimal and without leading zeros, which the kernel takes for octal.
-                os.write(fd, b"%d\n" % tid)
-            finally:
-                os.close(fd)
+            # Decimal and without leading zeros, which the kernel takes for octal.
+            _write(path, b"%d\n" % tid)
 
     # -- hands
 
-    @contextmanager
+    def _clear_status(self) -> None:
+        # Before Linux 6.16 mkdir only adds its words to those of the commands before; an empty list of tasks clears.
+        with contextlib.suppress(OSError):
+            _write(os.path.join(self.path, "tasks"), b"\n")
+
+    @contextlib.contextmanager
+    def _typed(self, what: str, path: str) -> Iterator[None]:
+        """For what never writes a status (reading, rmdir, utime): the one that stands there is another command's."""
+        try:
+            yield
+        except OSError as error:
+            raise self._error(error, what, path) from error
+
+    @contextlib.contextmanager
     def _command(self, what: str, path: str, missing: type[errors.ResctrlError] | None = None) -> Iterator[None]:
         with self._one_at_a_time:
             try:
@@ -277,29 +290,35 @@ class Tree:
             return not_mounted
         return missing(typed.message, path=path, errno=typed.errno, remedy=typed.remedy) if missing else typed
 
-    @contextmanager
-    def _opened(self, directory: str) -> Iterator[int]:
+    @contextlib.contextmanager
+    def _opened(self, directory: str, what: str) -> Iterator[int]:
         path = os.path.join(self.path, directory)
-        try:
+        with self._typed(what, path):
             fd = os.open(path, _DIRECTORY)
-        except OSError as error:
-            raise self._error(error, "open the directory", path) from error
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
 
-    def _is_directory(self, directory: str) -> bool:
-        return os.path.isdir(os.path.join(self.path, directory))
+    def _directories(self, directory: str) -> list[str]:
+        with self._opened(directory, "list the directory") as fd, os.scandir(fd) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+    def _makes_groups(self, class_: str) -> bool:
+        return os.path.isdir(os.path.join(self.path, class_, _MON_GROUPS))
 
     def _read_text(self, file: str, what: str) -> str:
         path = os.path.join(self.path, file)
-        try:
-            with open(path, encoding="utf-8", errors="replace") as opened:
-                return opened.read()
-        except OSError as error:
-            # Not through _error(), which reads a file itself.
-            raise errors.from_oserror(error, what, path) from error
+        with self._typed(what, path), open(path, encoding="utf-8", errors="replace") as opened:
+            return opened.read()
+
+
+def _write(path: str, command: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, command)  # one write is one command
+    finally:
+        os.close(fd)
 
 
 def _identify(path: str) -> str | None:

@@ -13,9 +13,8 @@ from .machine import Guest
 
 PARTS = ("pyproject.toml", "resctrlmond", "tests/__init__.py", "tests/resctrl")
 THERE = "/root/ground-floor"
-RUN = (
-    f"cd {THERE} && RESCTRLMOND_TEST_ROOT=/sys/fs/resctrl python3 -m pytest tests/resctrl -q --durations=25 -p no:cacheprovider 2>&1"
-)
+PYTEST = "python3 -m pytest tests/resctrl -q --durations=10 -p no:cacheprovider"
+RUN = f"cd {THERE} && RESCTRLMOND_TEST_ROOT=/sys/fs/resctrl {PYTEST} 2>&1"
 
 
 def run_inside(guest: Guest, place: Path) -> str:

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control groups of the running kernel: who is in them, which one a process is in, and which may be swept."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.cgroups import NoSuchCgroup
+from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
+from resctrlmond.resctrl.mounts import mounts
+
+from .conftest import v1_root, v2_root
+from .puppets import Puppet
+
+
+def enter(cgroup: str, pid: int) -> None:
+    with open(f"{cgroup}/cgroup.procs", "w") as procs:
+        procs.write(str(pid))
+
+
+def test_the_cgroup_of_a_process(cgroup: str, puppet: Puppet) -> None:
+    os.mkdir(f"{cgroup}/x")
+    enter(f"{cgroup}/x", puppet.pid)
+    assert cgroups.cgroup_of(puppet.pid) == f"{cgroup}/x"
+    assert cgroups.cgroup_of(puppet.make("thread")) == f"{cgroup}/x"
+
+
+def test_the_root_cgroup_tells_nothing(cgroup: str, puppet: Puppet) -> None:
+    for mount in mounts():
+        if mount.fstype in ("cgroup", "cgroup2"):
+            enter(mount.point, puppet.pid)
+    assert cgroups.cgroup_of(puppet.pid) == ""
+
+
+@pytest.mark.cgroup_v1
+def test_version_1_tells_where_the_unified_hierarchy_does_not(cgroup_v1: str, puppet: Puppet) -> None:
+    for mount in mounts():
+        if mount.fstype in ("cgroup", "cgroup2"):
+            enter(mount.point, puppet.pid)
+    enter(cgroup_v1, puppet.pid)
+    assert cgroups.cgroup_of(puppet.pid) == cgroup_v1
+
+
+@pytest.mark.cgroup_v1
+def test_the_unified_hierarchy_is_preferred(cgroup: str, cgroup_v1: str, puppet: Puppet) -> None:
+    enter(cgroup_v1, puppet.pid)
+    enter(cgroup, puppet.pid)
+    assert cgroups.cgroup_of(puppet.pid) == cgroup
+
+
+def test_a_dead_process_has_no_cgroup(puppet: Puppet) -> None:
+    puppet.kill()
+    with pytest.raises(NoSuchProcess, match=str(puppet.pid)):
+        cgroups.cgroup_of(puppet.pid)
+    assert not cgroups.member_test(v2_root() + "/x")(puppet.pid)
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\x0bb", "a\u2028b", "a b", "a:b", "..a", "(deleted)", "a\\040b"])
+def test_a_cgroup_of_any_name_is_told_whole(cgroup: str, puppet: Puppet, name: str) -> None:
+    path = f"{cgroup}/{name}"
+    os.mkdir(path)
+    enter(path, puppet.pid)
+    assert cgroups.cgroup_of(puppet.pid) == path
+    assert cgroups.check(path) == path
+    assert cgroups.tasks(path) == [puppet.pid]
+    assert cgroups.member_test(path)(puppet.pid)
+    assert cgroups.is_populated(path)
+
+
+def test_a_name_at_the_top_that_begins_with_dots_is_no_other_namespaces(cgroup: str, puppet: Puppet) -> None:
+    path = f"{v2_root()}/..{os.path.basename(cgroup)}"
+    os.mkdir(path)
+    try:
+        enter(path, puppet.pid)
+        assert cgroups.cgroup_of(puppet.pid) == path
+    finally:
+        enter(v2_root(), puppet.pid)
+        os.rmdir(path)
+
+
+def test_who_is_in_a_cgroup_and_below(cgroup: str, puppets: Callable[[], Puppet]) -> None:
+    above, below = puppets(), puppets()
+    os.mkdir(f"{cgroup}/x")
+    enter(cgroup, above.pid)
+    enter(f"{cgroup}/x", below.pid)
+    thread = below.make("thread")
+    assert set(cgroups.tasks(cgroup)) == {above.pid, below.pid, thread}
+    assert set(cgroups.tasks(f"{cgroup}/x")) == {below.pid, thread}
+    inside = cgroups.member_test(f"{cgroup}/x")
+    assert [inside(tid) for tid in (below.pid, thread, above.pid, os.getpid())] == [True, True, False, False]
+
+
+def test_threads_of_a_threaded_cgroup(cgroup: str, puppet: Puppet) -> None:
+    thread = puppet.make("thread")
+    enter(cgroup, puppet.pid)
+    os.mkdir(f"{cgroup}/t")
+    for name, text in (("cgroup.type", "threaded"), ("cgroup.threads", str(thread))):
+        with open(f"{cgroup}/t/{name}", "w") as file:
+            file.write(text)
+    assert cgroups.tasks(f"{cgroup}/t") == [thread]
+    assert set(cgroups.tasks(cgroup)) == {puppet.pid, thread}
+    inside = cgroups.member_test(f"{cgroup}/t")
+    assert (inside(thread), inside(puppet.pid)) == (True, False)
+
+
+@pytest.mark.cgroup_v1
+def test_version_1_lists_its_tasks_and_tells_who_is_populated(cgroup_v1: str, puppet: Puppet) -> None:
+    assert not cgroups.is_populated(cgroup_v1)
+    os.mkdir(f"{cgroup_v1}/x")
+    enter(f"{cgroup_v1}/x", puppet.pid)
+    thread = puppet.make("thread")
+    assert set(cgroups.tasks(cgroup_v1)) == {puppet.pid, thread}
+    assert cgroups.is_populated(cgroup_v1)
+    assert cgroups.member_test(cgroup_v1)(thread)
+    assert cgroups.check(cgroup_v1) == cgroup_v1
+
+
+@pytest.mark.cgroup_v1
+def test_membership_is_asked_in_the_paths_own_hierarchy(cgroup: str, cgroup_v1: str, puppet: Puppet) -> None:
+    enter(cgroup, puppet.pid)
+    enter(cgroup_v1, puppet.pid)
+    assert cgroups.member_test(cgroup)(puppet.pid)
+    assert cgroups.member_test(cgroup_v1)(puppet.pid)
+    enter(v1_root(), puppet.pid)
+    assert not cgroups.member_test(cgroup_v1)(puppet.pid)
+    assert cgroups.member_test(cgroup)(puppet.pid)
+
+
+def test_populated_is_told_of_the_whole_subtree(cgroup: str, puppet: Puppet) -> None:
+    os.makedirs(f"{cgroup}/x/y")
+    assert not cgroups.is_populated(cgroup)
+    enter(f"{cgroup}/x/y", puppet.pid)
+    assert cgroups.is_populated(cgroup)
+    enter(v2_root(), puppet.pid)
+    assert not cgroups.is_populated(cgroup)
+
+
+def test_a_cgroup_that_is_gone_is_empty(cgroup: str) -> None:
+    assert cgroups.tasks(f"{cgroup}/gone") == []
+    assert not cgroups.is_populated(f"{cgroup}/gone")
+    assert not cgroups.member_test(f"{cgroup}/gone")(os.getpid())
+
+
+def test_a_cgroup_that_vanishes_at_any_moment_is_empty(cgroup: str) -> None:
+    def come_and_go() -> None:
+        for _ in range(500):
+            os.makedirs(f"{cgroup}/x/y")
+            os.rmdir(f"{cgroup}/x/y")
+            os.rmdir(f"{cgroup}/x")
+
+    administrator = threading.Thread(target=come_and_go)
+    administrator.start()
+    while administrator.is_alive():
+        assert cgroups.tasks(cgroup) == []
+        assert not cgroups.is_populated(f"{cgroup}/x")
+        assert not cgroups.is_populated(f"{cgroup}/x/y")
+    administrator.join()
+
+
+def test_every_root_cgroup_is_refused() -> None:
+    roots = [mount.point for mount in mounts() if mount.fstype in ("cgroup", "cgroup2")]
+    assert v2_root() in roots
+    for root in roots:
+        with pytest.raises(PermissionDenied, match=f"{root}: is the root control group"):
+            cgroups.check(root)
+        with pytest.raises(PermissionDenied):
+            cgroups.check(f"{root}/./")
+
+
+@pytest.mark.parametrize(
+    "path", ["", ".", "/", "/tmp", "/proc/self", "/nowhere", "x", "/sys/fs", "a\0b", "/sys/fs/cgroup/\0", "/\ud800"]
+)
+def test_what_is_no_cgroup_is_refused(path: str) -> None:
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(path)
+
+
+def test_a_way_out_of_the_hierarchy_is_refused(cgroup: str) -> None:
+    with pytest.raises(PermissionDenied):
+        cgroups.check(f"{cgroup}/..")
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(f"{cgroup}/../../../../../../tmp")
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(f"{cgroup}/gone")
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(f"{cgroup}/cgroup.procs")
+
+
+def test_a_symlink_is_followed_to_what_it_is(cgroup: str, tmp_path: str) -> None:
+    os.symlink(cgroup, f"{tmp_path}/link")
+    os.symlink(v2_root(), f"{tmp_path}/root")
+    assert cgroups.check(f"{tmp_path}/link") == cgroup
+    with pytest.raises(PermissionDenied):
+        cgroups.check(f"{tmp_path}/root")

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A counter's text is a number only if it is one, and every file of mon_data is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Status, Value, event, parse_value, read_mon_data
+
+U64 = 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "number"),
+    [
+        ("0\n", Status.OK, 0),
+        ("0", Status.OK, 0),
+        ("9223372036854775808\n", Status.OK, 2**63),
+        (f"{U64}\n", Status.OK, U64),
+        ("12.345678\n", Status.OK, Decimal("12.345678")),
+        ("0.0\n", Status.OK, Decimal("0.0")),
+        (f"{U64}.999999\n", Status.OK, Decimal(f"{U64}.999999")),
+        ("Unavailable\n", Status.UNAVAILABLE, None),
+        ("Unavailable", Status.UNAVAILABLE, None),
+        ("Error\n", Status.ERROR, None),
+        ("Unassigned\n", Status.UNASSIGNED, None),
+    ],
+)
+def test_what_the_kernel_writes(text: str, status: Status, number: int | Decimal | None) -> None:
+    value = parse_value(text)
+    assert value == Value(status, text.removesuffix("\n"), number)
+    assert type(value.number) is type(number)
+    assert str(value.number) == str(number)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "\n", " ", "1\n\n", "\n1", " 1", "1 ", "1 \n", "\t1", "1\r\n", "1\x00", "1\n2\n", "1,5", "1_000"),
+        *("NaN", "nan", "inf", "Infinity", "-inf", "sNaN", "1e3", "1E3", "1.5e3", "+1", "-1", "-0", "0x10", "0b1"),
+        *(".5", "5.", ".", "1.2.3", "--1", "1.0000000001", "123456789012345678901", "1L", "1u", "True", "None"),
+        *("\u0661", "\uff11\uff12", "\u00b2", "\u0be7.\u0be7", "1\u2009", "\ufeff1", "1\u2028"),
+        *("unavailable", "Unavailable ", "Unavailable\n\n", "UNAVAILABLE", "Unavailable 5", "Error: 5", "Erro", "ok"),
+    ],
+)
+def test_what_the_kernel_never_writes_is_no_number(text: str) -> None:
+    value = parse_value(text)
+    assert (value.status, value.number) == (Status.ERROR, None)
+    assert value.text == text.removesuffix("\n")
+
+
+@given(st.integers(0, U64))
+def test_every_u64_is_exact(number: int) -> None:
+    value = parse_value(f"{number}\n")
+    assert (value.status, value.number) == (Status.OK, number)
+
+
+@given(st.integers(0, U64), st.integers(0, 10**9 - 1), st.integers(1, 9))
+def test_every_decimal_is_exact(whole: int, part: int, places: int) -> None:
+    text = f"{whole}.{part % 10**places:0{places}d}"
+    value = parse_value(text + "\n")
+    assert isinstance(value.number, Decimal)
+    assert format(value.number, "f") == text
+
+
+@given(st.text())
+def test_an_unknown_text_is_never_a_number(text: str) -> None:
+    value = parse_value(text)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?\n?", text, re.ASCII):
+        assert value.number is None
+        assert value.status is not Status.OK
+    assert len(value.text) <= 100
+    assert (value.number is not None) == (value.status is Status.OK)
+
+
+@given(st.text("0123456789.+-eExX_ \n\u0661\uff11", max_size=30))
+def test_almost_a_number_is_a_number_only_if_it_is_one(text: str) -> None:
+    is_number = re.fullmatch(r"[0-9]{1,20}(\.[0-9]{1,9})?\n?", text, re.ASCII) is not None
+    assert (parse_value(text).status is Status.OK) is is_number
+
+
+def test_an_unknown_event_is_kept() -> None:
+    assert event("uops_imagined").kind is Kind.UNKNOWN
+    assert event("uops_imagined").unit == ""
+    assert event("llc_occupancy").kind is Kind.GAUGE
+
+
+def test_every_event_is_under_its_own_name() -> None:
+    assert all(name == known.name and known.meaning and known.source for name, known in EVENTS.items())
+
+
+# -- read_mon_data: nothing but files
+
+
+def put(group: Path, path: str, text: str | bytes) -> None:
+    file = group / "mon_data" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+def read(group: Path) -> list[Reading]:
+    fd = os.open(group, os.O_RDONLY)
+    try:
+        return read_mon_data(fd)
+    finally:
+        os.close(fd)
+
+
+def number(domain: str, name: str, value: int) -> Reading:
+    return Reading(domain, name, Value(Status.OK, str(value), value))
+
+
+def test_readings_are_in_order_of_domain_and_event(tmp_path: Path) -> None:
+    for domain, name in (("mon_L3_01", "a"), ("mon_L3_00", "b"), ("mon_L3_00", "a"), ("mon_PERF_PKG_00", "a")):
+        put(tmp_path, f"{domain}/{name}", "1\n")
+    assert [(reading.domain, reading.event) for reading in read(tmp_path)] == [
+        ("mon_L3_00", "a"),
+        ("mon_L3_00", "b"),
+        ("mon_L3_01", "a"),
+        ("mon_PERF_PKG_00", "a"),
+    ]
+
+
+def test_unknown_domains_and_events_are_kept(tmp_path: Path) -> None:
+    put(tmp_path, "mon_L9_warp_00/tachyons", "5\n")
+    put(tmp_path, "at_the_top", "6\n")
+    assert read(tmp_path) == [number("", "at_the_top", 6), number("mon_L9_warp_00", "tachyons", 5)]
+
+
+def test_a_sub_domain_is_part_of_the_outer_one(tmp_path: Path) -> None:
+    put(tmp_path, "mon_L3_00/llc_occupancy", "7\n")
+    put(tmp_path, "mon_L3_00/mon_sub_L3_01/llc_occupancy", "3\n")
+    outer, inner = read(tmp_path)
+    assert (outer, outer.is_part) == (number("mon_L3_00", "llc_occupancy", 7), False)
+    assert (inner, inner.is_part) == (number("mon_L3_00/mon_sub_L3_01", "llc_occupancy", 3), True)
+
+
+def test_what_is_deeper_than_the_kernel_goes_is_not_followed(tmp_path: Path) -> None:
+    put(tmp_path, "mon_L3_00/mon_sub_L3_00/deeper/llc_occupancy", "1\n")
+    assert read(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    put(tmp_path, "mon_L3_00/b", "1\n")
+    domain = tmp_path / "mon_data/mon_L3_00"
+    (domain / "a").symlink_to("a")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(domain / "c"))
+    assert read(tmp_path) == [
+        Reading("mon_L3_00", "a", Value(Status.ERROR, "Too many levels of symbolic links")),
+        number("mon_L3_00", "b", 1),
+        Reading("mon_L3_00", "c", Value(Status.ERROR, "No such device or address")),
+    ]
+
+
+def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
+    put(tmp_path, "mon_L3_00/b", "1\n")
+    (tmp_path / "mon_data/mon_L3_00/a").symlink_to("nowhere")
+    assert read(tmp_path) == [number("mon_L3_00", "b", 1)]
+
+
+NO_COUNTERS = {
+    "huge": b"1" * 10_000_000,
+    "a number and more": b"5\n" + b"\0" * 5000,
+    "no text": b"\xff\xfe",
+    "too many digits": b"1" * 21,
+}
+
+
+@pytest.mark.parametrize("name", NO_COUNTERS)
+def test_a_file_that_is_no_counter_is_an_error(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "mon_L3_00/a", NO_COUNTERS[name])
+    (reading,) = read(tmp_path)
+    assert (reading.value.status, reading.value.number) == (Status.ERROR, None)
+    assert len(reading.value.text) <= 100
+
+
+def test_without_mon_data_the_group_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path)
+
+
+def test_an_empty_mon_data_has_no_readings(tmp_path: Path) -> None:
+    (tmp_path / "mon_data").mkdir()
+    assert read(tmp_path) == []

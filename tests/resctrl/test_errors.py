@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel answers becomes the right typed error, with path, errno, the kernel's words and a remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from resctrlmond.resctrl.errors import (
+    ClassMismatch,
+    GroupExists,
+    KernelRefused,
+    NoSuchGroup,
+    NoSuchProcess,
+    PermissionDenied,
+    ResctrlError,
+    RmidsExhausted,
+    from_oserror,
+)
+
+PATH = "/sys/fs/resctrl/mon_groups/a"
+OTHER_CLASS = "Can't move task to different control group\nError while processing task 7\n"
+
+
+def typed(number: int, status: str = "") -> ResctrlError:
+    return from_oserror(OSError(number, os.strerror(number)), "do it", PATH, status)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "kind"),
+    [
+        (errno.ENOSPC, "Out of RMIDs\n", RmidsExhausted),
+        (errno.EBUSY, "Out of RMIDs\n", RmidsExhausted),
+        (errno.ENOSPC, "Kernel out of memory\n", KernelRefused),
+        (errno.ENOSPC, "", KernelRefused),
+        (errno.EBUSY, "ok\n", KernelRefused),
+        (errno.EEXIST, "", GroupExists),
+        (errno.EPERM, "No permission to move task 7\nError while processing task 7\n", PermissionDenied),
+        (errno.EPERM, "Source must be a MON group\n", KernelRefused),
+        (errno.EPERM, "", KernelRefused),
+        (errno.EACCES, "", PermissionDenied),
+        (errno.EINVAL, OTHER_CLASS, ClassMismatch),
+        (errno.EINVAL, "Pseudo-locking in progress\n", KernelRefused),
+        (errno.EINVAL, "", KernelRefused),
+        (errno.ESRCH, "No task 7\nError while processing task 7\n", NoSuchProcess),
+        (errno.ENODEV, "", NoSuchGroup),
+        (errno.ENOENT, "", NoSuchGroup),
+        (errno.ENOTDIR, "", NoSuchGroup),
+        (errno.ENOTCONN, "", NoSuchGroup),
+        (errno.ESTALE, "", NoSuchGroup),
+        (errno.E2BIG, "", KernelRefused),
+        (errno.EMFILE, "", KernelRefused),
+    ],
+)
+def test_every_errno_has_its_type(number: int, status: str, kind: type[ResctrlError]) -> None:
+    error = typed(number, status)
+    assert type(error) is kind
+    assert (error.path, error.errno) == (PATH, number)
+    assert error.message == "cannot do it"
+    assert PATH in str(error)
+    assert f"{os.strerror(number)} ({errno.errorcode[number]})" in str(error)
+
+
+@pytest.mark.parametrize(("number", "in_limbo"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
+def test_exhaustion_tells_limbo_from_full(number: int, in_limbo: bool) -> None:
+    error = typed(number, "Out of RMIDs\n")
+    assert isinstance(error, RmidsExhausted)
+    assert error.in_limbo is in_limbo
+    assert "the kernel says: Out of RMIDs. " in str(error)
+    assert error.remedy
+    assert str(error).endswith(error.remedy)
+
+
+def test_the_kernels_words_are_one_line() -> None:
+    error = typed(errno.EINVAL, OTHER_CLASS)
+    assert error.status == "Can't move task to different control group; Error while processing task 7"
+    assert error.status in str(error)
+    assert "allowClassChange" in str(error)
+
+
+@pytest.mark.parametrize("status", ["ok", "ok\n", "", "\n"])
+def test_ok_is_no_word(status: str) -> None:
+    assert typed(errno.EINVAL, status).status == ""
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EMFILE, errno.E2BIG]
+)
+def test_stale_words_of_another_command_are_not_attached(number: int) -> None:
+    error = typed(number, "Out of RMIDs\n")
+    assert error.status == ""
+    assert not isinstance(error, RmidsExhausted)
+    assert "RMID" not in str(error)
+
+
+def test_a_stale_word_makes_no_rule_of_a_missing_permission() -> None:
+    assert type(typed(errno.EACCES, "Source must be a MON group\n")) is PermissionDenied
+
+
+def test_str_says_the_path_once() -> None:
+    assert str(ResctrlError("/a/b is bad", path="/a/b")) == "/a/b is bad"
+    assert str(ResctrlError("is bad", path="/a/b", remedy="Mend it")) == "/a/b: is bad. Mend it"
+
+
+def test_an_errno_without_a_name_is_a_number() -> None:
+    assert "(524)" in str(ResctrlError("it failed", errno=524))

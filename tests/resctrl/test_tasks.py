@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving a process with all its threads, or a control group, until nothing new is found."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from resctrlmond.resctrl import tasks
+from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess, ProcessChanged
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tasks import Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tree import GroupRef, Tree
+
+from .conftest import Make
+from .places import KERNEL, Place
+from .puppets import Puppet
+
+HERE = Membership("", "a")
+
+
+def where(tree: Tree, tids: set[int]) -> set[Membership]:
+    return {tree.membership(tid) for tid in tids}
+
+
+def enter(cgroup: str, pid: int) -> None:
+    with open(f"{cgroup}/cgroup.procs", "w") as procs:
+        procs.write(str(pid))
+
+
+# -- a process
+
+
+def test_all_threads_of_a_process_are_moved(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+    threads = {puppet.make("thread") for _ in range(8)}
+    assert move_process(tree, held, make("a")) == Moved(9, 2)
+    assert where(tree, {puppet.pid, *threads}) == {HERE}
+    assert set(tree.tasks(GroupRef("", "a"))) == {puppet.pid, *threads}
+
+
+def test_moving_again_moves_nothing(tree: Tree, make: Make, held: Process) -> None:
+    ref = make("a")
+    move_process(tree, held, ref)
+    assert move_process(tree, held, ref) == Moved(0, 1)
+
+
+def test_what_is_made_later_follows(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+    move_process(tree, held, make("a"))
+    assert where(tree, {puppet.make("thread"), puppet.make("fork")}) == {HERE}
+
+
+def test_children_made_before_stay(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+    child = puppet.make("fork")
+    move_process(tree, held, make("a"))
+    assert where(tree, {child}) == {Membership("", "")}
+
+
+def test_threads_made_while_moving_are_in_or_told(
+    tree: Tree, make: Make, place: Place, puppet: Puppet, held: Process
+) -> None:
+    puppet.do("chains")
+    deadline = time.monotonic() + 20
+    moved = move_process(tree, held, make("a"))
+    # Threads that make their successor and end run away from whoever writes their numbers; then this is said.
+    while moved.left:
+        assert moved.passes == tasks.MAX_PASSES
+        assert time.monotonic() < deadline
+        moved = move_process(tree, held, GroupRef("", "a"))
+    if place.name == KERNEL:
+        time.sleep(0.02)
+        assert {tid for tid in held.threads() if _outside(tree, tid)} == set()
+
+
+def _outside(tree: Tree, tid: int) -> bool:
+    try:
+        return tree.membership(tid) != HERE
+    except NoSuchProcess:
+        return False
+
+
+def test_children_forked_while_moving_follow(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+    puppet.do("breed")
+    assert move_process(tree, held, make("a")).left == frozenset()
+    time.sleep(0.3)  # until those that were forked before have ended
+    children = {int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(int(name)) == puppet.pid}
+    assert not {child for child in children if _outside(tree, child)}
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return int(stat.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def test_a_dead_process_is_no_such_process(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+    ref = make("a")
+    puppet.kill()
+    with pytest.raises(NoSuchProcess, match=f"mon_groups/a: process {puppet.pid} ended") as caught:
+        move_process(tree, held, ref)
+    assert not isinstance(caught.value, ProcessChanged)
+
+
+def test_a_zombie_is_no_such_process(tree: Tree, make: Make, puppet: Puppet) -> None:
+    ref = make("a")
+    child = puppet.make("fork")
+    with Process.open(child) as process:
+        os.kill(child, 9)
+        while not process.has_ended():
+            time.sleep(0.005)
+        with pytest.raises(NoSuchProcess):
+            move_process(tree, process, ref)
+    assert tree.tasks(ref) == []
+
+
+class _Killing(Tree):
+    """The process is killed straight after its first thread was moved."""
+
+    victim: Puppet
+
+    def write_task(self, directory: str, tid: int) -> None:
+        super().write_task(directory, tid)
+        self.victim.kill()
+
+
+def test_a_process_that_ends_while_it_is_moved_has_changed(
+    tree: Tree, make: Make, puppet: Puppet, held: Process
+) -> None:
+    ref = make("a")
+    puppet.make("thread")
+    killing = _Killing(tree.path, tree.simulation)
+    killing.victim = puppet
+    with pytest.raises(ProcessChanged, match=f"process {puppet.pid} ended"):
+        move_process(killing, held, ref)
+
+
+def test_a_group_that_is_gone_is_told(tree: Tree, held: Process) -> None:
+    with pytest.raises(NoSuchGroup, match="mon_groups/a"):
+        move_process(tree, held, GroupRef("", "a"))
+
+
+def test_threads_in_other_groups_stay_there_and_are_told(
+    tree: Tree, make: Make, puppet: Puppet, held: Process
+) -> None:
+    thread, other = puppet.make("thread"), puppet.make("thread")
+    tree.write_task(make("b").path, other)
+    assert move_process(tree, held, make("a")) == Moved(2, 2, frozenset({other}))
+    assert where(tree, {puppet.pid, thread}) == {HERE}
+    assert tree.membership(other) == Membership("", "b")
+
+
+def test_threads_in_other_groups_are_taken_over_when_asked(
+    tree: Tree, make: Make, puppet: Puppet, held: Process
+) -> None:
+    other = puppet.make("thread")
+    tree.write_task(make("b").path, other)
+    assert move_process(tree, held, make("a"), take_over=True) == Moved(2, 2)
+    assert where(tree, {puppet.pid, other}) == {HERE}
+
+
+class _Releasing(Tree):
+    """Whoever had the other group removes it while the first thread is moved."""
+
+    def write_task(self, directory: str, tid: int) -> None:
+        super().write_task(directory, tid)
+        self.remove(GroupRef("", "b"))
+
+
+def test_a_thread_that_was_elsewhere_only_at_first_is_moved_and_not_told(
+    tree: Tree, make: Make, puppet: Puppet, held: Process
+) -> None:
+    other = puppet.make("thread")
+    tree.write_task(make("b").path, other)
+    assert move_process(_Releasing(tree.path, tree.simulation), held, make("a")) == Moved(2, 3)
+    assert where(tree, {puppet.pid, other}) == {HERE}
+
+
+# -- classes
+
+
+@pytest.mark.allocation
+def test_a_process_of_another_class_is_refused_with_the_kernels_words(
+    tree: Tree, make: Make, class_: str, held: Process
+) -> None:
+    with pytest.raises(ClassMismatch) as caught:
+        move_process(tree, held, make("a", class_))
+    words = f"Can't move task to different control group; Error while processing task {held.pid}"
+    assert caught.value.status == words
+    assert f"{class_}/mon_groups/a/tasks" in str(caught.value)
+    assert tree.membership(held.pid) == Membership("", "")
+
+
+@pytest.mark.allocation
+def test_a_process_goes_through_the_class_when_asked(
+    tree: Tree, make: Make, class_: str, puppet: Puppet, held: Process
+) -> None:
+    thread = puppet.make("thread")
+    assert move_process(tree, held, make("a", class_), through_class=True) == Moved(2, 2)
+    assert where(tree, {puppet.pid, thread}) == {Membership(class_, "a")}
+    assert move_process(tree, held, make("b"), through_class=True, take_over=True) == Moved(2, 2)
+    assert where(tree, {puppet.pid, thread}) == {Membership("", "b")}
+
+
+@pytest.mark.allocation
+def test_a_process_in_the_groups_class_needs_no_change_of_class(
+    tree: Tree, make: Make, class_: str, held: Process
+) -> None:
+    tree.write_task(class_, held.pid)
+    assert move_process(tree, held, make("a", class_)) == Moved(1, 2)
+    assert tree.membership(held.pid) == Membership(class_, "a")
+
+
+# -- a control group
+
+
+def test_a_cgroup_is_moved_with_all_below_it(
+    tree: Tree, make: Make, cgroup: str, puppets: Callable[[], Puppet]
+) -> None:
+    above, below, outside = puppets(), puppets(), puppets()
+    os.makedirs(f"{cgroup}/x/y")
+    enter(cgroup, above.pid)
+    enter(f"{cgroup}/x/y", below.pid)
+    thread, child = below.make("thread"), below.make("fork")
+    assert move_cgroup(tree, cgroup, make("a")) == Moved(4, 2)
+    assert where(tree, {above.pid, below.pid, thread, child}) == {HERE}
+    assert tree.membership(outside.pid) == Membership("", "")
+
+
+def test_a_cgroup_of_a_name_that_begins_the_same_is_another(
+    tree: Tree, make: Make, cgroup: str, puppets: Callable[[], Puppet]
+) -> None:
+    inside, outside = puppets(), puppets()
+    os.mkdir(f"{cgroup}/x")
+    os.mkdir(f"{cgroup}/xy")
+    enter(f"{cgroup}/x", inside.pid)
+    enter(f"{cgroup}/xy", outside.pid)
+    assert move_cgroup(tree, f"{cgroup}/x", make("a")) == Moved(1, 2)
+    assert tree.membership(outside.pid) == Membership("", "")
+
+
+def test_threads_in_threaded_cgroups_are_moved(tree: Tree, make: Make, cgroup: str, puppet: Puppet) -> None:
+    thread, other = puppet.make("thread"), puppet.make("thread")
+    enter(cgroup, puppet.pid)
+    os.mkdir(f"{cgroup}/t")
+    for name, text in (("cgroup.type", "threaded"), ("cgroup.threads", str(thread))):
+        with open(f"{cgroup}/t/{name}", "w") as file:
+            file.write(text)
+    assert move_cgroup(tree, f"{cgroup}/t", make("b")) == Moved(1, 2)
+    assert tree.membership(thread) == Membership("", "b")
+    assert move_cgroup(tree, cgroup, make("a"), take_over=True) == Moved(3, 2)
+    assert where(tree, {puppet.pid, thread, other}) == {HERE}
+
+
+def test_an_empty_cgroup_and_one_that_is_gone_are_no_error(tree: Tree, make: Make, cgroup: str) -> None:
+    ref = make("a")
+    assert move_cgroup(tree, cgroup, ref) == Moved(0, 1)
+    assert move_cgroup(tree, f"{cgroup}/gone", ref) == Moved(0, 1)
+
+
+@pytest.mark.cgroup_v1
+def test_a_cgroup_of_version_1_is_moved_wherever_its_tasks_are_in_other_hierarchies(
+    tree: Tree, make: Make, cgroup: str, cgroup_v1: str, puppet: Puppet
+) -> None:
+    thread = puppet.make("thread")
+    enter(cgroup, puppet.pid)
+    enter(cgroup_v1, puppet.pid)
+    assert move_cgroup(tree, cgroup_v1, make("a")) == Moved(2, 2)
+    assert where(tree, {puppet.pid, thread}) == {HERE}
+
+
+class _Moving(Tree):
+    """A task leaves the control group just before its number is written."""
+
+    away: tuple[str, int]
+
+    def membership(self, tid: int) -> Membership:
+        found = super().membership(tid)
+        enter(*self.away)
+        return found
+
+
+def test_a_task_that_left_the_cgroup_stays_where_it_is(tree: Tree, make: Make, cgroup: str, puppet: Puppet) -> None:
+    os.mkdir(f"{cgroup}/x")
+    os.mkdir(f"{cgroup}/y")
+    enter(f"{cgroup}/x", puppet.pid)
+    moving = _Moving(tree.path, tree.simulation)
+    moving.away = (f"{cgroup}/y", puppet.pid)
+    assert move_cgroup(moving, f"{cgroup}/x", make("a")) == Moved(0, 2)
+    assert tree.membership(puppet.pid) == Membership("", "")
