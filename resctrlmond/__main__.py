@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from resctrlmond import __version__, config, journal
 from resctrlmond.config import Config
 from resctrlmond.daemon import Daemon
+from resctrlmond.groups.farewell import release_all
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.tree import Tree
 from resctrlmond.startup import Exit, StartupError, prepare, startup_error
 
 log = logging.getLogger("resctrlmond")
@@ -30,9 +32,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--simulate",
         metavar="DIRECTORY",
-        help="own a simulated resctrl, mounted below DIRECTORY with everything else, instead of the hardware's",
+        help="own a simulated resctrl, DIRECTORY/resctrl, with everything else in DIRECTORY, instead of the "
+        "hardware's; it is mounted for as long as this runs, unless one is mounted there already",
     )
     parser.add_argument("--profile", default="intel-aet", help="machine to simulate (default: intel-aet)")
+    parser.add_argument(
+        "--release-all",
+        action="store_true",
+        help="end every workload, remove every monitoring group that bears our mark, and exit",
+    )
     parser.add_argument("--version", action="version", version=f"resctrlmond {__version__}")
     return parser
 
@@ -50,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 gid = _simulation_gid(loaded)
             else:
                 gid = _gid(loaded)
-            return _serve(options, loaded, gid)
+            return (_release_all if options.release_all else _serve)(options, loaded, gid)
     except ResctrlError as error:
         failed = startup_error(error)
         log.error("%s", failed, extra=journal.fields(failed))
@@ -70,6 +78,23 @@ def _serve(options: argparse.Namespace, loaded: Config, gid: int) -> int:
     finally:
         os.close(ground.lock)
     return Exit.OK
+
+
+def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
+    try:
+        ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
+    except StartupError as error:
+        if error.exit not in (Exit.NOT_MOUNTED, Exit.NO_MONITORING):
+            raise
+        log.info("no monitoring group stands: %s", error)
+        return Exit.OK
+    try:
+        problems = release_all(ground.manager)
+    finally:
+        os.close(ground.lock)
+    for problem in problems:
+        log.error("cannot be released: %s", problem)
+    return Exit.FAILURE if problems else Exit.OK
 
 
 def _load(options: argparse.Namespace) -> Config:
@@ -92,13 +117,37 @@ def _load(options: argparse.Namespace) -> Config:
 
 def _simulate(options: argparse.Namespace, loaded: Config, stack: contextlib.ExitStack) -> None:
     # Only here: the simulator and its FUSE library are no part of a real daemon.
-    from resctrlmond.sim.mount import Simulation  # noqa: PLC0415
+    try:
+        from resctrlmond.sim.mount import Simulation  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        # Distributions leave it out.
+        raise ResctrlError(
+            f"the simulator is not installed: there is no module {error.name}",
+            remedy="It comes with pip: python3 -m pip install 'resctrlmond[sim]', from the source tree '.[sim]'",
+        ) from error
 
-    os.makedirs(loaded.resctrl, exist_ok=True)
-    stack.enter_context(Simulation(loaded.resctrl, options.profile))
-    log.warning(
-        "this is a simulation (profile %s) on %s: no figure comes from hardware", options.profile, loaded.resctrl
-    )
+    profile = options.profile
+    if os.path.ismount(loaded.resctrl):
+        # One that outlives this daemon, as the kernel's does: python3 -m resctrlmond.sim DIRECTORY/resctrl
+        profile = Tree.open(loaded.resctrl, allow_simulation=True).simulation
+        if profile is None:
+            raise ResctrlError("is the real resctrl", path=loaded.resctrl, remedy="Run without --simulate")
+    else:
+        try:
+            os.makedirs(loaded.resctrl, exist_ok=True)
+        except OSError as error:
+            raise ResctrlError(
+                "cannot make the directory to simulate in",
+                path=loaded.resctrl,
+                errno=error.errno or 0,
+                remedy=f"Choose another one, or, if a simulation died there: umount --lazy {loaded.resctrl}",
+            ) from error
+        # Like a machine that has been up for a while: energy counters go on from where another workload left them.
+        try:
+            stack.enter_context(Simulation(loaded.resctrl, profile, residue=1))
+        except ValueError as error:
+            raise StartupError(ResctrlError(str(error)), Exit.USAGE) from error
+    log.warning("this is a simulation (profile %s) on %s: no figure comes from hardware", profile, loaded.resctrl)
     log.info("talk to it with: resctrlctl --socket %s list", loaded.varlink_socket)
 
 

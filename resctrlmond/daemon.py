@@ -54,7 +54,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        # Not before READY=1: a reload ends with one. Until then the configuration is as good as just read.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _raise_descriptor_limit()
         await loop.run_in_executor(self._workers, self._manager.recover)
         for problem in self._manager.problems:
@@ -66,6 +67,7 @@ class Daemon:
         await varlink.start(self._varlink_socket())
         if dbus is not None:
             await dbus.start()
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
         self._notify.ready(self._status())
         log.info("ready: %s", self._status())
         try:
@@ -82,7 +84,10 @@ class Daemon:
     # -- doors
 
     def _varlink_socket(self) -> socket.socket:
-        passed = sockets.passed_sockets()
+        try:
+            passed = sockets.passed_sockets()
+        except ValueError as error:
+            raise ResctrlError(str(error)) from error
         if "varlink" in passed:
             return passed["varlink"]
         return sockets.listen(self._config.varlink_socket, 0o660, self._ground.gid)
@@ -127,7 +132,10 @@ class Daemon:
         feed = watchdog_interval_s()
         fed = status = ""
         while not self._stopping.is_set():
-            await loop.run_in_executor(self._workers, self._manager.upkeep.tick)
+            try:
+                await loop.run_in_executor(self._workers, self._manager.upkeep.tick)
+            except (ResctrlError, OSError) as error:
+                log.error("%s", error, extra=journal.fields(error))
             if feed is not None:
                 self._notify.watchdog()
             status = self._status()
@@ -141,7 +149,8 @@ class Daemon:
         records = self._manager.records()
         groups = sum(record.state.has_group for record in records)
         pending = sum(record.state == "pending" for record in records)
-        return f"{groups} groups, {pending} waiting for an RMID" if pending else f"{groups} groups"
+        standing = f"{groups} group" if groups == 1 else f"{groups} groups"
+        return f"{standing}, {pending} waiting for an RMID" if pending else standing
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -63,6 +63,18 @@ def set_level(level: str) -> None:
     logging.getLogger("resctrlmond").setLevel(LEVELS[level])
 
 
+def level() -> str:
+    """The level that is logged from, as a name of ``LEVELS``."""
+    current = logging.getLogger("resctrlmond").level
+    return next((name for name, number in LEVELS.items() if number == current), "info")
+
+
+def target() -> Literal["journal", "console"]:
+    """Where the messages go, in the words of org.freedesktop.LogControl1."""
+    handlers = logging.getLogger().handlers
+    return "journal" if any(isinstance(handler, JournalHandler) for handler in handlers) else "console"
+
+
 def fields(error: ResctrlError | OSError | None = None, /, **names: str | int | None) -> dict[str, dict[str, str]]:
     """What to hand to a logger as ``extra``: ``log.warning("…", extra=fields(error, key=key, class_=name))``.
 

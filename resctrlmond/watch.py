@@ -34,6 +34,8 @@ class Watch:
 
     def update(self, key: str, record: Record | None) -> None:
         """Watch what the record says now; None, or a run that is over, ends the watching."""
+        if self._epoll.closed:
+            return  # a last word on the way when the daemon stops
         living = {} if record is None or record.state.is_over else {member.id: member for member in record.living}
         for (other, member_id), watched in list(self._watched.items()):
             if other == key and living.get(member_id) != watched.member:

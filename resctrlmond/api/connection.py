@@ -132,18 +132,21 @@ class Connection:
         self._interruptible = True
         async with contextlib.aclosing(items):
             with self._hangups.watching(self._socket, task.cancel):
-                await send_all(functools.partial(self._outcome, method, items.__anext__), self._send)
+                step = functools.partial(self._outcome, method, items.__anext__, may_end=True)
+                await send_all(step, self._send)
 
-    async def _outcome(self, method: str, step: Callable[[], Awaitable[msgspec.Struct | None]]) -> Reply | None:
+    async def _outcome(
+        self, method: str, step: Callable[[], Awaitable[msgspec.Struct | None]], *, may_end: bool = False
+    ) -> Reply | None:
         # What a handler, or one step of a stream, came to; None: the stream is at its end.
         try:
             try:
                 return Reply(wire.encode_parameters(await step()))
             except VarlinkError as error:
                 return wire.error_reply(error)
-        except StopAsyncIteration:
-            return None
-        except (Exception, asyncio.CancelledError):
+        except (Exception, asyncio.CancelledError) as error:
+            if may_end and isinstance(error, StopAsyncIteration):
+                return None
             # A handler may stumble over a cancelled future of its own; that does not end the connection.
             task = asyncio.current_task()
             if task is not None and task.cancelling():

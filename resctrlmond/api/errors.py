@@ -15,6 +15,7 @@ from resctrlmond.groups.errors import (
     InvalidClass,
     InvalidKey,
     InvalidRequest,
+    NotWritten,
 )
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import (
@@ -81,6 +82,7 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ForeignGroup: ErrorName("ForeignGroup"),
     PermissionDenied: ErrorName("PermissionDenied", DENIED),
     KernelRefused: ErrorName("KernelRefused"),
+    NotWritten: ErrorName("NotWritten"),
 }
 
 _EXIT_CODES = {row.name: row.exit_code for row in ERRORS.values()} | {"InternalError": FAILURE}

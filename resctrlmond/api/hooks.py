@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 
 from resctrlmond.api.access import Caller
 from resctrlmond.api.oci import InvalidState, State, Workload, parse_state, workload_of
 from resctrlmond.api.types import Reply, Request
-from resctrlmond.groups.keys import is_pod_uid
+from resctrlmond.groups.keys import canonical_key, is_pod_uid
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.plan import OCI
 from resctrlmond.groups.target import Assignment
@@ -55,7 +56,7 @@ def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) 
         )
     if state.pid == 0:
         raise InvalidState(f"the state of container {state.id} names no process")
-    own, pod = _placement(state.pid, workload.key)
+    own, pod = _placement(state.pid, workload)
     done = manager.assign(
         Assignment(
             key=workload.key,
@@ -80,14 +81,24 @@ def _end(manager: Manager, workload: Workload) -> RunReply:
     return RunReply(key=workload.key, state=record.state)
 
 
-def _placement(pid: int, key: str) -> tuple[str, str]:
+def _placement(pid: int, workload: Workload) -> tuple[str, str]:
     """The control group that is the container's own, and its pod's; "" each where there is none."""
     cgroup = cgroups.cgroup_of(pid)
     if not cgroup:
         return "", ""
     # Its own, if nobody else is in it: without a cgroup of its own a container sits in its maker's.
     others = set(cgroups.tasks(cgroup)).difference(_threads(pid))
-    return "" if others else cgroup, pod_cgroup(cgroup, key)
+    pod, uid = pod_cgroup(cgroup)
+    if not is_pod_uid(workload.key):
+        pod = ""
+    elif uid and uid != workload.key:
+        # Annotations may be a user's, the place in the tree of control groups is the kubelet's: nobody is to be
+        # counted for another's pod.
+        raise InvalidState(
+            f"container {workload.member} says that it is of pod {workload.key}, its control group is pod {uid}'s",
+            path=cgroup,
+        )
+    return "" if others else cgroup, pod
 
 
 def _threads(pid: int) -> list[int]:
@@ -97,17 +108,15 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def pod_cgroup(cgroup: str, key: str) -> str:
-    """The ancestor of a container's control group that is its pod's, "" if none is named for it.
+# The kubelet's names for a pod's control group: "pod<uid>" (cgroupfs), "kubepods-burstable-pod<uid>.slice" with
+# underscores for dashes (systemd); the UIDs of static pods have neither.
+_POD_CGROUP = re.compile(r"(?:.*[^0-9a-z])?pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:\.slice)?")
 
-    The kubelet's names: ``kubepods/burstable/pod<uid>`` (cgroupfs) and
-    ``kubepods-burstable-pod<uid with _ for ->.slice`` (systemd).
-    """
-    if not is_pod_uid(key):
-        return ""
-    names = tuple(f"pod{key.replace('-', mark)}" for mark in ("-", "_", ""))
+
+def pod_cgroup(cgroup: str) -> tuple[str, str]:
+    """The ancestor of a container's control group that is named for a pod, and that pod's UID; ("", "") if none."""
     while (parent := os.path.dirname(cgroup)) != cgroup:
         cgroup = parent
-        if os.path.basename(cgroup).removesuffix(".slice").endswith(names):
-            return cgroup
-    return ""
+        if named := _POD_CGROUP.fullmatch(os.path.basename(cgroup)):
+            return cgroup, canonical_key(re.sub("[-_]", "", named[1]))
+    return "", ""

@@ -106,9 +106,7 @@ class _Description(msgspec.Struct):
 class Service:
     """The interfaces of a server, ``org.varlink.service`` among them."""
 
-    def __init__(
-        self, interfaces: Iterable[Interface], *, vendor: str, product: str, version: str, url: str
-    ) -> None:
+    def __init__(self, interfaces: Iterable[Interface], *, vendor: str, product: str, version: str, url: str) -> None:
         own = Interface(
             wire.SERVICE,
             _SERVICE_DESCRIPTION,

@@ -102,6 +102,8 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     key: str
     pid: int | None = None
     cgroup: str | None = None
+    own_cgroup: str | None = None
+    late: bool | None = None
     class_: str | None = msgspec.field(default=None, name="class")
     allow_class_change: bool | None = None
     take_over: bool | None = None

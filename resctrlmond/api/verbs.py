@@ -130,6 +130,8 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             owner=_owner(request.claim, caller),
             pid=request.pid,
             cgroup=request.cgroup,
+            own_cgroup=request.own_cgroup or "",
+            late=bool(request.late),
             class_=FOLLOW if request.class_ is None else request.class_,
             allow_class_change=bool(request.allow_class_change),
             take_over=bool(request.take_over),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 
 from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
 
@@ -44,6 +44,15 @@ class _Delta:
 
 # From trustworthy to not: a sum is as good as its worst part.
 _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
+# A value has up to 20 digits and 9 decimals; the usual 28 digits would round it, and the sum of many domains more so.
+_EXACTLY = Context(prec=64)
+# A reset counter comes back from 0. One that stands within this part of where it was has not restarted.
+_NOISE = Decimal("0.01")
+
+
+def worst(*qualities: Quality) -> Quality:
+    """The quality of what rests on all of these."""
+    return max(qualities, key=_ORDER.index)
 
 
 def totals(begin: Iterable[Reading], end: Iterable[Reading], baseline: Quality = Quality.EXACT) -> list[Total]:
@@ -55,11 +64,12 @@ def totals(begin: Iterable[Reading], end: Iterable[Reading], baseline: Quality =
     before = {(reading.domain, reading.event): reading.value for reading in begin if not reading.is_part}
     after = {(reading.domain, reading.event): reading.value for reading in end if not reading.is_part}
     deltas: dict[str, list[_Delta]] = {}
-    for domain, name in sorted(before.keys() | after.keys()):
-        if event(name).kind is Kind.CUMULATIVE:
-            delta = _delta(domain, before.get((domain, name)), after.get((domain, name)))
-            deltas.setdefault(name, []).append(delta)
-    return [_sum(event(name), deltas[name], baseline) for name in sorted(deltas)]
+    with localcontext(_EXACTLY):
+        for domain, name in sorted(before.keys() | after.keys()):
+            if event(name).kind is Kind.CUMULATIVE:
+                delta = _delta(domain, before.get((domain, name)), after.get((domain, name)))
+                deltas.setdefault(name, []).append(delta)
+        return [_sum(event(name), deltas[name], baseline) for name in sorted(deltas)]
 
 
 def _delta(domain: str, begin: Value | None, end: Value | None) -> _Delta:
@@ -79,14 +89,17 @@ def _delta(domain: str, begin: Value | None, end: Value | None) -> _Delta:
             return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
         return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
     if end.number < begin.number:
-        # A counter that goes back was reset (its domain was offline, or the mode changed): what it shows now
-        # was counted since. Never negative.
+        if begin.number - end.number <= begin.number * _NOISE:
+            return _Delta(0, Quality.ESTIMATED, f"{domain} went back a little: nothing that it could tell was used")
+        # It was reset (its domain was offline, or the mode changed): what it shows now was counted since.
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")
     return _Delta(end.number - begin.number, Quality.EXACT)
 
 
 def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:
-    quality = max([baseline, *(delta.quality for delta in deltas)], key=_ORDER.index)
+    if baseline is Quality.UNKNOWN:
+        return Total(of, None, Quality.UNKNOWN, "nobody knows when its baseline was read")
+    quality = worst(baseline, *(delta.quality for delta in deltas))
     known = [delta.number for delta in deltas if delta.number is not None]
     reason = "; ".join(delta.reason for delta in deltas if delta.reason)
     if not known:
@@ -94,5 +107,5 @@ def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:
     number = sum(known[1:], start=known[0])
     if len(known) < len(deltas):
         # A domain is missing: the sum is at least this much, and says so.
-        quality = Quality.ESTIMATED if baseline is not Quality.UNKNOWN else Quality.UNKNOWN
+        quality = Quality.ESTIMATED
     return Total(of, number, quality, reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 from resctrlmond.groups.record import Record, Records, UnreadableRecord
@@ -20,7 +21,8 @@ class Book:
     def __init__(self, records: Records, watch: Callable[[str, Record | None], None] | None = None) -> None:
         self._store = records
         self._records: dict[str, Record] = {}
-        self._locks: dict[str, threading.RLock] = {}
+        # A lock lives as long as somebody holds it or waits for it: keys come and go by the thousand.
+        self._locks: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
         self.watch = watch or (lambda _key, _record: None)
 
@@ -41,7 +43,9 @@ class Book:
         return [record for _, record in sorted(self._records.copy().items())]
 
     def put(self, record: Record) -> Record:
-        """Write the record down; when this returns, no crash forgets it."""
+        """Write the record down; when this returns, no crash forgets it. Raises NotWritten."""
+        if self._records.get(record.key) == record:
+            return record
         self._store.save(record)
         self._records[record.key] = record
         self.watch(record.key, record)

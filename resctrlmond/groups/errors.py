@@ -27,4 +27,8 @@ class ForeignGroup(ResctrlError):
 
 
 class InvalidRequest(ResctrlError):
-    """The parameters contradict each other."""
+    """The parameters contradict each other, or one of them is no value that it may have."""
+
+
+class NotWritten(ResctrlError):
+    """A file of ours under /run cannot be written: it is full, read-only, or no longer there."""

@@ -3,14 +3,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+
+from resctrlmond.groups.errors import NotWritten
 
 # A record or snapshot file is a few kilobytes; what is larger was not written by us.
 _LIMIT = 4 * 1024 * 1024
 
 
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turn what goes wrong with our own files in here into NotWritten; ``path`` is where, if the error says none."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(
+            "cannot write what has to be remembered",
+            path=str(error.filename or path),
+            errno=error.errno or 0,
+            remedy="See that /run is writable and has space and inodes: df /run, df -i /run",
+        ) from error
+
+
 def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
-    """Put ``data`` at ``path`` in one step, with exactly that mode.
+    """Put ``data`` at ``path`` in one step, with exactly that mode. Raises OSError, and leaves nothing then.
 
     The folder is in /run, a tmpfs that lives as long as resctrl does: a crash of the machine empties both, so there
     is nothing to fsync for. The temporary name starts with a dot, which no key does.
@@ -20,13 +38,18 @@ def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fchmod(fd, mode)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        # Where there is no space left, half a file is in the way of the next one.
+        os.unlink(temporary)
+        raise
 
 
 def read_file(path: str) -> bytes:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from resctrlmond.groups.errors import InvalidAttributes, InvalidClass, InvalidKey
+from resctrlmond.groups.errors import InvalidAttributes, InvalidClass, InvalidKey, InvalidRequest
 
 # A record is "<key>.json" plus the suffix of a temporary file in one name of at most 255 bytes (NAME_MAX).
 MAX_KEY_LENGTH = 200
 MAX_MEMBER_LENGTH = 255
 MAX_CLASS_BYTES = 255
 
+MAX_WORD_LENGTH = 128
 MAX_ATTRIBUTES = 64
 MAX_ATTRIBUTE_NAME_LENGTH = 128
 MAX_ATTRIBUTE_LENGTH = 4096
@@ -103,7 +104,16 @@ def check_member_id(text: str) -> None:
     if len(text) > MAX_MEMBER_LENGTH:
         raise InvalidKey(f"the member {text[:64]!a}... has more than {MAX_MEMBER_LENGTH} characters")
     if _MEMBER.fullmatch(text) is None:
-        raise InvalidKey(f"the member {text!a} is no container id or unit", remedy="Use ASCII letters, digits and _.+-@:\\")
+        remedy = "Use ASCII letters, digits and _.+-@:\\"
+        raise InvalidKey(f"the member {text!a} is no container id or unit", remedy=remedy)
+
+
+def check_word(parameter: str, text: str, longest: int = MAX_WORD_LENGTH) -> None:
+    """Raise InvalidRequest unless the text that a ``parameter`` gives is printable, not empty and not too long."""
+    if not 1 <= len(text) <= longest:
+        raise InvalidRequest(f"{parameter} has {len(text)} characters, not 1 to {longest}")
+    if _UNPRINTABLE.search(text):
+        raise InvalidRequest(f"{parameter} {text[:64]!a} holds control characters")
 
 
 def check_attributes(attributes: Mapping[str, str]) -> None:

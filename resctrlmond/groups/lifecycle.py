@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from resctrlmond.groups.accounting import Quality, Total, totals
+from resctrlmond.groups.accounting import Quality, Total, totals, worst
 from resctrlmond.groups.book import Book
 from resctrlmond.groups.errors import ForeignGroup
 from resctrlmond.groups.record import Record, State
@@ -21,6 +21,7 @@ from resctrlmond.resctrl.errors import (
     GroupExists,
     KernelRefused,
     NoSuchGroup,
+    NotMounted,
     ResctrlError,
     RmidsExhausted,
 )
@@ -54,15 +55,23 @@ class Lifecycle:
         """Make the record's group and write its baseline down: from ``pending`` to ``idle``.
 
         The record stands before the group does, and the baseline before a task can join. Without a free RMID the
-        record stays ``pending``, with the reason. Raises ForeignGroup, NoSuchClass, KernelRefused, NotMounted.
+        record stays ``pending``, with the reason. Raises ForeignGroup, NoSuchClass, KernelRefused, NotMounted and
+        NotWritten, and leaves no group then.
         """
-        # The clock's second with a random rest: looks like a time to a person, and no two are alike.
-        nonce = time.time_ns() // 10**9 * 10**9 + secrets.randbelow(10**9)
+        # The clock's second with a random rest: looks like a time to a person, and no two are alike. A record that
+        # waits keeps its own, which no group bears yet: nothing is written, or told, each time that it is tried.
+        nonce = record.nonce or time.time_ns() // 10**9 * 10**9 + secrets.randbelow(10**9)
         record = self.book.put(
-            replace(record, state=State.PENDING, nonce=nonce, boot_id=self.mark.boot_id, created_at=utc_now())
+            replace(
+                record,
+                state=State.PENDING,
+                nonce=nonce,
+                boot_id=self.mark.boot_id,
+                created_at=record.created_at or utc_now(),
+            )
         )
         try:
-            found, quality = self._create(record.ref, nonce, quality)
+            found, begun = self._create(record, quality)
         except RmidsExhausted as error:
             return self.book.put(replace(record, reason=str(error), in_limbo=error.in_limbo))
         if found.gid != self.mark.gid:
@@ -72,11 +81,17 @@ class Lifecycle:
                 path=found.path,
                 remedy="Run resctrlmond with the group resctrlmon (Group= in its unit)",
             )
-        return self.baseline(record, quality)
-
-    def _create(self, ref: GroupRef, nonce: int, quality: Quality) -> tuple[Found, Quality]:
         try:
-            return self.tree.create(ref, nonce), quality
+            return self.baseline(record, begun)
+        except ResctrlError:
+            if begun is quality:  # not one that has tasks and was only taken up
+                self._remove_own(record)
+            raise
+
+    def _create(self, record: Record, quality: Quality) -> tuple[Found, Quality]:
+        ref = record.ref
+        try:
+            return self.tree.create(ref, record.nonce), quality
         except GroupExists as error:
             standing = self.tree.find(ref)
             if standing is None:
@@ -87,14 +102,15 @@ class Lifecycle:
                     path=standing.path,
                     remedy="It is left alone. Choose another key, or remove it if nobody needs it",
                 ) from error
+            if any(other.ref == ref and other.state.has_group for other in self.book.all()):
+                raise  # of another key, from before group_prefix was changed
             # Ours, but of no record: a run that was cut between two steps, or whose record was lost.
-            if self.tree.tasks(ref):
-                return self.tree.set_nonce(ref, nonce), Quality.UNKNOWN
-            self.tree.remove(ref)
-            return self.tree.create(ref, nonce), quality
+            begun = worst(quality, Quality.UNKNOWN) if self.tree.tasks(ref) else quality
+            return self.tree.set_nonce(ref, record.nonce), begun
 
     def baseline(self, record: Record, quality: Quality) -> Record:
         """Read the begin values and write them down."""
+        record = replace(record, created_at=utc_now())
         readings = self.tree.read(record.ref)
         self.snapshots.begin(record.key, record.created_at, self.tree.full_path(record.ref), readings)
         return self.book.put(replace(record, state=State.IDLE, reason="", in_limbo=False, baseline=quality))
@@ -111,7 +127,7 @@ class Lifecycle:
         return found
 
     def relocate(self, record: Record, class_: str) -> Record:
-        """Move the group to another class: by rename, or made anew there if it never had a task and rename is not
+        """Move the group to another class: by rename, or made anew there if it never had a member and rename is not
         offered. Raises NoSuchClass, ClassMismatch, GroupExists.
         """
         if not record.state.has_group:
@@ -121,15 +137,17 @@ class Lifecycle:
         try:
             self.tree.rename(record.ref, target)
         except KernelRefused as error:
-            if self.tree.tasks(record.ref):
+            # Without a task, but with a past: its counters would be lost.
+            if record.members or self.tree.tasks(record.ref):
                 raise ClassMismatch(
                     f"the group stands in class {record.class_ or '/'} and this kernel does not move groups",
                     path=error.path,
                     errno=error.errno,
                     status=error.status,
                 ) from error
+            moving = self.book.put(replace(record, class_=class_, state=State.PENDING))
             self.tree.remove(record.ref)
-            return self.make(replace(record, class_=class_), record.baseline)
+            return self.make(moving, record.baseline)
         return self.relocated(record, class_)
 
     def relocated(self, record: Record, class_: str) -> Record:
@@ -143,7 +161,7 @@ class Lifecycle:
 
         May be called again for a record in ``ending``: what was done already is not done twice.
         """
-        if record.state is State.PENDING and self.tree.find(record.ref) is None:
+        if record.state is State.PENDING and not self._stands(record):
             return self._over(record, State.COMPLETED, f"{reason}; it never had an RMID")
         if record.state is not State.ENDING:
             record = self.book.put(replace(record, state=State.ENDING, reason=reason))
@@ -152,17 +170,21 @@ class Lifecycle:
                 self.check_identity(record)
                 time.sleep(REPORTING_LAG_S)
                 self.snapshots.end(record.key, utc_now(), self.tree.read(record.ref))
-            except ResctrlError as error:
+            except (NoSuchGroup, NotMounted) as error:
                 return self.lose(record, str(error))
         self._remove_own(record)
         return self._over(record, State.COMPLETED, record.reason)
 
-    def _remove_own(self, record: Record) -> None:
+    def _stands(self, record: Record) -> bool:
         try:
             self.check_identity(record)
-        except ResctrlError:
-            return
-        self.tree.remove(record.ref)
+        except (NoSuchGroup, NotMounted):
+            return False
+        return True
+
+    def _remove_own(self, record: Record) -> None:
+        if self._stands(record):
+            self.tree.remove(record.ref)
 
     def lose(self, record: Record, reason: str) -> Record:
         """The group went away without our doing: close its snapshot without end values, and say why."""
@@ -181,21 +203,30 @@ class Lifecycle:
             replace(record, state=state, reason=reason, completed_at=now, members=members, claims=())
         )
 
-    def discard(self, record: Record) -> None:
-        """Undo a group that was made for a call which then failed: nothing of it stays."""
+    def discard(self, record: Record, before: Record | None) -> None:
+        """Undo a group that was made for a call which then failed: nothing of it stays, and the run that ended
+        ``before`` under its key stands again.
+        """
         if record.state.has_group:
             self._remove_own(record)
         self.snapshots.delete(record.key)
-        self.book.drop(record.key)
+        if before is None:
+            self.book.drop(record.key)
+        else:
+            self.snapshots.bring_back(before.key, before.generation)
+            self.book.put(before)
 
     def readings(self, record: Record) -> list[Reading]:
-        """The live counters; [] for a record that has no group."""
-        if not record.state.has_group:
+        """The live counters; [] for a record that has no group, or whose last values are written."""
+        if not record.state.has_group or self._has_ends(record):
             return []
         self.check_identity(record)
         return self.tree.read(record.ref)
 
     def totals(self, record: Record, readings: list[Reading]) -> list[Total]:
         """What was used since the baseline: up to ``readings``, or up to the end values of an ended run."""
-        last = self.snapshots.end_values(record.key) if record.state.is_over else readings
+        last = self.snapshots.end_values(record.key) if self._has_ends(record) else readings
         return totals(self.snapshots.begin_values(record.key), last, record.baseline)
+
+    def _has_ends(self, record: Record) -> bool:
+        return record.state.is_over or (record.state is State.ENDING and self.snapshots.is_complete(record.key))

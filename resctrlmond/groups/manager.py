@@ -4,51 +4,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from resctrlmond.groups import target
-from resctrlmond.groups.accounting import Quality, Total
+from resctrlmond.groups.accounting import Quality, Total, worst
 from resctrlmond.groups.book import Book
-from resctrlmond.groups.errors import AlreadyMonitored
-from resctrlmond.groups.keys import canonical_key, check_attributes, check_member_id, is_pod_uid, valid_class
+from resctrlmond.groups.keys import (
+    attribute_value,
+    canonical_key,
+    check_attributes,
+    check_member_id,
+    check_word,
+    is_pod_uid,
+    valid_class,
+)
 from resctrlmond.groups.lifecycle import Lifecycle, Mark, replace
+from resctrlmond.groups.outcomes import Assigned, Reconciled, Released
 from resctrlmond.groups.record import Claim, Member, Record, Records, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
-from resctrlmond.groups.target import FOLLOW, Assignment
+from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
 from resctrlmond.groups.times import utc_now
 from resctrlmond.groups.upkeep import Upkeep
 from resctrlmond.resctrl.counters import Reading
-from resctrlmond.resctrl.errors import ClassMismatch, NoSuchClass, NoSuchGroup, ResctrlError, RmidsExhausted
+from resctrlmond.resctrl.errors import (
+    ClassMismatch,
+    NoSuchClass,
+    NoSuchGroup,
+    NotMounted,
+    ResctrlError,
+    RmidsExhausted,
+)
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.resctrl.tree import Found, Tree
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """The outcome of Assign."""
-
-    record: Record
-    moved: Moved
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """The outcome of Release: ``completed`` if it was the last claim, and the totals so far."""
-
-    record: Record
-    completed: bool
-    totals: list[Total]
-
-
-@dataclass(frozen=True, slots=True)
-class Reconciled:
-    """What became of an owner's claims; ``failures`` by key."""
-
-    kept: list[str]
-    released: list[str]
-    failures: dict[str, ResctrlError]
 
 
 class Manager:
@@ -81,17 +69,21 @@ class Manager:
 
         With class FOLLOW it is made in the root and goes to its first task's class. Without a free RMID the group
         is ``pending``; RmidsExhausted only if not ``may_wait``. Raises InvalidKey, InvalidClass, NoSuchClass,
-        ForeignGroup, ClassMismatch, KernelRefused, NotMounted.
+        ForeignGroup, ClassMismatch, KernelRefused, NotMounted, NotWritten.
         """
         key = canonical_key(key)
+        check_word("claim", owner)
         check_attributes(attributes or {})
         follows = class_ == FOLLOW
         class_ = "" if follows else valid_class(class_)
         with self.book.writing(key):
             record = self._living(key)
             if record is None:
-                record = self._new(key, class_, follows)
-                return self._make(_claimed(record, owner, attributes), may_wait)
+                ended = self.book.get(key)
+                record = self._new(key, class_, ended, follows)
+                return self._make(_claimed(record, owner, attributes), ended, may_wait)
+            if not may_wait:
+                _check_has_rmid(record)
             if not follows and class_ != record.class_:
                 record = self._in_class(record, class_)
             return self.book.put(_claimed(record, owner, attributes))
@@ -104,27 +96,42 @@ class Manager:
         """
         key = canonical_key(assignment.key)
         check_attributes(assignment.attributes)
+        check_word("claim", assignment.owner)
+        check_word("kind", assignment.kind)
         if assignment.member is not None:
             check_member_id(assignment.member)
         with target.opened(assignment) as moving:
             where = moving.membership(self.tree)
             with self.book.writing(key):
-                before = self._living(key)
-                self._check_free(before, where, assignment)
-                record = before or self._make(
-                    _claimed(self._new(key, _class_for(assignment, where)), assignment.owner), assignment.may_wait
-                )
-                try:
-                    record = self._in_place(record, where, assignment)
-                    record = self._joined(record, moving.member(assignment), assignment)
-                    if record.state is State.PENDING:
-                        return Assigned(record, Moved(0, 0))
-                    through = assignment.allow_class_change
-                    moved = moving.move(self.tree, record.ref, take_over=assignment.take_over, through_class=through)
-                except ResctrlError:
-                    self._undo(record, before)
-                    raise
-                return Assigned(self._moved(record, moving.member(assignment).id, moved), moved)
+                return self._assign(key, moving, where, assignment)
+
+    def _assign(self, key: str, moving: Target, where: Membership | None, assignment: Assignment) -> Assigned:
+        before = self._living(key)
+        check_free(before, where, assignment)
+        member = _as_noted(before, moving.member(assignment))
+        ended = self.book.get(key) if before is None else None
+        if before is None:
+            record = self._new(key, assignment.class_for(where), ended)
+            # With its member from the first word on: a claim without one would never end by itself.
+            record = self._make(_joined(record, member, assignment), ended, assignment.may_wait)
+        else:
+            record = before
+        try:
+            if before is not None:
+                if not assignment.may_wait:
+                    _check_has_rmid(before)
+                record = self._in_place(before, where, assignment)
+            # On disk before the member's first task is moved.
+            record = self.book.put(_joined(record, member, assignment))
+            if record.state is State.PENDING:
+                return Assigned(record, Moved(0, 0))
+            through = assignment.allow_class_change
+            moved = moving.move(self.tree, record.ref, take_over=assignment.take_over, through_class=through)
+            member = replace(member, left=len(moved.left | moved.elsewhere))
+            return Assigned(self.book.put(replace(record.with_member(member), state=State.ACTIVE)), moved)
+        except Exception:
+            self._undo(record, before, ended)
+            raise
 
     def release(self, key: str, *, owner: str, reason: str = "released") -> Released:
         """End ``owner``'s claim; the workload ends with its last claim. Of a workload that is over, tell the totals.
@@ -137,13 +144,15 @@ class Manager:
             if not record.state.is_over:
                 record = self.book.put(record.without_claim(owner))
                 if not record.claims:
-                    record = self.life.finish(record, reason)
+                    record = self.life.finish(record, attribute_value(reason))
             return Released(record, record.state.is_over, self._totals(record))
 
     def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Record:
         """Note a member that brings no task of its own. Raises NoSuchGroup."""
         key = canonical_key(key)
         check_member_id(member)
+        check_word("claim", owner)
+        check_word("kind", kind)
         with self.book.writing(key):
             record = self._known_living(key)
             joining = Member(id=member, kind=kind, owner=owner, started_at=utc_now())
@@ -159,7 +168,7 @@ class Manager:
             record = self._known(key)
             ending = record.member(member)
             if ending is not None and ending.lives:
-                self.upkeep.end_member(record, ending, reason)
+                self.upkeep.end_member(record, ending, attribute_value(reason))
             return self.upkeep.settle(key) or record
 
     def reconcile(self, owner: str, keys: Iterable[str]) -> Reconciled:
@@ -209,19 +218,43 @@ class Manager:
         return self.book.all()
 
     def foreign(self) -> list[Found]:
-        """The monitoring groups that do not bear our mark."""
-        return [found for found in self.tree.scan() if found.gid != self.life.mark.gid]
+        """The monitoring groups that do not bear our mark; [] while resctrl is not mounted, which Status tells."""
+        try:
+            return [found for found in self.tree.scan() if found.gid != self.life.mark.gid]
+        except NotMounted:
+            return []
 
     def read(self, key: str) -> tuple[Record, list[Reading], list[Total]]:
         """The counters now ([] once the workload is over), and the totals since the baseline. Raises NoSuchGroup."""
-        record = self._known(canonical_key(key))
-        readings = self.life.readings(record)
-        return record, readings, self.life.totals(record, readings)
+        key = canonical_key(key)
+        while (record := self._known(key)).state not in _ENDED:
+            try:
+                readings = self.life.readings(record)
+                found = record, readings, self.life.totals(record, readings)
+            except (ResctrlError, FileNotFoundError):
+                if self.book.get(key) is record:
+                    raise
+            else:
+                # Readers of what lives do not wait: it may have ended, and been set aside, under our eyes.
+                now = self.book.get(key)
+                if now is not None and now.generation == record.generation and now.state not in _ENDED:
+                    return found
+        with self.book.writing(key):
+            record = self._known(key)
+            return record, [], self._totals(record)
 
     # -- steps
 
     def _living(self, key: str) -> Record | None:
+        """The record of a run that goes on; one that has ended without our seeing it is closed first."""
         record = self.book.get(key)
+        if record is not None and record.state is State.ENDING:
+            record = self.life.finish(record, record.reason)
+        if record is not None and record.state.has_group:
+            try:
+                self.life.check_identity(record)
+            except NoSuchGroup as error:
+                record = self.life.lose(record, error.message)
         return None if record is None or record.state.is_over else record
 
     def _known(self, key: str) -> Record:
@@ -231,14 +264,13 @@ class Manager:
         return record
 
     def _known_living(self, key: str) -> Record:
-        record = self._known(key)
+        record = self._living(key) or self._known(key)
         if record.state.is_over:
             raise NoSuchGroup(f"the workload {key} is over ({record.state})")
         return record
 
-    def _new(self, key: str, class_: str, follows: bool = False) -> Record:
-        """A record for a new run; an ended one under the same key is moved aside, whole."""
-        ended = self.book.get(key)
+    def _new(self, key: str, class_: str, ended: Record | None, follows: bool = False) -> Record:
+        """A record for a new run; the ``ended`` one under the same key is moved aside, whole."""
         if ended is not None:
             self.life.snapshots.set_aside(key, ended.generation)
         return Record(
@@ -250,30 +282,19 @@ class Manager:
             generation=ended.generation + 1 if ended else 1,
         )
 
-    def _make(self, record: Record, may_wait: bool) -> Record:
+    def _make(self, record: Record, ended: Record | None, may_wait: bool) -> Record:
         try:
             made = self.life.make(record)
-        except ResctrlError:
-            self.life.discard(record)
+            if not may_wait:
+                _check_has_rmid(made)
+        except Exception:
+            self.life.discard(record, ended)
             raise
-        if made.state is State.PENDING and not may_wait:
-            self.life.discard(made)
-            raise RmidsExhausted(made.reason, path=self.tree.full_path(made.ref), in_limbo=made.in_limbo)
         return made
-
-    def _check_free(self, record: Record | None, where: Membership | None, assignment: Assignment) -> None:
-        if where is None or not where.group or assignment.take_over:
-            return
-        if record is not None and (where.class_, where.group) == (record.class_, record.group_name):
-            return
-        raise AlreadyMonitored(
-            f"the task is in the monitoring group {where.group!r} of class {where.class_ or '/'} already",
-            remedy="It counts there, and a task has one group. takeOver takes it out of that one",
-        )
 
     def _in_place(self, record: Record, where: Membership | None, assignment: Assignment) -> Record:
         """The group in the class that the assignment wants, as far as it may still go there."""
-        wanted = _class_for(assignment, where)
+        wanted = assignment.class_for(where)
         if assignment.class_ != FOLLOW or record.follows:
             record = self._in_class(record, wanted)
         # From its first task on the group stays where it is: a task of another class is the kernel's to refuse.
@@ -290,38 +311,52 @@ class Manager:
             )
         return self.life.relocate(replace(record, follows=False), class_)
 
-    def _joined(self, record: Record, member: Member, assignment: Assignment) -> Record:
-        """The record with its new member, on disk before the member's first task is moved."""
-        record = _claimed(record.with_member(member), assignment.owner, assignment.attributes)
-        late = member.late and record.baseline is Quality.EXACT
-        return self.book.put(
-            replace(
-                record,
-                pod_cgroup=assignment.pod_cgroup or record.pod_cgroup,
-                baseline=Quality.LATE if late else record.baseline,
-            )
-        )
-
-    def _moved(self, record: Record, member_id: str, moved: Moved) -> Record:
-        member = record.member(member_id)
-        assert member is not None
-        member = replace(member, left=len(moved.left | moved.elsewhere))
-        return self.book.put(replace(record.with_member(member), state=State.ACTIVE))
-
-    def _undo(self, record: Record, before: Record | None) -> None:
+    def _undo(self, record: Record, before: Record | None, ended: Record | None) -> None:
         if before is None:
-            self.life.discard(record)
+            self.life.discard(record, ended)
             return
-        self.book.put(replace(record, members=before.members, claims=before.claims, attributes=before.attributes))
+        # All as it was, but for the group itself: it may have been moved, or made anew, for this call.
+        stands = self.book.get(before.key) or record
+        group = {name: getattr(stands, name) for name in _OF_THE_GROUP}
+        state = before.state if stands.state.has_group == before.state.has_group else stands.state
+        self.book.put(replace(before, **group, state=state))
 
     def _totals(self, record: Record) -> list[Total]:
-        return self.life.totals(record, self.life.readings(record))
+        try:
+            readings = self.life.readings(record)
+        except (NoSuchGroup, NotMounted):
+            readings = []
+        return self.life.totals(record, readings)
 
 
-def _class_for(assignment: Assignment, where: Membership | None) -> str:
-    if assignment.class_ != FOLLOW:
-        return valid_class(assignment.class_)
-    return where.class_ if where else ""
+_ENDED = {state for state in State if state.is_over} | {State.ENDING}
+# What a record says of the directory rather than of the workload.
+_OF_THE_GROUP = ("class_", "nonce", "boot_id", "created_at", "in_limbo", "reason")
+
+
+def _check_has_rmid(record: Record) -> None:
+    if record.state is State.PENDING:
+        raise RmidsExhausted(record.reason, in_limbo=record.in_limbo)
+
+
+def _as_noted(record: Record | None, member: Member) -> Member:
+    """The member as it is noted already, if it is this very process: assigned again, it has not come anew."""
+    noted = record.member(member.id) if record else None
+    if noted is None or not noted.lives or not member.pid:
+        return member
+    if (noted.pid, noted.start_time) != (member.pid, member.start_time):
+        return member
+    return replace(noted, cgroup=noted.cgroup or member.cgroup)
+
+
+def _joined(record: Record, member: Member, assignment: Assignment) -> Record:
+    """The record with its new member, and the claim that comes with it."""
+    record = _claimed(record.with_member(member), assignment.owner, assignment.attributes)
+    return replace(
+        record,
+        pod_cgroup=assignment.pod_cgroup or record.pod_cgroup,
+        baseline=worst(record.baseline, Quality.LATE) if member.late else record.baseline,
+    )
 
 
 def _claimed(record: Record, owner: str, attributes: Mapping[str, str] | None = None) -> Record:

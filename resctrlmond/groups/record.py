@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from collections.abc import Iterator
 import msgspec
 
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.files import read_file, write_file
+from resctrlmond.groups.files import read_file, write_file, writing
 from resctrlmond.resctrl.tree import GroupRef
 
 VERSION = 1
 _SUFFIX = ".json"
+_SET_ASIDE = ".unreadable"
+# A container that crashes in a loop is a new member each time; the record is written anew each time as well.
+MAX_ENDED_MEMBERS = 100
 
 
 class State(enum.StrEnum):
@@ -85,7 +89,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     ``baseline`` is the quality of the begin readings as a whole.
     """
 
-    version: int = VERSION
+    # A factory's value is written even where it is the default: a file without a version says nothing to a later one.
+    version: int = msgspec.field(default_factory=lambda: VERSION)
     key: str
     class_: str = msgspec.field(default="", name="class")
     follows: bool = False
@@ -114,9 +119,16 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
         return next((member for member in self.members if member.id == member_id), None)
 
     def with_member(self, member: Member) -> Record:
-        """The record with that member added, or put in the place of the one with its id."""
-        others = tuple(other for other in self.members if other.id != member.id)
-        return msgspec.structs.replace(self, members=(*others, member))
+        """The record with that member added, or put in the place of the one with its id.
+
+        Of the members that have ended, the last MAX_ENDED_MEMBERS are kept.
+        """
+        members = [member if other.id == member.id else other for other in self.members]
+        if member not in members:
+            members.append(member)
+        ended = [other for other in members if not other.lives]
+        forgotten = {other.id for other in ended[:-MAX_ENDED_MEMBERS]}
+        return msgspec.structs.replace(self, members=tuple(other for other in members if other.id not in forgotten))
 
     def with_claim(self, claim: Claim) -> Record:
         """The record with that claim; an owner that claims already keeps its first word."""
@@ -139,7 +151,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
 
 
 class UnreadableRecord(Exception):
-    """A record file that is damaged or of a newer version: it is left alone, and told."""
+    """A record file that is damaged or of another version: it is kept, and told."""
 
 
 def encode(record: Record) -> bytes:
@@ -154,10 +166,10 @@ def decode(data: bytes, path: str) -> Record:
     """
     try:
         version = msgspec.json.decode(data, type=_Version).version
-        if version > VERSION:
-            raise UnreadableRecord(f"{path}: written by a newer resctrlmond (version {version}), left alone")
+        if version != VERSION:
+            raise UnreadableRecord(f"{path}: written by another resctrlmond (version {version}, not {VERSION})")
         return msgspec.json.decode(data, type=Record)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise UnreadableRecord(f"{path}: no valid record: {error}") from error
 
 
@@ -166,24 +178,37 @@ class _Version(msgspec.Struct):
 
 
 class Records:
-    """The folder of records. Only the manager writes; every file is whole or not there."""
+    """The folder of records. Only the manager writes; every file is whole or not there.
+
+    A file that could not be read is left alone; when its name is needed, it is kept as ``KEY.json.unreadable``.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._unreadable: set[str] = set()
 
     def _path(self, key: str) -> str:
         return os.path.join(self.folder, key + _SUFFIX)
 
     def save(self, record: Record) -> None:
-        """Write the record's file; when this returns, a crash at any later point finds it."""
-        write_file(self._path(record.key), encode(record), mode=0o640)
+        """Write the record's file; when this returns, a crash at any later point finds it. Raises NotWritten."""
+        path = self._path(record.key)
+        with writing(path):
+            self._keep_unreadable(path)
+            write_file(path, encode(record), mode=0o640)
+
+    def _keep_unreadable(self, path: str) -> None:
+        if path in self._unreadable:
+            os.rename(path, path + _SET_ASIDE)
+            self._unreadable.remove(path)
 
     def delete(self, key: str) -> None:
-        """Remove the record's file, if there is one."""
-        try:
-            os.unlink(self._path(key))
-        except FileNotFoundError:
-            return
+        """Remove the record's file, if there is one. Raises NotWritten."""
+        path = self._path(key)
+        with writing(path):
+            self._keep_unreadable(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     def load(self) -> Iterator[Record | UnreadableRecord]:
         """Every record of the folder, in order of the key; in the place of an unreadable one, why it is that."""
@@ -196,6 +221,7 @@ class Records:
                 if record.key + _SUFFIX != name:
                     raise UnreadableRecord(f"{path}: speaks of another workload, {record.key!r}")
             except (UnreadableRecord, OSError) as error:
+                self._unreadable.add(path)
                 yield error if isinstance(error, UnreadableRecord) else UnreadableRecord(f"{path}: {error}")
             else:
                 yield record

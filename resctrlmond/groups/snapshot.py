@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable
 
-from resctrlmond.groups.files import read_file, write_file
+from resctrlmond.groups.files import read_file, write_file, writing
 from resctrlmond.groups.times import seconds_since
 from resctrlmond.resctrl.counters import Reading, parse_value
 
@@ -42,9 +42,19 @@ class Snapshots:
     def begin(self, key: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
         """Write the begin values, in one step; ``live`` is the group's directory in resctrl.
 
-        What an interrupted run left under the key is replaced.
+        What an interrupted run left under the key is replaced. Raises NotWritten.
         """
         new = os.path.join(self.groups, f".{key}.new")
+        with writing(new):
+            try:
+                self._begin(new, created_at, live, readings)
+                _remove(self.path(key))
+                os.rename(new, self.path(key))
+            except OSError:
+                _remove(new)
+                raise
+
+    def _begin(self, new: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
         _remove(new)
         os.mkdir(new, 0o755)
         write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
@@ -53,30 +63,32 @@ class Snapshots:
             os.makedirs(place, 0o755, exist_ok=True)
             _write_value(place, reading, _BEGIN)
             os.symlink(_live(live, reading), os.path.join(place, reading.event))
-        _remove(self.path(key))
-        os.rename(new, self.path(key))
 
     def relink(self, key: str, live: str) -> None:
-        """Point the links at the group's new directory after it moved to another class."""
-        for reading in self.begin_values(key):
-            place = os.path.join(self.path(key), "mon_data", reading.domain)
-            link = os.path.join(place, f".{reading.event}.new")
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(link)
-            os.symlink(_live(live, reading), link)
-            os.rename(link, os.path.join(place, reading.event))
+        """Point the links at the group's new directory after it moved to another class. Raises NotWritten."""
+        with writing(self.path(key)):
+            for reading in self.begin_values(key):
+                place = os.path.join(self.path(key), "mon_data", reading.domain)
+                link = os.path.join(place, f".{reading.event}.new")
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(link)
+                os.symlink(_live(live, reading), link)
+                os.rename(link, os.path.join(place, reading.event))
 
     def end(self, key: str, completed_at: str, readings: Iterable[Reading]) -> None:
-        """Write the end values, take the links away, and write ``completed_at`` as the seal."""
-        for reading in readings:
-            place = os.path.join(self.path(key), "mon_data", reading.domain)
-            os.makedirs(place, 0o755, exist_ok=True)
-            _write_value(place, reading, _END)
-        for directory, _, names in os.walk(os.path.join(self.path(key), "mon_data")):
-            for name in names:
-                if os.path.islink(os.path.join(directory, name)):
-                    os.unlink(os.path.join(directory, name))
-        write_file(os.path.join(self.path(key), "completed_at"), completed_at.encode() + b"\n")
+        """Write the end values, take the links away, and write ``completed_at`` as the seal. Raises NotWritten."""
+        top = self.path(key)
+        with writing(top):
+            for reading in readings:
+                place = os.path.join(top, "mon_data", reading.domain)
+                os.makedirs(place, 0o755, exist_ok=True)
+                _write_value(place, reading, _END)
+            for directory, _, names in os.walk(os.path.join(top, "mon_data")):
+                for name in names:
+                    if os.path.islink(os.path.join(directory, name)):
+                        os.unlink(os.path.join(directory, name))
+            os.makedirs(top, 0o755, exist_ok=True)
+            write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
 
     def begin_values(self, key: str) -> list[Reading]:
         """The baseline as it was written; [] if there is none."""
@@ -98,28 +110,55 @@ class Snapshots:
         return sorted(found, key=lambda reading: (reading.domain, reading.event))
 
     def set_aside(self, key: str, generation: int) -> None:
-        """Move an ended run out of the way of the next one under its key, whole."""
+        """Move an ended run out of the way of the next one under its key, whole. Raises NotWritten."""
         if not self.exists(key):
             return
-        target = os.path.join(self.completed, key, str(generation))
-        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
-        _remove(target)
-        os.rename(self.path(key), target)
+        target = self._aside(key, generation)
+        with writing(target):
+            os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+            _remove(target)
+            os.rename(self.path(key), target)
+
+    def bring_back(self, key: str, generation: int) -> None:
+        """Undo ``set_aside``: the run stands under its key again. Raises NotWritten."""
+        source = self._aside(key, generation)
+        with writing(source), contextlib.suppress(FileNotFoundError):
+            os.rename(source, self.path(key))
+
+    def _aside(self, key: str, generation: int) -> str:
+        return os.path.join(self.completed, key, str(generation))
 
     def delete(self, key: str) -> None:
-        """Remove the current run's snapshot, if there is one."""
-        _remove(self.path(key))
+        """Remove the current run's snapshot, if there is one. Raises NotWritten."""
+        with writing(self.path(key)):
+            _remove(self.path(key))
 
-    def prune(self, ttl_s: float) -> None:
-        """Remove the set-aside runs that were completed longer than ``ttl_s`` seconds ago."""
-        for key in os.listdir(self.completed):
-            folder = os.path.join(self.completed, key)
+    def set_aside_keys(self) -> list[str]:
+        """The keys under which earlier runs were set aside. Raises NotWritten."""
+        with writing(self.completed), os.scandir(self.completed) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+    def prune(self, key: str, ttl_s: float) -> None:
+        """Remove the set-aside runs of that key that were completed longer than ``ttl_s`` seconds ago.
+
+        Raises NotWritten.
+        """
+        folder = os.path.join(self.completed, key)
+        with writing(folder):
             for generation in os.listdir(folder):
                 run = os.path.join(folder, generation)
                 if seconds_since(_text(os.path.join(run, "completed_at"))) >= ttl_s:
                     _remove(run)
-            with contextlib.suppress(OSError):
+            if not os.listdir(folder):
                 os.rmdir(folder)
+
+    def sweep(self) -> None:
+        """Remove what was begun and never finished; only while nobody else writes. Raises NotWritten."""
+        with writing(self.groups):
+            for name in os.listdir(self.groups):
+                # No key begins with a dot.
+                if name.startswith(".") and name.endswith(".new"):
+                    _remove(os.path.join(self.groups, name))
 
 
 def _live(group: str, reading: Reading) -> str:

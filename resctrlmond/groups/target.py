@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from resctrlmond.groups.errors import InvalidRequest
-from resctrlmond.groups.record import Member
+from resctrlmond.groups.errors import AlreadyMonitored, InvalidRequest
+from resctrlmond.groups.keys import check_word, valid_class
+from resctrlmond.groups.record import Member, Record
 from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
@@ -22,13 +23,19 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 # The class of the workload's first task, whichever that is.
 FOLLOW = "follow"
 
+# include/linux/threads.h, PID_MAX_LIMIT on 64 bits.
+MAX_PID = 1 << 22
+# include/uapi/linux/limits.h, PATH_MAX with its NUL.
+MAX_PATH_LENGTH = 4095
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """Everything that Assign may be told.
 
     Exactly one of ``pid`` and ``cgroup`` says what to move. ``own_cgroup`` is the control group that holds the
-    process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none.
+    process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none. ``late``
+    says that the process ran already; of a control group that is seen.
     ``class_`` FOLLOW takes the class where the process is. ``may_wait``: without a free RMID the group is pending.
     """
 
@@ -42,9 +49,28 @@ class Assignment:
     member: str | None = None
     kind: str = "process"
     own_cgroup: str = ""
+    late: bool = False
     pod_cgroup: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
     may_wait: bool = True
+
+    def class_for(self, where: Membership | None) -> str:
+        """The class that the group is to be in, for a target that is there now. Raises InvalidClass."""
+        if self.class_ != FOLLOW:
+            return valid_class(self.class_)
+        return where.class_ if where else ""
+
+
+def check_free(record: Record | None, where: Membership | None, assignment: Assignment) -> None:
+    """Raise AlreadyMonitored if the target is in another group than the ``record``'s, and is not to be taken over."""
+    if where is None or not where.group or assignment.take_over:
+        return
+    if record is not None and (where.class_, where.group) == (record.class_, record.group_name):
+        return
+    raise AlreadyMonitored(
+        f"the task is in the monitoring group {where.group!r} of class {where.class_ or '/'} already",
+        remedy="It counts there, and a task has one group. takeOver takes it out of that one",
+    )
 
 
 class Target(Protocol):
@@ -69,12 +95,18 @@ def opened(assignment: Assignment) -> Iterator[Target]:
     if (assignment.pid is None) == (assignment.cgroup is None):
         raise InvalidRequest("Assign takes a pid or a control group, and exactly one of them")
     if assignment.cgroup is not None:
+        check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
         yield _Cgroup(cgroups.check(assignment.cgroup))
         return
     assert assignment.pid is not None
+    if assignment.pid > MAX_PID:
+        raise NoSuchProcess(f"there is no process {assignment.pid}: no number is above {MAX_PID}")
+    own = cgroups.check(assignment.own_cgroup) if assignment.own_cgroup else ""
     with Process.open(assignment.pid) as process:
         _refuse_the_host_itself(process)
-        yield _Process(process)
+        if own and not cgroups.member_test(own)(process.pid):
+            raise InvalidRequest(f"process {process.pid} is not in its own control group: {own}")
+        yield _Process(process, own)
 
 
 def _refuse_the_host_itself(process: Process) -> None:
@@ -87,8 +119,9 @@ def _refuse_the_host_itself(process: Process) -> None:
 
 
 class _Process:
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, own_cgroup: str) -> None:
         self._process = process
+        self._own_cgroup = own_cgroup
 
     def membership(self, tree: Tree) -> Membership:
         return tree.membership(self._process.pid)
@@ -103,8 +136,9 @@ class _Process:
             owner=assignment.owner,
             pid=self._process.pid,
             start_time=self._process.start_time,
-            cgroup=assignment.own_cgroup,
+            cgroup=self._own_cgroup,
             started_at=utc_now(),
+            late=assignment.late,
         )
 
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
-from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.accounting import Quality, worst
 from resctrlmond.groups.errors import ForeignGroup, InvalidKey
 from resctrlmond.groups.keys import canonical_key
 from resctrlmond.groups.lifecycle import Lifecycle, replace
@@ -17,8 +19,10 @@ from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.times import seconds_since, utc_now
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import (
+    GroupExists,
     KernelRefused,
     NoSuchClass,
+    NoSuchGroup,
     NoSuchProcess,
     NotMounted,
     PermissionDenied,
@@ -30,6 +34,10 @@ from resctrlmond.resctrl.tree import Found
 
 log = logging.getLogger(__name__)
 
+# What joins a container from outside (exec sessions) is not a child of its first process: its control group is
+# looked through for such tasks this often.
+SWEEP_S = 5.0
+
 
 class Upkeep:
     """The manager's own initiative. Every step takes the key it works on."""
@@ -38,6 +46,8 @@ class Upkeep:
         self.life = life
         self.book = life.book
         self.settings = settings
+        self._swept = time.monotonic()
+        self._complaints: dict[str, str] = {}
 
     # -- start-up
 
@@ -46,17 +56,29 @@ class Upkeep:
         problems = [str(item) for item in self.book.load()]
         tree = self.life.tree
         plan = recover(self.book.all(), tree.scan(), self.life.mark.gid, self.life.mark.boot_id)
+        # What goes wrong with one is no reason not to serve the others: the ticks will try it again.
         for step in plan.steps:
-            with self.book.writing(step.record.key):
-                try:
-                    self._take_up(step)
-                except (ResctrlError, OSError) as error:
-                    problems.append(f"{step.record.key}: {error}")
-                    self.book.put(replace(step.record, reason=str(error)))
-        problems.extend(self._leftover(found) for found in plan.leftovers)
+            with self._reported(step.record.key, problems), self.book.writing(step.record.key):
+                self._take_up(step)
+        for found in plan.leftovers:
+            with self._reported(found.path, problems):
+                problems.extend(self._leftover(found))
         for record in self.book.all():
-            self.settle(record.key)
+            with self._reported(record.key, problems):
+                if record.state.is_over and not self.life.snapshots.exists(record.key):
+                    # Set aside for a run that was never begun.
+                    self.life.snapshots.bring_back(record.key, record.generation)
+                self.settle(record.key)
+        with self._reported(self.life.snapshots.groups, problems):
+            self.life.snapshots.sweep()
         return problems
+
+    @contextlib.contextmanager
+    def _reported(self, what: str, problems: list[str]) -> Iterator[None]:
+        try:
+            yield
+        except (ResctrlError, OSError) as error:
+            problems.append(f"{what}: {error}")
 
     def _take_up(self, step: Step) -> None:
         record = step.record
@@ -66,7 +88,7 @@ class Upkeep:
             case Do.RELOCATE if step.found is not None:
                 self._rejoin(self.life.relocated(record, step.found.ref.class_))
             case Do.RETRY:
-                self._adopt(self.life.make(record))
+                self.retry(record)
             case Do.BASELINE if step.found is not None:
                 record = replace(record, class_=step.found.ref.class_)
                 self._adopt(self.life.baseline(record, Quality.EXACT))
@@ -79,26 +101,40 @@ class Upkeep:
         """See to it that every living member is in the group: a kill may have come before its tasks were moved."""
         for member in record.living:
             try:
+                was_outside = self._is_outside(record, member)
                 moved = self._sweep(record, member)
-            except (NoSuchProcess, ResctrlError):
+            except ResctrlError:
                 continue
-            if moved.moved:
-                late = replace(member, late=True)
-                record = self.book.put(replace(record.with_member(late), state=State.ACTIVE))
+            record = replace(record, state=State.ACTIVE)
+            if was_outside and moved.moved:
+                joined = record.with_member(replace(member, late=True))
+                record = replace(joined, baseline=worst(record.baseline, Quality.LATE))
+            self.book.put(record)
 
-    def _leftover(self, found: Found) -> str:
+    def _is_outside(self, record: Record, member: Member) -> bool:
+        if not member.pid:
+            return record.state is State.IDLE
+        where = self.life.tree.membership(member.pid)
+        return (where.class_, where.group) != (record.class_, record.group_name)
+
+    def _leftover(self, found: Found) -> Iterator[str]:
         """Our mark without a record: adopted if somebody is in it, else removed."""
+        if self.life.tree.find(found.ref) != found:
+            return  # a record had its name, and took it up
         if not self.life.tree.tasks(found.ref):
             self.life.tree.remove(found.ref)
-            return f"{found.path}: was ours, of no record and empty: removed"
+            yield f"{found.path}: was ours, of no record and empty: removed"
+            return
         try:
             key = canonical_key(found.ref.name.removeprefix(self.settings().group_prefix))
         except InvalidKey as error:
-            return f"{found.path}: is ours, of no record, and its name is no key: {error}"
+            yield f"{found.path}: is ours, of no record, and its name is no key: {error}"
+            return
         with self.book.writing(key):
             standing = self.book.get(key)
             if standing is not None and not standing.state.is_over:
-                return f"{found.path}: is ours, but the record of {key} speaks of another group: left alone"
+                yield f"{found.path}: is ours, but the record of {key} speaks of another group: left alone"
+                return
             if standing is not None:
                 self.life.snapshots.set_aside(key, standing.generation)
             record = Record(
@@ -114,21 +150,40 @@ class Upkeep:
             )
             record = self.life.baseline(self.book.put(record), Quality.UNKNOWN)
             self.book.put(replace(record, state=State.ACTIVE, reason="adopted without its record"))
-        return f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
+        yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
 
     # -- while running
 
     def tick(self) -> None:
-        """Once a second: ends, retries, losses, pruning."""
+        """Once a second: ends, retries, losses, pruning; and the control groups looked through every SWEEP_S."""
         settings = self.settings()
+        is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for record in self.book.all():
-            try:
-                self._tick(record.key, settings)
-            except NotMounted:
-                self._unmounted(record.key)
-            except (ResctrlError, OSError) as error:
-                log.error("%s: %s", record.key, error)
-        self.life.snapshots.prune(settings.snapshot_ttl_s)
+            with self._logged(record.key):
+                try:
+                    self._tick(record.key, settings)
+                    if is_sweep:
+                        self.sweep(record.key)
+                except NotMounted:
+                    self._unmounted(record.key)
+        if is_sweep:
+            self._swept = time.monotonic()
+        for key in self.life.snapshots.set_aside_keys():
+            with self._logged(key), self.book.writing(key):
+                self.life.snapshots.prune(key, settings.snapshot_ttl_s)
+
+    @contextlib.contextmanager
+    def _logged(self, key: str) -> Iterator[None]:
+        """Go on with the others whatever happens to this one, and say it once, not each second."""
+        try:
+            yield
+        except (ResctrlError, OSError) as error:
+            text = str(error)
+            if self._complaints.get(key) != text:
+                log.error("%s: %s", key, text)
+            self._complaints[key] = text
+        else:
+            self._complaints.pop(key, None)
 
     def _tick(self, key: str, settings: Settings) -> None:
         with self.book.writing(key):
@@ -141,19 +196,24 @@ class Upkeep:
                     self.book.drop(key)
                 return
             if record.state is State.PENDING:
-                self._retry(record)
+                self.retry(record)
             elif record.state is State.ENDING:
                 self.life.finish(record, record.reason)
-            elif self.life.tree.find(record.ref) is None:
-                self.life.tree.check_mounted()
-                self.life.lose(record, "somebody else removed the group")
+            else:
+                try:
+                    self.life.check_identity(record)
+                except NoSuchGroup as error:
+                    self.life.lose(record, error.message)
         self.settle(key)
 
-    def _retry(self, record: Record) -> None:
+    def retry(self, record: Record) -> None:
+        """Make the group of a record that waits for it; a reason that no waiting will end makes the run fail."""
         try:
-            self._adopt(self.life.make(record))
-        except (ForeignGroup, NoSuchClass, KernelRefused, PermissionDenied) as error:
+            made = self.life.make(record)
+        except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
             self.life.fail(record, str(error))
+        else:
+            self._adopt(made)
 
     def _unmounted(self, key: str) -> None:
         with self.book.writing(key):
@@ -171,8 +231,28 @@ class Upkeep:
             except ResctrlError as error:
                 record = self.book.put(record.with_member(replace(member, reason=str(error))))
                 continue
-            member = replace(member, late=True, left=len(moved.left | moved.elsewhere))
-            record = self.book.put(replace(record.with_member(member), state=State.ACTIVE, baseline=Quality.LATE))
+            joined = record.with_member(replace(member, late=True, left=len(moved.left | moved.elsewhere)))
+            quality = worst(record.baseline, Quality.LATE)
+            record = self.book.put(replace(joined, state=State.ACTIVE, baseline=quality))
+
+    def sweep(self, key: str) -> None:
+        """Take in what joined the members' control groups since, from outside."""
+        with self.book.writing(key):
+            record = self.book.get(key)
+            if record is None or record.state is not State.ACTIVE:
+                return
+            for member in record.living:
+                if member.cgroup:
+                    record = self._take_in(record, member)
+
+    def _take_in(self, record: Record, member: Member) -> Record:
+        try:
+            moved = self._sweep(record, member)
+        except ResctrlError as error:
+            return self.book.put(record.with_member(replace(member, reason=str(error))))
+        if moved.moved:
+            log.info("%s: %d tasks that joined %s were taken in", record.key, moved.moved, member.id)
+        return record
 
     def _sweep(self, record: Record, member: Member) -> Moved:
         tree = self.life.tree

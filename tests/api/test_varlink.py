@@ -121,7 +121,9 @@ def test_typed_errors(wire: Wire) -> None:
     assert wire.reply() == {"error": f"{NAME}.Wanted"}
 
 
-@pytest.mark.parametrize("how", ["unexpected", "cancelled", "surrogate", "error-surrogate", "disconnect"])
+@pytest.mark.parametrize(
+    "how", ["unexpected", "exhausted", "cancelled", "surrogate", "error-surrogate", "disconnect"]
+)
 def test_unexpected_failure_is_logged_not_leaked(wire: Wire, caplog: pytest.LogCaptureFixture, how: str) -> None:
     wire.call(f"{NAME}.Fail", {"how": how})
     assert wire.reply() == {"error": f"{NAME}.InternalError"}

@@ -43,6 +43,12 @@ method Sleep(seconds: float) -> (slept: float)
 # Counts; needs "more".
 method Count(to: int, pause: ?float, fail: ?bool) -> (number: int)
 
+# Says much, then nothing; needs "more".
+method Bulky() -> (text: string)
+
+# Refuses; needs "more".
+method Refused() -> ()
+
 # Answers one reply, or several with "more".
 method Either() -> (number: int)
 
@@ -129,6 +135,8 @@ class Lab:
                 raise VarlinkError(f"{NAME}.Wanted", {"why": "\udc80"})
             case "disconnect":
                 raise ConnectionResetError("of something else")
+            case "exhausted":
+                raise StopAsyncIteration
             case "unexpected":
                 raise RuntimeError("the secret of the house")
         return None
@@ -146,6 +154,13 @@ class Lab:
                 yield Number(number)
             if parameters.fail:
                 raise VarlinkError(f"{NAME}.Wanted", {"why": "at the end"})
+        finally:
+            self.closed_streams += 1
+
+    async def bulky(self, parameters: Nothing, peer: Peer) -> AsyncIterator[Text]:
+        try:
+            yield Text("x" * 4 * 1024 * 1024)
+            await asyncio.sleep(60)
         finally:
             self.closed_streams += 1
 
@@ -169,6 +184,7 @@ class Lab:
                 "Fail": Method(Fail, self.fail),
                 "Sleep": Method(Sleep, self.sleep),
                 "Count": Method(Count, stream=self.count),
+                "Bulky": Method(Nothing, stream=self.bulky),
                 "Refused": Method(Nothing, stream=self.refused),
                 "Either": Method(Nothing, self.one, self.several),
             },

@@ -157,7 +157,9 @@ def test_a_class_is_at_most_one_part_of_a_path(text: str) -> None:
     assert len(os.fsencode(name)) <= os.pathconf("/", "PC_NAME_MAX")
 
 
-@pytest.mark.parametrize("member", ["a" * 64, "my_container-1.2+3", r"dev-disk\x2d1@a:b.service", "-x", ".x", "...", "a" * 255])
+@pytest.mark.parametrize(
+    "member", ["a" * 64, "my_container-1.2+3", r"dev-disk\x2d1@a:b.service", "-x", ".x", "...", "a" * 255]
+)
 def test_a_member_is_whatever_runc_takes_as_id(member: str) -> None:
     keys.check_member_id(member)
 

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The D-Bus door: keeps org.resctrlmon1 on the bus, answers its calls, and comes back when the bus does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from resctrlmond.api import dbus_values as values
+from resctrlmond.api._bus import BUS_NAME, Bus, BusUnavailable, DBusError, Message, MessageType, wants_reply
+from resctrlmond.api.dbus_callers import Callers
+from resctrlmond.api.dbus_interfaces import NAME, PEER
+from resctrlmond.api.dbus_objects import LogControl, Objects
+from resctrlmond.api.dbus_signals import Announcer
+from resctrlmond.api.errors import DBUS_PREFIX, ERRORS, name_of
+from resctrlmond.api.verbs import Service
+from resctrlmond.groups.record import Record
+from resctrlmond.resctrl.errors import ResctrlError
+
+_log = logging.getLogger(__name__)
+
+LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
+INTERNAL_ERROR = f"{DBUS_PREFIX}InternalError"
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_GRACE_S = 5.0
+# Calls of one connection that wait for their answers: the workers are shared with everybody.
+_MOST_CALLS = 64
+
+
+class NameTaken(ResctrlError):
+    """Somebody else has our name on the bus."""
+
+
+class DBusDoor:
+    """The door on one bus, by default the system bus ($DBUS_SYSTEM_BUS_ADDRESS, if that is set).
+
+    Lives in the event loop. The levels and ``log_target`` are those of ``resctrlmond.journal``.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        set_log_level: Callable[[str], None],
+        get_log_level: Callable[[], str],
+        log_target: str = "console",
+        address: str | None = None,
+    ) -> None:
+        self._service = service
+        self._address = address
+        self._objects = Objects(service, LogControl(get_log_level, set_log_level, log_target))
+        self._connection: _Connection | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the door is open: on the bus, under its name."""
+        return self._connection is not None
+
+    async def start(self) -> None:
+        """Open the door. Without a bus it opens as soon as there is one. Raises NameTaken."""
+        trouble = None
+        try:
+            self._connection = await self._connect()
+        except (BusUnavailable, DBusError) as error:
+            trouble = str(error)
+            _log.warning("%s is not on the bus yet: %s", NAME, error)
+        self._keeper = asyncio.create_task(self._keep(trouble))
+
+    async def close(self) -> None:
+        """Close the door: calls that run get their answers first, if they take no longer than 5 s."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    def changed(self, key: str, record: Record | None) -> None:
+        """Tell the bus of a record's change, None for its end. Costs nothing while there is no bus."""
+        if self._connection is not None:
+            self._connection.announcer.changed(key, record)
+
+    async def _connect(self) -> _Connection:
+        connection = _Connection(await Bus.open(self._address), self._service, self._objects)
+        try:
+            await connection.take_name()
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _keep(self, trouble: str | None) -> None:
+        """Connect anew whenever the connection ends; ``trouble`` is what was logged already."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            if self._connection is not None:
+                cause = await self._connection.until_ended()
+                self._connection = None
+                _log.warning("%s lost its connection to the bus (%s); it comes back with the bus", NAME, cause)
+                pause, trouble = _FIRST_PAUSE_S, None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            try:
+                self._connection = await self._connect()
+                _log.info("%s is on the bus", NAME)
+            except (BusUnavailable, DBusError, NameTaken) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("%s is not on the bus: %s", NAME, error)
+
+
+class _Connection:
+    """One connection to the bus, with the calls that came over it."""
+
+    def __init__(self, bus: Bus, service: Service, objects: Objects) -> None:
+        self._bus = bus
+        self._objects = objects
+        self._callers = Callers(bus)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._waiting: Counter[str] = Counter()
+        self.announcer = Announcer(service, bus.post)
+        bus.add_message_handler(self._on_message)
+        self._announcing = asyncio.create_task(self.announcer.run())
+
+    async def take_name(self) -> None:
+        """Own our name. Raises NameTaken, DBusError where the bus's policy refuses it, BusUnavailable."""
+        if not await self._bus.own(NAME):
+            owner = await self._bus.ask("GetNameOwner", "s", NAME)
+            caller = await self._callers.named(owner)
+            raise NameTaken(
+                f"the name {NAME} belongs to process {caller.pid} of user {caller.uid} ({owner})",
+                remedy="There can be one resctrlmond on a bus: stop the other one",
+            )
+
+    async def until_ended(self) -> str:
+        """Return when the connection has ended, and why."""
+        await self._bus.until_disconnected()
+        await self._stop_announcing()
+        return self._bus.cause
+
+    async def close(self) -> None:
+        """Let the calls that run be answered, and disconnect."""
+        self._bus.remove_message_handler(self._on_message)
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_GRACE_S)
+        await self._stop_announcing()
+        await self._bus.close()
+
+    async def _stop_announcing(self) -> None:
+        self._announcing.cancel()
+        await asyncio.gather(self._announcing, return_exceptions=True)
+
+    def _on_message(self, message: Message) -> bool:
+        """Take what is ours to answer; False leaves it to the library: replies, and what every peer answers."""
+        if message.message_type is MessageType.METHOD_CALL and message.interface != PEER and message.sender:
+            self._begin(message, message.sender)
+            return True
+        if (message.sender, message.member) == (BUS_NAME, "NameLost") and message.body == [NAME]:
+            _log.warning("the bus took the name %s away from us", NAME)
+            self._bus.disconnect()
+        return False
+
+    def _begin(self, call: Message, sender: str) -> None:
+        if self._waiting[sender] >= _MOST_CALLS:
+            self._reply_error(call, LIMITS_EXCEEDED, f"{_MOST_CALLS} calls of yours wait for their answers already")
+            return
+        self._waiting[sender] += 1
+        task = asyncio.create_task(self._answer(call, sender))
+        self._calls.add(task)
+        task.add_done_callback(lambda done: self._ended(done, sender))
+
+    def _ended(self, task: asyncio.Task[None], sender: str) -> None:
+        self._calls.discard(task)
+        self._waiting[sender] -= 1
+        if not self._waiting[sender]:
+            del self._waiting[sender]
+
+    async def _answer(self, call: Message, sender: str) -> None:
+        try:
+            caller = await self._callers.named(sender)
+            signature, body = await self._objects.answer(call, caller)
+            if wants_reply(call):
+                self._bus.post(Message.new_method_return(call, signature, body))
+        except BusUnavailable:
+            _log.debug("the bus went away with a call of %s", sender)
+        except DBusError as error:
+            self._reply_error(call, error.type, error.text)
+        except Exception as error:
+            if isinstance(error, ResctrlError) and type(error) in ERRORS:
+                self._reply_error(call, name_of(error).dbus, str(error))
+                return
+            _log.exception("%s.%s failed in a way that it should not", call.interface, call.member)
+            self._reply_error(call, INTERNAL_ERROR, "resctrlmond failed; its journal says why")
+
+    def _reply_error(self, call: Message, name: str, text: str) -> None:
+        if wants_reply(call):
+            self._bus.post(Message.new_error(call, name, values.text(text)))

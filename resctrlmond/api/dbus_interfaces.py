@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The D-Bus interfaces as org.resctrlmon1.xml describes them, and the paths of the objects that have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from xml.etree import ElementTree
+
+NAME = "org.resctrlmon1"
+ROOT = "/org/resctrlmon1"
+GROUPS = f"{ROOT}/group"
+LOG = "/org/freedesktop/LogControl1"
+
+MANAGER = "org.resctrlmon1.Manager"
+GROUP = "org.resctrlmon1.Group"
+LOG_CONTROL = "org.freedesktop.LogControl1"
+OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
+PROPERTIES = "org.freedesktop.DBus.Properties"
+INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
+PEER = "org.freedesktop.DBus.Peer"
+
+# What every object has.
+STANDARD = (PROPERTIES, INTROSPECTABLE, PEER)
+
+_HEAD = """<!DOCTYPE node PUBLIC "-//freedesktop//DTD D-BUS Object Introspection 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/introspect.dtd">
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument: its name, and its D-Bus type."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What a method takes and answers."""
+
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+
+    @property
+    def takes(self) -> str:
+        """The signature of a call."""
+        return "".join(argument.type for argument in self.inputs)
+
+    @property
+    def answers(self) -> str:
+        """The signature of the reply."""
+        return "".join(argument.type for argument in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One interface; ``properties`` are types by name, ``xml`` its element without comments."""
+
+    name: str
+    methods: dict[str, Method]
+    signals: dict[str, str]
+    properties: dict[str, str]
+    xml: str
+
+
+def _read() -> dict[str, Interface]:
+    xml = resources.files("resctrlmond.api").joinpath("org.resctrlmon1.xml").read_text(encoding="utf-8")
+    # The package's own file, not somebody's input.
+    return {element.attrib["name"]: _interface(element) for element in ElementTree.fromstring(xml)}  # noqa: S314
+
+
+def _interface(element: ElementTree.Element) -> Interface:
+    return Interface(
+        name=element.attrib["name"],
+        methods={
+            method.attrib["name"]: Method(_arguments(method, "in"), _arguments(method, "out"))
+            for method in element.iter("method")
+        },
+        signals={
+            signal.attrib["name"]: "".join(argument.attrib["type"] for argument in signal)
+            for signal in element.iter("signal")
+        },
+        properties={one.attrib["name"]: one.attrib["type"] for one in element.iter("property")},
+        xml=ElementTree.tostring(element, encoding="unicode").rstrip(),
+    )
+
+
+def _arguments(method: ElementTree.Element, direction: str) -> tuple[Argument, ...]:
+    found = (one.attrib for one in method if one.attrib["direction"] == direction)
+    return tuple(Argument(one["name"], one["type"]) for one in found)
+
+
+INTERFACES = _read()
+
+
+def introspection(interfaces: Iterable[str], children: Iterable[str]) -> str:
+    """The answer to Introspect for an object with these interfaces beside the standard ones, and these children."""
+    described = [f"  {INTERFACES[name].xml}" for name in (*interfaces, *STANDARD)]
+    # Children are path elements: nothing in them is special to XML.
+    return "\n".join(
+        [_HEAD + "<node>", *described, *(f'  <node name="{child}"/>' for child in children), "</node>\n"]
+    )
+
+
+def escaped(key: str) -> str:
+    """A key as one element of an object path, as sd_bus_path_encode(3) writes it.
+
+    All bytes but ASCII letters and digits, and a digit at the beginning, become ``_xx`` in hexadecimal; the empty
+    text becomes ``_``.
+    """
+    if not key:
+        return "_"
+    return re.sub(rb"\A[0-9]|[^A-Za-z0-9]", lambda found: b"_%02x" % found[0][0], key.encode()).decode()
+
+
+def unescaped(element: str) -> str | None:
+    """The key of a path element; None for what ``escaped`` does not write: each object has one path."""
+    try:
+        raw = re.sub(rb"_([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), element.encode())
+        key = "" if element == "_" else raw.decode()
+        return key if escaped(key) == element else None
+    except UnicodeError:
+        return None
+
+
+def group_path(key: str) -> str:
+    """The object path of a workload."""
+    return f"{GROUPS}/{escaped(key)}"

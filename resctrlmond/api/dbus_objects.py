@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects at the D-Bus door: which path has which interface, and what each method and property answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from resctrlmond.api import dbus_interfaces as names
+from resctrlmond.api import dbus_values as values
+from resctrlmond.api import types
+from resctrlmond.api._bus import DBusError, Message, Variant
+from resctrlmond.api.access import Access, Caller
+from resctrlmond.api.dbus_interfaces import INTERFACES, Method
+from resctrlmond.api.verbs import VERBS, Service, group_of
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.record import Record
+from resctrlmond.resctrl.errors import PermissionDenied
+
+# A reply: its signature, and its body.
+Answer: TypeAlias = tuple[str, list[Any]]
+
+_ERROR = "org.freedesktop.DBus.Error."
+ACCESS_DENIED = f"{_ERROR}AccessDenied"
+UNKNOWN_OBJECT = f"{_ERROR}UnknownObject"
+UNKNOWN_INTERFACE = f"{_ERROR}UnknownInterface"
+UNKNOWN_METHOD = f"{_ERROR}UnknownMethod"
+UNKNOWN_PROPERTY = f"{_ERROR}UnknownProperty"
+READ_ONLY = f"{_ERROR}PropertyReadOnly"
+
+_INTERFACES_AT = {
+    "/": (),
+    "/org": (),
+    "/org/freedesktop": (),
+    names.ROOT: (names.MANAGER, names.OBJECT_MANAGER),
+    names.GROUPS: (),
+    names.LOG: (names.LOG_CONTROL,),
+}
+
+# LogControl1 speaks of syslog's levels, of which ours are some; one has another name there.
+_TO_SYSLOG = {"error": "err"}
+_FROM_SYSLOG = {"debug": "debug", "info": "info", "notice": "notice", "warning": "warning", "err": "error"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogControl:
+    """The daemon's logging, in the names of ``journal.LEVELS``. ``target`` is "journal" or "console"."""
+
+    get_level: Callable[[], str]
+    set_level: Callable[[str], None]
+    target: str
+
+
+class Objects:
+    """Answers method calls. Decides nothing: also calls of standard interfaces pass the service's policy."""
+
+    def __init__(self, service: Service, log: LogControl) -> None:
+        self._service = service
+        self._log = log
+
+    async def answer(self, call: Message, caller: Caller) -> Answer:
+        """What to answer to a call of any interface but Peer. Raises ResctrlError, DBusError."""
+        interface, method = self._method(call)
+        given = {argument.name: value for argument, value in zip(method.inputs, call.body, strict=True)}
+        match interface:
+            case names.MANAGER:
+                return await self._verb(str(call.member), method, given, caller)
+            case names.GROUP:
+                return await self._verb(str(call.member), method, {"key": _key(call.path), **given}, caller)
+        try:
+            return method.answers, await self._standard(f"{interface}.{call.member}", call, caller)
+        except PermissionDenied as error:
+            # Clients know this name for what every object has; our own is for our verbs.
+            raise DBusError(ACCESS_DENIED, values.text(str(error))) from error
+
+    # -- our interfaces
+
+    async def _verb(self, name: str, method: Method, given: dict[str, Any], caller: Caller) -> Answer:
+        options = given.pop("options", {})
+        request = values.request(VERBS[name].request, given, options)
+        reply = await self._service.call(name, request, caller)
+        body = [
+            values.whole(reply) if output.name == "result" else values.part(reply, output.name)
+            for output in method.outputs
+        ]
+        return method.answers, body
+
+    # -- what every object has
+
+    async def _standard(self, method: str, call: Message, caller: Caller) -> list[Any]:
+        match method:
+            case "org.freedesktop.DBus.Properties.Get":
+                return [await self._property(call, caller)]
+            case "org.freedesktop.DBus.Properties.GetAll":
+                return [await self._properties(call, call.body[0], caller)]
+            case "org.freedesktop.DBus.Properties.Set":
+                self._set(call, caller)
+                return []
+            case "org.freedesktop.DBus.ObjectManager.GetManagedObjects":
+                self._check(caller, Access.READ, method)
+                loop = asyncio.get_running_loop()
+                return [await loop.run_in_executor(self._service.workers, _managed, self._service.manager)]
+            case _:
+                return [self._introspect(str(call.path), caller)]
+
+    async def _property(self, call: Message, caller: Caller) -> Variant:
+        interface, name, *_ = call.body
+        found = await self._properties(call, interface, caller)
+        if name not in found:
+            raise DBusError(UNKNOWN_PROPERTY, f"{interface} has no property {name}")
+        return found[name]
+
+    async def _properties(self, call: Message, interface: str, caller: Caller) -> dict[str, Variant]:
+        """The properties of an interface of the object; of all of them if the interface is not named."""
+        own = _interfaces_at(str(call.path))
+        if interface and interface not in (*own, *names.STANDARD):
+            raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {interface}")
+        self._check(caller, Access.READ, f"{names.PROPERTIES}.{call.member}")
+        wanted = [interface] if interface else own
+        if names.GROUP in wanted:
+            reply = await self._service.call("Get", types.KeyRequest(key=_key(call.path)), caller)
+            assert isinstance(reply, types.GroupReply)
+            return group_properties(reply.group)
+        return self._log_properties() if names.LOG_CONTROL in wanted else {}
+
+    def _set(self, call: Message, caller: Caller) -> None:
+        interface, name, value = call.body
+        self._check(caller, Access.WRITE, f"{names.PROPERTIES}.Set")
+        if interface not in _interfaces_at(str(call.path)) or name not in INTERFACES[interface].properties:
+            raise DBusError(UNKNOWN_PROPERTY, f"{call.path} has no property {interface}.{name}")
+        if (interface, name) != (names.LOG_CONTROL, "LogLevel"):
+            raise DBusError(READ_ONLY, f"{name} cannot be set")
+        if value.signature != "s" or value.value not in _FROM_SYSLOG:
+            raise DBusError(values.INVALID_ARGS, f"{name} is one of {', '.join(_FROM_SYSLOG)}")
+        self._log.set_level(_FROM_SYSLOG[value.value])
+
+    def _log_properties(self) -> dict[str, Variant]:
+        level = self._log.get_level()
+        return {
+            "LogLevel": Variant("s", _TO_SYSLOG.get(level, level)),
+            "LogTarget": Variant("s", self._log.target),
+            "SyslogIdentifier": Variant("s", "resctrlmond"),
+        }
+
+    def _introspect(self, path: str, caller: Caller) -> str:
+        if path.startswith(names.GROUPS):
+            # Which objects there are tells which workloads there are.
+            self._check(caller, Access.READ, f"{names.INTROSPECTABLE}.Introspect")
+        keys = self._service.manager.records() if path == names.GROUPS else []
+        if path.startswith(f"{names.GROUPS}/"):
+            self._service.manager.get(_key(path))
+        return names.introspection(
+            _interfaces_at(path), (*_children(path), *(names.escaped(one.key) for one in keys))
+        )
+
+    # -- steps
+
+    def _method(self, call: Message) -> tuple[str, Method]:
+        """The interface and method that are called; the caller may leave the interface out."""
+        has = (*_interfaces_at(str(call.path)), *names.STANDARD)
+        if call.interface and call.interface not in has:
+            raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {call.interface}")
+        for interface in [call.interface] if call.interface else has:
+            method = INTERFACES[interface].methods.get(str(call.member))
+            if method is not None and interface != names.PEER:
+                if method.takes != call.signature:
+                    raise DBusError(
+                        values.INVALID_ARGS, f"{call.member} takes ({method.takes}), not ({call.signature})"
+                    )
+                return interface, method
+        raise DBusError(UNKNOWN_METHOD, f"{call.path} has no method {call.member}")
+
+    def _check(self, caller: Caller, access: Access, what: str) -> None:
+        self._service.policy.check(caller, access, what)
+
+
+def group_properties(group: types.Group) -> dict[str, Variant]:
+    """The properties of org.resctrlmon1.Group."""
+    found = {
+        "Key": group.key,
+        "Class": group.class_,
+        "State": group.state.value,
+        "Reason": group.reason or "",
+        "Path": group.path or "",
+        "Snapshot": group.snapshot or "",
+        "Generation": group.generation,
+        "Baseline": group.baseline.value,
+        "Members": [values.text(member.id) for member in group.members],
+        "Claims": [values.text(claim.owner) for claim in group.claims],
+        "Attributes": {values.text(name): values.text(value) for name, value in group.attributes.items()},
+        "CreatedAt": group.created_at or "",
+        "CompletedAt": group.completed_at or "",
+    }
+    kinds = INTERFACES[names.GROUP].properties
+    return {
+        name: Variant(kinds[name], values.text(value) if isinstance(value, str) else value)
+        for name, value in found.items()
+    }
+
+
+def described(manager: Manager, records: Iterable[Record]) -> dict[str, dict[str, Variant]]:
+    """The properties of groups, by key. Looks at files: not for the event loop."""
+    return {record.key: group_properties(group_of(manager, record)) for record in records}
+
+
+def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:
+    found = described(manager, manager.records())
+    return {names.group_path(key): {names.GROUP: properties} for key, properties in found.items()}
+
+
+def _interfaces_at(path: str) -> tuple[str, ...]:
+    """Our interfaces of an object. Raises DBusError UnknownObject; a group's object may yet turn out not to be."""
+    if path in _INTERFACES_AT:
+        return _INTERFACES_AT[path]
+    _key(path)
+    return (names.GROUP,)
+
+
+def _key(path: str | None) -> str:
+    folder, _, element = str(path).rpartition("/")
+    key = names.unescaped(element) if folder == names.GROUPS else None
+    if key is None:
+        raise DBusError(UNKNOWN_OBJECT, f"there is no object {path}")
+    return key
+
+
+def _children(path: str) -> list[str]:
+    """The next elements of the fixed paths below this one."""
+    below = path.rstrip("/") + "/"
+    return sorted(
+        {one.removeprefix(below).partition("/")[0] for one in _INTERFACES_AT if one.startswith(below)} - {""}
+    )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells the bus what changed: workloads that came, went, or have other properties than before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from resctrlmond.api import dbus_interfaces as names
+from resctrlmond.api._bus import Message, MessageType, Variant
+from resctrlmond.api.dbus_interfaces import INTERFACES
+from resctrlmond.api.dbus_objects import described
+from resctrlmond.api.verbs import Service
+from resctrlmond.groups.record import Record
+
+_log = logging.getLogger(__name__)
+
+
+class Announcer:
+    """Emits the signals of one connection to the bus.
+
+    Changes of one workload that come faster than they can be told become one: what is held is bounded by the
+    number of workloads, and a signal always speaks of what stands.
+    """
+
+    def __init__(self, service: Service, post: Callable[[Message], None]) -> None:
+        self._service = service
+        self._post = post
+        self._known: dict[str, dict[str, Variant]] = {}
+        self._changed: dict[str, Record | None] = {}
+        self._awake = asyncio.Event()
+
+    def changed(self, key: str, record: Record | None) -> None:
+        """Note a change; from the event loop."""
+        self._changed[key] = record
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Tell changes until cancelled; those before the start are not told."""
+        self._known = await self._described(self._service.manager.records())
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            try:
+                await self._tell_all()
+            except Exception:
+                _log.exception("the bus could not be told of a change")
+
+    async def _tell_all(self) -> None:
+        changed, self._changed = self._changed, {}
+        standing = await self._described([record for record in changed.values() if record is not None])
+        for key in changed:
+            self._tell(key, self._known.get(key), standing.get(key))
+
+    async def _described(self, records: list[Record]) -> dict[str, dict[str, Variant]]:
+        service = self._service
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(service.workers, described, service.manager, records)
+
+    def _tell(self, key: str, before: dict[str, Variant] | None, now: dict[str, Variant] | None) -> None:
+        path = names.group_path(key)
+        if now is None:
+            if self._known.pop(key, None) is not None:
+                self._emit(names.ROOT, names.OBJECT_MANAGER, "InterfacesRemoved", path, [names.GROUP])
+                self._emit(names.ROOT, names.MANAGER, "GroupRemoved", key, path)
+            return
+        self._known[key] = now
+        if before is None:
+            self._emit(names.ROOT, names.OBJECT_MANAGER, "InterfacesAdded", path, {names.GROUP: now})
+            self._emit(names.ROOT, names.MANAGER, "GroupAdded", key, path)
+            return
+        other = {name: value for name, value in now.items() if value.value != before[name].value}
+        if other:
+            self._emit(path, names.PROPERTIES, "PropertiesChanged", names.GROUP, other, [])
+        if "State" in other:
+            self._emit(names.ROOT, names.MANAGER, "GroupStateChanged", key, other["State"].value)
+
+    def _emit(self, path: str, interface: str, member: str, *body: Any) -> None:
+        self._post(
+            Message(
+                message_type=MessageType.SIGNAL,
+                path=path,
+                interface=interface,
+                member=member,
+                signature=INTERFACES[interface].signals[member],
+                body=[*body],
+            )
+        )

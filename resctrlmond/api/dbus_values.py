@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and replies as D-Bus values: structs as a{sv}, with the fields' names as varlink has them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from resctrlmond.api._bus import DBusError, Variant
+from resctrlmond.api.types import Reply, Request
+from resctrlmond.api.wire import parameter_at_fault
+
+INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
+
+_R = TypeVar("_R", bound=Request)
+
+_BASIC: dict[type[inspect.Type], str] = {
+    inspect.StrType: "s",
+    inspect.EnumType: "s",
+    inspect.BoolType: "b",
+    inspect.IntType: "x",
+    inspect.StructType: "a{sv}",
+}
+
+
+def signature(shape: inspect.Type) -> str:
+    """The D-Bus type for a field: ``X | None`` is as X, for what is not there is left out."""
+    shape = _present(shape)
+    if isinstance(shape, inspect.ListType | inspect.VarTupleType):
+        return "a" + signature(shape.item_type)
+    if isinstance(shape, inspect.DictType):
+        return f"a{{{signature(shape.key_type)}{signature(shape.value_type)}}}"
+    return _BASIC[type(shape)]
+
+
+@functools.cache
+def fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
+    """The types of a struct's fields, by their names at the doors."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: field.type for field in info.fields}
+
+
+def text(value: str) -> str:
+    """A string that the bus takes: it cuts the connection of who sends U+0000, or what is no UTF-8."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def whole(reply: Reply) -> dict[str, Variant]:
+    """A reply as a{sv}."""
+    values: dict[str, Variant] = _value(msgspec.to_builtins(reply), inspect.type_info(type(reply)))
+    return values
+
+
+def part(reply: Reply, name: str) -> Any:
+    """One field of a reply, in the form of its D-Bus type."""
+    return _value(msgspec.to_builtins(getattr(reply, name)), fields(type(reply))[name])
+
+
+def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Variant]) -> _R:
+    """The request that the arguments and options of a call make. Raises DBusError InvalidArgs with the field."""
+    for name in options:
+        if name in given:
+            raise DBusError(INVALID_ARGS, f"{name} is no option here: it is an argument already")
+    try:
+        return msgspec.convert({**given, **{name: _plain(name, value) for name, value in options.items()}}, kind)
+    except msgspec.ValidationError as error:
+        raise DBusError(INVALID_ARGS, text(f"{parameter_at_fault(error)}: {error}")) from error
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Variant):
+        if "h" in value.signature:
+            # An index into descriptors that never came, and a number like any other to whoever reads it.
+            raise DBusError(INVALID_ARGS, f"{name}: file descriptors are not taken")
+        return _plain(name, value.value)
+    if isinstance(value, dict):
+        return {key: _plain(name, one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(name, one) for one in value]
+    return value
+
+
+def _present(shape: inspect.Type) -> inspect.Type:
+    if isinstance(shape, inspect.UnionType):
+        (shape,) = (one for one in shape.types if not isinstance(one, inspect.NoneType))
+    return shape
+
+
+def _value(value: Any, shape: inspect.Type) -> Any:
+    """What ``msgspec.to_builtins`` made of a field, in the form that the library wants for its D-Bus type."""
+    shape = _present(shape)
+    if isinstance(shape, inspect.StructType):
+        types = fields(shape.cls)
+        return {
+            name: Variant(signature(types[name]), _value(one, types[name]))
+            for name, one in value.items()
+            if one is not None
+        }
+    if isinstance(shape, inspect.DictType):
+        return {text(key): _value(one, shape.value_type) for key, one in value.items()}
+    if isinstance(shape, inspect.ListType | inspect.VarTupleType):
+        return [_value(one, shape.item_type) for one in value]
+    return text(value) if isinstance(value, str) else value

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several tests of the doors share: a bus, a manager on the simulator, a process to monitor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.lifecycle import Mark
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.record import Records
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.resctrl.tree import Tree
+from resctrlmond.sim.mount import Simulation
+from tests.api.dbus_lab import Lab, PrivateBus, load_door
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[Manager]:
+    """A manager on a simulated resctrl, shared by the tests of a module."""
+    with tempfile.TemporaryDirectory() as top:
+        for name in ("resctrl", "records", "groups", "completed"):
+            os.mkdir(os.path.join(top, name))
+        with Simulation(os.path.join(top, "resctrl")) as simulation:
+            manager = Manager(
+                Tree.open(simulation.mountpoint, allow_simulation=True),
+                Records(os.path.join(top, "records")),
+                Snapshots(os.path.join(top, "groups"), os.path.join(top, "completed")),
+                Mark(os.getegid(), "boot"),
+                Settings(),
+            )
+            manager.recover()
+            yield manager
+
+
+@pytest.fixture(scope="module")
+def private_bus() -> Iterator[PrivateBus]:
+    """A bus that tests may start and stop."""
+    with tempfile.TemporaryDirectory() as folder:
+        bus = PrivateBus(Path(folder))
+        yield bus
+        bus.stop()
+
+
+@pytest.fixture(params=["dbus_fast", "dbus_next"])
+def lab(
+    request: pytest.FixtureRequest,
+    private_bus: PrivateBus,
+    manager: Manager,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Lab:
+    """The door on each of the two libraries, with a bus that runs and no workloads yet."""
+    private_bus.start()
+    for record in manager.records():
+        if not record.state.is_over:
+            manager.life.finish(record, "its test is over")
+        manager.book.drop(record.key)
+    return Lab(private_bus, manager, load_door(request.param, monkeypatch))
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing."""
+    child = subprocess.Popen(["sleep", "60"])
+    yield child
+    child.kill()
+    child.wait()

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A private bus, the D-Bus door on it with a real manager on the simulator, and clients of several users."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import dbus_fast
+import dbus_fast.aio
+import pytest
+
+import resctrlmond.api
+from resctrlmond.api.access import Policy
+from resctrlmond.api.verbs import Service
+from resctrlmond.groups.manager import Manager
+
+NAME = "org.resctrlmon1"
+ROOT = "/org/resctrlmon1"
+MANAGER = "org.resctrlmon1.Manager"
+GROUP = "org.resctrlmon1.Group"
+PROPERTIES = "org.freedesktop.DBus.Properties"
+READERS = 5555
+NOBODY = 65534
+
+_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <listen>unix:path={path}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow user="*"/>
+    <allow own="*"/>
+    <allow send_destination="*" eavesdrop="true"/>
+    <allow eavesdrop="true"/>
+  </policy>
+</busconfig>
+"""
+
+
+class PrivateBus:
+    """A dbus-daemon of our own that lets every user in; it can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o755)
+        self.address = f"unix:path={folder}/bus"
+        self._config = folder / "bus.conf"
+        self._config.write_text(_CONFIG.format(path=folder / "bus"))
+        self._socket = folder / "bus"
+        self._daemon: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if self._daemon is not None:
+            return
+        self._socket.unlink(missing_ok=True)
+        self._daemon = subprocess.Popen(
+            ["dbus-daemon", f"--config-file={self._config}", "--nofork", "--nopidfile", "--print-address"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._daemon.stdout is not None
+        assert self._daemon.stdout.readline().startswith("unix:")
+
+    def stop(self) -> None:
+        if self._daemon is not None:
+            self._daemon.kill()
+            self._daemon.wait()
+            assert self._daemon.stdout is not None
+            self._daemon.stdout.close()
+            self._daemon = None
+
+
+def load_door(library: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the door, imported anew on that library."""
+    monkeypatch.setenv("RESCTRLMOND_DBUS_LIBRARY", library)
+    for name in list(sys.modules):
+        if name.startswith(("resctrlmond.api._bus", "resctrlmond.api.dbus")):
+            monkeypatch.delitem(sys.modules, name)
+            monkeypatch.delattr(resctrlmond.api, name.rpartition(".")[2])
+    door = importlib.import_module("resctrlmond.api.dbus")
+    assert importlib.import_module("resctrlmond.api._bus").LIBRARY == library
+    return door
+
+
+@dataclass
+class Lab:
+    """What the tests of one library work with."""
+
+    bus: PrivateBus
+    manager: Manager
+    module: Any
+    levels: list[str] = field(default_factory=lambda: ["info"])
+
+    @property
+    def address(self) -> str:
+        return self.bus.address
+
+    @contextlib.asynccontextmanager
+    async def door(self) -> AsyncIterator[Any]:
+        """The door, open, and told of the manager's changes as the daemon tells it."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(8) as workers:
+            door = self.module.DBusDoor(
+                Service(self.manager, Policy(readers=READERS), workers),
+                set_log_level=self.levels.append,
+                get_log_level=lambda: self.levels[-1],
+                address=self.address,
+            )
+            self.manager.book.watch = lambda key, record: (
+                loop.call_soon_threadsafe(door.changed, key, record) and None
+            )
+            try:
+                await door.start()
+                yield door
+            finally:
+                await door.close()
+                self.manager.book.watch = lambda key, record: None
+
+    async def busctl(self, *words: str, uid: int = 0, groups: tuple[int, ...] = ()) -> Any:
+        """What busctl, run by that user, answers: its JSON, or its text. Raises BusctlError."""
+        identity = {"user": uid, "group": uid, "extra_groups": list(groups)} if uid else {}
+        process = await asyncio.create_subprocess_exec(
+            *("busctl", f"--address={self.address}", "--json=short", *words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **identity,
+        )
+        out, complaint = await process.communicate()
+        if process.returncode:
+            raise BusctlError(complaint.decode())
+        return json.loads(out) if out.startswith(b"{") else out.decode()
+
+
+class BusctlError(Exception):
+    """What busctl said to standard error."""
+
+
+class Client:
+    """A client on dbus-fast. ``call`` raises dbus_fast.DBusError, with the name in ``type``."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.signals: list[tuple[str, str, list[Any]]] = []
+
+    async def __aenter__(self) -> Self:
+        self.bus = await dbus_fast.aio.MessageBus(bus_address=self._address).connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.bus.disconnect()
+        with contextlib.suppress(EOFError, OSError):
+            await self.bus.wait_for_disconnect()
+
+    async def call(
+        self, member: str, signature: str = "", *body: Any, path: str = ROOT, interface: str | None = MANAGER
+    ) -> Any:
+        """The values that a method answers, variants unpacked: the one value, or a list of several."""
+        reply = await self.bus.call(
+            dbus_fast.Message(
+                destination=NAME,
+                path=path,
+                interface=interface,
+                member=member,
+                signature=signature,
+                body=[*body],
+            )
+        )
+        assert reply is not None
+        if reply.message_type is dbus_fast.MessageType.ERROR:
+            raise dbus_fast.DBusError(str(reply.error_name), reply.body[0])
+        values = dbus_fast.unpack_variants(reply.body)
+        return values[0] if len(values) == 1 else values
+
+    async def refused(self, *arguments: Any, **where: Any) -> tuple[str, str]:
+        """The name and text of the error that a call ends with."""
+        with pytest.raises(dbus_fast.DBusError) as caught:
+            await self.call(*arguments, **where)
+        return caught.value.type, caught.value.text
+
+    async def listen(self) -> None:
+        """Collect the door's signals in ``signals``."""
+        self.bus.add_message_handler(self._on_message)
+        await self.bus.call(
+            dbus_fast.Message(
+                destination="org.freedesktop.DBus",
+                path="/org/freedesktop/DBus",
+                interface="org.freedesktop.DBus",
+                member="AddMatch",
+                signature="s",
+                body=[f"type='signal',sender='{NAME}'"],
+            )
+        )
+
+    def _on_message(self, message: dbus_fast.Message) -> None:
+        if message.message_type is dbus_fast.MessageType.SIGNAL and message.sender != "org.freedesktop.DBus":
+            self.signals.append((str(message.path), str(message.member), dbus_fast.unpack_variants(message.body)))
+
+    async def seen(self, path: str, member: str, *body: Any) -> bool:
+        """Whether that signal has come, or comes within five seconds."""
+        return await eventually(lambda: (path, member, [*body]) in self.signals)
+
+
+async def eventually(condition: Any, timeout_s: float = 5.0) -> bool:
+    """Whether the condition becomes true within the time."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        if asyncio.get_running_loop().time() > deadline:
+            return False
+        await asyncio.sleep(0.01)
+    return True
+
+
+def descriptors() -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The D-Bus door as its clients see it: verbs, errors, properties, and who may do what."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from typing import Any
+from xml.etree import ElementTree
+
+import dbus_fast
+import pytest
+from dbus_fast import Variant
+
+from resctrlmond.groups.record import Claim
+from tests.api.dbus_lab import (
+    GROUP,
+    MANAGER,
+    NAME,
+    NOBODY,
+    PROPERTIES,
+    READERS,
+    ROOT,
+    BusctlError,
+    Client,
+    Lab,
+    eventually,
+)
+
+INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
+ACCESS_DENIED = "org.freedesktop.DBus.Error.AccessDenied"
+OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
+INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
+LOG = ("/org/freedesktop/LogControl1", "org.freedesktop.LogControl1")
+
+
+def test_the_life_of_a_workload(lab: Lab, process: subprocess.Popen[bytes]) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            group = await client.call("Create", "sa{sv}", "web.service", {"attributes": Variant("a{ss}", {"a": "b"})})
+            assert group["state"] == "idle"
+            assert group["attributes"] == {"a": "b"}
+            assert group["claims"][0]["owner"] == "uid:0"
+            options = {"pid": Variant("u", process.pid), "member": Variant("s", "main"), "claim": Variant("s", "cli")}
+            done = await client.call("Assign", "sa{sv}", "web.service", options)
+            assert (done["moved"], done["left"], done["group"]["state"]) == (1, 0, "active")
+            assert done["group"]["members"][0]["pid"] == process.pid
+            assert await client.call("Get", "s", "web.service") == done["group"]
+            read = await client.call("Read", "s", "web.service")
+            assert read["readings"] and read["totals"]
+            assert all(isinstance(one["text"], str) and isinstance(one["part"], bool) for one in read["readings"])
+            assert any(one["value"].isdecimal() for one in read["readings"] if one["status"] == "ok")
+            groups, foreign = await client.call("List")
+            assert done["group"] in groups
+            assert isinstance(foreign, list)
+            assert (await client.call("Move", "ss", "web.service", ""))["class"] == ""
+            assert not (await client.call("Release", "sa{sv}", "web.service", {}))["completed"]
+            over = await client.call("Release", "sa{sv}", "web.service", {"claim": Variant("s", "cli")})
+            assert over["completed"] and over["group"]["state"] == "completed"
+
+    asyncio.run(run())
+
+
+def test_members_and_reconcile(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            await client.call("Create", "sa{sv}", "pod", {"claim": Variant("s", "nri")})
+            added = await client.call("AddMember", "ssa{sv}", "pod", "box", {"claim": Variant("s", "nri")})
+            assert [(one["id"], one["kind"]) for one in added["members"]] == [("box", "sandbox")]
+            removed = await client.call("RemoveMember", "ssa{sv}", "pod", "box", {"reason": Variant("s", "gone")})
+            assert removed["members"][0]["reason"] == "gone"
+            await client.call("Create", "sa{sv}", "pod2", {"claim": Variant("s", "nri")})
+            done = await client.call("Reconcile", "sas", "nri", ["pod2", "pod3"])
+            assert done["kept"] == ["pod2"]
+            assert [(one["key"], one["error"]) for one in done["failures"]] == [("pod3", "NoSuchGroup")]
+            assert (await client.call("Reconcile", "sas", "nri", []))["released"] == ["pod2"]
+            status = await client.call("Status")
+            assert status["mounted"] and status["simulation"]
+            assert status["capacity"][0]["rmids"] >= status["rmids"] > 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "words"),
+    [
+        (("Get", "s", "none"), "NoSuchGroup", "there is no workload none"),
+        (("Get", "s", "../up"), "InvalidKey", "not allowed"),
+        (("Create", "sa{sv}", "e", {"class": Variant("s", "no-such")}), "NoSuchClass", "no-such"),
+        (("Assign", "sa{sv}", "e", {}), "InvalidRequest", "pid"),
+        (("Assign", "sa{sv}", "e", {"pid": Variant("i", -5)}), None, ""),
+        (("Assign", "sa{sv}", "e", {"pid": Variant("t", 2**64 - 1)}), None, ""),
+    ],
+)
+def test_typed_errors(lab: Lab, call: tuple[Any, ...], name: str | None, words: str) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            error, text = await client.refused(*call)
+            assert error.startswith("org.resctrlmon1.Error.")
+            assert error.rpartition(".")[2] == name if name else "Internal" not in error
+            assert words in text
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "field"),
+    [
+        ("Create", {"colour": Variant("s", "red")}, "colour"),
+        ("Create", {"pending": Variant("s", "yes")}, "pending"),
+        ("Create", {"key": Variant("s", "other")}, "key"),
+        ("Create", {"attributes": Variant("a{sv}", {"a": Variant("x", 1)})}, "attributes"),
+        ("Create", {"claim": Variant("ay", b"bytes")}, "claim"),
+        ("Assign", {"pid": Variant("s", "1")}, "pid"),
+        ("Assign", {"pid": Variant("b", True)}, "pid"),
+        ("Assign", {"pid": Variant("d", 1.0)}, "pid"),
+        ("Assign", {"pid": Variant("v", Variant("s", "1"))}, "pid"),
+        ("Assign", {"pid": Variant("h", 0)}, "pid"),
+        ("Assign", {"allow_class_change": Variant("b", True)}, "allow_class_change"),
+    ],
+)
+def test_options_are_taken_strictly(lab: Lab, method: str, options: dict[str, Variant], field: str) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            name, text = await client.refused(method, "sa{sv}", "strict", options)
+            assert name == INVALID_ARGS
+            assert text.startswith(f"{field}")
+            assert (await client.refused("Get", "s", "strict"))[0].endswith("NoSuchGroup")
+
+    asyncio.run(run())
+
+
+def test_calls_of_what_is_not_there(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            error = "org.freedesktop.DBus.Error."
+            assert (await client.refused("Get", "i", 5))[0] == INVALID_ARGS
+            assert (await client.refused("Fly"))[0] == f"{error}UnknownMethod"
+            assert (await client.refused("List", interface="org.example.I"))[0] == f"{error}UnknownInterface"
+            assert (await client.refused("List", path="/elsewhere"))[0] == f"{error}UnknownObject"
+            for element in ("_2", "%61", "_61", "a-b"):
+                if element in ("_2", "_61"):
+                    where = {"path": f"{ROOT}/group/{element}", "interface": GROUP}
+                    assert (await client.refused("Read", **where))[0] == f"{error}UnknownObject"
+            where = {"path": f"{ROOT}/group/none", "interface": GROUP}
+            assert (await client.refused("Read", **where))[0] == "org.resctrlmon1.Error.NoSuchGroup"
+            # The interface may be left out, and every peer answers these.
+            assert "version" in await client.call("Status", interface=None)
+            assert await client.call("Ping", interface="org.freedesktop.DBus.Peer") == []
+
+    asyncio.run(run())
+
+
+def test_bugs_are_logged_and_not_told(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(key: str) -> None:
+        raise RuntimeError("the secret of the house")
+
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            monkeypatch.setattr(lab.manager, "get", broken)
+            name, text = await client.refused("Get", "s", "any")
+            assert name == "org.resctrlmon1.Error.InternalError"
+            assert "secret" not in text
+
+    asyncio.run(run())
+    assert "the secret of the house" in caplog.text
+
+
+def test_nul_in_a_claim_cuts_no_connection(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door() as door, Client(lab.address) as client:
+            record = await asyncio.to_thread(lab.manager.create, "nul", owner="cli")
+            lab.manager.book.put(record.with_claim(Claim("a\0b", "now")))
+            assert (await client.call("Get", "s", "nul"))["claims"][1]["owner"] == "a\ufffdb"
+            assert await client.call("Get", "ss", GROUP, "Claims", path=f"{ROOT}/group/nul", interface=PROPERTIES)
+            assert door.connected
+
+    asyncio.run(run())
+
+
+def test_properties(lab: Lab, process: subprocess.Popen[bytes]) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            await client.call("Assign", "sa{sv}", "1-p", {"pid": Variant("x", process.pid)})
+            where = {"path": f"{ROOT}/group/_31_2dp", "interface": PROPERTIES}
+            found = await client.call("GetAll", "s", GROUP, **where)
+            assert found["Key"] == "1-p"
+            assert found["State"] == "active"
+            assert found["Members"] == [f"pid-{process.pid}"]
+            assert found["Claims"] == ["uid:0"]
+            assert found["Path"].endswith("/mon_groups/1-p")
+            assert found["CompletedAt"] == found["Reason"] == ""
+            assert await client.call("Get", "ss", GROUP, "Generation", **where) == found["Generation"]
+            assert await client.call("GetAll", "s", "", **where) == found
+            objects = await client.call("GetManagedObjects", interface=OBJECT_MANAGER)
+            assert objects[where["path"]] == {GROUP: found}
+            error = "org.freedesktop.DBus.Error."
+            assert (await client.refused("Get", "ss", GROUP, "Colour", **where))[0] == f"{error}UnknownProperty"
+            assert (await client.refused("Get", "ss", MANAGER, "Key", **where))[0] == f"{error}UnknownInterface"
+            change = ("Set", "ssv", GROUP, "Key", Variant("s", "x"))
+            assert (await client.refused(*change, **where))[0] == f"{error}PropertyReadOnly"
+            where["interface"] = GROUP
+            assert (await client.call("Read", **where))["group"]["key"] == "1-p"
+            assert (await client.call("Release", "a{sv}", {}, **where))["completed"]
+
+    asyncio.run(run())
+
+
+def test_busctl_and_introspection(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            made = await lab.busctl(
+                "call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "b.c", "1", "class", "s", "follow"
+            )
+            assert made["data"][0]["state"] == {"type": "s", "data": "idle"}
+            path = f"{ROOT}/group/b_2ec"
+            assert path in await lab.busctl("tree", "--list", NAME)
+            assert await lab.busctl("get-property", NAME, path, GROUP, "Key") == {"type": "s", "data": "b.c"}
+            shown = await lab.busctl("introspect", NAME, path)
+            assert all(name in str(shown) for name in ("Release", "Members", "PropertiesChanged"))
+            xml = await client.call("Introspect", interface=INTROSPECTABLE)
+            interfaces = ElementTree.fromstring(xml).findall("interface")
+            assert [one.attrib["name"] for one in interfaces][:2] == [MANAGER, OBJECT_MANAGER]
+            below = await client.call("Introspect", interface=INTROSPECTABLE, path="/org")
+            assert '<node name="resctrlmon1"/>' in below
+
+    asyncio.run(run())
+
+
+def test_log_control(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door():
+            assert (await lab.busctl("get-property", NAME, *LOG, "SyslogIdentifier"))["data"] == "resctrlmond"
+            assert (await lab.busctl("get-property", NAME, *LOG, "LogTarget"))["data"] == "console"
+            await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "err")
+            assert lab.levels == ["info", "error"]
+            assert (await lab.busctl("get-property", NAME, *LOG, "LogLevel"))["data"] == "err"
+            with pytest.raises(BusctlError, match="LogLevel is one of"):
+                await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "loud")
+            with pytest.raises(BusctlError, match="Access denied"):
+                await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "info", uid=NOBODY, groups=(READERS,))
+            with pytest.raises(BusctlError, match="cannot be set|read-only|Read-only"):
+                await lab.busctl("set-property", NAME, *LOG, "LogTarget", "s", "null")
+            assert lab.levels == ["info", "error"]
+
+    asyncio.run(run())
+
+
+# busctl has words of its own for the standard error.
+DENIED = "user 65534 may not call|Access denied"
+READS = (
+    ("call", NAME, ROOT, MANAGER, "List"),
+    ("call", NAME, ROOT, MANAGER, "Status"),
+    ("call", NAME, ROOT, MANAGER, "Get", "s", "seen"),
+    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Read"),
+    ("get-property", NAME, f"{ROOT}/group/seen", GROUP, "Key"),
+    ("get-property", NAME, *LOG, "LogLevel"),
+    ("call", NAME, f"{ROOT}/group/seen", PROPERTIES, "GetAll", "s", ""),
+    ("call", NAME, ROOT, OBJECT_MANAGER, "GetManagedObjects"),
+    ("call", NAME, f"{ROOT}/group", INTROSPECTABLE, "Introspect"),
+    ("call", NAME, f"{ROOT}/group/seen", INTROSPECTABLE, "Introspect"),
+)
+WRITES = (
+    ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "mine", "0"),
+    ("call", NAME, ROOT, MANAGER, "Assign", "sa{sv}", "mine", "1", "pid", "x", "1"),
+    ("call", NAME, ROOT, MANAGER, "Release", "sa{sv}", "seen", "0"),
+    ("call", NAME, ROOT, MANAGER, "Move", "ss", "seen", ""),
+    ("call", NAME, ROOT, MANAGER, "Reconcile", "sas", "cli", "0"),
+    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Release", "a{sv}", "0"),
+    ("set-property", NAME, f"{ROOT}/group/seen", GROUP, "Key", "s", "x"),
+)
+
+
+def test_other_users_may_do_nothing_and_the_group_may_read(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            await client.call("Create", "sa{sv}", "seen", {})
+            for words in (*READS, *WRITES):
+                with pytest.raises(BusctlError, match=DENIED):
+                    await lab.busctl(*words, uid=NOBODY)
+            for words in READS:
+                await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
+            for words in WRITES:
+                with pytest.raises(BusctlError, match=DENIED):
+                    await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
+            assert (await client.call("Get", "s", "seen"))["state"] == "idle"
+
+    asyncio.run(run())
+
+
+def test_properties_are_denied_under_the_standard_name(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            await client.call("Create", "sa{sv}", "hidden", {})
+            script = f"""
+import asyncio, os, dbus_fast, dbus_fast.aio
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+async def main():
+    bus = await dbus_fast.aio.MessageBus(bus_address={lab.address!r}).connect()
+    for path, interface, member, signature, body in [
+        ("{ROOT}/group/hidden", "{PROPERTIES}", "Get", "ss", ["{GROUP}", "Key"]),
+        ("{ROOT}/group/none", "{PROPERTIES}", "GetAll", "s", [""]),
+        ("{ROOT}", "{OBJECT_MANAGER}", "GetManagedObjects", "", []),
+        ("{ROOT}", "{MANAGER}", "Get", "s", ["hidden"]),
+    ]:
+        reply = await bus.call(dbus_fast.Message("{NAME}", path, interface, member, signature=signature, body=body))
+        print(reply.error_name)
+    bus.disconnect()
+asyncio.run(main())
+"""
+            import sys
+
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
+            out, _ = await process.communicate()
+            assert out.decode().split() == [ACCESS_DENIED] * 3 + ["org.resctrlmon1.Error.PermissionDenied"]
+
+    asyncio.run(run())
+
+
+def test_fifty_calls_at_once(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            keys = [f"many-{number}" for number in range(25)]
+            made = await asyncio.gather(*(client.call("Create", "sa{sv}", key, {}) for key in (*keys, *keys)))
+            assert [one["key"] for one in made] == [*keys, *keys]
+            assert all(one["generation"] == made[0]["generation"] for one in made)
+            for key in keys:
+                await client.call("Release", "sa{sv}", key, {})
+
+    asyncio.run(run())
+
+
+def test_a_client_cannot_pile_up_calls(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client, Client(lab.address) as other:
+            go_on = threading.Event()
+            monkeypatch.setattr(lab.manager, "foreign", lambda: (go_on.wait(10), [])[1])
+            calls = [asyncio.ensure_future(client.call("List")) for _ in range(70)]
+            assert await eventually(lambda: sum(call.done() for call in calls) == 6)
+            refused = [call.exception() for call in calls if call.done()]
+            assert {error.type for error in refused} == {"org.freedesktop.DBus.Error.LimitsExceeded"}
+            waiting = asyncio.ensure_future(other.call("Status"))
+            go_on.set()
+            assert "version" in await waiting
+            await asyncio.gather(*calls, return_exceptions=True)
+            assert sum(call.exception() is None for call in calls) == 64
+            await client.call("List")
+
+    asyncio.run(run())
+
+
+def test_no_answer_for_who_wants_none(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            answers: list[dbus_fast.Message] = []
+            kinds = (dbus_fast.MessageType.METHOD_RETURN, dbus_fast.MessageType.ERROR)
+            client.bus.add_message_handler(lambda message: message.message_type in kinds and answers.append(message))
+            for member, body in (("Create", ["quiet", {}]), ("Create", ["../", {}])):
+                await client.bus.send(
+                    dbus_fast.Message(
+                        destination=NAME,
+                        path=ROOT,
+                        interface=MANAGER,
+                        member=member,
+                        signature="sa{sv}",
+                        body=body,
+                        flags=dbus_fast.MessageFlag.NO_REPLY_EXPECTED,
+                    )
+                )
+            assert await eventually(lambda: lab.manager.book.get("quiet") is not None)
+            assert (await client.call("Get", "s", "quiet"))["key"] == "quiet"
+            assert len(answers) == 1
+
+    asyncio.run(run())

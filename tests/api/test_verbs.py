@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface descriptions say exactly what the verbs take and give, and every error has its name everywhere."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import pkgutil
+import types as builtin_types
+import typing
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from varlink import scanner
+
+import resctrlmond
+from resctrlmond.api import errors, hooks, types
+from resctrlmond.api.access import Access, Caller, Policy
+from resctrlmond.api.dbus import NameTaken
+from resctrlmond.api.varlink_door import HOOK, MANAGER, description
+from resctrlmond.api.verbs import VERBS
+from resctrlmond.config import ConfigError
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import State
+from resctrlmond.resctrl.errors import PermissionDenied, ResctrlError, RmidsExhausted
+from resctrlmond.startup import StartupError
+
+# What a field or parameter is: a type's name, a list, a mapping by name.
+Shape = typing.Any
+
+_PLAIN = {str: "string", bool: "bool", int: "int", float: "float"}
+
+
+def parsed(interface: str) -> scanner.Interface:
+    return scanner.Interface(description(interface))
+
+
+class Idl:
+    """Shapes of the types in one interface's description."""
+
+    def __init__(self, interface: scanner.Interface) -> None:
+        self.members = interface.members
+
+    def shape(self, one: object) -> Shape:
+        match one:
+            case scanner._Maybe():
+                return ["?", self.shape(one.element_type)]
+            case scanner._Array():
+                return ["[]", self.shape(one.element_type)]
+            case scanner._Dict():
+                return ["[string]", self.shape(one.element_type)]
+            case scanner._CustomType():
+                return self.shape(self.members[one.name].type)
+            case scanner._Enum():
+                return sorted(one.fields)
+            case scanner._Struct():
+                return {name: self.shape(field) for name, field in one.fields.items()}
+            case _:
+                return _PLAIN[type(one)]
+
+
+def shape_of(one: object) -> Shape:
+    """The shape of a Python annotation as the wire has it."""
+    origin, arguments = typing.get_origin(one), typing.get_args(one)
+    if origin in (typing.Union, builtin_types.UnionType):
+        [inner] = [argument for argument in arguments if argument is not type(None)]
+        return ["?", shape_of(inner)]
+    if origin in (list, tuple):
+        return ["[]", shape_of(arguments[0])]
+    if origin is dict:
+        assert arguments[0] is str
+        return ["[string]", shape_of(arguments[1])]
+    if isinstance(one, type) and issubclass(one, enum.StrEnum):
+        return sorted(one)
+    if isinstance(one, type) and issubclass(one, msgspec.Struct):
+        return fields_of(one)
+    return _PLAIN[one]  # type: ignore[index]
+
+
+def fields_of(struct: type[msgspec.Struct]) -> Shape:
+    shapes = {}
+    for field in msgspec.structs.fields(struct):
+        shape = shape_of(field.type)
+        maybe = isinstance(shape, list) and shape[0] == "?"
+        if struct.__struct_config__.forbid_unknown_fields:
+            # A caller may leave it out or say null, or must give it.
+            assert maybe == (not field.required), field
+        elif not field.required and not maybe:
+            # Left out of replies where it has nothing to say.
+            shape = ["?", shape]
+        shapes[field.encode_name] = shape
+    return shapes
+
+
+@pytest.mark.parametrize("name", [MANAGER, HOOK])
+def test_descriptions_are_of_their_interface(name: str) -> None:
+    assert parsed(name).name == name
+
+
+def test_the_manager_has_the_verbs_and_no_others() -> None:
+    methods = {name for name, member in parsed(MANAGER).members.items() if isinstance(member, scanner._Method)}
+    assert methods == set(VERBS)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_each_verb_is_described_field_by_field(name: str) -> None:
+    interface = parsed(MANAGER)
+    method, idl = interface.members[name], Idl(interface)
+    assert idl.shape(method.in_type) == fields_of(VERBS[name].request)
+    assert idl.shape(method.out_type) == fields_of(VERBS[name].reply)
+    assert VERBS[name].name == name
+
+
+def test_the_hook_is_described_field_by_field() -> None:
+    interface = parsed(HOOK)
+    method, idl = interface.members["Run"], Idl(interface)
+    assert set(interface.members) == {"Run"}
+    assert idl.shape(method.in_type) == fields_of(hooks.RunRequest)
+    assert idl.shape(method.out_type) == fields_of(hooks.RunReply)
+
+
+def test_the_named_enums_are_ours() -> None:
+    members = parsed(MANAGER).members
+    assert sorted(members["State"].type.fields) == sorted(State)
+    assert sorted(members["Quality"].type.fields) == sorted(Quality)
+
+
+def test_every_described_type_is_used() -> None:
+    interface = parsed(MANAGER)
+    text = description(MANAGER)
+    for name, member in interface.members.items():
+        if not isinstance(member, (scanner._Method, scanner._Error)):
+            assert text.count(name) > 1, name
+
+
+def all_errors() -> set[type[ResctrlError]]:
+    for module in pkgutil.walk_packages(resctrlmond.__path__, "resctrlmond."):
+        # The adapters are processes of their own, with libraries of their own.
+        if not module.name.endswith("__main__") and module.name.split(".")[1] in ("api", "groups", "resctrl", "sim"):
+            importlib.import_module(module.name)
+    found: set[type[ResctrlError]] = set()
+    rest = [ResctrlError]
+    while rest:
+        kinds = rest.pop().__subclasses__()
+        found.update(kinds)
+        rest.extend(kinds)
+    return {kind for kind in found if kind.__module__.startswith("resctrlmond.")}
+
+
+def names(kinds: Iterable[type[ResctrlError]]) -> set[str]:
+    # By name: other tests load a module a second time, with another library.
+    return {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
+
+
+def test_every_error_that_reaches_a_door_has_a_name() -> None:
+    start_up = names([ConfigError, StartupError, NameTaken])
+    simulator = {name for name in names(all_errors()) if name.startswith("resctrlmond.sim.")}
+    assert names(all_errors()) - start_up - simulator == names(errors.ERRORS)
+
+
+def test_every_error_is_described_with_its_fields() -> None:
+    interface = parsed(MANAGER)
+    idl = Idl(interface)
+    described = {
+        name: idl.shape(member.type) for name, member in interface.members.items() if type(member) is scanner._Error
+    }
+    maybe = ["?", "string"]
+    common = {"message": "string", "path": maybe, "errno": maybe, "status": maybe, "remedy": maybe}
+    expected = {row.name: common for row in errors.ERRORS.values()}
+    expected |= {"RmidsExhausted": {**common, "inLimbo": "bool"}, "InternalError": {}}
+    assert described == expected
+
+
+@pytest.mark.parametrize("kind", errors.ERRORS)
+def test_an_errors_parameters_keep_to_the_description(kind: type[ResctrlError]) -> None:
+    bare, full = kind("what"), kind("what", path="/p", errno=28, status="said", remedy="do")
+    limbo = {"inLimbo": False} if kind is RmidsExhausted else {}
+    assert errors.parameters(bare) == {"message": "what", **limbo}
+    assert errors.parameters(full) == {
+        "message": "what",
+        "path": "/p",
+        "errno": "ENOSPC",
+        "status": "said",
+        "remedy": "do",
+        **limbo,
+    }
+    row = errors.name_of(full)
+    assert row.name == kind.__name__
+    assert row.varlink == f"{MANAGER}.{row.name}"
+    assert row.dbus == f"org.resctrlmon1.Error.{row.name}"
+    for name in (row.name, row.varlink, row.dbus):
+        assert errors.exit_code(name) == row.exit_code
+    assert row.exit_code not in (0, 2)
+
+
+def test_an_unknown_errors_exit_code_is_failure() -> None:
+    assert errors.exit_code("org.varlink.service.MethodNotFound") == errors.FAILURE
+    assert errors.exit_code("InternalError") == errors.FAILURE
+
+
+ROOT, OWNER, READER, NOBODY = (
+    Caller(0, 0, frozenset({0}), 1),
+    Caller(1000, 1000, frozenset({1000}), 1),
+    Caller(1001, 1001, frozenset({1001, 77}), 1),
+    Caller(65534, 65534, frozenset({65534}), 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("caller", "allowed"),
+    [
+        (ROOT, {Access.READ, Access.WRITE}),
+        (OWNER, {Access.READ, Access.WRITE}),
+        (READER, {Access.READ}),
+        (NOBODY, set()),
+        # Root's group is not root.
+        (Caller(65534, 0, frozenset({0}), 1), set()),
+    ],
+)
+@pytest.mark.parametrize("access", Access)
+def test_who_may(caller: Caller, allowed: set[Access], access: Access) -> None:
+    policy = Policy(readers=77, owner=1000)
+    if access in allowed:
+        policy.check(caller, access, "Verb")
+    else:
+        with pytest.raises(PermissionDenied, match=rf"user {caller.uid} may not call Verb.*Ask as root"):
+            policy.check(caller, access, "Verb")
+
+
+def test_what_changes_the_machine_is_for_writers_only() -> None:
+    readers = {"List", "Get", "Read", "Status"}
+    assert {name for name, verb in VERBS.items() if verb.access is Access.READ} == readers
+    assert {name for name, verb in VERBS.items() if verb.access is Access.WRITE} == set(VERBS) - readers
+
+
+def test_nothing_of_a_group_is_always_left_out() -> None:
+    """A reply leaves out what has its default: a required field is always there."""
+    group = types.Group(
+        key="k",
+        class_="",
+        state=State.PENDING,
+        generation=1,
+        baseline=Quality.UNKNOWN,
+        claims=(),
+        members=(),
+        attributes={},
+    )
+    sent = msgspec.json.decode(msgspec.json.encode(group))
+    assert sent == {
+        "key": "k",
+        "class": "",
+        "state": "pending",
+        "generation": 1,
+        "baseline": "unknown",
+        "claims": [],
+        "members": [],
+        "attributes": {},
+    }

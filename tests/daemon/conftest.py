@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon as a process of its own on a simulated machine, with a service manager's sockets around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond.api.client import Client
+from resctrlmond.sim.mount import Simulation
+
+MANAGER = "org.resctrlmon.Manager"
+
+
+class Machine:
+    """A simulated resctrl that outlives its daemons, and at most one daemon on it."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.run = top / "run"
+        self.config = top / "resctrlmond.yaml"
+        self.config.write_text("group: 4242\nlog_level: debug\nlinger: 0\nsnapshot_ttl: 1h\n")
+        self.socket = str(self.run / MANAGER)
+        self.log = top / "log"
+        self.notify_path = str(top / "notify")
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notify.bind(self.notify_path)
+        self.notify.settimeout(20)
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def command(self, *options: str) -> list[str]:
+        place = ["--simulate", str(self.top), "--config", str(self.config)]
+        return [sys.executable, "-m", "resctrlmond", *place, *options]
+
+    def start(self, *wrapper: str, **environment: str) -> None:
+        """Start a daemon and wait until it says that it is ready."""
+        with self.log.open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [*wrapper, *self.command()],
+                env={**os.environ, "NOTIFY_SOCKET": self.notify_path, **environment},
+                stderr=log,
+                pass_fds=(3,) if "LISTEN_FDNAMES" in environment else (),
+            )
+        assert self.told("READY=1"), self.log.read_text()
+
+    def told(self, wanted: str, timeout_s: float = 20) -> list[str]:
+        """The first message with that line, and those lines; [] if none comes in time."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            self.notify.settimeout(left)
+            try:
+                lines = self.notify.recv(4096).decode().split("\n")
+            except TimeoutError:
+                break
+            if any(line.startswith(wanted) for line in lines):
+                return lines
+        return []
+
+    def kill(self) -> None:
+        """As the kernel kills what takes too much memory: at once."""
+        assert self.daemon is not None
+        self.daemon.kill()
+        self.daemon.wait()
+        self.daemon = None
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.daemon is not None
+        self.daemon.send_signal(signal.SIGTERM)
+        code = self.daemon.wait(20)
+        self.daemon = None
+        return code
+
+    def call(self, verb: str, **parameters: Any) -> dict[str, Any]:
+        with Client(self.socket) as client:
+            method = verb if "." in verb else f"{MANAGER}.{verb}"
+            return client.call(method, {key.rstrip("_"): value for key, value in parameters.items()})
+
+    def group(self, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.call("Get", key=key)["group"]
+        return found
+
+    def groups(self) -> list[str]:
+        return sorted(os.listdir(self.top / "resctrl" / "mon_groups"))
+
+    def tasks(self, group: str) -> set[int]:
+        return {int(tid) for tid in (self.top / "resctrl" / "mon_groups" / group / "tasks").read_text().split()}
+
+    def reaches(self, key: str, state: str, timeout_s: float = 10) -> bool:
+        """Whether the workload comes into that state."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.group(key)["state"] == state:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def close(self) -> None:
+        if self.daemon is not None:
+            self.kill()
+        self.notify.close()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    (tmp_path / "resctrl").mkdir()
+    # The machine is closed first: no daemon is left on a tree that goes.
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt"), contextlib.closing(Machine(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Makes processes that sleep until the test is over."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+        one.wait()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's own life: start, ready, reload, watchdog, stop, the ways it does not start, and a kill in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api.client import Client
+from resctrlmond.startup import Exit
+from tests.daemon.conftest import MANAGER, Machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+CTR = "4d" * 32
+
+
+def failing(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit code and what was said of a daemon that does not start."""
+    command = [sys.executable, "-m", "resctrlmond", *arguments]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=30, env={**os.environ, **environment}
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+
+
+# -- what the service manager sees
+
+
+def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: Start) -> None:
+    machine.start(WATCHDOG_USEC="400000")
+    machine.call("Assign", key=CTR, pid=process().pid, claim="oci")
+    assert machine.told("STATUS=1 group")
+    for _ in range(3):
+        assert machine.told("WATCHDOG=1", 2)
+    machine.config.write_text("group: 4242\nlog_level: error\nsnapshot_ttl: 0\n")
+    assert machine.daemon is not None
+    machine.daemon.send_signal(signal.SIGHUP)
+    reloading = machine.told("RELOADING=1")
+    assert any(line.startswith("MONOTONIC_USEC=") for line in reloading)
+    assert machine.told("READY=1")
+    machine.call("Release", key=CTR, claim="oci")
+    deadline = time.monotonic() + 10
+    while machine.call("List")["groups"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert machine.call("List")["groups"] == []
+    machine.daemon.send_signal(signal.SIGTERM)
+    assert machine.told("STOPPING=1")
+    assert machine.stop() == Exit.OK
+
+
+def test_a_bad_configuration_leaves_the_old_one(machine: Machine) -> None:
+    machine.start()
+    machine.config.write_text("group: 4242\nsnapshot_tll: 5min\n")
+    assert machine.daemon is not None
+    machine.daemon.send_signal(signal.SIGHUP)
+    assert machine.told("RELOADING=1")
+    assert machine.told("READY=1")
+    assert "Did you mean snapshot_ttl?" in machine.log.read_text()
+    assert machine.call("Status")["mounted"]
+    assert machine.stop() == Exit.OK
+
+
+def test_what_takes_a_restart_is_told(machine: Machine) -> None:
+    machine.start()
+    machine.config.write_text("group: 4343\n")
+    assert machine.daemon is not None
+    machine.daemon.send_signal(signal.SIGHUP)
+    assert machine.told("READY=1")
+    assert "group changed: that takes a restart" in machine.log.read_text()
+
+
+def test_a_socket_that_systemd_hands_over(machine: Machine) -> None:
+    """LISTEN_PID is the daemon's: set by a shell that then becomes it."""
+    path = str(machine.top / "handed-over")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(16)
+        with contextlib.ExitStack() as stack:
+            kept = os.dup(3) if Path("/proc/self/fd/3").exists() and listener.fileno() != 3 else -1
+            if kept >= 0:
+                stack.callback(os.close, kept)
+                stack.callback(os.dup2, kept, 3)
+            if listener.fileno() != 3:
+                os.dup2(listener.fileno(), 3)
+            shell = ("sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh")
+            machine.start(*shell, LISTEN_FDS="1", LISTEN_FDNAMES="varlink")
+    with Client(path) as client:
+        assert client.call(f"{MANAGER}.Status")["mounted"]
+    assert not os.path.exists(machine.socket)
+    assert machine.stop() == Exit.OK
+    assert os.path.exists(path)
+
+
+# -- what keeps it from starting
+
+
+@pytest.mark.parametrize("text", ["snapshot_tll: 5min", "group: root", "resctrl: relative", "[", "group: 0"])
+def test_a_wrong_configuration(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text + "\n")
+    code, said = failing("--config", str(tmp_path / "bad.yaml"))
+    assert code in (Exit.CONFIG, Exit.NO_GROUP)
+    assert (code == Exit.NO_GROUP) == (text == "group: root")
+    assert "bad.yaml:1" in said or "root" in said
+
+
+def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
+    code, said = failing("--config", str(tmp_path / "none.yaml"))
+    assert (code, "none.yaml" in said, "ENOENT" in said) == (Exit.CONFIG, True, True)
+
+
+def test_the_group_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("group: no-such-group-here\n")
+    code, said = failing("--config", str(tmp_path / "c.yaml"))
+    assert (code, "systemd-sysusers" in said) == (Exit.NO_GROUP, True)
+
+
+def config(machine: Machine) -> str:
+    path = machine.top / "real.yaml"
+    path.write_text(f"resctrl: {machine.top}/resctrl\nruntime_dir: {machine.top}/run\ngroup: 4242\ndbus: false\n")
+    return str(path)
+
+
+def test_a_simulation_is_not_taken_for_the_real_one(machine: Machine) -> None:
+    code, said = failing("--config", config(machine))
+    assert (code, "simulated" in said, "--simulate" in said) == (Exit.NOT_MOUNTED, True, True)
+
+
+def test_resctrl_is_not_mounted(tmp_path: Path) -> None:
+    (tmp_path / "resctrl").mkdir()
+    path = tmp_path / "c.yaml"
+    path.write_text(f"resctrl: {tmp_path}/resctrl\nruntime_dir: {tmp_path}/run\ngroup: 4242\ndbus: false\n")
+    code, said = failing("--config", str(path))
+    assert (code, "mount -t resctrl" in said) == (Exit.NOT_MOUNTED, True)
+    assert os.listdir(tmp_path / "resctrl") == []
+
+
+def test_another_daemon_runs(machine: Machine) -> None:
+    machine.start()
+    code, said = failing(*machine.command()[3:])
+    assert (code, "another resctrlmond is running" in said) == (Exit.ALREADY_RUNNING, True)
+    assert machine.call("Status")["mounted"]
+
+
+def test_nonsense_from_the_service_manager(machine: Machine) -> None:
+    shell = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *machine.command()]
+    environment = {**os.environ, "LISTEN_FDS": "2", "LISTEN_FDNAMES": "varlink"}
+    done = subprocess.run(shell, check=False, capture_output=True, text=True, timeout=30, env=environment)
+    assert done.returncode == Exit.FAILURE
+    assert "LISTEN_FDNAMES" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, said = failing("--simulate", str(tmp_path / "file"))
+    assert (code, "ENOTDIR" in said) == (Exit.FAILURE, True)
+
+
+# -- a kill and a stop are the end of nothing
+
+
+def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Machine, process: Start) -> None:
+    child = process()
+    machine.start()
+    before = machine.call("Assign", key=CTR, pid=child.pid, claim="oci", member="c1")["group"]
+    place = machine.top / "resctrl" / "mon_groups" / CTR
+    snapshot = machine.run / "groups" / CTR
+    inode, nonce = place.stat().st_ino, place.stat().st_mtime_ns
+    files = {path: path.read_bytes() for path in snapshot.rglob("*.begin")}
+    assert files
+    machine.kill()
+    machine.start()
+    assert machine.group(CTR) == before
+    assert (place.stat().st_ino, place.stat().st_mtime_ns) == (inode, nonce)
+    assert {path: path.read_bytes() for path in snapshot.rglob("*.begin")} == files
+    assert machine.tasks(CTR) == {child.pid}
+    end(child)
+    assert machine.reaches(CTR, "completed")
+    assert {path.with_suffix(".end") for path in files} == set(snapshot.rglob("*.end"))
+    assert (snapshot / "completed_at").exists()
+    assert machine.groups() == []
+    assert {total["quality"] for total in machine.call("Read", key=CTR)["totals"]} == {"exact"}
+
+
+def test_what_ends_while_it_is_stopped_is_ended_at_the_start(machine: Machine, process: Start) -> None:
+    child = process()
+    machine.start()
+    machine.call("Assign", key=CTR, pid=child.pid, claim="oci")
+    assert machine.stop() == Exit.OK
+    assert machine.groups() == [CTR]
+    end(child)
+    machine.start()
+    assert machine.group(CTR)["state"] == "completed"
+    assert machine.groups() == []
+    assert list((machine.run / "groups" / CTR).rglob("*.end"))
+
+
+def test_an_end_is_seen_at_once_without_anybody_saying_so(machine: Machine, process: Start) -> None:
+    """By pidfd: the tick that would find it too comes once a second."""
+    machine.start()
+    fastest = 9.0
+    for number in range(3):
+        child = process()
+        machine.call("Assign", key=f"c{number}", pid=child.pid, claim="oci")
+        time.sleep(0.2)
+        ended = time.monotonic()
+        end(child)
+        assert machine.reaches(f"c{number}", "completed")
+        fastest = min(fastest, time.monotonic() - ended)
+    assert fastest < 0.5
+
+
+def test_the_mount_goes_and_the_daemon_stays(machine: Machine, process: Start) -> None:
+    machine.start()
+    machine.call("Assign", key=CTR, pid=process().pid, claim="oci")
+    subprocess.run(["umount", str(machine.top / "resctrl")], check=True)
+    assert machine.reaches(CTR, "lost")
+    status = machine.call("Status")
+    assert not status["mounted"]
+    assert status["problems"]
+    assert machine.stop() == Exit.OK

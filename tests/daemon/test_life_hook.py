@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the OCI hook, run as a runtime runs it, to the group and back: what it does, and what it lets be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resctrlmond import oci_hook
+from resctrlmond.api.client import Client, VarlinkError
+from resctrlmond.api.hooks import pod_cgroup
+from resctrlmond.api.verbs import VERBS
+from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.mounts import mounts
+from tests.daemon.conftest import MANAGER, Machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+CTR = "4d" * 32
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+# A container's first process as a runtime leaves it to its hooks: there, and waiting for the word to execute.
+_INIT = "import os, sys; sys.stdin.readline(); os.execvp('sleep', ['sleep', '600'])"
+
+
+@pytest.fixture
+def init() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen([sys.executable, "-c", _INIT], stdin=subprocess.PIPE))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+        one.wait()
+        assert one.stdin
+        with contextlib.suppress(BrokenPipeError):
+            one.stdin.close()
+
+
+def execute(child: subprocess.Popen[bytes]) -> None:
+    """Tell the container's first process to become its program, and wait until it has."""
+    assert child.stdin
+    child.stdin.write(b"go\n")
+    child.stdin.flush()
+    deadline = time.monotonic() + 10
+    while b"sleep" not in Path(f"/proc/{child.pid}/cmdline").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def state(pid: int, id_: str = CTR, **annotations: str) -> dict[str, Any]:
+    names = {name.replace("__", ".").replace("_", "-"): value for name, value in annotations.items()}
+    return {
+        "ociVersion": "1.0.2",
+        "id": id_,
+        "status": "created",
+        "pid": pid,
+        "bundle": "/run/bundle",
+        "annotations": names,
+    }
+
+
+def hook(machine: Machine, stage: str, text: object, *options: str) -> tuple[int, str]:
+    """Exit code and stderr of the hook, run with that state."""
+    command = [sys.executable, "-IS", oci_hook.__file__, stage, "--socket", machine.socket]
+    command += ["--timeout", "10", "--journal", "/nowhere", *options]
+    given_ = text if isinstance(text, bytes) else json.dumps(text).encode()
+    done = subprocess.run(command, input=given_, capture_output=True, check=False, timeout=30)
+    return done.returncode, done.stderr.decode()
+
+
+def test_a_container_is_in_its_group_before_it_executes_and_ends_with_poststop(machine: Machine, init: Start) -> None:
+    machine.start()
+    child = init()
+    labels = {"io__kubernetes__container__name": "web"}
+    assert hook(machine, "createRuntime", state(child.pid, **labels), "--strict") == (0, "")
+    assert b"sleep" not in Path(f"/proc/{child.pid}/comm").read_bytes()
+    assert machine.tasks(CTR) == {child.pid}
+    group = machine.group(CTR)
+    assert (group["state"], group["baseline"]) == ("active", "exact")
+    assert group["attributes"] == {"bundle": "/run/bundle", "container.name": "web"}
+    assert group["claims"][0]["owner"] == "oci"
+    execute(child)
+    assert machine.tasks(CTR) == {child.pid}
+    child.kill()
+    child.wait()
+    assert hook(machine, "poststop", state(0), "--strict") == (0, "")
+    assert machine.group(CTR)["state"] == "completed"
+    assert machine.groups() == []
+    assert hook(machine, "poststop", state(0), "--strict") == (0, "")
+
+
+def test_a_container_that_comes_back_is_a_new_run(machine: Machine, init: Start) -> None:
+    machine.start()
+    for generation in (1, 2):
+        child = init()
+        assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
+        assert machine.group(CTR)["generation"] == generation
+        child.kill()
+        child.wait()
+        assert machine.reaches(CTR, "completed")
+    assert os.listdir(machine.run / "completed" / CTR) == ["1"]
+
+
+def test_a_pods_containers_share_one_group_however_its_uid_is_spelt(machine: Machine, init: Start) -> None:
+    machine.start()
+    sandbox, container = init(), init()
+    spelt = {"io__kubernetes__pod__uid": UID}
+    compact = {"io__kubernetes__cri__sandbox_uid": UID.replace("-", "").upper()}
+    assert hook(machine, "createRuntime", state(sandbox.pid, "aa" * 32, **spelt), "--strict") == (0, "")
+    assert hook(machine, "createRuntime", state(container.pid, "bb" * 32, **compact), "--strict") == (0, "")
+    assert machine.groups() == [UID]
+    assert machine.tasks(UID) == {sandbox.pid, container.pid}
+    assert [member["id"] for member in machine.group(UID)["members"]] == ["aa" * 32, "bb" * 32]
+    for child, id_ in ((container, "bb" * 32), (sandbox, "aa" * 32)):
+        child.kill()
+        child.wait()
+        assert hook(machine, "poststop", state(0, id_, **spelt), "--strict") == (0, "")
+    assert machine.group(UID)["state"] == "idle"
+    assert machine.groups() == [UID]
+
+
+def test_a_hook_again_changes_nothing(machine: Machine, init: Start) -> None:
+    machine.start()
+    child = init()
+    for _ in range(2):
+        assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
+    group = machine.group(CTR)
+    assert (group["generation"], len(group["members"]), len(group["claims"])) == (1, 1, 1)
+
+
+def test_hostile_states_change_nothing_and_hold_nobody_up(machine: Machine) -> None:
+    machine.start()
+    assert machine.daemon is not None
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    stats = {number: processes.stat(number) for number in numbers}
+    kthreads = [number for number, stat in stats.items() if stat is not None and stat.is_kernel_thread]
+    pids = [0, -1, 1, 2**22 + 1, 2**31, 2**70, machine.daemon.pid, *kthreads[:1]]
+    states: list[object] = [state(pid) for pid in pids]
+    own = os.getpid()
+    states += [state(own, id_) for id_ in ("", ".", "..", "../../etc", "a/b", "a\0b", "a\nb", "x" * 5000, "tasks")]
+    states += [state(own, io__kubernetes__pod__uid=uid) for uid in ("", "../x", UID + "\n", "urn:uuid:" + UID)]
+    states += [b"", b"null", b"[]", b"{}", b"\xff", b'{"id":' * 9000, b'{"ociVersion":1}', b'{"id":"\\ud800"}']
+    for one in states:
+        code, said = hook(machine, "createRuntime", one)
+        assert (code, said) == (0, ""), one
+        assert machine.groups() == [], one
+    assert machine.call("List")["groups"] == []
+    assert (os.listdir(machine.run / "records"), os.listdir(machine.run / "groups")) == ([], [])
+    code, said = hook(machine, "createRuntime", state(1), "--strict")
+    assert (code, "PermissionDenied" in said) == (1, True)
+    assert "Traceback" not in machine.log.read_text()
+
+
+def test_other_stages_and_unknown_containers_change_nothing(machine: Machine, init: Start) -> None:
+    machine.start()
+    child = init()
+    for stage in ("createContainer", "startContainer", "poststart", "poststop", "whatever"):
+        assert hook(machine, stage, state(child.pid), "--strict") == (0, ""), stage
+    assert machine.groups() == []
+
+
+def test_a_member_of_another_pid_namespace_is_refused(machine: Machine) -> None:
+    """Its numbers mean other processes here."""
+    machine.start()
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-IS", oci_hook.__file__]
+    command += ["createRuntime", "--socket", machine.socket, "--strict", "--journal", "/nowhere"]
+    done = subprocess.run(command, input=json.dumps(state(2)).encode(), capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"another PID namespace" in done.stderr
+    assert machine.groups() == []
+
+
+def test_the_end_is_seen_by_the_control_group_going_empty(machine: Machine, init: Start, process: Start) -> None:
+    """The first process ends, another one of the container lives on, and its end is the container's."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    cgroup = Path(top, f"resctrlmond-hook-{os.getpid()}")
+    cgroup.mkdir()
+    child, other = init(), process()
+    try:
+        (cgroup / "cgroup.procs").write_text(str(child.pid))
+        machine.start()
+        assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
+        assert machine.group(CTR)["members"][0]["cgroup"] == str(cgroup)
+        (cgroup / "cgroup.procs").write_text(str(other.pid))
+        child.kill()
+        child.wait()
+        time.sleep(0.2)
+        assert machine.group(CTR)["state"] == "active"
+        ended = time.monotonic()
+        other.kill()
+        other.wait()
+        assert machine.reaches(CTR, "completed")
+        assert time.monotonic() - ended < 0.9
+    finally:
+        for one in (child, other):
+            one.kill()
+            one.wait()
+        cgroup.rmdir()
+
+
+POD = UID.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "pod"),
+    [
+        (f"/cg/kubepods/burstable/pod{UID}/{CTR}", f"/cg/kubepods/burstable/pod{UID}"),
+        (
+            f"/cg/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD}.slice/crio-{CTR}.scope",
+            f"/cg/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD}.slice",
+        ),
+        (
+            f"/cg/kubepods.slice/kubepods-pod{POD}.slice/cri-containerd-{CTR}.scope/container/inner",
+            f"/cg/kubepods.slice/kubepods-pod{POD}.slice",
+        ),
+        # A static pod's UID as the kubelet has it.
+        (f"/cg/kubepods/pod{UID.replace('-', '')}/{CTR}", f"/cg/kubepods/pod{UID.replace('-', '')}"),
+        # Of two that are named for a pod the inner one.
+        (f"/cg/pod{'ab' * 16}/pod{UID}/{CTR}", f"/cg/pod{'ab' * 16}/pod{UID}"),
+    ],
+)
+def test_the_pods_control_group(cgroup: str, pod: str) -> None:
+    assert pod_cgroup(cgroup) == (pod, UID)
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"/cg/machine.slice/libpod-{CTR}.scope",
+        f"/cg/machine.slice/machine-libpod_pod_{CTR}.slice/libpod-{CTR}.scope",
+        f"/cg/kubepods/pod{UID[:-1]}/{CTR}",
+        f"/cg/kubepods/pod{UID}0/{CTR}",
+        f"/cg/kubepods/xpod{UID}/{CTR}",
+        f"/cg/kubepods/pod{UID}\n/{CTR}",
+        "/",
+        "",
+    ],
+)
+def test_no_pods_control_group(cgroup: str) -> None:
+    assert pod_cgroup(cgroup) == ("", "")
+
+
+names = st.sampled_from(sorted({field for verb in VERBS.values() for field in verb.request.__struct_encode_fields__}))
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(codec="utf-8"), max_size=30),
+    st.sampled_from(["follow", "/", "", "..", "k", UID, CTR, "/sys/fs/cgroup", "\0", "info", "tasks"]),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    top = tmp_path_factory.mktemp("running")
+    with contextlib.closing(Machine(top)) as machine:
+        machine.start()
+        yield machine
+        assert machine.stop() == 0
+        assert "Traceback" not in machine.log.read_text()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted(VERBS)), st.dictionaries(names, values, max_size=5))
+def test_no_parameters_kill_it_or_leave_a_group(running: Machine, verb: str, parameters: dict[str, Any]) -> None:
+    # What really moves processes is for other tests: here nothing but nonsense may arrive.
+    for name in ("pid", "cgroup"):
+        if not isinstance(parameters.get(name), (list, dict, str, float)) or parameters[name] == "/sys/fs/cgroup":
+            parameters.pop(name, None)
+    with Client(running.socket) as client:
+        try:
+            client.call(f"{MANAGER}.{verb}", parameters)
+            accepted = True
+        except VarlinkError as error:
+            accepted = False
+            assert not str(error).startswith(f"{MANAGER}.InternalError"), (verb, parameters)
+        groups = client.call(f"{MANAGER}.List")["groups"]
+        for group in groups:
+            assert accepted or group["state"] == "completed", (verb, parameters, group)
+            for claim in group["claims"]:
+                client.call(f"{MANAGER}.Release", {"key": group["key"], "claim": claim["owner"]})
+    assert running.groups() == []
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["createRuntime", "poststop", "", "\0"]) | st.text(), values.map(json.dumps) | st.text())
+def test_no_state_kills_it_or_leaves_a_group(running: Machine, stage: str, text: str) -> None:
+    with Client(running.socket) as client:
+        with contextlib.suppress(VarlinkError, UnicodeError):
+            client.call("org.resctrlmon.Hook.Run", {"stage": stage, "state": text})
+        assert client.call(f"{MANAGER}.Status")["groups"] == 0
+    assert running.groups() == []

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manager on a simulated resctrl: real mounts, real processes, and a run folder of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.lifecycle import Mark
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.record import Records, State
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.groups.target import Assignment
+from resctrlmond.resctrl.mounts import boot_id
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
+from resctrlmond.sim.mount import Simulation
+from tests.sim.conftest import Puppet
+
+MARK = 4242
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+class Host:
+    """One machine: its tree, its run folder, and the manager of the daemon that runs on it now."""
+
+    def __init__(self, mountpoint: str, run: str) -> None:
+        self.mountpoint = mountpoint
+        self.run = run
+        self.tree = Tree.open(mountpoint, allow_simulation=True)
+        self.settings = Settings()
+        for name in ("records", "groups", "completed"):
+            os.makedirs(os.path.join(run, name), exist_ok=True)
+        self.manager = self.restart()
+
+    def restart(self) -> Manager:
+        """What a new daemon is after the old one was killed: it knows what the files and the tree say."""
+        folder = Path(self.run)
+        snapshots = Snapshots(str(folder / "groups"), str(folder / "completed"))
+        records = Records(str(folder / "records"))
+        self.manager = Manager(self.tree, records, snapshots, Mark(MARK, boot_id()), self.settings)
+        self.manager.recover()
+        return self.manager
+
+    def ours(self) -> list[Found]:
+        return [found for found in self.tree.scan() if found.gid == MARK]
+
+    def make_foreign(self, name: str, class_: str = "") -> GroupRef:
+        """A group that somebody else made."""
+        ref = GroupRef(class_, name)
+        os.setegid(0)
+        try:
+            os.mkdir(self.tree.full_path(ref))
+        finally:
+            os.setegid(MARK)
+        return ref
+
+    def make_class(self, name: str) -> None:
+        os.mkdir(os.path.join(self.mountpoint, name))
+
+    def files(self, key: str) -> dict[str, str]:
+        """The snapshot's files, by their path in it; a link is given as "-> target"."""
+        return contents(os.path.join(self.run, "groups", key))
+
+    def folder(self, name: str) -> list[str]:
+        return sorted(os.listdir(os.path.join(self.run, name)))
+
+    def check(self) -> None:
+        """What holds whatever happened: every group of ours has one record, and every record its group."""
+        records = self.manager.records()
+        standing = {(found.ref, found.nonce) for found in self.ours()}
+        wanted = {(record.ref, record.nonce) for record in records if record.state.has_group}
+        assert standing == wanted
+        for record in records:
+            begun = [name for name in self.files(record.key) if name.endswith(".begin")]
+            assert bool(begun) == (record.state.has_group or record.state in (State.COMPLETED, State.LOST)), record
+            ended = [name for name in self.files(record.key) if name.endswith(".end")]
+            assert bool(ended) == (record.state is State.COMPLETED), record
+        assert not [name for name in self.folder("groups") if name.startswith(".")]
+
+    def clean(self) -> None:
+        """Remove every group and class."""
+        for found in self.tree.scan():
+            os.rmdir(found.path)
+        for class_ in filter(None, self.tree.classes()):
+            os.rmdir(os.path.join(self.mountpoint, class_))
+
+
+def contents(top: str) -> dict[str, str]:
+    found = {}
+    for directory, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(directory, name)
+            is_link = os.path.islink(path)
+            found[os.path.relpath(path, top)] = f"-> {os.readlink(path)}" if is_link else Path(path).read_text()
+    return found
+
+
+def assignment(key: str, pid: int, owner: str = "test", **more: object) -> Assignment:
+    return Assignment(key=key, owner=owner, pid=pid, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def marked() -> Iterator[None]:
+    """Run with the group id that marks our groups, as the daemon does."""
+    before = os.getegid()
+    os.setegid(MARK)
+    yield
+    os.setegid(before)
+
+
+@pytest.fixture(scope="session")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A large machine that has been up for a while: its energy counters go on from where others left them."""
+    directory = str(tmp_path_factory.mktemp("resctrl"))
+    with Simulation(directory, "intel-aet", 2000, residue=7):
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def small_simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """As few counters as there can be with classes: for what is done many times over."""
+    directory = str(tmp_path_factory.mktemp("small"))
+    with Simulation(directory, "intel-rdt", 2000):
+        yield directory
+
+
+@pytest.fixture
+def host(simulation: str, tmp_path: Path) -> Iterator[Host]:
+    made = Host(simulation, str(tmp_path))
+    yield made
+    made.clean()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Makes processes that sleep until the test is over."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen(["sleep", "600"]))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+        one.wait()
+
+
+@pytest.fixture
+def puppet() -> Iterator[Puppet]:
+    made = Puppet()
+    yield made
+    made.end()

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kill at any step, and a full /run at any step: nothing leaks, nothing is lost, nothing is half there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.errors import NotWritten
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.record import State
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.mount import unmount
+from tests.groups.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+CTR = "4d" * 32
+
+# Everything by which a daemon changes a file or the tree; an "open" counts if it is for writing.
+_CHANGES = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove", "os.symlink", "os.utime", "shutil.rmtree"}
+
+
+class Fuse:
+    """Counts the changes that this process makes, and kills it just before the one it is set for."""
+
+    def __init__(self) -> None:
+        self.left = -1
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.left < 0 or event not in _CHANGES:
+            return
+        if event == "open":
+            flags = arguments[2]
+            assert isinstance(flags, int)
+            if not flags & (os.O_WRONLY | os.O_RDWR):
+                return
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+
+
+@pytest.fixture(scope="module")
+def fuse() -> Fuse:
+    return Fuse()
+
+
+def cut(fuse: Fuse, step: int, action: Callable[[], object]) -> bool:
+    """Do it in a process of its own that is killed before its change number ``step``; whether it came that far."""
+    child = os.fork()
+    if child == 0:
+        fuse.left = step
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def joined(manager: Manager, pid: int) -> None:
+    manager.assign(assignment(CTR, pid, "oci", member="c1"))
+
+
+def created(manager: Manager, pid: int) -> None:
+    manager.create(CTR, owner="other")
+    manager.tree.write_task("gold", pid)
+
+
+def followed(manager: Manager, pid: int) -> None:
+    joined(manager, pid)
+    manager.release(CTR, owner="other")
+
+
+def moved(manager: Manager, pid: int) -> None:
+    manager.move(CTR, "gold")
+
+
+def came_back(manager: Manager, pid: int) -> None:
+    manager.release(CTR, owner="oci")
+    joined(manager, pid)
+
+
+Verb = Callable[[Manager, int], None]
+
+
+@pytest.fixture
+def host(small_simulation: str, tmp_path: Path) -> Iterator[Host]:
+    made = Host(small_simulation, str(tmp_path))
+    yield made
+    made.clean()
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [(joined, came_back, 30), (joined, moved, 6), (created, followed, 10)],
+    ids=["released-and-joined", "moved", "followed"],
+)
+def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tuple[Verb, Verb, int]) -> None:
+    before, action, least = scenario
+    host.make_class("gold")
+    step = 0
+    killed = True
+    while killed:
+        child = process()
+        before(host.manager, child.pid)
+        killed = cut(fuse, step, lambda pid=child.pid: action(host.manager, pid))  # type: ignore[misc]
+        manager = host.restart()
+        host.check()
+        for record in manager.records():
+            inside = host.tree.membership(child.pid).group == CTR
+            assert record.state is (State.ACTIVE if inside else State.COMPLETED if record.members else State.IDLE), (
+                step
+            )
+        # The container ends, and with it whatever the daemon was about to do for it.
+        child.kill()
+        child.wait()
+        manager.upkeep.tick()
+        if before is created and manager.records():
+            manager.release(CTR, owner="other")
+        assert host.ours() == [], step
+        assert {record.state for record in manager.records()} <= {State.COMPLETED}, (step, manager.records())
+        host.check()
+        forget(host)
+        step += 1
+    assert step > least
+
+
+def forget(host: Host) -> None:
+    for record in host.manager.records():
+        host.manager.life.snapshots.delete(record.key)
+        host.manager.book.drop(record.key)
+
+
+def test_a_kill_at_any_step_of_the_recovery_itself(host: Host, process: Start, fuse: Fuse) -> None:
+    step = 0
+    killed = True
+    while killed:
+        living, ended = process(), process()
+        host.manager.assign(assignment("living", living.pid, "a"))
+        host.manager.assign(assignment(CTR, ended.pid, "oci"))
+        host.manager.create("unrecorded", owner="a")
+        host.manager.book.drop("unrecorded")
+        ended.kill()
+        ended.wait()
+        killed = cut(fuse, step, host.restart)
+        manager = host.restart()
+        host.check()
+        states = {record.key: record.state for record in manager.records()}
+        assert states == {"living": State.ACTIVE, CTR: State.COMPLETED}, step
+        assert manager.release("living", owner="a").record.generation == 1
+        forget(host)
+        step += 1
+    assert step > 10
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Iterator[Callable[[int], str]]:
+    """Makes a run folder in a tmpfs of its own that has room for so many files; 0 lifts the bound."""
+    folder = str(tmp_path / "small")
+    os.mkdir(folder)
+    mounted = False
+
+    def limit(inodes: int) -> str:
+        nonlocal mounted
+        options = f"nr_inodes={inodes}" + (",remount" if mounted else "")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+        mounted = True
+        return folder
+
+    yield limit
+    if mounted:
+        assert unmount(folder)
+
+
+def inodes(folder: str) -> int:
+    status = os.statvfs(folder)
+    return status.f_files - status.f_ffree
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+def test_a_full_run_folder_at_any_step(
+    small_simulation: str, process: Start, small_run: Callable[[int], str], again: bool
+) -> None:
+    """No space: the call fails, and neither a group nor a record nor a snapshot stays of it."""
+    host = Host(small_simulation, small_run(1000))
+    child = process()
+    if again:
+        joined(host.manager, child.pid)
+        host.manager.release(CTR, owner="oci")
+    before = host.manager.records()
+    files = host.files(CTR)
+    used = inodes(host.run)
+    room = 0
+    while True:
+        small_run(used + room)
+        try:
+            joined(host.manager, child.pid)
+        except NotWritten as error:
+            assert "ENOSPC" in str(error)
+            assert "df /run" in error.remedy
+        else:
+            break
+        assert host.ours() == [], room
+        assert host.manager.records() == before, room
+        assert (host.files(CTR), inodes(host.run)) == (files, used) or again, room
+        small_run(1000)
+        assert host.restart().records() == before, room
+        assert host.files(CTR) == files, room
+        room += 1
+    assert room > 10
+    small_run(1000)
+    host.manager.release(CTR, owner="oci")
+    host.check()
+
+
+def test_a_full_run_folder_at_the_end_loses_nothing(
+    small_simulation: str, process: Start, small_run: Callable[[int], str]
+) -> None:
+    """The last values cannot be written: the group and its counters stay until they can be."""
+    host = Host(small_simulation, small_run(1000))
+    child = process()
+    joined(host.manager, child.pid)
+    room = 0
+    while True:
+        small_run(inodes(host.run) + room)
+        try:
+            host.manager.release(CTR, owner="oci")
+        except ResctrlError:
+            assert [found.ref for found in host.ours()] == [GroupRef("", CTR)], room
+            assert not host.manager.get(CTR).state.is_over
+        else:
+            break
+        room += 1
+        small_run(1000)
+        host.restart()
+        if not host.ours():
+            break
+    small_run(1000)
+    host.restart()
+    assert host.manager.get(CTR).state is State.COMPLETED
+    assert host.ours() == []
+    host.check()
+
+
+def test_the_daemon_starts_with_a_full_run_folder(
+    small_simulation: str, process: Start, small_run: Callable[[int], str]
+) -> None:
+    host = Host(small_simulation, small_run(1000))
+    child, other = process(), process()
+    joined(host.manager, child.pid)
+    host.manager.assign(assignment("living", other.pid))
+    child.kill()
+    child.wait()
+    small_run(inodes(host.run))
+    manager = host.restart()
+    assert any("ENOSPC" in problem for problem in manager.problems)
+    assert manager.get("living").state is State.ACTIVE
+    assert manager.get(CTR).state is State.ACTIVE
+    small_run(1000)
+    manager.upkeep.tick()
+    assert manager.get(CTR).state is State.COMPLETED
+    manager.release("living", owner="test")
+    host.check()

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Out of RMIDs is a state: it has a reason, ends by itself, and what was adopted late says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.upkeep import log
+from resctrlmond.resctrl.errors import RmidsExhausted
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.mount import Simulation
+from tests.groups.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Host]:
+    """Two RMIDs beside root's, and none in limbo ever."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "monitoring-only", 3):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+@pytest.fixture
+def limbo(tmp_path: Path) -> Iterator[Host]:
+    """One RMID beside root's, which stays in limbo for a second when it is given back."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 2):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+def fill(host: Host) -> None:
+    for key in ("one", "two"):
+        host.manager.create(key, owner="a")
+
+
+def test_without_an_rmid_the_group_is_pending(small: Host, process: Start) -> None:
+    fill(small)
+    child = process()
+    done = small.manager.assign(assignment("k", child.pid, "a"))
+    assert (done.record.state, done.record.in_limbo, done.moved.moved) == (State.PENDING, False, 0)
+    assert "ENOSPC" in done.record.reason
+    assert small.manager.create("k", owner="a").state is State.PENDING
+    assert small.manager.read("k") == (small.manager.get("k"), [], [])
+    assert "k" not in small.folder("groups")
+
+
+def test_a_pending_workload_is_adopted_late_when_an_rmid_comes_free(small: Host, process: Start) -> None:
+    fill(small)
+    child = process()
+    small.manager.assign(assignment("k", child.pid, "a"))
+    small.manager.upkeep.tick()
+    assert small.manager.get("k").state is State.PENDING
+    small.manager.release("one", owner="a")
+    small.manager.upkeep.tick()
+    record = small.manager.get("k")
+    assert (record.state, record.baseline, record.reason) == (State.ACTIVE, Quality.LATE, "")
+    assert [member.late for member in record.members] == [True]
+    assert small.tree.membership(child.pid).group == "k"
+    totals = small.manager.release("k", owner="a").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+
+
+def test_waiting_writes_and_tells_nothing(small: Host) -> None:
+    """Every retry once wrote the record twice and sent two signals, each second, for each pending group."""
+    fill(small)
+    small.manager.create("k", owner="a")
+    told: list[str] = []
+    small.manager.book.watch = lambda key, record: told.append(key)
+    before = os.stat(os.path.join(small.run, "records", "k.json"))
+    for _ in range(3):
+        small.manager.upkeep.tick()
+    after = os.stat(os.path.join(small.run, "records", "k.json"))
+    assert (told, after.st_ino) == ([], before.st_ino)
+
+
+def test_now_or_never(small: Host, process: Start) -> None:
+    fill(small)
+    with pytest.raises(RmidsExhausted) as caught:
+        small.manager.create("k", owner="a", may_wait=False)
+    assert not caught.value.in_limbo
+    with pytest.raises(RmidsExhausted):
+        small.manager.assign(assignment("k", process().pid, "a", may_wait=False))
+    assert [record.key for record in small.manager.records()] == ["one", "two"]
+    assert small.folder("records") == ["one.json", "two.json"]
+
+
+def test_now_or_never_of_what_is_pending_already(small: Host, process: Start) -> None:
+    """A group that another caller was content to wait for is no answer to one that is not."""
+    fill(small)
+    pending = small.manager.create("k", owner="a")
+    with pytest.raises(RmidsExhausted):
+        small.manager.create("k", owner="b", may_wait=False)
+    with pytest.raises(RmidsExhausted):
+        small.manager.assign(assignment("k", process().pid, "b", may_wait=False))
+    assert small.manager.get("k") == pending
+
+
+def test_a_pending_workload_that_ends_never_had_a_group(small: Host) -> None:
+    fill(small)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        small.manager.assign(assignment("4d" * 32, child.pid, "oci"))
+        child.kill()
+    small.manager.upkeep.tick()
+    record = small.manager.get("4d" * 32)
+    assert (record.state, record.claims) == (State.COMPLETED, ())
+    assert "never had an RMID" in record.reason
+    small.manager.create("k", owner="a")
+    released = small.manager.release("k", owner="a")
+    assert (released.completed, released.totals) == (True, [])
+
+
+def test_a_foreign_group_of_its_name_makes_a_pending_one_fail(small: Host) -> None:
+    fill(small)
+    small.manager.create("k", owner="a")
+    small.manager.release("one", owner="a")
+    foreign = small.make_foreign("k")
+    small.manager.upkeep.tick()
+    record = small.manager.get("k")
+    assert (record.state, "not ours" in record.reason) == (State.FAILED, True)
+    assert small.tree.find(foreign) is not None
+
+
+def test_ending_a_pending_one_leaves_a_foreign_group_of_its_name(small: Host) -> None:
+    fill(small)
+    small.manager.create("k", owner="a")
+    small.manager.release("one", owner="a")
+    foreign = small.make_foreign("k")
+    assert small.manager.release("k", owner="a").record.state is State.COMPLETED
+    assert small.tree.find(foreign) is not None
+
+
+def test_limbo_is_told_and_passes(limbo: Host) -> None:
+    limbo.manager.create("first", owner="a")
+    limbo.manager.release("first", owner="a")
+    record = limbo.manager.create("k", owner="a")
+    assert (record.state, record.in_limbo) == (State.PENDING, True)
+    assert "EBUSY" in record.reason
+    with pytest.raises(RmidsExhausted) as caught:
+        limbo.manager.create("other", owner="a", may_wait=False)
+    assert caught.value.in_limbo
+    deadline = time.monotonic() + 10
+    while limbo.manager.get("k").state is State.PENDING and time.monotonic() < deadline:
+        time.sleep(0.1)
+        limbo.manager.upkeep.tick()
+    record = limbo.manager.get("k")
+    assert (record.state, record.in_limbo, record.reason) == (State.IDLE, False, "")
+
+
+def test_a_restart_keeps_waiting(small: Host, process: Start) -> None:
+    fill(small)
+    child = process()
+    before = small.manager.assign(assignment("k", child.pid, "a")).record
+    assert small.restart().get("k") == before
+    small.manager.release("one", owner="a")
+    record = small.restart().get("k")
+    assert (record.state, record.baseline) == (State.ACTIVE, Quality.LATE)
+    assert small.tree.membership(child.pid).group == "k"
+
+
+def test_a_tick_survives_what_one_key_does(small: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """A file among the folders of ended runs ended the tick, and with it the daemon."""
+    small.manager.create("k", owner="a")
+    (Path(small.run) / "completed" / "junk").write_text("?")
+    (Path(small.run) / "records").rename(Path(small.run) / "elsewhere")
+    os.rmdir(small.tree.full_path(GroupRef("", "k")))
+    with caplog.at_level("ERROR", log.name):
+        small.manager.upkeep.tick()
+        small.manager.upkeep.tick()
+    [said] = caplog.messages
+    assert said.startswith("k: ")
+    assert "cannot write" in said
+    (Path(small.run) / "elsewhere").rename(Path(small.run) / "records")
+    small.manager.upkeep.tick()
+    record: Record = small.manager.get("k")
+    assert record.state is State.LOST

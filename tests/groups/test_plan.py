@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is decided at start-up and when claims end, as tables."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.groups.plan import OCI, RECOVERED, RUN, Do, claims_over, recover
+from resctrlmond.groups.record import Claim, Member, Record, State
+from resctrlmond.resctrl.tree import Found, GroupRef
+
+GID, BOOT = 7, "this-boot"
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+def record(state: State, nonce: int = 1, boot: str = BOOT, class_: str = "", key: str = "k") -> Record:
+    return Record(key=key, class_=class_, group_name=key, state=state, nonce=nonce, boot_id=boot)
+
+
+def found(nonce: int = 1, gid: int = GID, class_: str = "", name: str = "k") -> Found:
+    return Found(GroupRef(class_, name), gid, nonce, os.path.join("/sys", class_, name))
+
+
+@pytest.mark.parametrize(
+    ("one", "tree", "do"),
+    [
+        (record(State.ACTIVE), [found()], Do.KEEP),
+        (record(State.IDLE), [found()], Do.KEEP),
+        (record(State.ACTIVE), [found(class_="gold")], Do.RELOCATE),
+        (record(State.ACTIVE), [], Do.LOSE),
+        (record(State.ACTIVE), [found(nonce=2)], Do.LOSE),
+        (record(State.ACTIVE), [found(gid=0)], Do.LOSE),
+        (record(State.ACTIVE, boot="another"), [found()], Do.LOSE),
+        (record(State.PENDING, nonce=0), [], Do.RETRY),
+        (record(State.PENDING, nonce=0), [found(nonce=0)], Do.RETRY),
+        (record(State.PENDING), [found(nonce=2)], Do.RETRY),
+        (record(State.PENDING), [found()], Do.BASELINE),
+        (record(State.PENDING, boot="another"), [found()], Do.LOSE),
+        (record(State.ENDING), [found()], Do.FINISH),
+        (record(State.ENDING), [], Do.FINISH),
+        (record(State.ENDING, boot="another"), [], Do.FINISH),
+    ],
+)
+def test_each_record_has_one_step(one: Record, tree: list[Found], do: Do) -> None:
+    [step] = recover([one], tree, GID, BOOT).steps
+    assert (step.do, step.record) == (do, one)
+
+
+def test_what_is_over_needs_nothing_and_groups_of_no_record_are_left_over() -> None:
+    over = [record(state, key=state) for state in State if state.is_over]
+    ours, foreign = found(nonce=9, name="ours"), found(nonce=8, gid=0, name="foreign")
+    plan = recover(over, [ours, foreign], GID, BOOT)
+    assert plan.steps == ()
+    assert plan.leftovers == (ours,)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(State), st.integers(0, 4), st.sampled_from([BOOT, "another"])), max_size=6),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([GID, 0]), st.sampled_from(["", "gold"])), max_size=6),
+)
+def test_no_group_is_given_to_two_and_foreign_ones_to_nobody(
+    states: list[tuple[State, int, str]], groups: list[tuple[int, int, str]]
+) -> None:
+    records = [record(state, nonce, boot, key=f"k{i}") for i, (state, nonce, boot) in enumerate(states)]
+    tree = [found(nonce, gid, class_, f"k{i}") for i, (nonce, gid, class_) in enumerate(groups)]
+    plan = recover(records, tree, GID, BOOT)
+    taken = [step.found for step in plan.steps if step.found is not None]
+    assert len(set(taken)) == len(taken)
+    assert not set(taken) & set(plan.leftovers)
+    assert all(one.gid == GID for one in (*taken, *plan.leftovers))
+    assert [step.record for step in plan.steps] == [one for one in records if not one.state.is_over]
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def claimed(key: str, owners: list[str], members: list[Member], pod_cgroup: str = "") -> Record:
+    claims = tuple(Claim(owner, ago(100)) for owner in owners)
+    return Record(
+        key=key, group_name=key, state=State.ACTIVE, claims=claims, members=tuple(members), pod_cgroup=pod_cgroup
+    )
+
+
+def member(owner: str, ended: float | None = None, id_: str = "m") -> Member:
+    # In hundreds of seconds: the table is made when the tests are collected, and used later.
+    return Member(id=id_, kind="container", owner=owner, ended_at="" if ended is None else ago(100 * ended))
+
+
+CTR = "4d" * 32
+
+
+@pytest.mark.parametrize(
+    ("one", "gone", "empty", "over"),
+    [
+        # a container's group ends with its last member
+        (claimed(CTR, [OCI], [member(OCI)]), False, False, []),
+        (claimed(CTR, [OCI], [member(OCI, 6)]), False, False, [OCI]),
+        (claimed(CTR, [OCI], [member(OCI, 4)]), False, False, []),
+        (claimed(CTR, [OCI], [member(OCI, -3600)]), False, False, []),
+        (claimed(CTR, [OCI], [member(OCI, 60), member(OCI, id_="n")]), False, False, []),
+        # a member of somebody else's does not end the hook's claim, and the other way round
+        (claimed(CTR, [OCI], [member("cli", 60)]), False, False, []),
+        (claimed(CTR, [OCI], []), False, False, []),
+        # a pod's ends with its control group, however long no container of it ran
+        (claimed(UID, [OCI], [member(OCI, 9999)], "/cg"), False, False, []),
+        (claimed(UID, [OCI], [member(OCI, 1)], "/cg"), True, False, [OCI]),
+        (claimed(UID, [OCI], [member(OCI)], "/cg"), True, False, []),
+        # one that has none waits for its time
+        (claimed(UID, [OCI], [member(OCI, 29)]), False, False, []),
+        (claimed(UID, [OCI], [member(OCI, 31)]), False, False, [OCI]),
+        # a command's end is claimed a little longer
+        (claimed("run-1", [RUN], [member(RUN)]), False, False, []),
+        (claimed("run-1", [RUN], [member(RUN, -1)]), False, False, []),
+        (claimed("run-1", [RUN], [member(RUN, 11)]), False, False, [RUN]),
+        (claimed("run-1", [RUN], []), False, False, []),
+        # our own claim on what was found ends with its tasks
+        (claimed("k", [RECOVERED], []), False, False, []),
+        (claimed("k", [RECOVERED], []), False, True, [RECOVERED]),
+        # claims by word are ended by word only
+        (claimed("k", ["cli", "uid:0", "nri"], [member("cli", 9999)]), True, True, []),
+        (claimed(CTR, [OCI, "cli"], [member(OCI, 60)]), False, False, [OCI]),
+    ],
+)
+def test_whose_claim_is_over(one: Record, gone: bool, empty: bool, over: list[str]) -> None:
+    found = claims_over(one, pod_is_gone=gone, group_is_empty=empty, linger_s=500, pod_linger_s=3000)
+    assert found == over

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records on disk: whole or not there, read strictly, and kept when they cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.book import Book
+from resctrlmond.groups.errors import NotWritten
+from resctrlmond.groups.record import (
+    MAX_ENDED_MEMBERS,
+    Claim,
+    Member,
+    Record,
+    Records,
+    State,
+    UnreadableRecord,
+    decode,
+    encode,
+)
+from resctrlmond.groups.times import seconds_since, utc_now
+
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+numbers = st.integers(0, 2**63 - 1)
+claims = st.builds(Claim, owner=text, since=text)
+members = st.builds(
+    Member,
+    id=text,
+    kind=text,
+    owner=text,
+    pid=numbers,
+    start_time=numbers,
+    cgroup=text,
+    ended_at=text,
+    late=st.booleans(),
+)
+records = st.builds(
+    Record,
+    key=text,
+    class_=text,
+    follows=st.booleans(),
+    group_name=text,
+    state=st.sampled_from(State),
+    reason=text,
+    in_limbo=st.booleans(),
+    generation=numbers,
+    nonce=numbers,
+    boot_id=text,
+    baseline=st.sampled_from(Quality),
+    claims=st.lists(claims, max_size=3).map(tuple),
+    members=st.lists(members, max_size=3).map(tuple),
+    attributes=st.dictionaries(text, text, max_size=3),
+)
+RECORD = Record(key="k", group_name="k", state=State.ACTIVE)
+
+
+@given(records)
+def test_what_is_written_is_read(record: Record) -> None:
+    assert decode(encode(record), "file") == record
+
+
+@given(st.binary(max_size=200) | st.recursive(st.integers() | text, st.lists).map(json.dumps).map(str.encode))
+def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableRecord, match="the-file"):
+        decode(data, "the-file")
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused_or_says_the_same(data: st.DataObject) -> None:
+    whole = encode(RECORD)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    cut = whole[:at]
+    if cut.strip() != whole.strip():
+        with pytest.raises(UnreadableRecord):
+            decode(cut, "file")
+    flipped = bytearray(whole)
+    flipped[at] ^= data.draw(st.integers(1, 255))
+    try:
+        assert isinstance(decode(bytes(flipped), "file"), Record)
+    except UnreadableRecord as refusal:
+        assert "file" in str(refusal)
+
+
+def put(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def link(folder: Path) -> Path:
+    target = put(folder, "elsewhere", encode(RECORD))
+    (folder / "k.json").symlink_to(target)
+    return folder / "k.json"
+
+
+def fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "k.json")
+    return folder / "k.json"
+
+
+def directory(folder: Path) -> Path:
+    (folder / "k.json").mkdir()
+    return folder / "k.json"
+
+
+def version(number: int) -> bytes:
+    return encode(msgspec.structs.replace(RECORD, version=number)).replace(b"{", b'{"version":%d,' % number, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: put(folder, "k.json", b""),
+        lambda folder: put(folder, "k.json", encode(RECORD)[:-5]),
+        lambda folder: put(folder, "k.json", b'{"version":1,"key":"\xff"}'),
+        lambda folder: put(folder, "k.json", b'{"version":1,"key":"k","groupName":"k","state":"\xff"}'),
+        lambda folder: put(folder, "k.json", b"[" * 100_000),
+        lambda folder: put(folder, "k.json", b'{"version":1,"x":' + b"[" * 100_000),
+        lambda folder: put(folder, "k.json", version(2)),
+        lambda folder: put(folder, "k.json", version(0)),
+        lambda folder: put(folder, "k.json", encode(msgspec.structs.replace(RECORD, key="another"))),
+        lambda folder: put(folder, "k.json", encode(RECORD) + b" " * (5 << 20)),
+        link,
+        fifo,
+        directory,
+    ],
+    ids=[
+        "empty",
+        "truncated",
+        "not-utf8",
+        "not-utf8-later",
+        "deep",
+        "deep-inside",
+        "newer",
+        "version-0",
+        "wrong-key",
+        "huge",
+        "link",
+        "fifo",
+        "directory",
+    ],
+)
+def test_unreadable_records_are_told_kept_and_do_not_hide_others(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    path = make(tmp_path)
+    good = msgspec.structs.replace(RECORD, key="z", group_name="z")
+    Records(str(tmp_path)).save(good)
+    put(tmp_path, ".half.json.new", b"{")
+    before = os.lstat(path)
+    store = Records(str(tmp_path))
+    unreadable, found = list(store.load())
+    assert isinstance(unreadable, UnreadableRecord)
+    assert str(path) in str(unreadable)
+    assert found == good
+    assert os.lstat(path).st_mtime_ns == before.st_mtime_ns
+    store.save(RECORD)
+    kept = os.lstat(f"{path}.unreadable")
+    assert (kept.st_ino, kept.st_size) == (before.st_ino, before.st_size)
+    assert [item for item in Records(str(tmp_path)).load() if isinstance(item, Record)] == [RECORD, good]
+
+
+def test_a_folder_that_is_gone_or_full_is_told() -> None:
+    with pytest.raises(NotWritten, match=r"/nowhere.*ENOENT.*df"):
+        Records("/nowhere").save(RECORD)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "k.json").mkdir()
+    with pytest.raises(NotWritten, match="EISDIR"):
+        Records(str(tmp_path)).save(RECORD)
+    assert os.listdir(tmp_path) == ["k.json"]
+
+
+def test_records_of_pods_are_not_for_everybody(tmp_path: Path) -> None:
+    Records(str(tmp_path)).save(RECORD)
+    assert (tmp_path / "k.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_crash_loop_does_not_make_a_record_grow_for_ever() -> None:
+    record = RECORD.with_member(Member(id="sandbox", kind="sandbox", owner="oci"))
+    for number in range(3 * MAX_ENDED_MEMBERS):
+        record = record.with_member(Member(id=f"{number}", kind="container", owner="oci", ended_at=utc_now()))
+    assert [member.id for member in record.living] == ["sandbox"]
+    assert len(record.members) == MAX_ENDED_MEMBERS + 1
+    assert record.members[-1].id == f"{3 * MAX_ENDED_MEMBERS - 1}"
+
+
+def test_a_member_keeps_its_place() -> None:
+    two = RECORD.with_member(Member(id="a", kind="c", owner="o")).with_member(Member(id="b", kind="c", owner="o"))
+    assert two.with_member(two.members[0]) == two
+    assert [member.id for member in two.with_member(Member(id="a", kind="x", owner="o")).members] == ["a", "b"]
+
+
+def test_an_owner_claims_once() -> None:
+    twice = RECORD.with_claim(Claim("a", "1")).with_claim(Claim("a", "2")).with_claim(Claim("b", "3"))
+    assert twice.claims == (Claim("a", "1"), Claim("b", "3"))
+    assert twice.without_claim("a").claims == (Claim("b", "3"),)
+    assert twice.without_claim("c") == twice
+
+
+def test_the_book_tells_changes_after_they_are_on_disk(tmp_path: Path) -> None:
+    told: list[tuple[str, Record | None, bool]] = []
+    book = Book(Records(str(tmp_path)))
+    book.watch = lambda key, record: told.append((key, record, (tmp_path / "k.json").exists()))
+    book.put(RECORD)
+    book.put(RECORD)
+    book.drop("k")
+    book.drop("k")
+    assert told == [("k", RECORD, True), ("k", None, False)]
+
+
+def test_the_book_does_not_remember_what_it_could_not_write(tmp_path: Path) -> None:
+    book = Book(Records(str(tmp_path / "gone")))
+    with pytest.raises(NotWritten):
+        book.put(RECORD)
+    assert book.get("k") is None
+
+
+def test_one_key_one_writer_and_locks_of_forgotten_keys_go(tmp_path: Path) -> None:
+    book = Book(Records(str(tmp_path)))
+    inside = 0
+    most = 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(200):
+            with book.writing("k"), book.writing("k"):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(500):
+        with book.writing(str(number)):
+            pass
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert len(book._locks) == 0
+
+
+def test_times() -> None:
+    assert 0 <= seconds_since(utc_now()) < 5
+    assert seconds_since("2000-01-01T00:00:00.000000Z") > 8e8
+    assert seconds_since("2999-01-01T00:00:00.000000Z") < 0
+    for nonsense in ("", "yesterday", "2000-01-01T00:00:00Z", "2000-13-01T00:00:00.000000Z"):
+        assert seconds_since(nonsense) == float("inf")

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens without a caller: ends seen, losses noticed, runs pruned, and all taken up again after a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.plan import RECOVERED
+from resctrlmond.groups.record import Record, State, encode
+from resctrlmond.groups.settings import Settings
+from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.mount import Simulation, unmount
+from tests.groups.conftest import UID, Host, assignment
+
+CTR = "4d" * 32
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+
+
+@pytest.fixture
+def cgroup() -> Iterator[str]:
+    """A control group of the unified hierarchy, wherever that is mounted."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    path = os.path.join(top, f"resctrlmond-test-{os.getpid()}")
+    os.mkdir(path)
+    yield path
+    deadline = time.monotonic() + 10
+    while os.path.isdir(path) and time.monotonic() < deadline:
+        try:
+            os.rmdir(path)
+        except OSError:
+            time.sleep(0.01)
+
+
+def join(cgroup: str, pid: int) -> None:
+    Path(cgroup, "cgroup.procs").write_text(str(pid))
+
+
+def test_a_containers_group_ends_with_it(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+    host.manager.upkeep.tick()
+    assert host.manager.get(CTR).state is State.ACTIVE
+    end(child)
+    host.manager.upkeep.tick()
+    record = host.manager.get(CTR)
+    assert (record.state, record.baseline) == (State.COMPLETED, Quality.EXACT)
+    assert record.members[0].ended_at
+    host.check()
+
+
+def test_a_pods_group_stays_over_its_containers_and_ends_with_its_cgroup(
+    host: Host, process: Start, cgroup: str
+) -> None:
+    first, second = process(), process()
+    before = host.manager.assign(assignment(UID, first.pid, "oci", member="c1", pod_cgroup=cgroup)).record
+    end(first)
+    host.manager.upkeep.tick()
+    assert host.manager.get(UID).state is State.IDLE
+    after = host.manager.assign(assignment(UID, second.pid, "oci", member="c2", pod_cgroup=cgroup)).record
+    assert (after.nonce, after.generation, after.state) == (before.nonce, 1, State.ACTIVE)
+    end(second)
+    os.rmdir(cgroup)
+    host.manager.upkeep.tick()
+    assert host.manager.get(UID).state is State.COMPLETED
+    host.check()
+
+
+def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exec session is a child of its runtime, not of the container's first process."""
+    init, session = process(), process()
+    join(cgroup, init.pid)
+    host.manager.assign(assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
+    join(cgroup, session.pid)
+    monkeypatch.setattr("resctrlmond.groups.upkeep.SWEEP_S", 0.0)
+    host.manager.upkeep.tick()
+    assert host.tree.membership(session.pid).group == CTR
+    assert host.manager.get(CTR).baseline is Quality.EXACT
+    end(init)
+    host.manager.upkeep.tick()
+    assert host.manager.get(CTR).state is State.ACTIVE
+    end(session)
+    host.manager.upkeep.tick()
+    assert host.manager.get(CTR).state is State.COMPLETED
+
+
+def test_a_cgroup_is_assigned_as_a_whole_and_says_that_it_ran(host: Host, process: Start, cgroup: str) -> None:
+    children = [process() for _ in range(3)]
+    for child in children:
+        join(cgroup, child.pid)
+    done = host.manager.assign(
+        dataclasses.replace(assignment("unit.service", 0), pid=None, cgroup=cgroup, kind="unit")
+    )
+    assert done.moved.moved == 3
+    assert (done.record.baseline, done.record.members[0].late) == (Quality.LATE, True)
+    for child in children:
+        assert host.tree.membership(child.pid).group == "unit.service"
+        end(child)
+    host.manager.upkeep.tick()
+    assert host.manager.get("unit.service").state is State.IDLE
+
+
+def test_a_group_that_somebody_removed_is_lost_and_said(host: Host, process: Start) -> None:
+    record = host.manager.assign(assignment("k", process().pid)).record
+    os.rmdir(host.tree.full_path(record.ref))
+    host.manager.upkeep.tick()
+    lost = host.manager.get("k")
+    assert (lost.state, lost.claims) == (State.LOST, ())
+    assert "somebody else" in lost.reason
+    assert "completed_at" in host.files("k")
+    host.check()
+
+
+def test_ended_runs_go_after_their_time(host: Host) -> None:
+    host.manager.create("k", owner="a")
+    host.manager.release("k", owner="a")
+    host.manager.create("k", owner="a")
+    host.manager.release("k", owner="a")
+    host.manager.upkeep.tick()
+    assert (host.folder("records"), host.folder("groups"), host.folder("completed")) == (["k.json"], ["k"], ["k"])
+    host.manager.settings = Settings(snapshot_ttl_s=0)
+    host.manager.upkeep.tick()
+    assert (host.folder("records"), host.folder("groups"), host.folder("completed")) == ([], [], [])
+    assert host.manager.records() == []
+
+
+# -- after a restart
+
+
+def test_a_restart_changes_nothing_of_what_lives(host: Host, process: Start) -> None:
+    child = process()
+    record = host.manager.assign(assignment("k", child.pid)).record
+    found, files = host.tree.find(record.ref), host.files("k")
+    host.restart()
+    assert host.manager.get("k") == record
+    assert (host.tree.find(record.ref), host.files("k")) == (found, files)
+    assert host.manager.problems == []
+
+
+def test_what_ended_meanwhile_is_ended_at_the_start(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment(CTR, child.pid, "oci"))
+    end(child)
+    host.restart()
+    record = host.manager.get(CTR)
+    assert (record.state, record.baseline) == (State.COMPLETED, Quality.EXACT)
+    host.check()
+
+
+def test_ours_without_a_record_is_adopted_if_it_has_tasks_and_removed_if_not(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("busy", child.pid))
+    host.manager.create("empty", owner="a")
+    foreign = host.make_foreign("foreign")
+    shutil.rmtree(os.path.join(host.run, "records"))
+    os.mkdir(os.path.join(host.run, "records"))
+    host.restart()
+    record = host.manager.get("busy")
+    assert (record.state, record.baseline) == (State.ACTIVE, Quality.UNKNOWN)
+    assert host.tree.membership(child.pid).group == "busy"
+    assert host.tree.find(GroupRef("", "empty")) is None
+    assert host.tree.find(foreign) is not None
+    assert [line.split(": ", 1)[1] for line in host.manager.problems] == [
+        "was ours and of no record: adopted, with an unknown baseline",
+        "was ours, of no record and empty: removed",
+    ]
+    assert all(total.number is None for total in host.manager.read("busy")[2])
+    assert record.claimed_by(RECOVERED)
+    end(child)
+    host.manager.upkeep.tick()
+    assert host.manager.get("busy").state is State.COMPLETED
+    assert host.ours() == []
+
+
+def test_a_group_cut_before_its_nonce_is_not_removed_under_its_record(host: Host) -> None:
+    """Made, but not yet marked with its nonce: the record made it anew, and the clearing up removed that one."""
+    host.manager.create("k", owner="a")
+    os.utime(host.tree.full_path(GroupRef("", "k")), ns=(1, 1))
+    record = host.manager.get("k")
+    pending = Record(
+        key="k", group_name="k", state=State.PENDING, nonce=record.nonce, boot_id=record.boot_id, claims=record.claims
+    )
+    Path(host.run, "records", "k.json").write_bytes(encode(pending))
+    host.restart()
+    assert host.manager.get("k").state is State.IDLE
+    host.check()
+    host.manager.upkeep.tick()
+    assert host.manager.get("k").state is State.IDLE
+
+
+def test_an_unreadable_record_is_kept_and_its_group_adopted(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    path = Path(host.run, "records", "k.json")
+    damaged = path.read_bytes()[:-9]
+    path.write_bytes(damaged)
+    host.restart()
+    assert (host.manager.get("k").state, host.manager.get("k").baseline) == (State.ACTIVE, Quality.UNKNOWN)
+    assert Path(f"{path}.unreadable").read_bytes() == damaged
+    assert any("no valid record" in problem for problem in host.manager.problems)
+
+
+def test_one_bad_record_does_not_keep_the_daemon_from_starting(host: Host, process: Start) -> None:
+    host.manager.create("bad", owner="a")
+    child = process()
+    host.manager.assign(assignment(CTR, child.pid, "oci"))
+    end(child)
+    # Its snapshot is a file: what is written into it cannot be.
+    path = Path(host.run, "groups", "bad")
+    shutil.rmtree(path)
+    path.write_text("?")
+    os.rmdir(host.tree.full_path(GroupRef("", "bad")))
+    manager = host.restart()
+    assert manager.get(CTR).state is State.COMPLETED
+    assert [record.key for record in manager.records()] == [CTR, "bad"]
+
+
+def test_a_record_of_another_boot_is_lost(host: Host) -> None:
+    record = host.manager.create("k", owner="a")
+    os.rmdir(host.tree.full_path(record.ref))
+    path = Path(host.run, "records", "k.json")
+    path.write_text(path.read_text().replace(record.boot_id, "another-boot"))
+    host.restart()
+    assert host.manager.get("k").state is State.LOST
+    host.check()
+
+
+def test_a_mount_that_goes_and_comes_is_survived(tmp_path: Path, process: Start) -> None:
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    child = process()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.assign(assignment("k", child.pid))
+        waiting = host.manager.create("other", owner="a")
+        assert waiting.state is State.IDLE
+        assert unmount(host.mountpoint)
+        host.manager.upkeep.tick()
+        assert {record.state for record in host.manager.records()} == {State.LOST}
+        assert "unmounted" in host.manager.get("k").reason
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        record = host.manager.assign(assignment("k", child.pid)).record
+        assert (record.state, record.generation) == (State.ACTIVE, 2)
+        host.check()
