@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of ownership on this machine: every workload is ended and no group with our mark is left."""
+
+from __future__ import annotations
+
+from resctrlmond.groups.manager import Manager
+from resctrlmond.resctrl.errors import ResctrlError
+
+REASON = "resctrlmond gave up its groups"
+
+
+def release_all(manager: Manager) -> list[str]:
+    """End every workload, with its last values written, and remove every group that bears our mark.
+
+    Tasks lose their group and run on; foreign groups are not touched. No daemon may be running. Returns what could
+    not be done, [] if nothing of ours stands any more. Raises NotMounted.
+    """
+    # As a start does, so that what a crash cut short, or has no record, ends as what it is.
+    manager.recover()
+    problems = []
+    for record in manager.records():
+        if record.state.is_over:
+            continue
+        try:
+            with manager.book.writing(record.key):
+                manager.life.finish(record, REASON)
+        except (ResctrlError, OSError) as error:
+            problems.append(f"{record.key}: {error}")
+    # What no record speaks of even now: groups whose names are no keys.
+    for found in manager.tree.scan():
+        if found.gid != manager.life.mark.gid:
+            continue
+        try:
+            manager.tree.remove(found.ref)
+        except (ResctrlError, OSError) as error:
+            problems.append(f"{found.path}: {error}")
+    return problems
