@@ -72,22 +72,18 @@ class Bus(MessageBus):
     @classmethod
     async def open(cls, address: str | None = None) -> Bus:
         """Connect to the bus at the address (None: the system bus). Raises BusUnavailable."""
+        bus = None
         try:
             bus = cls(address)
-        except (OSError, EOFError, ValueError, DBusError) as error:
-            raise BusUnavailable(f"cannot connect to the bus: {error}") from error
-        except Exception as error:
-            # The libraries have no common type for an address that makes no sense.
-            raise BusUnavailable(f"cannot connect to the bus: {error!r}") from error
-        try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await bus.connect()
-        except Exception as error:
-            bus._release()
+        except BaseException as error:
+            if bus is not None:
+                bus._release()
+            if not isinstance(error, Exception):
+                raise
+            # Whatever it is: the libraries have no common type for an address that makes no sense.
             raise BusUnavailable(f"cannot connect to the bus: {_words(error)}") from error
-        except BaseException:
-            bus._release()
-            raise
         writer: Any = bus._writer
         writer.sock = _PatientSocket(writer.sock)
         bus._watcher = asyncio.create_task(bus._watch())
@@ -135,6 +131,8 @@ class Bus(MessageBus):
 
     async def ask(self, member: str, signature: str, *body: Any) -> Any:
         """Call a method of the bus itself and return its first value. Raises DBusError, BusUnavailable."""
+        if not self.connected:
+            raise BusUnavailable("the bus went away")
         call = Message(
             destination=BUS_NAME, path=_BUS_PATH, interface=BUS_NAME, member=member, signature=signature, body=[*body]
         )
@@ -142,6 +140,8 @@ class Bus(MessageBus):
             reply = await self.call(call)
         except (OSError, EOFError) as error:
             raise BusUnavailable(f"the bus went away: {_words(error)}") from error
+        if reply is None:
+            raise BusUnavailable("the bus went away")
         if reply.message_type is MessageType.ERROR:
             raise DBusError(reply.error_name or f"{BUS_NAME}.Error.Failed", str(reply.body[0]) if reply.body else "")
         return reply.body[0] if reply.body else None

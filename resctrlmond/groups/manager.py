@@ -340,13 +340,15 @@ def _check_has_rmid(record: Record) -> None:
 
 
 def _as_noted(record: Record | None, member: Member) -> Member:
-    """The member as it is noted already, if it is this very process: assigned again, it has not come anew."""
+    """The member as it is noted already, if it is this very process or control group: it has not come anew."""
     noted = record.member(member.id) if record else None
-    if noted is None or not noted.lives or not member.pid:
+    if noted is None or not noted.lives:
         return member
-    if (noted.pid, noted.start_time) != (member.pid, member.start_time):
-        return member
-    return replace(noted, cgroup=noted.cgroup or member.cgroup)
+    if member.pid:
+        is_same = (noted.pid, noted.start_time) == (member.pid, member.start_time)
+    else:
+        is_same = noted.cgroup == member.cgroup
+    return replace(noted, cgroup=noted.cgroup or member.cgroup) if is_same else member
 
 
 def _joined(record: Record, member: Member, assignment: Assignment) -> Record:

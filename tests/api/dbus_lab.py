@@ -89,7 +89,8 @@ def load_door(library: str, monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.delitem(sys.modules, name)
             monkeypatch.delattr(resctrlmond.api, name.rpartition(".")[2])
     door = importlib.import_module("resctrlmond.api.dbus")
-    assert importlib.import_module("resctrlmond.api._bus").LIBRARY == library
+    seam = importlib.import_module("resctrlmond.api._bus")
+    assert library == seam.LIBRARY
     return door
 
 

@@ -242,7 +242,7 @@ def test_log_control(lab: Lab) -> None:
                 await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "loud")
             with pytest.raises(BusctlError, match="Access denied"):
                 await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "info", uid=NOBODY, groups=(READERS,))
-            with pytest.raises(BusctlError, match="cannot be set|read-only|Read-only"):
+            with pytest.raises(BusctlError, match=r"cannot be set|[Rr]ead-only"):
                 await lab.busctl("set-property", NAME, *LOG, "LogTarget", "s", "null")
             assert lab.levels == ["info", "error"]
 
