@@ -163,6 +163,10 @@ class Client:
         self.bus.disconnect()
         with contextlib.suppress(EOFError, OSError):
             await self.bus.wait_for_disconnect()
+        # Older versions of the library leave this to the garbage collector.
+        for part in (self.bus._stream, self.bus._sock):
+            if part is not None:
+                part.close()
 
     async def call(
         self, member: str, signature: str = "", *body: Any, path: str = ROOT, interface: str | None = MANAGER

@@ -29,7 +29,6 @@ from tests.api.dbus_lab import (
 )
 
 INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
-ACCESS_DENIED = "org.freedesktop.DBus.Error.AccessDenied"
 OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
 INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
 LOG = ("/org/freedesktop/LogControl1", "org.freedesktop.LogControl1")
@@ -139,10 +138,9 @@ def test_calls_of_what_is_not_there(lab: Lab) -> None:
             assert (await client.refused("Fly"))[0] == f"{error}UnknownMethod"
             assert (await client.refused("List", interface="org.example.I"))[0] == f"{error}UnknownInterface"
             assert (await client.refused("List", path="/elsewhere"))[0] == f"{error}UnknownObject"
-            for element in ("_2", "%61", "_61", "a-b"):
-                if element in ("_2", "_61"):
-                    where = {"path": f"{ROOT}/group/{element}", "interface": GROUP}
-                    assert (await client.refused("Read", **where))[0] == f"{error}UnknownObject"
+            for element in ("_2", "_61"):
+                where = {"path": f"{ROOT}/group/{element}", "interface": GROUP}
+                assert (await client.refused("Read", **where))[0] == f"{error}UnknownObject"
             where = {"path": f"{ROOT}/group/none", "interface": GROUP}
             assert (await client.refused("Read", **where))[0] == "org.resctrlmon1.Error.NoSuchGroup"
             # The interface may be left out, and every peer answers these.
@@ -245,77 +243,6 @@ def test_log_control(lab: Lab) -> None:
             with pytest.raises(BusctlError, match=r"cannot be set|[Rr]ead-only"):
                 await lab.busctl("set-property", NAME, *LOG, "LogTarget", "s", "null")
             assert lab.levels == ["info", "error"]
-
-    asyncio.run(run())
-
-
-# busctl has words of its own for the standard error.
-DENIED = "user 65534 may not call|Access denied"
-READS = (
-    ("call", NAME, ROOT, MANAGER, "List"),
-    ("call", NAME, ROOT, MANAGER, "Status"),
-    ("call", NAME, ROOT, MANAGER, "Get", "s", "seen"),
-    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Read"),
-    ("get-property", NAME, f"{ROOT}/group/seen", GROUP, "Key"),
-    ("get-property", NAME, *LOG, "LogLevel"),
-    ("call", NAME, f"{ROOT}/group/seen", PROPERTIES, "GetAll", "s", ""),
-    ("call", NAME, ROOT, OBJECT_MANAGER, "GetManagedObjects"),
-    ("call", NAME, f"{ROOT}/group", INTROSPECTABLE, "Introspect"),
-    ("call", NAME, f"{ROOT}/group/seen", INTROSPECTABLE, "Introspect"),
-)
-WRITES = (
-    ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "mine", "0"),
-    ("call", NAME, ROOT, MANAGER, "Assign", "sa{sv}", "mine", "1", "pid", "x", "1"),
-    ("call", NAME, ROOT, MANAGER, "Release", "sa{sv}", "seen", "0"),
-    ("call", NAME, ROOT, MANAGER, "Move", "ss", "seen", ""),
-    ("call", NAME, ROOT, MANAGER, "Reconcile", "sas", "cli", "0"),
-    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Release", "a{sv}", "0"),
-    ("set-property", NAME, f"{ROOT}/group/seen", GROUP, "Key", "s", "x"),
-)
-
-
-def test_other_users_may_do_nothing_and_the_group_may_read(lab: Lab) -> None:
-    async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
-            await client.call("Create", "sa{sv}", "seen", {})
-            for words in (*READS, *WRITES):
-                with pytest.raises(BusctlError, match=DENIED):
-                    await lab.busctl(*words, uid=NOBODY)
-            for words in READS:
-                await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
-            for words in WRITES:
-                with pytest.raises(BusctlError, match=DENIED):
-                    await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
-            assert (await client.call("Get", "s", "seen"))["state"] == "idle"
-
-    asyncio.run(run())
-
-
-def test_properties_are_denied_under_the_standard_name(lab: Lab) -> None:
-    async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
-            await client.call("Create", "sa{sv}", "hidden", {})
-            script = f"""
-import asyncio, os, dbus_fast, dbus_fast.aio
-os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
-async def main():
-    bus = await dbus_fast.aio.MessageBus(bus_address={lab.address!r}).connect()
-    for path, interface, member, signature, body in [
-        ("{ROOT}/group/hidden", "{PROPERTIES}", "Get", "ss", ["{GROUP}", "Key"]),
-        ("{ROOT}/group/none", "{PROPERTIES}", "GetAll", "s", [""]),
-        ("{ROOT}", "{OBJECT_MANAGER}", "GetManagedObjects", "", []),
-        ("{ROOT}", "{MANAGER}", "Get", "s", ["hidden"]),
-    ]:
-        reply = await bus.call(dbus_fast.Message("{NAME}", path, interface, member, signature=signature, body=body))
-        print(reply.error_name)
-    bus.disconnect()
-asyncio.run(main())
-"""
-            import sys
-
-            process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
-            out, _ = await process.communicate()
-            assert out.decode().split() == [ACCESS_DENIED] * 3 + ["org.resctrlmon1.Error.PermissionDenied"]
 
     asyncio.run(run())
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what at the D-Bus door: real processes of other users."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from tests.api.dbus_lab import GROUP, MANAGER, NAME, NOBODY, PROPERTIES, READERS, ROOT, BusctlError, Client, Lab
+
+ACCESS_DENIED = "org.freedesktop.DBus.Error.AccessDenied"
+OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
+INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
+LOG = ("/org/freedesktop/LogControl1", "org.freedesktop.LogControl1")
+
+# busctl has words of its own for the standard error.
+DENIED = "user 65534 may not call|Access denied"
+READS = (
+    ("call", NAME, ROOT, MANAGER, "List"),
+    ("call", NAME, ROOT, MANAGER, "Status"),
+    ("call", NAME, ROOT, MANAGER, "Get", "s", "seen"),
+    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Read"),
+    ("get-property", NAME, f"{ROOT}/group/seen", GROUP, "Key"),
+    ("get-property", NAME, *LOG, "LogLevel"),
+    ("call", NAME, f"{ROOT}/group/seen", PROPERTIES, "GetAll", "s", ""),
+    ("call", NAME, ROOT, OBJECT_MANAGER, "GetManagedObjects"),
+    ("call", NAME, f"{ROOT}/group", INTROSPECTABLE, "Introspect"),
+    ("call", NAME, f"{ROOT}/group/seen", INTROSPECTABLE, "Introspect"),
+)
+WRITES = (
+    ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "mine", "0"),
+    ("call", NAME, ROOT, MANAGER, "Assign", "sa{sv}", "mine", "1", "pid", "x", "1"),
+    ("call", NAME, ROOT, MANAGER, "Release", "sa{sv}", "seen", "0"),
+    ("call", NAME, ROOT, MANAGER, "Move", "ss", "seen", ""),
+    ("call", NAME, ROOT, MANAGER, "Reconcile", "sas", "cli", "0"),
+    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Release", "a{sv}", "0"),
+    ("set-property", NAME, f"{ROOT}/group/seen", GROUP, "Key", "s", "x"),
+)
+
+
+def test_other_users_may_do_nothing_and_the_group_may_read(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            await client.call("Create", "sa{sv}", "seen", {})
+            for words in (*READS, *WRITES):
+                with pytest.raises(BusctlError, match=DENIED):
+                    await lab.busctl(*words, uid=NOBODY)
+            for words in READS:
+                await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
+            for words in WRITES:
+                with pytest.raises(BusctlError, match=DENIED):
+                    await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
+            assert (await client.call("Get", "s", "seen"))["state"] == "idle"
+
+    asyncio.run(run())
+
+
+def test_properties_are_denied_under_the_standard_name(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            await client.call("Create", "sa{sv}", "hidden", {})
+            script = f"""
+import asyncio, os, dbus_fast, dbus_fast.aio
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+async def main():
+    bus = await dbus_fast.aio.MessageBus(bus_address={lab.address!r}).connect()
+    for path, interface, member, signature, body in [
+        ("{ROOT}/group/hidden", "{PROPERTIES}", "Get", "ss", ["{GROUP}", "Key"]),
+        ("{ROOT}/group/none", "{PROPERTIES}", "GetAll", "s", [""]),
+        ("{ROOT}", "{OBJECT_MANAGER}", "GetManagedObjects", "", []),
+        ("{ROOT}", "{MANAGER}", "Get", "s", ["hidden"]),
+    ]:
+        reply = await bus.call(dbus_fast.Message("{NAME}", path, interface, member, signature=signature, body=body))
+        print(reply.error_name)
+    bus.disconnect()
+asyncio.run(main())
+"""
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
+            out, _ = await process.communicate()
+            assert out.decode().split() == [ACCESS_DENIED] * 3 + ["org.resctrlmon1.Error.PermissionDenied"]
+
+    asyncio.run(run())

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The D-Bus description against the verbs, object paths, and requests and replies as D-Bus values."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import dbus_fast
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from resctrlmond.api import dbus_interfaces as names
+from resctrlmond.api import dbus_values as values
+from resctrlmond.api import types
+from resctrlmond.api._bus import DBusError, Variant
+from resctrlmond.api.errors import ERRORS
+from resctrlmond.api.verbs import VERBS
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import Claim, Member, State
+from tests.api.dbus_lab import Client, Lab
+
+TEXT = st.text(st.characters(), max_size=30)
+OPTIONAL_TEXT = st.none() | TEXT
+NUMBER = st.integers(-(2**63), 2**63 - 1)
+GROUPS = st.builds(
+    types.Group,
+    key=TEXT,
+    class_=TEXT,
+    state=st.sampled_from(State),
+    reason=OPTIONAL_TEXT,
+    in_limbo=st.booleans(),
+    path=OPTIONAL_TEXT,
+    snapshot=OPTIONAL_TEXT,
+    generation=NUMBER,
+    baseline=st.sampled_from(Quality),
+    claims=st.lists(st.builds(Claim, owner=TEXT, since=TEXT), max_size=3).map(tuple),
+    members=st.lists(st.builds(Member, id=TEXT, kind=TEXT, owner=TEXT, pid=NUMBER), max_size=3).map(tuple),
+    attributes=st.dictionaries(TEXT, TEXT, max_size=3),
+    created_at=OPTIONAL_TEXT,
+    completed_at=OPTIONAL_TEXT,
+)
+
+
+def test_the_description_has_every_verb_with_its_fields() -> None:
+    methods = names.INTERFACES[names.MANAGER].methods
+    assert methods.keys() == VERBS.keys()
+    for name, method in methods.items():
+        request, reply = values.fields(VERBS[name].request), values.fields(VERBS[name].reply)
+        inputs = {argument.name: argument.type for argument in method.inputs}
+        options = inputs.pop("options", None)
+        assert inputs == {field: values.signature(request[field]) for field in inputs}, name
+        assert options in (None, "a{sv}")
+        assert options or inputs.keys() == request.keys(), name
+        outputs = {argument.name: argument.type for argument in method.outputs}
+        if outputs.keys() == {"result"}:
+            assert outputs == {"result": "a{sv}"}
+        else:
+            assert outputs == {field: values.signature(reply[field]) for field in reply}, name
+
+
+def test_the_description_names_every_option() -> None:
+    text = re.sub(r"\s+", " ", names.resources.files("resctrlmond.api").joinpath("org.resctrlmon1.xml").read_text())
+    for name, method in names.INTERFACES[names.MANAGER].methods.items():
+        if not any(argument.name == "options" for argument in method.inputs):
+            continue
+        comment = text[: text.index(f'<method name="{name}">')].rpartition("<!--")[2]
+        given = {argument.name for argument in method.inputs}
+        for field, shape in values.fields(VERBS[name].request).items():
+            assert field in given or f"{field} {values.signature(shape)}" in comment, f"{name}: {field}"
+
+
+def test_methods_of_groups_are_verbs_with_the_key_known() -> None:
+    for name, method in names.INTERFACES[names.GROUP].methods.items():
+        of_manager = names.INTERFACES[names.MANAGER].methods[name]
+        assert method.inputs == of_manager.inputs[1:]
+        assert method.outputs == of_manager.outputs
+
+
+def test_every_error_has_a_name_that_the_bus_takes() -> None:
+    for row in ERRORS.values():
+        assert DBusError(row.dbus, "text").type == f"org.resctrlmon1.Error.{row.name}"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@example("")
+@example("_")
+@example("9a9")
+@example("pod-1.é")
+def test_paths_round_trip(key: str) -> None:
+    element = names.escaped(key)
+    assert re.fullmatch("[A-Za-z0-9_]+", element)
+    assert not element[0].isdecimal()
+    assert names.unescaped(element) == key
+
+
+@given(st.text(st.sampled_from("a9_5f-éA\udc80"), max_size=9))
+def test_each_object_has_one_path(element: str) -> None:
+    key = names.unescaped(element)
+    assert key is None or names.escaped(key) == element
+
+
+@pytest.mark.parametrize(("key", "element"), [("", "_"), ("9a", "_39a"), ("a9", "a9"), ("a_b.c", "a_5fb_2ec")])
+def test_paths_are_those_of_systemd(key: str, element: str) -> None:
+    assert names.escaped(key) == element
+
+
+@given(GROUPS)
+def test_any_group_fits_on_the_wire(group: types.Group) -> None:
+    found = values.whole(types.GroupReply(group=group))
+    message = dbus_fast.Message(path="/a", interface="a.b", member="C", signature="a{sv}", body=[found])
+    assert message._marshall(False)
+    unpacked = dbus_fast.unpack_variants(found)["group"]
+    assert unpacked["key"] == values.text(group.key)
+    assert unpacked["generation"] == group.generation
+    assert len(unpacked["members"]) == len(group.members)
+    assert "\0" not in str(unpacked)
+
+
+SIMPLE = st.sampled_from(["s", "x", "b", "u", "d", "as", "ay", "a{ss}", "o", "g", "h"])
+OF_TYPE: dict[str, st.SearchStrategy[Any]] = {
+    "s": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    "x": NUMBER,
+    "b": st.booleans(),
+    "u": st.integers(0, 2**32 - 1),
+    "d": st.floats(),
+    "as": st.lists(st.just("a")),
+    "ay": st.binary(),
+    "a{ss}": st.dictionaries(st.just("a"), st.just("b")),
+    "o": st.just("/a"),
+    "g": st.just("s"),
+    "h": st.just(0),
+}
+VARIANTS = SIMPLE.flatmap(lambda kind: OF_TYPE[kind].map(lambda value: Variant(kind, value)))
+
+
+@given(st.dictionaries(st.sampled_from(["pid", "cgroup", "class", "takeOver", "attributes", "other"]), VARIANTS))
+def test_hostile_options_are_a_request_or_refused(options: dict[str, Any]) -> None:
+    try:
+        request = values.request(types.AssignRequest, {"key": "k"}, options)
+    except DBusError as error:
+        assert error.type == values.INVALID_ARGS
+        assert any(error.text.startswith(name) for name in options)
+        return
+    assert type(request.pid) in (int, type(None))
+    assert type(request.cgroup) in (str, type(None))
+    assert type(request.take_over) in (bool, type(None))
+    assert "other" not in options
+
+
+def test_text_of_every_kind_crosses_the_bus(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            for number, text in enumerate(["ünï", "\U0001f600", "a" * 4096]):
+                options = {"attributes": dbus_fast.Variant("a{ss}", {"text": text})}
+                made = await client.call("Create", "sa{sv}", f"text-{number}", options)
+                assert made["attributes"] == {"text": text}
+
+    asyncio.run(run())
