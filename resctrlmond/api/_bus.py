@@ -95,8 +95,9 @@ class Bus(MessageBus):
 
     async def _watch(self) -> None:
         # Awaited here alone: who awaits the library's future and is cancelled would cancel it for everybody.
+        ended: Any = self.wait_for_disconnect  # without annotations in some versions
         try:
-            await self.wait_for_disconnect()
+            await ended()
         except Exception as error:
             self.cause = _words(error)
         self._release()
