@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from resctrlmond.groups.plan import OCI, RECOVERED, RUN, Do, claims_over, recover
 from resctrlmond.groups.record import Claim, Member, Record, State
@@ -88,8 +89,15 @@ def claimed(key: str, owners: list[str], members: list[Member], pod_cgroup: str 
 
 
 def member(owner: str, ended: float | None = None, id_: str = "m") -> Member:
-    # In hundreds of seconds: the table is made when the tests are collected, and used later.
-    return Member(id=id_, kind="container", owner=owner, ended_at="" if ended is None else ago(100 * ended))
+    # Seconds ago in hundreds, which the test makes a time of: the table is made long before it is used.
+    return Member(id=id_, kind="container", owner=owner, ended_at="" if ended is None else str(ended))
+
+
+def timed(record: Record) -> Record:
+    members = [
+        replace(one, ended_at=ago(100 * float(one.ended_at)) if one.ended_at else "") for one in record.members
+    ]
+    return replace(record, members=tuple(members))
 
 
 CTR = "4d" * 32
@@ -128,5 +136,5 @@ CTR = "4d" * 32
     ],
 )
 def test_whose_claim_is_over(one: Record, gone: bool, empty: bool, over: list[str]) -> None:
-    found = claims_over(one, pod_is_gone=gone, group_is_empty=empty, linger_s=500, pod_linger_s=3000)
+    found = claims_over(timed(one), pod_is_gone=gone, group_is_empty=empty, linger_s=500, pod_linger_s=3000)
     assert found == over
