@@ -7,9 +7,9 @@ import enum
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 
 
 class Kind(enum.StrEnum):
@@ -91,6 +91,8 @@ _WORDS = {
     "Error": Status.ERROR,
     "Unassigned": Status.UNASSIGNED,
 }
+# A value has up to 20 digits and 9 decimals; the usual 28 digits would round a sum.
+_EXACTLY = Context(prec=64)
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
 
 
@@ -105,6 +107,16 @@ def parse_value(text: str) -> Value:
     if not _NUMBER.fullmatch(text):
         return Value(Status.ERROR, text[:100])
     return Value(Status.OK, text, Decimal(text) if "." in text else int(text))
+
+
+def added_values(values: Sequence[Value]) -> Value:
+    """The sum of one event's values in several groups; the first that is no number says why there is none."""
+    without = next((value for value in values if value.number is None), None)
+    if without is not None or len(values) == 1:
+        return without or values[0]
+    with localcontext(_EXACTLY):
+        number = sum((value.number for value in values if value.number is not None), start=0)
+    return Value(Status.OK, f"{number:f}" if isinstance(number, Decimal) else str(number), number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +145,8 @@ def read_mon_data(group: int) -> list[Reading]:
     """Read every counter below the group directory open as ``group``, in order of domain and event.
 
     A domain or file that vanishes meanwhile (its CPUs went offline) is left out, as the kernel does; a file that
-    cannot be read for another reason is a reading with ``Status.ERROR`` that names the reason. ENOENT, ENODEV or
-    ESTALE for mon_data itself is the caller's: the group is gone.
+    cannot be read for another reason is a reading with ``Status.ERROR`` that names the reason. Raises OSError where a
+    directory cannot be read, or we lack memory or descriptors; ENOENT, ENODEV or ESTALE says that the group is gone.
     """
     fd = os.open("mon_data", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=group)
     try:
@@ -145,6 +157,10 @@ def read_mon_data(group: int) -> list[Reading]:
     finally:
         os.close(fd)
 
+
+_GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ESTALE})
+# It passes, and then the counter can be read.
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 # mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy is as deep as the kernel goes.
 _DEPTH = 2
@@ -164,8 +180,11 @@ def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
                 finally:
                     os.close(fd)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV, errno.ESTALE):
+            if error.errno in _GONE:
                 continue
+            # A domain that cannot be looked into is no event, and a lack of ours is no value of a counter.
+            if is_directory or error.errno in _OURS:
+                raise
             yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)))
 
 

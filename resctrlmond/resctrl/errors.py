@@ -95,6 +95,8 @@ class KernelRefused(ResctrlError):
 
 # The kernel's text for a task whose closid is not that of the mon_group's parent
 # (fs/resctrl/rdtgroup.c, __rdtgroup_move_task()).
+OTHER_CLASS_REMEDY = 'Use class "follow", or allowClassChange to move the process to that class'
+CREATE = "create the monitoring group"
 _OTHER_CLASS = "Can't move task to different control group"
 # resctrl itself gives these with words. Others come from the layers above it, which leave the text of whatever
 # command was the last one: a stale word would explain them wrongly.
@@ -118,7 +120,9 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
     def make(kind: type[ResctrlError], remedy: str = "") -> ResctrlError:
         return kind(message, path=path, errno=number, status=said, remedy=remedy)
 
-    if number in (errno_.ENOSPC, errno_.EBUSY) and "Out of RMIDs" in said:
+    # Where somebody else's operation took the words away: mkdir of a monitoring group gives these for nothing else.
+    unsaid = not said and what == CREATE
+    if number in (errno_.ENOSPC, errno_.EBUSY) and (unsaid or "Out of RMIDs" in said):
         # Same text for both: EBUSY when freed RMIDs are in limbo, ENOSPC when all are in use (alloc_rmid()).
         limbo = number == errno_.EBUSY
         return RmidsExhausted(
@@ -134,7 +138,7 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
             ),
         )
     if number == errno_.EINVAL and _OTHER_CLASS in said:
-        return make(ClassMismatch, 'Use class "follow", or allowClassChange to move the process to that class')
+        return make(ClassMismatch, OTHER_CLASS_REMEDY)
     if number == errno_.ESRCH:
         return make(NoSuchProcess)
     if number in _GONE:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, ProcessChanged
+from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, NoSuchGroup, NoSuchProcess, ProcessChanged
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef, Tree
@@ -113,6 +114,14 @@ class _Sweep:
             self.tree.write_task(self.ref.path, tid)
         except NoSuchProcess:
             return False
+        except KernelRefused as error:
+            if error.errno == errno.EINVAL and self.tree.membership(tid).class_ != self.ref.class_:
+                # Somebody else's command, or even a read of some files, took the kernel's words away before we read
+                # them: this is what they were about.
+                raise ClassMismatch(
+                    f"cannot move task {tid} to another class than its own", path=error.path, errno=error.errno
+                ) from error
+            raise
         last = processes.stat(tid)
         if last is None or last.start_time == first.start_time or self.belongs(tid):
             return True

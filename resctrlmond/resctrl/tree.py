@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -193,7 +194,7 @@ class Tree:
         GroupExists, RmidsExhausted, KernelRefused. If only the mtime cannot be set, the group is removed again.
         """
         path = self.full_path(ref)
-        with self._command("create the monitoring group", path, missing=errors.NoSuchClass):
+        with self._command(errors.CREATE, path, missing=errors.NoSuchClass):
             self._clear_status()
             # One level only: where resctrl is not mounted, nothing is made.
             os.mkdir(path, 0o755)
@@ -246,9 +247,20 @@ class Tree:
         if tid <= 0:
             # 0 would be the calling thread; it is what a number from another PID namespace reads as.
             raise errors.NoSuchProcess(f"{tid} is no task id", path=path)
-        with self._command(f"move task {tid}", path):
-            # Decimal and without leading zeros, which the kernel takes for octal.
-            _write(path, b"%d\n" % tid)
+        try:
+            with self._command(f"move task {tid}", path):
+                # Decimal and without leading zeros, which the kernel takes for octal.
+                _write(path, b"%d\n" % tid)
+        except errors.KernelRefused as error:
+            # The newest kernels clear the last status with every operation on a group, also with another agent's
+            # that came in between: then the task itself is asked.
+            class_ = directory.partition(f"{_MON_GROUPS}/")[0].rstrip("/")
+            said_nothing = error.errno == errno.EINVAL and not error.status
+            if not said_nothing or class_ == directory or self.membership(tid).class_ == class_:
+                raise
+            raise errors.ClassMismatch(
+                error.message, path=path, errno=error.errno, remedy=errors.OTHER_CLASS_REMEDY
+            ) from error
 
     # -- hands
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python3 -m resctrlmond.sim MOUNTPOINT``: mounts a simulated resctrl until it is told to end."""
+"""``resctrlmond-sim MOUNTPOINT``: mounts a simulated resctrl until it is told to end."""
 
 from __future__ import annotations
 
@@ -8,25 +8,64 @@ import sys
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.mount import serve
-from resctrlmond.sim.profiles import PROFILES, profile_named
+from resctrlmond.sim.profiles import PROFILES, Kernel, Profile, profile_named
+
+PROGRAM = "resctrlmond-sim"
+
+
+def describe(profile: Profile) -> str:
+    """One line on what the machine has."""
+    count = profile.domains
+    parts = [f"{profile.num_rmids} RMIDs", f"{count} L3 cache{'s' if count > 1 else ''}"]
+    if profile.nodes_per_cache > 1:
+        parts.append(f"{profile.nodes_per_cache} nodes in each")
+    if profile.mbm_counters:
+        parts.append(f"{profile.mbm_counters} assignable bandwidth counters in each")
+    parts.append(" ".join(event.name for event in (*profile.cache_events, *profile.package_events)))
+    parts.append(f"{profile.num_closids} CLOSIDs" if profile.can_allocate else "no control groups")
+    return ", ".join(parts)
+
+
+def profiles() -> str:
+    """All machines, one a line."""
+    width = max(map(len, PROFILES))
+    return "\n".join(f"{profile.name:{width}}  {describe(profile)}" for profile in PROFILES.values())
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
-        prog="python3 -m resctrlmond.sim",
+        prog=PROGRAM,
+        usage="%(prog)s [options] MOUNTPOINT",
         description="Mount a simulated resctrl filesystem. Its counters follow a fixed model on the CPU time of "
         "the real tasks in its groups; nothing in it is a measurement.",
     )
-    made.add_argument("mountpoint", metavar="MOUNTPOINT", help="an empty directory")
+    made.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?", help="an empty directory")
+    made.add_argument("--list-profiles", action="store_true", help="print the machines to choose from, and end")
     made.add_argument("--profile", default="intel-aet", choices=PROFILES, help="the machine (default: %(default)s)")
+    made.add_argument(
+        "--kernel",
+        default=Kernel.NEWEST.value,
+        choices=[kernel.value for kernel in Kernel],
+        help="whose rules hold (default: %(default)s)",
+    )
     made.add_argument("--rmids", type=int, metavar="N", help="how many RMIDs it has, root's own included")
+    made.add_argument("--closids", type=int, metavar="N", help="how many control groups it has, root included")
     made.add_argument("--domains", type=int, metavar="N", help="how many L3 caches and packages it has")
+    made.add_argument("--counters", type=int, metavar="N", help="how many assignable bandwidth counters an L3 has")
+    made.add_argument("--lag-ms", type=float, metavar="MS", help="how often telemetry is pushed (default: 2)")
+    made.add_argument("--telemetry-bits", type=int, metavar="N", help="where telemetry wraps (default: 63)")
     made.add_argument(
         "--residue",
         type=int,
         metavar="SEED",
         help="telemetry begins with a pseudo-random history of every RMID, instead of Unavailable",
+    )
+    made.add_argument(
+        "--virtual",
+        type=int,
+        metavar="CPUS",
+        help="no real tasks: they are made and run by orders, on CPUS virtual CPUs",
     )
     made.add_argument("--until-eof", action="store_true", help="end when standard input ends")
     return made
@@ -34,12 +73,35 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Serves; returns the exit status: 0 after an orderly end, 1 if the simulation could not be mounted."""
-    options = parser().parse_args(arguments)
+    command = parser()
+    options = command.parse_args(arguments)
+    if options.list_profiles:
+        print(profiles())
+        return 0
+    if options.mountpoint is None:
+        command.error("say where to mount: MOUNTPOINT is missing")
     try:
-        profile = profile_named(options.profile, rmids=options.rmids, domains=options.domains)
-        serve(options.mountpoint, profile, options.residue, until_eof=options.until_eof)
+        if options.virtual is not None and not 1 <= options.virtual <= 1024:
+            raise ValueError(f"{options.virtual} CPUs cannot be simulated: give 1 to 1024")
+        profile = profile_named(
+            options.profile,
+            rmids=options.rmids,
+            domains=options.domains,
+            closids=options.closids,
+            counters=options.counters,
+            kernel=options.kernel,
+            lag_ms=options.lag_ms,
+            telemetry_bits=options.telemetry_bits,
+        )
+        serve(
+            options.mountpoint,
+            profile,
+            options.residue,
+            virtual_cpus=options.virtual,
+            until_eof=options.until_eof,
+        )
     except (ResctrlError, ValueError) as failure:
-        print(f"resctrlmond.sim: {failure}", file=sys.stderr)
+        print(f"{PROGRAM}: {failure}", file=sys.stderr)
         return 1
     return 0
 

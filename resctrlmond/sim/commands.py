@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Iterator
+
+from resctrlmond.sim.tree import error
 
 STATUS_BYTES = 511  # a 512-byte buffer with its NUL (fs/resctrl/rdtgroup.c)
 
@@ -18,19 +21,22 @@ class CommandStatus:
 
     def __init__(self) -> None:
         self._text = ""
+        self._cut = False
 
     def clear(self) -> None:
         """Forgets all messages."""
         self._text = ""
+        self._cut = False
 
-    def say(self, message: str) -> None:
+    def say(self, message: str, end: str = "\n") -> None:
         """Appends one line, as much of it as there is room for."""
-        text = f"{self._text}{message}\n".encode(errors="surrogateescape")
+        text = f"{self._text}{message}{end}".encode(errors="surrogateescape")
         self._text = text[:STATUS_BYTES].decode(errors="surrogateescape")
+        self._cut = self._cut or len(text) > STATUS_BYTES
 
     def show(self) -> str:
-        """The file's content: ``ok`` where there is nothing to say."""
-        return self._text or "ok\n"
+        """The file's content: ``ok`` where there is nothing to say; where there was too much, a mark at the end."""
+        return (self._text or "ok\n") + ("[truncated]\n" if self._cut else "")
 
 
 def _parse(text: str) -> int | None:
@@ -48,10 +54,14 @@ def parse_int(text: str) -> int | None:
     return value if value is not None and -(2**31) <= value < 2**31 else None
 
 
-def parse_unsigned(text: str) -> int | None:
-    """An integer as kstrtouint() with base 0 reads it: as ``parse_int``, without a sign for less than nothing."""
+def parse_unsigned(text: str) -> int:
+    """An integer as kstrtouint() with base 0 reads it. Raises EINVAL for none, ERANGE for more than 32 bits."""
     value = _parse(text)
-    return value if value is not None and "-" not in text and value < 2**32 else None
+    if value is None or "-" in text:
+        raise error(errno.EINVAL)
+    if value >= 2**32:
+        raise error(errno.ERANGE)
+    return value
 
 
 def task_tokens(command: str) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the counters show: a fixed model on CPU time, kept per RMID and domain as the hardware keeps it."""
+"""What the counters hold: a fixed model on CPU time, kept per RMID and node as the hardware keeps it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import collections
 import dataclasses
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
-from resctrlmond.sim.profiles import LLC_OCCUPANCY, Event, Kind, Profile
+from resctrlmond.sim.profiles import ENERGY_FRACTION_BITS, LLC_OCCUPANCY, Event, Kind, Profile
 
 NS = 10**9
-FRACTION_BITS = 18  # core_energy and activity (arch/x86/kernel/cpu/resctrl/intel_aet.c)
 CACHE_HALF_LIFE_SECONDS = 0.5
 MOST_RESIDUE_NS = 1000 * NS
 
@@ -22,7 +22,7 @@ def decimals(bits: int) -> int:
     return max(1, math.ceil(bits * math.log10(2)))
 
 
-def format_fixed(raw: int, bits: int = FRACTION_BITS) -> str:
+def format_fixed(raw: int, bits: int = ENERGY_FRACTION_BITS) -> str:
     """A fixed-point value as the kernel prints it: its fraction rounded half up to ``decimals(bits)`` digits."""
     if bits == 0:
         return f"{raw}.0"
@@ -31,9 +31,14 @@ def format_fixed(raw: int, bits: int = FRACTION_BITS) -> str:
     return f"{raw >> bits}.{fraction:0{digits}d}"
 
 
+def format_raw(event: Event, raw: int) -> str:
+    """A value of that event as its file prints it, without the newline."""
+    return str(raw) if event.fraction_bits is None else format_fixed(raw, event.fraction_bits)
+
+
 @dataclasses.dataclass(slots=True)
 class _Footprint:
-    """The cache lines of one RMID in one L3: tasks fill at once, what they leave halves every 0.5 s."""
+    """The cache lines of one RMID in one node: tasks fill at once, what they leave halves every 0.5 s."""
 
     level: float = 0.0
     at: float = 0.0
@@ -47,83 +52,122 @@ class _Footprint:
 
 
 class Counters:
-    """CPU nanoseconds and cache lines per (rmid, domain).
+    """CPU nanoseconds and cache lines per (rmid, node).
 
-    CPU time of an RMID is never reset, as the telemetry registers are not; MBM files subtract what was there at
+    CPU time of an RMID is never reset, as the telemetry registers are not; MBM values subtract what was there at
     ``mkdir``. RMID 0 has the host's CPU time that was charged to nobody else. ``residue_seed`` gives every RMID
     a pseudo-random history to begin with, as on a host that has been up for a while; None gives none.
+
+    Telemetry lags: cores push what they counted every 2 ms (the cover letter of the series that added
+    intel_aet.c), so what was used since the last multiple of ``profile.lag_seconds`` cannot be read yet.
     """
 
     def __init__(self, profile: Profile, residue_seed: int | None = None) -> None:
         self.profile = profile
+        self._traffic_events = [event for event in profile.cache_events if event.kind is Kind.TRAFFIC]
         self._busy: collections.Counter[tuple[int, int]] = collections.Counter()
-        self._mbm_base: dict[tuple[int, int], int] = {}
-        self._charged: collections.Counter[int] = collections.Counter()  # by domain, to RMIDs other than 0
+        self._unpushed: dict[tuple[int, int], tuple[float, int]] = {}  # (when it will be pushed, ns)
+        self._born: dict[tuple[int, int], int] = {}  # what was there when the RMID's group was made
+        self._mbm_base: dict[tuple[str, int, int], int] = {}
+        self._charged: collections.Counter[int] = collections.Counter()  # by node, to RMIDs other than 0
         self._footprints: dict[tuple[int, int], _Footprint] = {}
         self._tasks: dict[tuple[int, int], int] = {}  # as hold_cache() was last told
         if residue_seed is not None:
             chance = random.Random(residue_seed)  # noqa: S311 - a demonstration, no secret
             for rmid in range(profile.num_rmids):
-                for domain in range(profile.domains):
-                    self._busy[rmid, domain] = chance.randrange(MOST_RESIDUE_NS)
-        self._root_residue = [self._busy[0, domain] for domain in range(profile.domains)]
-        self.restart_traffic(0)
+                for node in range(profile.nodes):
+                    self._busy[rmid, node] = chance.randrange(MOST_RESIDUE_NS)
+        self._root_residue = [self._busy[0, node] for node in range(profile.nodes)]
+        self.begin_group(0)
 
-    def charge(self, rmid: int, domain: int, ns: int) -> None:
-        """Adds CPU time to an RMID other than root's."""
-        self._busy[rmid, domain] += ns
-        self._charged[domain] += ns
+    def charge(self, rmid: int, node: int, ns: int, since: float, now: float) -> None:
+        """Adds CPU time, used evenly between ``since`` and ``now``, to an RMID other than root's."""
+        if not ns:
+            return
+        self._busy[rmid, node] += ns
+        self._charged[node] += ns
+        lag = self.profile.lag_seconds
+        if not lag:
+            return
+        pushed = math.floor(now / lag) * lag
+        fresh = ns if since >= pushed else int(ns * (now - pushed) / (now - since))
+        waiting = self._waiting(rmid, node, now)
+        self._unpushed[rmid, node] = (pushed + lag, waiting + fresh)
 
-    def settle_root(self, domain: int, host_ns: int) -> None:
-        """Charges RMID 0 with what is left of the host's CPU time in that domain since the start; never less."""
-        left = self._root_residue[domain] + host_ns - self._charged[domain]
-        self._busy[0, domain] = max(self._busy[0, domain], left)
+    def _waiting(self, rmid: int, node: int, now: float) -> int:
+        """CPU time that the telemetry registers have not been told of yet."""
+        due, ns = self._unpushed.get((rmid, node), (now, 0))
+        return ns if due > now else 0
 
-    def restart_traffic(self, rmid: int) -> None:
-        """The MBM files of ``rmid`` begin at 0 from here on; telemetry goes on."""
-        for domain in range(self.profile.domains):
-            self._mbm_base[rmid, domain] = self._busy[rmid, domain]
+    def busy(self, rmid: int, node: int) -> int:
+        """The true CPU time of an RMID since power-on, lag or not."""
+        return self._busy[rmid, node]
+
+    @property
+    def active(self) -> set[int]:
+        """The RMIDs that ever used CPU time."""
+        return {rmid for (rmid, _), ns in self._busy.items() if ns}
+
+    def busy_since_birth(self, rmid: int, node: int) -> int:
+        """The true CPU time of the RMID's present group."""
+        return self._busy[rmid, node] - self._born.get((rmid, node), 0)
+
+    def settle_root(self, host_ns: Sequence[int]) -> None:
+        """Charges RMID 0 with what is left of the host's CPU time, by node since the start; never less."""
+        for node, used in enumerate(host_ns):
+            left = self._root_residue[node] + used - self._charged[node]
+            self._busy[0, node] = max(self._busy[0, node], left)
+
+    def begin_group(self, rmid: int) -> None:
+        """The traffic of a new group begins at 0; telemetry goes on."""
+        for node in range(self.profile.nodes):
+            self._born[rmid, node] = self._busy[rmid, node]
+            for event in self._traffic_events:
+                self.restart_event(event, rmid, node)
+
+    def restart_event(self, event: Event, rmid: int, node: int) -> None:
+        """One traffic counter begins at 0 again, as when an assignable counter is assigned."""
+        self._mbm_base[event.name, rmid, node] = self._busy[rmid, node]
+
+    def restart_node(self, node: int) -> None:
+        """All traffic counters of a node do, as when its CPUs come online."""
+        for rmid in range(self.profile.num_rmids):
+            for event in self._traffic_events:
+                self.restart_event(event, rmid, node)
 
     def hold_cache(self, tasks: Mapping[tuple[int, int], int], now: float) -> None:
-        """Says how many live tasks each (rmid, domain) has: each holds a share of that L3 from now on."""
+        """Says how many live tasks each (rmid, node) has: each holds a share of that cache from now on."""
         if tasks == self._tasks:
             return
         self._tasks = dict(tasks)
-        in_domain: collections.Counter[int] = collections.Counter()
-        for (_, domain), number in tasks.items():
-            in_domain[domain] += number
+        in_node: collections.Counter[int] = collections.Counter()
+        for (_, node), number in tasks.items():
+            in_node[node] += number
         for key in self._footprints.keys() | tasks.keys():
             number = tasks.get(key, 0)
-            even = self.profile.cache_bytes // max(1, in_domain[key[1]])
+            even = self.profile.node_cache_bytes // max(1, in_node[key[1]])
             footprint = self._footprints.setdefault(key, _Footprint())
             footprint.level, footprint.at = footprint.now(now), now
             footprint.held = number * min(int(LLC_OCCUPANCY.rate), even)
 
-    def occupancy(self, rmid: int, domain: int, now: float) -> int:
-        """Bytes of L3 that ``rmid`` holds, a multiple of the unit. Root has half of what the others leave."""
+    def occupancy(self, rmid: int, node: int, now: float) -> int:
+        """Bytes of cache that ``rmid`` holds, a multiple of the unit. Root has half of what the others leave."""
         if rmid == 0:
-            others = sum(f.now(now) for (_, where), f in self._footprints.items() if where == domain)
-            return self.profile.round_down(max(0, self.profile.cache_bytes - int(others)) // 2)
-        footprint = self._footprints.get((rmid, domain))
+            others = sum(f.now(now) for (_, where), f in self._footprints.items() if where == node)
+            return self.profile.round_down(max(0, self.profile.node_cache_bytes - int(others)) // 2)
+        footprint = self._footprints.get((rmid, node))
         return self.profile.round_down(int(footprint.now(now))) if footprint else 0
 
-    def raw(self, event: Event, rmid: int, domain: int, now: float) -> int | None:
-        """The value before printing: bytes, or fixed point; None: this RMID was never active on that package."""
-        busy = self._busy[rmid, domain]
-        if event.kind is Kind.OCCUPANCY:
-            return self.occupancy(rmid, domain, now)
-        if event.kind is Kind.TRAFFIC:
-            since = busy - self._mbm_base.get((rmid, domain), 0)
-            return self.profile.round_down(int(since * event.rate / NS))
-        return int((busy << FRACTION_BITS) * event.rate / NS) if busy else None
+    def traffic(self, event: Event, rmid: int, node: int, rate: Fraction) -> int:
+        """Bytes at that rate since the counter began at 0."""
+        since = self._busy[rmid, node] - self._mbm_base.get((event.name, rmid, node), 0)
+        return self.profile.round_down(int(since * rate / NS))
 
-    def text(self, event: Event, rmids: Iterable[int], domain: int, now: float) -> str:
-        """The content of a counter file: the sum over the group's own RMID and its children's, before rounding.
+    def telemetry(self, event: Event, rmid: int, domain: int, now: float) -> int | None:
+        """The register's value, in fixed point or not; None: this RMID was never active on that package.
 
-        Members without a value are left out; if none has one, the text is ``Unavailable``.
+        Registers free-run from power-on, and their bit 63 says that there is data at all (intel_aet.c).
         """
-        values = [value for rmid in rmids if (value := self.raw(event, rmid, domain, now)) is not None]
-        if not values:
-            return "Unavailable\n"
-        total = sum(values)
-        return f"{format_fixed(total) if event.kind is Kind.TELEMETRY else total}\n"
+        busy = sum(self._busy[rmid, node] - self._waiting(rmid, node, now) for node in self.profile.nodes_of(domain))
+        raw = int((busy << (event.fraction_bits or 0)) * event.rate / NS)
+        return raw & ((1 << self.profile.telemetry_bits) - 1) if busy else None

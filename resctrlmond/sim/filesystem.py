@@ -10,9 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from resctrlmond.sim.clock import Stopwatch
+from resctrlmond.sim.messages import Operation
 from resctrlmond.sim.model import Resctrl
+from resctrlmond.sim.orders import Orders
 from resctrlmond.sim.procs import ProcTable
 from resctrlmond.sim.tree import READ, SEARCH, WRITE, Caller, Directory, File, Node, error, lookup
+from resctrlmond.sim.virtual import VirtualTasks
 
 SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
 TASK_ATTRIBUTE = "user.resctrlmond.task."
@@ -44,8 +48,10 @@ class Filesystem:
         procs: ProcTable,
         context: Callable[[], tuple[int, int, int]],
         ready: Callable[[], None],
+        virtual: tuple[VirtualTasks, Stopwatch] | None = None,
     ) -> None:
         self._model = model
+        self._orders = Orders(model, virtual)
         self._procs = procs
         self._context = context
         self._ready = ready
@@ -55,8 +61,12 @@ class Filesystem:
 
     def poll(self) -> None:
         """Looks at the tasks, so that short-lived children are seen between two requests."""
-        with self._lock:
-            self._model.poll()
+        # A request may be slow on purpose: who polls has signals to look after.
+        if self._lock.acquire(timeout=0.1):
+            try:
+                self._model.accounting.poll()
+            finally:
+                self._lock.release()
 
     def init_with_config(self, _connection: Any, config: Any) -> None:
         """The kernel has mounted us; ``config`` is libfuse 3's ``struct fuse_config`` (fuse.h)."""
@@ -159,7 +169,7 @@ class Filesystem:
     # Extended attributes: what is no part of resctrl itself
 
     def getxattr(self, path: str, name: str, _position: int = 0) -> bytes:
-        """On the root: the profile's name, what /proc/TID/cpu_resctrl_groups would read, the RMIDs' state."""
+        """On the root: the profile's name, what /proc/TID/cpu_resctrl_groups would read, the RMIDs' state, orders."""
         with self._lock:
             if path != "/" or not name.startswith("user.resctrlmond."):
                 raise error(errno.EOPNOTSUPP)
@@ -167,6 +177,8 @@ class Filesystem:
                 return self._model.profile.name.encode()
             if name == RMIDS_ATTRIBUTE:
                 return self._model.rmid_counts().encode()
+            if (value := self._orders.get(name)) is not None:
+                return value
             tid = name.removeprefix(TASK_ATTRIBUTE)
             groups = self._model.task_groups(int(tid)) if tid.isascii() and tid.isdigit() else None
             if groups is None:
@@ -178,8 +190,14 @@ class Filesystem:
         return [SIMULATION_ATTRIBUTE] if path == "/" else []
 
     def setxattr(self, path: str, name: str, value: bytes, options: int, position: int = 0) -> int:  # noqa: ARG002
-        """Not simulated."""
-        raise error(errno.EOPNOTSUPP)
+        """Orders to the root's, by root alone."""
+        with self._lock:
+            if path != "/":
+                raise error(errno.EOPNOTSUPP)
+            if self._context()[0] != 0:
+                raise error(errno.EPERM)
+            self._orders.set(name, value)
+            return 0
 
     def removexattr(self, path: str, name: str) -> int:  # noqa: ARG002
         """Not simulated."""
@@ -211,6 +229,7 @@ class Filesystem:
         """mkdir(2): a new group; the umask has been applied to ``mode`` by the kernel."""
         with self._lock:
             parent, name = self._find_parent(path)
+            self._model.faults.strike(Operation.MKDIR, path.lstrip("/"))
             self._model.mkdir(parent, name, mode, self._caller())
             return 0
 
@@ -218,6 +237,7 @@ class Filesystem:
         """rmdir(2): groups go with all that is in them."""
         with self._lock:
             self._find_parent(path)
+            self._model.faults.strike(Operation.RMDIR, path.lstrip("/"))
             self._model.rmdir(self._find(path))
             return 0
 

@@ -16,7 +16,6 @@ _CN_IDX_PROC = _CN_VAL_PROC = 1  # linux/cn_proc.h
 _PROC_CN_MCAST_LISTEN = 1
 _PROC_EVENT_FORK = 1
 _NLMSG_DONE = 3
-_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 4 << 20
 
@@ -24,6 +23,11 @@ _NETLINK_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _CONNECTOR_HEADER = struct.Struct("=IIIIHH")  # idx, val, sequence, ack, length, flags
 _EVENT = struct.Struct("=IIQIIII")  # what, cpu, timestamp; of a fork: parent, its process, child, its process
 _EVENT_OFFSET = _NETLINK_HEADER.size + _CONNECTOR_HEADER.size
+
+
+def numbers_are_the_hosts() -> bool:
+    """Whether the thread numbers that the kernel tells are ours: in the host's PID namespace (PROC_PID_INIT_INO)."""
+    return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
 
 
 class ForkEvents:
@@ -39,10 +43,12 @@ class ForkEvents:
     @classmethod
     def open(cls) -> Self | None:
         """None where the kernel does not tell us: without CAP_NET_ADMIN, or in another namespace than the host's."""
-        if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:
-            # The events have the host's numbers, which are not ours.
+        if not numbers_are_the_hosts():
             return None
-        events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR)
+        try:
+            events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR)
+        except OSError:
+            return None
         try:
             events.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
             events.bind((0, _CN_IDX_PROC))
@@ -68,9 +74,9 @@ class ForkEvents:
                     raise
                 continue
             if sender == 0 and len(message) >= _EVENT_OFFSET + _EVENT.size:
-                what, _, _, parent, _, child, tgid = _EVENT.unpack_from(message, _EVENT_OFFSET)
+                what, cpu, _, parent, _, child, tgid = _EVENT.unpack_from(message, _EVENT_OFFSET)
                 if what == _PROC_EVENT_FORK:
-                    forks.append(Fork(parent, child, tgid))
+                    forks.append(Fork(parent, child, tgid, cpu))
 
     def close(self) -> None:
         """Ends the subscription."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups, and the nodes that each has: what fs/resctrl puts into a new group's directory and into info."""
+"""Groups, and the nodes that each has: what fs/resctrl puts into a new group's directory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from resctrlmond.sim.commands import cpu_list, cpu_mask
+from resctrlmond.sim.domains import Domain, Domains
 from resctrlmond.sim.profiles import Event, Profile
 from resctrlmond.sim.tasks import Ids
 from resctrlmond.sim.tree import Caller, Directory, File, Show, Store, error
@@ -28,24 +29,36 @@ class Group:
     sampled: float = float("-inf")  # when its tasks' CPU time was last counted for a reader
 
     @property
+    def members(self) -> list[Group]:
+        """The groups that its counter files sum up: itself and the monitoring groups in it."""
+        return [self, *self.children.values()]
+
+    @property
     def rmids(self) -> list[int]:
-        """The RMIDs that its counter files sum up: its own and those of the monitoring groups in it."""
-        return [self.ids.rmid, *(child.ids.rmid for child in self.children.values())]
+        """Their RMIDs."""
+        return [group.ids.rmid for group in self.members]
+
+    @property
+    def path(self) -> str:
+        """Its directory below the root, "" for the root's own group."""
+        if self.parent is None:
+            return self.name
+        return f"{self.parent.path}/mon_groups/{self.name}".lstrip("/")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handlers:
     """What the files of a group do when they are read or written; given by the model."""
 
+    touch: Callable[[], None]
     show_tasks: Callable[[Group], str]
     write_tasks: Callable[[Group, Caller, str], None]
-    show_counter: Callable[[Group, Event, int], str]
-    show_status: Show
-    show_threshold: Show
-    write_threshold: Callable[[str], None]
+    show_counter: Callable[[Group, Event, Domain], str]
+    show_assignments: Callable[[Group], str]
+    write_assignments: Callable[[Group, str], None]
 
 
-def _no_command(_caller: Caller, _command: str) -> None:
+def no_command(_caller: Caller, _command: str) -> None:
     """A file of the kernel's table without a write handler: whoever gets it open for writing is told EINVAL."""
     raise error(errno.EINVAL)
 
@@ -53,10 +66,7 @@ def _no_command(_caller: Caller, _command: str) -> None:
 class NodeFactory:
     """Makes nodes that all have one owner and one time of birth, as one mkdir(2) does."""
 
-    def __init__(self, profile: Profile, cpus: int, handlers: Handlers, owner: tuple[int, int], now_ns: int) -> None:
-        self._profile = profile
-        self._cpus = cpus
-        self._handlers = handlers
+    def __init__(self, owner: tuple[int, int], now_ns: int) -> None:
         self._owner = owner
         self._now_ns = now_ns
 
@@ -66,82 +76,97 @@ class NodeFactory:
         parent.add(made)
         return made
 
-    def _file(self, parent: Directory, name: str, mode: int, show: Show, store: Store | None = _no_command) -> None:
+    def file(self, parent: Directory, name: str, mode: int, show: Show, store: Store | None = no_command) -> None:
+        """A new file in ``parent``. ``store`` of None: it cannot even be opened for writing."""
         parent.add(File(name, mode, self._owner, self._now_ns, show=show, store=store))
 
-    def fill_group(self, group: Group) -> list[Directory]:
+
+class GroupFiles:
+    """Fills the directories of groups."""
+
+    def __init__(self, profile: Profile, domains: Domains, cpus: int, handlers: Handlers) -> None:
+        self._profile = profile
+        self._domains = domains
+        self._cpus = cpus
+        self._handlers = handlers
+
+    def fill(self, group: Group, factory: NodeFactory) -> list[Directory]:
         """All that is in a group's directory. Returns the directories, each of which stands for the group."""
         where, handlers = group.directory, self._handlers
 
         def write_tasks(caller: Caller, command: str) -> None:
             handlers.write_tasks(group, caller, command)
 
-        self._file(where, "tasks", FILE_RW, partial(handlers.show_tasks, group), write_tasks)
+        factory.file(where, "tasks", FILE_RW, self._locked(partial(handlers.show_tasks, group)), write_tasks)
         cpus = range(self._cpus) if group.ids == (0, 0) else ()
         # CPU masks and schemata can be read, but not changed, here: opening them for writing is refused.
-        self._file(where, "cpus", FILE_RW, partial(cpu_mask, cpus, self._cpus), None)
-        self._file(where, "cpus_list", FILE_RW, partial(cpu_list, cpus), None)
+        factory.file(where, "cpus", FILE_RW, self._locked(partial(cpu_mask, cpus, self._cpus)), None)
+        factory.file(where, "cpus_list", FILE_RW, self._locked(partial(cpu_list, cpus)), None)
+        if self._profile.mbm_counters:
+            self._assignments(group, factory)
         made = [where]
         if group.parent is None:
-            self._allocation_files(where)
-            made.append(self.directory(where, "mon_groups"))
-        made += self._counter_files(group)
+            self._allocation_files(where, factory)
+            made.append(factory.directory(where, "mon_groups"))
+        top = factory.directory(where, "mon_data")
+        made.append(top)
+        for domain in self._domains.all:
+            made += self.add_domain(group, top, domain, factory)
         return made
 
-    def _allocation_files(self, where: Directory) -> None:
+    def _locked(self, show: Show) -> Show:
+        """A file of a group, which is locked while it is read."""
+
+        def show_locked() -> str:
+            self._handlers.touch()
+            return show()
+
+        return show_locked
+
+    def _assignments(self, group: Group, factory: NodeFactory) -> None:
+        handlers = self._handlers
+
+        def write(_caller: Caller, command: str) -> None:
+            handlers.write_assignments(group, command)
+
+        show = partial(handlers.show_assignments, group)
+        factory.file(group.directory, "mbm_L3_assignments", FILE_RW, self._locked(show), write)
+
+    def _allocation_files(self, where: Directory, factory: NodeFactory) -> None:
         profile = self._profile
         mask = f"{(1 << profile.cbm_bits) - 1:x}"
-        self._file(where, "schemata", FILE_RW, partial(self._by_domain, mask), None)
-        self._file(where, "mode", FILE_RW, lambda: "shareable\n", None)
-        self._file(where, "size", FILE_RO, partial(self._by_domain, str(profile.cache_bytes)))
+        factory.file(where, "schemata", FILE_RW, self._locked(partial(self._by_cache, mask)), None)
+        factory.file(where, "mode", FILE_RW, self._locked(lambda: "shareable\n"), None)
+        factory.file(where, "size", FILE_RO, self._locked(partial(self._by_cache, str(profile.cache_bytes))))
 
-    def _by_domain(self, value: str) -> str:
+    def _by_cache(self, value: str) -> str:
         if not self._profile.can_allocate:
             return ""
-        return "L3:" + ";".join(f"{domain}={value}" for domain in range(self._profile.domains)) + "\n"
+        return "L3:" + ";".join(f"{number}={value}" for number in self._domains.online_caches()) + "\n"
 
-    def _counter_files(self, group: Group) -> Iterator[Directory]:
-        top = self.directory(group.directory, "mon_data")
-        yield top
-        for resource, events in self._profile.resources:
-            for domain in range(self._profile.domains):
-                where = self.directory(top, f"mon_{resource}_{domain:02d}")
-                for event in events:
-                    # No write operation at all: EACCES whatever the mode.
-                    show = partial(self._handlers.show_counter, group, event, domain)
-                    self._file(where, event.name, FILE_RO, show, None)
-                yield where
+    def add_domain(self, group: Group, top: Directory, domain: Domain, factory: NodeFactory) -> Iterator[Directory]:
+        """The directory of a domain, and those of its parts, where they are online."""
+        if not self._domains.is_online(domain):
+            return
+        where = factory.directory(top, domain.name)
+        for event in domain.events:
+            # No write operation at all: EACCES whatever the mode.
+            show = partial(self._handlers.show_counter, group, event, domain)
+            factory.file(where, event.name, FILE_RO, self._locked(show), None)
+        yield where
+        for part in domain.parts:
+            yield from self.add_domain(group, where, part, factory)
 
-    def fill_info(self, root: Directory) -> None:
-        """``info`` and all that is in it."""
-        profile, handlers = self._profile, self._handlers
-        info = self.directory(root, "info", 0o755)
-        self._file(info, "last_cmd_status", FILE_RO, handlers.show_status)
-        if profile.can_allocate:
-            self._allocation_info(self.directory(info, "L3"))
-        for resource, events in profile.resources:
-            where = self.directory(info, f"{resource}_MON")
-            features = "".join(f"{event.name}\n" for event in events)
-            self._file(where, "num_rmids", FILE_RO, lambda: f"{profile.num_rmids}\n")
-            self._file(where, "mon_features", FILE_RO, partial(str, features))
-            if resource == "L3":
-                self._file(where, "mbm_assign_mode", FILE_RW, lambda: "[default]\n", None)
-                self._file(
-                    where,
-                    "max_threshold_occupancy",
-                    FILE_RW,
-                    handlers.show_threshold,
-                    lambda _caller, command: handlers.write_threshold(command),
-                )
+    def place(self, group: Group, leaf: Domain, whole: Domain | None, *, online: bool) -> tuple[Directory, Domain]:
+        """Where a domain that has just been switched has its directory in a group, and which one comes or goes.
 
-    def _allocation_info(self, where: Directory) -> None:
-        bits, domains = self._profile.cbm_bits, range(self._profile.domains)
-        for name, text in {
-            "num_closids": f"{self._profile.num_closids}\n",
-            "cbm_mask": f"{(1 << bits) - 1:x}\n",
-            "min_cbm_bits": "1\n",
-            "shareable_bits": "0\n",
-            "sparse_masks": "0\n",
-            "bit_usage": ";".join(f"{domain}={'S' * bits}" for domain in domains) + "\n",
-        }.items():
-            self._file(where, name, FILE_RO, partial(str, text))
+        That is the L3 that it is a part of (``whole``) if it is the first node to come or the last to go.
+        """
+        top = group.directory.children["mon_data"]
+        assert isinstance(top, Directory)
+        if whole is None:
+            return top, leaf
+        outer = top.children.get(whole.name)
+        if isinstance(outer, Directory) and (online or self._domains.is_online(whole)):
+            return outer, leaf
+        return top, whole

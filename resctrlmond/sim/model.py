@@ -3,108 +3,104 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import time
-from collections.abc import Callable, Collection
 
-from resctrlmond.sim.commands import CommandStatus, parse_int, parse_unsigned, task_tokens
+from resctrlmond.sim.abmc import Assignments
+from resctrlmond.sim.accounting import Accounting
+from resctrlmond.sim.clock import Clock
+from resctrlmond.sim.commands import CommandStatus
 from resctrlmond.sim.counters import Counters
-from resctrlmond.sim.groups import Group, Handlers, NodeFactory
+from resctrlmond.sim.domains import Domain, Domains
+from resctrlmond.sim.faults import Faults
+from resctrlmond.sim.groups import Group, GroupFiles, Handlers, NodeFactory
+from resctrlmond.sim.info import InfoFiles
+from resctrlmond.sim.joining import Joining
+from resctrlmond.sim.messages import Operation, Truth
 from resctrlmond.sim.profiles import Event, Kind, Profile
+from resctrlmond.sim.readings import Readings
 from resctrlmond.sim.rmids import RmidPool
-from resctrlmond.sim.tasks import DEFAULT, Ids, Tasks, TaskTable
+from resctrlmond.sim.tasks import DEFAULT, Ids, TaskTable
 from resctrlmond.sim.tree import Caller, Directory, Node, error, walk
+from resctrlmond.sim.truth import Ledger
 
-# A counter may lag by as much on real hardware: cores push telemetry every 2 ms.
-LAG_SECONDS = 0.002
-SAMPLE_SECONDS = 0.05
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Clock:
-    """``monotonic`` in seconds rules limbo and cache decay; ``wall_ns`` stamps new nodes."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    wall_ns: Callable[[], int] = time.time_ns
+# How old the CPU time in a counter file may be; telemetry lags as much on real hardware.
+FRESH_SECONDS = 0.002
+ROOT_MODE = 0o555  # as kernfs makes it; info, mon_groups and mon_data inherit it
 
 
 class Resctrl:
-    """One mounted resctrl of the newest kernels (6.16 and later, where mkdir clears last_cmd_status).
+    """One mounted resctrl.
 
     Operations take nodes of ``root`` and raise ``OSError`` with the kernel's errno; names and modes are checked,
     file permissions are the caller's business. Not thread-safe.
+
+    The rules are those of fs/resctrl in Linux 7; of Linux 6.12 (arch/x86/kernel/cpu/resctrl/rdtgroup.c) where the
+    profile says so: there mkdir and rmdir leave last_cmd_status as it is, where no group can be made it says EPERM
+    even in info, and there is no mbm_assign_mode.
     """
 
     def __init__(
-        self,
-        profile: Profile,
-        table: TaskTable,
-        clock: Clock | None = None,
-        residue_seed: int | None = None,
+        self, profile: Profile, table: TaskTable, clock: Clock | None = None, residue_seed: int | None = None
     ) -> None:
         self.profile = profile
         self.clock = clock or Clock()
         self.status = CommandStatus()
+        self.faults = Faults()
+        self.domains = Domains(profile)
         self.counters = Counters(profile, residue_seed)
+        self.ledger = Ledger(profile, self.counters)
         occupancy = self.counters.occupancy if profile.has_limbo else None
-        self.rmids = RmidPool(profile.num_rmids, profile.domains, profile.default_threshold, occupancy)
+        self.rmids = RmidPool(profile.num_rmids, profile.nodes, profile.default_threshold, occupancy)
         self._table = table
-        self._tasks = Tasks(table, self._charge)
-        self._host_start = dict(table.host_cpu_ns())
-        self._sampled = float("-inf")
-        self._handlers = Handlers(
+        self.accounting = Accounting(profile, table, self.counters, self.ledger, self.clock.monotonic)
+        self._tasks = self.accounting.tasks
+        self.assignments = Assignments(
+            profile, self.status, self.counters, self.domains.online_caches, self.accounting.look
+        )
+        self._joining = Joining(profile, self.status, table, self._tasks)
+        self._readings = Readings(self.counters, self.domains, self.assignments, self.faults)
+        self.root = Directory("", ROOT_MODE, (0, 0), self.clock.wall_ns())
+        self.default = Group("", DEFAULT, self.root)
+        # Every directory that stands for a group (kernfs' priv), and every control group by its CLOSID.
+        self._group_of: dict[Directory, Group] = {}
+        self._classes = {DEFAULT.closid: self.default}
+        self._group_files = GroupFiles(profile, self.domains, table.cpus, self._handlers())
+        self._populate()
+
+    def _handlers(self) -> Handlers:
+        return Handlers(
+            touch=self._touch,
             show_tasks=self._show_tasks,
             write_tasks=self._write_tasks,
             show_counter=self._show_counter,
-            show_status=self.status.show,
-            show_threshold=lambda: f"{self.rmids.threshold}\n",
-            write_threshold=self._write_threshold,
+            show_assignments=lambda group: self.assignments.show_group(group.ids.rmid),
+            write_assignments=lambda group, command: self.assignments.write_group(group.ids.rmid, command),
         )
-        # Every directory that stands for a group (kernfs' priv), and every control group by its CLOSID.
-        self._group_of: dict[Directory, Group] = {}
-        now_ns = self.clock.wall_ns()
-        self.root = Directory("", 0o755, (0, 0), now_ns)
-        self.default = Group("", DEFAULT, self.root)
-        self._classes = {DEFAULT.closid: self.default}
-        factory = self._factory((0, 0), now_ns)
-        self._group_of.update(dict.fromkeys(factory.fill_group(self.default), self.default))
-        factory.fill_info(self.root)
 
-    def _factory(self, owner: tuple[int, int], now_ns: int) -> NodeFactory:
-        return NodeFactory(self.profile, self._table.cpus, self._handlers, owner, now_ns)
+    def _touch(self) -> None:
+        """A live group is locked for an operation: newer kernels clear last_cmd_status (rdtgroup_kn_lock_live())."""
+        if not self.profile.is_old:
+            self.status.clear()
 
-    # Looking at tasks
+    def _populate(self) -> None:
+        factory = NodeFactory((0, 0), self.clock.wall_ns())
+        self._fill(self.default, factory)
+        InfoFiles(self.profile, self.status, self.rmids, self.assignments).fill(self.root, factory)
+        self.assignments.new_group(DEFAULT.rmid)
 
-    def poll(self) -> None:
-        """To be called often: sees new threads while their parents live, and counts CPU time every 50 ms."""
-        now = self.clock.monotonic()
-        if self._tasks:
-            self._tasks.look()
-            if now - self._sampled >= SAMPLE_SECONDS:
-                self._sample(None)
+    def _fill(self, group: Group, factory: NodeFactory) -> None:
+        self._group_of.update(dict.fromkeys(self._group_files.fill(group, factory), group))
 
-    def _look(self, rmids: Collection[int] | None) -> None:
-        """The state of tasks as it is now, as far as it concerns these RMIDs (None: all)."""
-        if self._tasks:
-            self._tasks.look()
-            self._sample(rmids)
+    @property
+    def groups(self) -> list[Group]:
+        """All groups, the root's own first."""
+        return [group for control in self._classes.values() for group in control.members]
 
-    def _sample(self, rmids: Collection[int] | None) -> None:
-        self._tasks.sample(rmids)
-        now = self.clock.monotonic()
-        self._update_cache(now)
-        if rmids is None:
-            self._sampled = now
-
-    def _update_cache(self, now: float) -> None:
-        self.counters.hold_cache(self._tasks.live(self._domain_of), now)
-
-    def _domain_of(self, cpu: int) -> int:
-        return self.profile.domain_of(cpu, self._table.cpus)
-
-    def _charge(self, rmid: int, cpu: int, ns: int) -> None:
-        self.counters.charge(rmid, self._domain_of(cpu), ns)
+    def truth(self, tid: int | None = None, rmid: int | None = None) -> Truth:
+        """What was used in truth, by everybody, by the threads that had this number, or by this RMID."""
+        self.accounting.look()
+        self.accounting.settle_root()
+        return self.ledger.tell({group.ids.rmid: group.path for group in self.groups}, tid, rmid)
 
     def task_groups(self, tid: int) -> str | None:
         """What ``/proc/TID/cpu_resctrl_groups`` would read; None if there is no such task."""
@@ -132,22 +128,31 @@ class Resctrl:
         if "\n" in name:
             raise error(errno.EINVAL)
         control = parent is self.root and self.profile.can_allocate
-        over = self._group_of.get(parent)
-        if over is None:
-            raise error(errno.ENODEV)
-        self.status.clear()
-        if not control and (parent.name != "mon_groups" or name == "mon_groups"):
-            raise error(errno.EPERM)
+        over = self._may_hold(parent, name, control=control)
         ids = self._allocate(None if control else over.ids.closid)
-        factory = self._factory((caller.uid, caller.gid), self.clock.wall_ns())
+        factory = NodeFactory((caller.uid, caller.gid), self.clock.wall_ns())
         directory = factory.directory(parent, name, mode & 0o7777)
         group = Group(name, ids, directory, None if control else over)
-        self._group_of.update(dict.fromkeys(factory.fill_group(group), group))
+        self._fill(group, factory)
         if control:
             self._classes[ids.closid] = group
         else:
             over.children[name] = group
-        self.counters.restart_traffic(ids.rmid)
+        self.counters.begin_group(ids.rmid)
+        self.assignments.new_group(ids.rmid)
+
+    def _may_hold(self, parent: Directory, name: str, *, control: bool) -> Group:
+        """The group in which ``parent`` is; raises EPERM or ENODEV where no group can be made."""
+        permitted = control or (parent.name == "mon_groups" and name != "mon_groups")
+        over = self._group_of.get(parent)
+        if self.profile.is_old and not permitted:
+            raise error(errno.EPERM)
+        if over is None:
+            raise error(errno.ENODEV)
+        self._touch()
+        if not permitted:
+            raise error(errno.EPERM)
+        return over
 
     def _allocate(self, closid: int | None) -> Ids:
         """An RMID for that class, or, with None, for the lowest free one."""
@@ -162,24 +167,35 @@ class Resctrl:
             self.status.say("Out of RMIDs")
             raise
 
+    def _group_at(self, node: Node) -> Group | None:
+        """The group whose own directory this is."""
+        group = self._group_of.get(node) if isinstance(node, Directory) else None
+        return group if group and group.directory is node else None
+
     def rmdir(self, node: Node) -> None:
         """Removes a group, with tasks or without; its tasks go to the group above (rdtgroup_rmdir())."""
-        group = self._group_of.get(node) if isinstance(node, Directory) else None
-        if group is None or group.directory is not node or group is self.default:
+        if isinstance(node, Directory) and node in self._group_of:
+            self._touch()
+        group = self._group_at(node)
+        if group is None or group is self.default:
             raise error(errno.EPERM)
-        self._look(group.rmids)
+        self.accounting.look(group.rmids)
         # A control group takes its monitoring groups along; all their tasks end in root's.
         after = group.parent or self.default
         for gone in [*group.children.values(), group]:
             self._tasks.regroup(gone.ids, after.ids)
         now = self.clock.monotonic()
-        self._update_cache(now)
+        self.accounting.update_cache()
         for rmid in group.rmids:
+            self.assignments.drop_group(rmid)
             self.rmids.free(rmid, now)
         if group.parent:
             del group.parent.children[group.name]
         else:
             del self._classes[group.ids.closid]
+        self._remove(node)
+
+    def _remove(self, node: Node) -> None:
         for inner in walk(node):
             if isinstance(inner, Directory):
                 self._group_of.pop(inner, None)
@@ -191,13 +207,16 @@ class Resctrl:
         home = node if isinstance(node, Directory) else node.parent
         group = self._group_of.get(home) if home else None
         above = self._group_of.get(target)
-        if group is None or above is None:
+        # A file of info/L3_MON passes for a group's here: its directory has a resource where others have a group.
+        of_resource = home is not node and home is not None and home.parent is self.root.children["info"]
+        if (group is None and not of_resource) or above is None:
             raise error(errno.ENOENT)
         self.status.clear()
         self._check_rename(node, group, target, name)
+        assert group is not None
         assert group.parent is not None
         assert node.parent is not None
-        self._look(group.rmids)
+        self.accounting.look(group.rmids)
         now_ns = self.clock.wall_ns()
         node.parent.detach(node, now_ns)
         node.name = name
@@ -209,10 +228,10 @@ class Resctrl:
         above.children[name] = group
         self._tasks.regroup(before, group.ids)
 
-    def _check_rename(self, node: Node, group: Group, target: Directory, name: str) -> None:
+    def _check_rename(self, node: Node, group: Group | None, target: Directory, name: str) -> None:
         if not isinstance(node, Directory):
-            self.status.say("Source and destination must be directories")
-        elif group.parent is None or node is not group.directory:
+            self.status.say("Source and destination must be directories", end="")
+        elif group is None or group.parent is None or node is not group.directory:
             self.status.say("Source must be a MON group")
         elif target.name != "mon_groups" or name == "mon_groups":
             self.status.say("Destination must be a mon_groups subdirectory")
@@ -222,84 +241,65 @@ class Resctrl:
             return
         raise error(errno.EPERM)
 
+    def steal(self, node: Node, tid: int) -> None:
+        """Another agent moves one thread into the group of that directory, whatever faults befall others."""
+        group = self._group_at(node)
+        if group is None:
+            raise error(errno.ENOENT)
+        self._tasks.look()
+        self._joining.write(group, Caller(0, 0, tid), str(tid))
+        self.accounting.update_cache()
+
+    # CPUs come and go
+
+    def set_online(self, name: str, online: bool) -> None:
+        """The last CPU of a domain goes offline, or one comes back (resctrl_offline_mon_domain() and its like).
+
+        Its directories go from all groups and come anew; traffic begins at 0 then, telemetry goes on. Raises
+        ENOENT for a domain that is not there, or is in that state already.
+        """
+        self.accounting.look()
+        switched = self.domains.set_online(name, online)
+        if switched is None:
+            raise error(errno.ENOENT)
+        leaf, whole = switched
+        if leaf in self.domains.caches or whole:  # packages have neither limbo nor traffic
+            node = leaf.nodes[0]
+            self.rmids.set_online(node, online)
+            if online:
+                self.counters.restart_node(node)
+            else:
+                self.assignments.drop_domain(leaf.number)
+        factory = NodeFactory((0, 0), self.clock.wall_ns())
+        for group in self.groups:
+            where, shown = self._group_files.place(group, leaf, whole, online=online)
+            if online:
+                made = self._group_files.add_domain(group, where, shown, factory)
+                self._group_of.update(dict.fromkeys(made, group))
+            else:
+                self._remove(where.children[shown.name])
+
     # What files show and take
 
     def _show_tasks(self, group: Group) -> str:
-        self._look(None if group is self.default else group.rmids)
-        if group.parent is not None:
-            tids = [m.tid for m in self._tasks.members() if m.ids.rmid == group.ids.rmid]
-        elif not self.profile.can_allocate:
-            tids = []
-        elif group is self.default:
-            tids = [tid for tid in self._table.threads() if self._tasks.ids(tid).closid == 0]
-        else:
-            tids = [m.tid for m in self._tasks.members() if m.ids.closid == group.ids.closid]
-        return "".join(f"{tid}\n" for tid in tids)
-
-    def _show_counter(self, group: Group, event: Event, domain: int) -> str:
-        now = self.clock.monotonic()
-        if now - group.sampled >= LAG_SECONDS:
-            # Root's own share is what the others leave, so it takes all of them.
-            self._look(None if group is self.default else group.rmids)
-            group.sampled = now
-        if group is self.default and event.kind is not Kind.OCCUPANCY:
-            self._settle_root()
-        return self.counters.text(event, group.rmids, domain, now)
-
-    def _settle_root(self) -> None:
-        used = [0] * self.profile.domains
-        for cpu, ns in self._table.host_cpu_ns().items():
-            used[self._domain_of(cpu)] += ns - self._host_start.get(cpu, 0)
-        for domain, ns in enumerate(used):
-            self.counters.settle_root(domain, ns)
-
-    def _write_threshold(self, command: str) -> None:
-        value = parse_unsigned(command)
-        if value is None or value > self.profile.cache_bytes:
-            raise error(errno.EINVAL)
-        self.rmids.threshold = self.profile.round_down(value)
+        self.accounting.look(None if group is self.default else group.rmids)
+        return self._joining.show(group)
 
     def _write_tasks(self, group: Group, caller: Caller, command: str) -> None:
-        """rdtgroup_tasks_write(): stops at the first task that fails; the ones before it have moved."""
-        self.status.clear()
+        self.faults.strike(Operation.TASKS, group.path)
         self._tasks.look()
         try:
-            for token in task_tokens(command):
-                self._run_token(group, caller, token)
+            self._joining.write(group, caller, command)
         finally:
-            self._update_cache(self.clock.monotonic())
+            self.accounting.update_cache()
 
-    def _run_token(self, group: Group, caller: Caller, token: str) -> None:
-        number = parse_int(token)
-        if number is None:
-            self.status.say(f"Task list parsing error pid {token}")
-            raise error(errno.EINVAL)
-        if number < 0:
-            self.status.say(f"Invalid pid {number}")
-            raise error(errno.EINVAL)
-        try:
-            self._move_task(group, caller, number)
-        except OSError:
-            self.status.say(f"Error while processing task {number}")
-            raise
-
-    def _move_task(self, group: Group, caller: Caller, number: int) -> None:
-        """One thread into the group; 0 is the caller itself. Raises ESRCH, EPERM or EINVAL."""
-        tid = number or caller.tid
-        credentials = self._table.credentials(tid)
-        if credentials is None:
-            self.status.say(f"No task {tid}")
-            raise error(errno.ESRCH)
-        if caller.uid not in (0, *credentials):
-            self.status.say(f"No permission to move task {tid}")
-            raise error(errno.EPERM)
-        self._tasks.check(tid)
-        before = self._tasks.ids(tid)
-        if before == group.ids:
-            return
-        if group.parent is not None and before.closid != group.ids.closid:
-            self.status.say("Can't move task to different control group")
-            raise error(errno.EINVAL)
-        if not self._tasks.join(tid, group.ids):
-            self.status.say(f"No task {tid}")
-            raise error(errno.ESRCH)
+    def _show_counter(self, group: Group, event: Event, domain: Domain) -> str:
+        self.faults.strike(Operation.READ, group.path, domain.name, event.name)
+        now = self.clock.monotonic()
+        if now - group.sampled >= FRESH_SECONDS:
+            # Root's own share is what the others leave, so it takes all of them.
+            self.accounting.look(None if group is self.default else group.rmids)
+            group.sampled = now
+        if group is self.default and event.kind is not Kind.OCCUPANCY:
+            self.accounting.settle_root()
+        return self._readings.text(group, event, domain, now)

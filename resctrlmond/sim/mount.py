@@ -21,11 +21,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.sim.clock import Clock, Stopwatch
 from resctrlmond.sim.filesystem import Filesystem
-from resctrlmond.sim.forks import ForkEvents
 from resctrlmond.sim.model import Resctrl
 from resctrlmond.sim.procs import ProcTable
-from resctrlmond.sim.profiles import Profile, profile_named
+from resctrlmond.sim.profiles import Kernel, Profile, profile_named
+from resctrlmond.sim.virtual import VirtualTasks
 
 FSTYPE = "resctrlmond-sim"  # reads fuse.resctrlmond-sim in /proc/self/mountinfo
 POLL_SECONDS = 0.005
@@ -93,21 +94,26 @@ def unmount(mountpoint: str) -> bool:
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
-def serve(mountpoint: str, profile: Profile, residue: int | None, *, until_eof: bool) -> None:
+def serve(
+    mountpoint: str, profile: Profile, residue: int | None, *, virtual_cpus: int | None, until_eof: bool
+) -> None:
     """Mounts, says so on standard output, and serves until SIGTERM, SIGINT, SIGHUP or an unmount.
 
-    ``until_eof``: also until standard input ends, as it does when the parent process dies.
+    ``virtual_cpus``: not on the host's tasks but on virtual ones, on so many CPUs. ``until_eof``: also until
+    standard input ends, as it does when the parent process dies.
     """
     check_mountpoint(mountpoint)
     fuse = load_fuse()
     mountpoint = os.path.abspath(mountpoint)
-    fork_events = ForkEvents.open()
-    procs = ProcTable(fork_events)
+    procs = ProcTable.open() if virtual_cpus is None else ProcTable()
+    virtual = (VirtualTasks(virtual_cpus), Stopwatch()) if virtual_cpus else None
 
     def announce() -> None:
         print(f"simulated resctrl (profile {profile.name}) on {mountpoint}: NOT hardware", flush=True)
 
-    filesystem = Filesystem(Resctrl(profile, procs, residue_seed=residue), procs, fuse.fuse_get_context, announce)
+    table, clock = (virtual[0], Clock(virtual[1].now)) if virtual else (procs, Clock())
+    model = Resctrl(profile, table, clock, residue)
+    filesystem = Filesystem(model, procs, fuse.fuse_get_context, announce, virtual)
     # Blocked everywhere, so that the watching thread alone takes them: libfuse's own handlers can miss a signal
     # that comes just before they wait for a request.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
@@ -132,8 +138,7 @@ def serve(mountpoint: str, profile: Profile, residue: int | None, *, until_eof: 
     finally:
         ended.set()
         watcher.join()
-        if fork_events:
-            fork_events.close()
+        procs.close()
 
 
 def _watch(filesystem: Filesystem, mountpoint: str, until_eof: bool, ended: threading.Event) -> None:
@@ -168,7 +173,8 @@ class Simulation:
     """A simulated resctrl, served by a child process: while the block runs, ``mountpoint`` is mounted.
 
     A process of its own, so that file operations of this one never wait for this one. It unmounts and ends when
-    the block does, when it gets SIGTERM, and when this process dies. ``residue`` as in ``Counters``.
+    the block does, when it gets SIGTERM, and when this process dies. ``residue`` as in ``Counters``; the numbers as
+    in ``profile_named``; ``virtual_cpus``: tasks are virtual (see ``Control``), on so many CPUs.
     Raises ``SimulationFailed``, and ``ValueError`` for a profile or number that does not exist.
     """
 
@@ -179,11 +185,33 @@ class Simulation:
         rmids: int | None = None,
         *,
         domains: int | None = None,
+        closids: int | None = None,
+        counters: int | None = None,
+        kernel: str = Kernel.NEWEST,
+        lag_ms: float | None = None,
+        telemetry_bits: int | None = None,
         residue: int | None = None,
+        virtual_cpus: int | None = None,
     ) -> None:
         self.mountpoint = os.path.abspath(mountpoint)
-        self.profile = profile_named(profile, rmids=rmids, domains=domains)
-        self._residue = residue
+        numbers: dict[str, Any] = {
+            "rmids": rmids,
+            "domains": domains,
+            "closids": closids,
+            "counters": counters,
+            "kernel": kernel,
+            "lag_ms": lag_ms,
+            "telemetry_bits": telemetry_bits,
+        }
+        self.profile = profile_named(profile, **numbers)
+        numbers |= {"profile": profile, "residue": residue, "virtual": virtual_cpus}
+        # As the command line has them: --lag-ms 0.5
+        self._options = [
+            word
+            for name, value in numbers.items()
+            if value is not None
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
         self._server: subprocess.Popen[str] | None = None
 
     @property
@@ -194,15 +222,8 @@ class Simulation:
     def start(self) -> None:
         """Starts the server and waits until the filesystem is mounted."""
         check_mountpoint(self.mountpoint)
-        options = {
-            "--profile": self.profile.name,
-            "--rmids": self.profile.num_rmids,
-            "--domains": self.profile.domains,
-        }
-        if self._residue is not None:
-            options["--residue"] = self._residue
         command = [sys.executable, "-m", "resctrlmond.sim", self.mountpoint, "--until-eof"]
-        command += [str(word) for option in options.items() for word in option]
+        command += self._options
         package = str(Path(__file__).parents[2])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         with tempfile.TemporaryFile("w+") as complaints:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from typing import Self
 
+from resctrlmond.sim.exits import ExitRecords
 from resctrlmond.sim.forks import ForkEvents
-from resctrlmond.sim.tasks import Fork, TaskStat
+from resctrlmond.sim.tasks import Exit, Fork, TaskStat
 
 _NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 
@@ -23,19 +25,36 @@ def _read(path: str) -> str | None:
 
 
 class ProcTable:
-    """Tasks of this PID namespace. CPU time is utime + stime, so it moves in clock ticks (10 ms).
+    """Tasks of this PID namespace. CPU time is what the scheduler counted, in nanoseconds (proc_pid_schedstat(5)).
 
     Without ``fork_events``, forks have to be found by listing all threads. Which thread of a process forked a child
     is then told by ``/proc/PID/task/TID/children``, and by nobody on a kernel without CONFIG_PROC_CHILDREN.
+    Without ``exit_records`` nobody tells what a task used between the last look at it and its end.
     """
 
-    def __init__(self, fork_events: ForkEvents | None) -> None:
+    def __init__(self, fork_events: ForkEvents | None = None, exit_records: ExitRecords | None = None) -> None:
         self.cpus = os.cpu_count() or 1
         self._fork_events = fork_events
+        self._exit_records = exit_records
+
+    @classmethod
+    def open(cls) -> Self:
+        """With all that the kernel tells us."""
+        return cls(ForkEvents.open(), ExitRecords.open())
+
+    def close(self) -> None:
+        """Ends the subscriptions."""
+        for subscription in (self._fork_events, self._exit_records):
+            if subscription:
+                subscription.close()
 
     def forks(self) -> list[Fork] | None:
         """Every fork since the last call; None without ``fork_events``."""
         return self._fork_events.drain() if self._fork_events else None
+
+    def exits(self) -> list[Exit]:
+        """Every exit since the last call; none without ``exit_records``."""
+        return self._exit_records.drain() if self._exit_records else []
 
     def last_born(self) -> int:
         """The last process or thread number given out in this PID namespace (proc_loadavg(5))."""
@@ -51,17 +70,17 @@ class ProcTable:
         return found
 
     def stat(self, tid: int) -> TaskStat | None:
-        """One thread (proc_pid_stat(5): fields 4, 14, 15, 22 and 39)."""
+        """One thread (proc_pid_stat(5): fields 3, 4, 22, 39), its CPU time as exactly as the kernel shows it."""
         # /proc/TID/stat has the sums of the whole process; the thread's own are one level down.
         text = _read(f"/proc/{tid}/task/{tid}/stat")
         if not text:
             return None
         # The command's name stands in parentheses and may have any byte in it, also ")".
         fields = text[text.rindex(")") + 2 :].split()
-        ticks = int(fields[11]) + int(fields[12])
-        return TaskStat(
-            tid=tid, ppid=int(fields[1]), start=int(fields[19]), cpu_ns=ticks * _NS_PER_TICK, cpu=int(fields[36])
-        )
+        # Kernels without CONFIG_SCHED_INFO have only clock ticks of user and system time.
+        run, _, _ = (_read(f"/proc/{tid}/task/{tid}/schedstat") or "").partition(" ")
+        cpu_ns = int(run or 0) or (int(fields[11]) + int(fields[12])) * _NS_PER_TICK
+        return TaskStat(tid, int(fields[1]), int(fields[19]), cpu_ns, int(fields[36]), running=fields[0] == "R")
 
     def credentials(self, tid: int) -> tuple[int, int] | None:
         """(real uid, saved uid) of a thread."""

@@ -11,13 +11,23 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+ENERGY_FRACTION_BITS = 18  # core_energy and activity (arch/x86/kernel/cpu/resctrl/intel_aet.c)
+TELEMETRY_BITS = 63  # of a register; bit 63 says that it is valid (intel_aet.c)
+
 
 class Kind(enum.Enum):
     """How an event counts, and how its file prints it (fs/resctrl/ctrlmondata.c)."""
 
     OCCUPANCY = "occupancy"  # bytes held now; a gauge
     TRAFFIC = "traffic"  # bytes since the group was made
-    TELEMETRY = "telemetry"  # fixed point, since power-on of the RMID
+    TELEMETRY = "telemetry"  # since power-on of the RMID
+
+
+class Kernel(enum.StrEnum):
+    """Whose rules hold: those of Linux 6.12, or those of the newest (see ``Resctrl`` for what differs)."""
+
+    V6_12 = "6.12"
+    NEWEST = "newest"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,28 +35,48 @@ class Event:
     """One counter file.
 
     ``rate`` is the whole model of the hardware: for OCCUPANCY the bytes of cache that one live task holds, for the
-    others the units (bytes, joules, farads) that one second of CPU time adds.
+    others the units (bytes, joules, farads, cycles) that one second of CPU time adds. ``fraction_bits`` of what
+    counts in fixed point; None for integers.
     """
 
     name: str
     kind: Kind
     rate: Fraction
+    fraction_bits: int | None = None
 
 
 LLC_OCCUPANCY = Event("llc_occupancy", Kind.OCCUPANCY, Fraction(MIB))
 MBM_TOTAL = Event("mbm_total_bytes", Kind.TRAFFIC, Fraction(GIB))
 MBM_LOCAL = Event("mbm_local_bytes", Kind.TRAFFIC, Fraction(3 * GIB, 4))
-CORE_ENERGY = Event("core_energy", Kind.TELEMETRY, Fraction(5, 2))
-ACTIVITY = Event("activity", Kind.TELEMETRY, Fraction(3, 2))
+CORE_ENERGY = Event("core_energy", Kind.TELEMETRY, Fraction(5, 2), ENERGY_FRACTION_BITS)
+ACTIVITY = Event("activity", Kind.TELEMETRY, Fraction(3, 2), ENERGY_FRACTION_BITS)
+# The events of GUID 0x26557651 (intel_aet.c), in its order.
+_PERF = tuple(
+    Event(name, Kind.TELEMETRY, Fraction(rate))
+    for name, rate in {
+        "stalls_llc_hit": 120_000_000,
+        "c1_res": 100_000_000,
+        "unhalted_core_cycles": 2_400_000_000,
+        "stalls_llc_miss": 360_000_000,
+        "c6_res": 50_000_000,
+        "unhalted_ref_cycles": 2_000_000_000,
+        "uops_retired": 4_800_000_000,
+    }.items()
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profile:
-    """One simulated machine.
+    """One simulated machine, and the kernel on it.
 
     ``num_rmids`` counts root's RMID 0. ``num_closids`` of 1 means: no allocation, no control groups.
     ``domains`` is the number of L3 caches, and of packages where ``package_events`` has any: L3 ``i`` is package
-    ``i``. ``cache_bytes`` is the size of one L3, ``scale_bytes`` the unit that its counters are multiples of.
+    ``i``. Sub-NUMA Clustering divides each L3 into ``nodes_per_cache`` nodes, numbered throughout: a node is the
+    smallest part that counts, and a whole L3 where there is one per cache. ``cache_bytes`` is the size of one L3,
+    ``scale_bytes`` the unit that its counters are multiples of.
+
+    ``mbm_counters`` is how many assignable bandwidth counters each L3 has; None: every RMID has its own, always.
+    Telemetry of a package is pushed every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, fraction included.
     """
 
     name: str
@@ -58,6 +88,11 @@ class Profile:
     cbm_bits: int
     cache_events: tuple[Event, ...]
     package_events: tuple[Event, ...] = ()
+    nodes_per_cache: int = 1
+    mbm_counters: int | None = None
+    kernel: Kernel = Kernel.NEWEST
+    lag_seconds: float = 0.002
+    telemetry_bits: int = TELEMETRY_BITS
 
     @property
     def can_allocate(self) -> bool:
@@ -68,6 +103,21 @@ class Profile:
     def has_limbo(self) -> bool:
         """Whether freed RMIDs wait for their cache lines to drain: only where occupancy can be measured."""
         return LLC_OCCUPANCY in self.cache_events
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the rules of Linux 6.12 hold."""
+        return self.kernel is Kernel.V6_12
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are in all L3 caches together."""
+        return self.domains * self.nodes_per_cache
+
+    @property
+    def node_cache_bytes(self) -> int:
+        """The share of an L3 that one node has."""
+        return self.cache_bytes // self.nodes_per_cache
 
     @property
     def default_threshold(self) -> int:
@@ -84,40 +134,91 @@ class Profile:
         """``count`` bytes as the hardware can tell them: a multiple of its unit."""
         return count - count % self.scale_bytes
 
-    def domain_of(self, cpu: int, cpus: int) -> int:
-        """The domain of a CPU: the host's ``cpus`` CPUs, in order, in equal blocks."""
-        return min(cpu, cpus - 1) * self.domains // cpus
+    def node_of(self, cpu: int, cpus: int) -> int:
+        """The node of a CPU: the host's ``cpus`` CPUs, in order, in equal blocks."""
+        return min(cpu, cpus - 1) * self.nodes // cpus
+
+    def nodes_of(self, domain: int) -> range:
+        """The nodes of an L3, which are those of the package of that number."""
+        return range(domain * self.nodes_per_cache, (domain + 1) * self.nodes_per_cache)
 
 
 _L3_MONITORING = (LLC_OCCUPANCY, MBM_TOTAL, MBM_LOCAL)
+_ENERGY = (CORE_ENERGY, ACTIVITY)
 
 PROFILES = {
     profile.name: profile
     for profile in (
         # A small server with Cache Monitoring, Memory Bandwidth Monitoring and Cache Allocation.
         Profile("intel-rdt", 64, 4, 1, 32 * MIB, 64 * KIB, 12, _L3_MONITORING),
-        # Clearwater Forest: two packages, 576 RMIDs, energy telemetry of GUID 0x26696143.
-        Profile("intel-aet", 576, 16, 2, 576 * MIB, 64 * KIB, 12, _L3_MONITORING, (CORE_ENERGY, ACTIVITY)),
+        # Clearwater Forest: two packages, 576 RMIDs, energy telemetry of GUID 0x26696143. Its perf events are off
+        # by default, since the hardware has fewer counters for them than RMIDs (intel_aet.c).
+        Profile("intel-aet", 576, 16, 2, 576 * MIB, 64 * KIB, 12, _L3_MONITORING, _ENERGY),
+        # The same, booted with rdt=perf, which enables the seven events of GUID 0x26557651 too.
+        Profile("intel-aet-perf", 576, 16, 2, 576 * MIB, 64 * KIB, 12, _L3_MONITORING, _ENERGY + _PERF),
+        # Two packages in SNC-2: RMIDs and unit are divided by the nodes of an L3 (rdt_get_mon_l3_config(),
+        # arch/x86/kernel/cpu/resctrl/monitor.c).
+        Profile("intel-snc2", 160, 16, 2, 320 * MIB, 32 * KIB, 16, _L3_MONITORING, nodes_per_cache=2),
+        # Zen 5 with Assignable Bandwidth Monitoring Counters: many RMIDs, 32 counters in each L3.
+        Profile("amd-abmc", 4096, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, mbm_counters=32),
         # No allocation and no occupancy: no control groups, no limbo, and root's `tasks` reads empty.
         Profile("monitoring-only", 64, 1, 1, 32 * MIB, 64 * KIB, 12, (MBM_TOTAL, MBM_LOCAL)),
     )
 }
 
 
-def profile_named(name: str, *, rmids: int | None = None, domains: int | None = None) -> Profile:
-    """The profile of that name, with another number of RMIDs (2 to 65536) or domains (1 to 64) where given.
+def _within(value: float, low: float, high: float, what: str, remedy: str) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{value} {what} cannot be simulated: give {remedy}")
 
-    Raises ``ValueError`` with a sentence for the user where the name or a number is not one that exists.
+
+def profile_named(
+    name: str,
+    *,
+    rmids: int | None = None,
+    domains: int | None = None,
+    closids: int | None = None,
+    counters: int | None = None,
+    kernel: str = Kernel.NEWEST,
+    lag_ms: float | None = None,
+    telemetry_bits: int | None = None,
+) -> Profile:
+    """The profile of that name, with other numbers where given.
+
+    RMIDs 2 to 65536, CLOSIDs 2 to 256 (where the machine allocates), domains 1 to 64, bandwidth counters 1 to 1024
+    (where they are assigned), lag 0 to 1000 ms, telemetry 20 to 63 bits. Raises ``ValueError`` with a sentence for
+    the user where the name or a number is not one that exists.
     """
     if name not in PROFILES:
         raise ValueError(f"there is no profile {name!r}: choose one of {', '.join(PROFILES)}")
     profile = PROFILES[name]
     if rmids is not None:
-        if not 2 <= rmids <= 65536:
-            raise ValueError(f"{rmids} RMIDs cannot be simulated: give 2 to 65536 (one of them is root's own)")
+        _within(rmids, 2, 65536, "RMIDs", "2 to 65536 (one of them is root's own)")
         profile = dataclasses.replace(profile, num_rmids=rmids)
     if domains is not None:
-        if not 1 <= domains <= 64:
-            raise ValueError(f"{domains} domains cannot be simulated: give 1 to 64")
+        _within(domains, 1, 64, "domains", "1 to 64")
         profile = dataclasses.replace(profile, domains=domains)
-    return profile
+    if closids is not None:
+        if not profile.can_allocate:
+            raise ValueError(f"the profile {name} has no control groups: leave the number of CLOSIDs out")
+        _within(closids, 2, 256, "CLOSIDs", "2 to 256 (one of them is root's own)")
+        profile = dataclasses.replace(profile, num_closids=closids)
+    if counters is not None:
+        if profile.mbm_counters is None:
+            raise ValueError(f"the profile {name} has no assignable counters: give the number with amd-abmc")
+        _within(counters, 1, 1024, "counters", "1 to 1024")
+        profile = dataclasses.replace(profile, mbm_counters=counters)
+    if lag_ms is not None:
+        _within(lag_ms, 0, 1000, "ms of lag", "0 to 1000")
+        profile = dataclasses.replace(profile, lag_seconds=lag_ms / 1000)
+    if telemetry_bits is not None:
+        _within(telemetry_bits, 20, TELEMETRY_BITS, "bits of telemetry", f"20 to {TELEMETRY_BITS}")
+        profile = dataclasses.replace(profile, telemetry_bits=telemetry_bits)
+    return _on_kernel(profile, Kernel(kernel))
+
+
+def _on_kernel(profile: Profile, kernel: Kernel) -> Profile:
+    """Refuses machines that Linux 6.12 could not drive: telemetry came with 7.0, assignable counters with 6.18."""
+    if kernel is Kernel.V6_12 and (profile.package_events or profile.mbm_counters):
+        raise ValueError(f"the profile {profile.name} needs a newer kernel than 6.12: leave --kernel out")
+    return dataclasses.replace(profile, kernel=kernel)

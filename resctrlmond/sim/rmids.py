@@ -30,6 +30,7 @@ class RmidPool:
         self._busy: list[set[int]] = [set() for _ in range(domains)]
         # When each domain's limbo worker runs next; None while that domain has nothing in limbo.
         self._next_tick: list[float | None] = [None] * domains
+        self._offline: set[int] = set()
 
     def allocate(self, now: float) -> int:
         """The RMID that has been free for longest. Raises EBUSY if some are in limbo, ENOSPC if none is."""
@@ -45,9 +46,20 @@ class RmidPool:
             return
         self._work_until(now)
         for domain, busy in enumerate(self._busy):
+            if domain in self._offline:
+                continue
             if not busy:
                 self._next_tick[domain] = now + LIMBO_TICK_SECONDS
             busy.add(rmid)
+
+    def set_online(self, domain: int, online: bool) -> None:
+        """A domain that goes offline lets go of all that it held in limbo (resctrl_offline_mon_domain())."""
+        if online:
+            self._offline.discard(domain)
+            return
+        self._offline.add(domain)
+        held, self._busy[domain], self._next_tick[domain] = self._busy[domain], set(), None
+        self._free.extend(sorted(held - self._limbo))
 
     def counts(self, now: float) -> tuple[int, int, int]:
         """(used, limbo, free); their sum is ``num_rmids``, root's own counted as used."""

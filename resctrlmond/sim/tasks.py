@@ -28,6 +28,7 @@ class TaskStat:
     start: int
     cpu_ns: int  # CPU time used since birth
     cpu: int  # the CPU it ran on last
+    running: bool = True  # or ready to
 
 
 class Fork(NamedTuple):
@@ -36,6 +37,14 @@ class Fork(NamedTuple):
     parent: int
     child: int
     tgid: int
+    cpu: int  # where it was forked
+
+
+class Exit(NamedTuple):
+    """A death, and all the CPU time that the thread used in its life."""
+
+    tid: int
+    cpu_ns: int
 
 
 class TaskTable(Protocol):
@@ -45,6 +54,9 @@ class TaskTable(Protocol):
 
     def forks(self) -> list[Fork] | None:
         """All births since the last call, in order; None where they have to be found by looking at ``threads``."""
+
+    def exits(self) -> list[Exit]:
+        """The deaths since the last call, as far as anybody tells of them."""
 
     def last_born(self) -> int:
         """A number that is another one after every fork; while it stays, there is no new thread to look for."""
@@ -67,31 +79,40 @@ class TaskTable(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class Member:
-    """A thread outside the default group, as last seen."""
+    """A thread outside the default group, as last seen. ``start`` is 0 if nobody ever saw it alive."""
 
     tid: int
     ids: Ids
     start: int
     cpu_ns: int
     cpu: int
+    sampled: float  # when ``cpu_ns`` was looked at
+
+
+# Takes a member, the CPU time that it used since it was sampled before, and when that was.
+Charge = Callable[[Member, int, float], None]
 
 
 class Tasks:
     """Every thread's group. Only threads outside the default group are kept; the others need no watching.
 
-    ``charge(rmid, cpu, ns)`` is called with the CPU time that a member used since it was sampled before.
+    ``charge`` is called with what members use, and ``bury`` with members that are gone. ``now`` is the clock.
 
-    A new thread counts as made by its process's first thread, and what a thread used between its last sample and
-    its death is charged to nobody here (so to root). Where the table cannot tell of forks, a process whose parent
-    died between two looks counts as the child of whoever inherited it.
+    A new thread counts as made by its process's first thread. Where the table cannot tell of forks, a process
+    whose parent died between two looks counts as the child of whoever inherited it; where it cannot tell of
+    exits, what a thread used between its last sample and its death is charged to nobody here (so to root).
     """
 
-    def __init__(self, table: TaskTable, charge: Callable[[int, int, int], None]) -> None:
+    def __init__(
+        self, table: TaskTable, charge: Charge, bury: Callable[[Member], None], now: Callable[[], float]
+    ) -> None:
         self._table = table
         self._charge = charge
+        self._bury = bury
+        self._now = now
         self._members: dict[int, Member] = {}
-        # Threads that are gone, but may be the parents in the next forks that we hear of.
-        self._ghosts: dict[int, Ids] = {}
+        # Threads that are gone, but of which the next look may tell: forks of theirs, and what they used at last.
+        self._ghosts: dict[int, Member] = {}
         # Every thread of the last listing, and the last fork before it; stale while there is no member.
         self._known: set[int] = set()
         self._last_born = -1
@@ -100,18 +121,32 @@ class Tasks:
         return len(self._members) + len(self._ghosts)
 
     def look(self) -> None:
-        """Gives threads that are new since the last look their groups."""
+        """Gives threads that are new since the last look their groups, and those that ended their last CPU time."""
+        # Deaths first: all whom they concern are then born by the forks, which come after.
+        exits = self._table.exits()
         forks = self._table.forks()
         ghosts, self._ghosts = self._ghosts, {}
         if forks is None:
             self._look_around()
-            return
-        for fork in forks:
-            parent = fork.parent if fork.child == fork.tgid else fork.tgid
-            ids = ghosts.get(parent) or self._ghosts.get(parent) or self.ids(parent)
-            for forgotten in (ghosts, self._ghosts, self._members):
-                forgotten.pop(fork.child, None)  # the number is another thread's from here on
-            self._bear(fork.child, ids)
+        for fork in forks or ():
+            self._be_forked(fork, ghosts)
+        for tid, cpu_ns in exits:
+            member = self._members.get(tid) or self._ghosts.get(tid) or ghosts.get(tid)
+            if member and cpu_ns > member.cpu_ns:
+                # None of it was used since: whoever is dead has pushed all its counts.
+                self._charge(member, cpu_ns - member.cpu_ns, float("-inf"))
+                member.cpu_ns = cpu_ns
+        for ghost in ghosts.values():
+            self._bury(ghost)
+
+    def _be_forked(self, fork: Fork, ghosts: dict[int, Member]) -> None:
+        parent = fork.parent if fork.child == fork.tgid else fork.tgid
+        ghost = ghosts.get(parent) or self._ghosts.get(parent)
+        ids = ghost.ids if ghost else self.ids(parent)
+        for forgotten in (ghosts, self._ghosts, self._members):
+            if before := forgotten.pop(fork.child, None):  # the number is another thread's from here on
+                self._bury(before)
+        self._bear(fork.child, ids, fork.cpu)
 
     def _look_around(self) -> None:
         last_born = self._table.last_born()
@@ -122,23 +157,28 @@ class Tasks:
             self._inherit(threads)
         self._known, self._last_born = set(threads), last_born
 
-    def _bear(self, tid: int, ids: Ids) -> None:
+    def _bear(self, tid: int, ids: Ids, cpu: int = 0) -> None:
         """A new thread begins in that group."""
         if ids == DEFAULT:
             return
         stat = self._table.stat(tid)
+        now = self._now()
         if stat is None:
-            self._ghosts[tid] = ids
+            self._ghosts[tid] = Member(tid, ids, 0, 0, cpu, now)
             return
         # All it ever used, it used as a member.
-        self._charge(ids.rmid, stat.cpu, stat.cpu_ns)
-        self._members[tid] = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu)
+        member = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu, now)
+        self._members[tid] = member
+        self._charge(member, stat.cpu_ns, now)
 
     def sample(self, rmids: Collection[int] | None = None) -> None:
         """Charges the CPU time of the threads with these RMIDs (None: all) and forgets those that are gone."""
         for member in list(self._members.values()):
             if rmids is None or member.ids.rmid in rmids:
                 self._sample(member)
+        if self._ghosts:
+            # What has just been found gone told of its end before it went.
+            self.look()
 
     def check(self, tid: int) -> None:
         """Samples one thread, so that a number that was used again is not taken for the member that had it."""
@@ -157,9 +197,9 @@ class Tasks:
             return False
         member = self._members.pop(tid, None)
         if member and member.start == stat.start:
-            self._charge(member.ids.rmid, stat.cpu, max(0, stat.cpu_ns - member.cpu_ns))
+            self._count(member, stat)
         if ids != DEFAULT:
-            self._members[tid] = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu)
+            self._members[tid] = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu, self._now())
         self._known.add(tid)
         return True
 
@@ -170,16 +210,17 @@ class Tasks:
                 del self._members[member.tid]
             else:
                 member.ids = after
-        for tid in [tid for tid, ids in self._ghosts.items() if ids == before]:
-            self._ghosts[tid] = after
+        for ghost in self._ghosts.values():
+            if ghost.ids == before:
+                ghost.ids = after
 
     def members(self) -> Iterator[Member]:
         """The threads outside the default group."""
         return iter(self._members.values())
 
-    def live(self, domain_of: Callable[[int], int]) -> Mapping[tuple[int, int], int]:
-        """(rmid, domain) -> how many threads outside the default group ran there last."""
-        return collections.Counter((m.ids.rmid, domain_of(m.cpu)) for m in self._members.values())
+    def live(self, node_of: Callable[[int], int]) -> Mapping[tuple[int, int], int]:
+        """(rmid, node) -> how many threads outside the default group ran there last."""
+        return collections.Counter((m.ids.rmid, node_of(m.cpu)) for m in self._members.values())
 
     def _sample(self, member: Member) -> None:
         """Charges a member's CPU time since the last look, or forgets it if it is gone or another one by now."""
@@ -187,11 +228,17 @@ class Tasks:
         if stat is None or stat.start != member.start:
             del self._members[member.tid]
             self._known.discard(member.tid)
-            self._ghosts[member.tid] = member.ids
+            self._ghosts[member.tid] = member
             return
-        self._charge(member.ids.rmid, stat.cpu, max(0, stat.cpu_ns - member.cpu_ns))
-        member.cpu_ns = max(member.cpu_ns, stat.cpu_ns)
-        member.cpu = stat.cpu
+        self._count(member, stat)
+
+    def _count(self, member: Member, stat: TaskStat) -> None:
+        used = max(0, stat.cpu_ns - member.cpu_ns)
+        # Who sleeps may have used it all long ago.
+        since = member.sampled if stat.running else float("-inf")
+        member.cpu_ns += used
+        member.cpu, member.sampled = stat.cpu, self._now()
+        self._charge(member, used, since)
 
     def _inherit(self, threads: Mapping[int, int]) -> None:
         """Gives every thread that is new since the last look the group of the one that forked it."""

@@ -14,6 +14,9 @@ import pytest
 
 from resctrlmond import __main__ as daemon
 from resctrlmond import oci_hook
+from resctrlmond.sim import __main__ as simulator
+from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
+from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.startup import Exit
 
@@ -21,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.scd"))
 DAEMON = ROOT / "man" / "resctrlmond.8.scd"
 HOOK = ROOT / "man" / "resctrlmon-oci-hook.8.scd"
+SIMULATOR = ROOT / "man" / "resctrlmond-sim.1.scd"
 
 
 def section(page: Path, heading: str) -> str:
@@ -117,9 +121,24 @@ def test_every_exit_code_of_the_hook(tmp_path: Path) -> None:
     assert exit_codes(HOOK) == seen
 
 
-def test_every_profile_of_the_simulator() -> None:
-    text = section(DAEMON, "OPTIONS")
-    assert [name for name in PROFILES if f"_{name}_" not in text] == []
+@pytest.mark.parametrize("page", [DAEMON, SIMULATOR], ids=lambda page: page.name)
+def test_every_profile_of_the_simulator(page: Path) -> None:
+    text = section(page, "OPTIONS")
+    named = {
+        name for name in re.findall(r"_([a-z0-9-]+)_", text) if name.startswith(("intel-", "amd-", "monitoring-"))
+    }
+    assert named == set(PROFILES)
+
+
+def test_every_option_of_the_simulator() -> None:
+    known = {option for action in simulator.parser()._actions for option in action.option_strings}
+    assert options(SIMULATOR) == known
+
+
+def test_every_order_to_the_simulator() -> None:
+    named = set(re.findall(r"^_(user\.[a-z.A-Z]+)_$", section(SIMULATOR, "ORDERS"), re.MULTILINE))
+    others = {TASK_ATTRIBUTE + "TID", RMIDS_ATTRIBUTE}
+    assert named == {FAULT, ACT, TRUTH, VIRTUAL} | others
 
 
 def test_every_configuration_key_that_is_named_exists() -> None:

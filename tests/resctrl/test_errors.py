@@ -9,6 +9,7 @@ import os
 import pytest
 
 from resctrlmond.resctrl.errors import (
+    CREATE,
     ClassMismatch,
     GroupExists,
     KernelRefused,
@@ -71,6 +72,14 @@ def test_exhaustion_tells_limbo_from_full(number: int, in_limbo: bool) -> None:
     assert "the kernel says: Out of RMIDs. " in str(error)
     assert error.remedy
     assert str(error).endswith(error.remedy)
+
+
+@pytest.mark.parametrize(("number", "in_limbo"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
+def test_exhaustion_is_known_where_another_command_took_the_words(number: int, in_limbo: bool) -> None:
+    """It was KernelRefused, which made a workload fail that had only to wait."""
+    error = from_oserror(OSError(number, os.strerror(number)), CREATE, PATH, "ok\n")
+    assert isinstance(error, RmidsExhausted)
+    assert (error.in_limbo, error.status) == (in_limbo, "")
 
 
 def test_the_kernels_words_are_one_line() -> None:

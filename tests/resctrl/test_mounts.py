@@ -238,3 +238,11 @@ def test_the_mount_of_an_open_file() -> None:
 def test_the_boot_id_stays_in_a_boot() -> None:
     assert boot_id() == boot_id()
     assert len(boot_id()) == 36
+
+
+def test_the_boots_id_is_the_same_where_the_service_manager_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = boot_id()
+    monkeypatch.setenv("RESCTRLMOND_BOOT_ID", read.replace("-", ""))  # as systemd formats it
+    assert boot_id() == read
+    monkeypatch.setenv("RESCTRLMOND_BOOT_ID", "0123456789abcdef0123456789abcdef")
+    assert boot_id() == "01234567-89ab-cdef-0123-456789abcdef"

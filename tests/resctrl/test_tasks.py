@@ -195,6 +195,24 @@ def test_a_process_of_another_class_is_refused_with_the_kernels_words(
     assert tree.membership(held.pid) == Membership("", "")
 
 
+class _OfFewWords(Tree):
+    """A tree that another agent works on too: its operations clear the kernel's words before they are read."""
+
+    def last_cmd_status(self) -> str:
+        return "ok\n"
+
+
+@pytest.mark.allocation
+def test_a_process_of_another_class_is_told_when_the_words_are_gone(
+    tree: Tree, make: Make, class_: str, held: Process
+) -> None:
+    """It was refused as KernelRefused, for a reason that nobody knew."""
+    few = _OfFewWords(tree.path, tree.simulation)
+    with pytest.raises(ClassMismatch) as caught:
+        move_process(few, held, make("a", class_))
+    assert (caught.value.status, "follow" in caught.value.remedy) == ("", True)
+
+
 @pytest.mark.allocation
 def test_a_process_goes_through_the_class_when_asked(
     tree: Tree, make: Make, class_: str, puppet: Puppet, held: Process

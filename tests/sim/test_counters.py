@@ -71,7 +71,7 @@ def busy_lab(profile: str = "intel-aet") -> tuple[Lab, int]:
 
 def test_two_cpu_seconds_are_five_joules_three_farads_and_two_gib() -> None:
     lab, tid = busy_lab()
-    lab.tasks.burn(tid, 2.0)
+    lab.run(tid, 2.0)
     assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
     assert lab.read("mon_groups/a/" + PACKAGE + "activity") == "3.000000\n"
     assert lab.read("mon_groups/a/" + L3 + "mbm_total_bytes") == f"{2 * GIB}\n"
@@ -82,20 +82,20 @@ def test_cpu_time_before_joining_is_not_the_groups() -> None:
     lab = Lab("intel-aet")
     lab.mkdir("mon_groups/a")
     tid = lab.tasks.fork()
-    lab.tasks.burn(tid, 100.0)
+    lab.run(tid, 100.0)
     lab.write("mon_groups/a/tasks", str(tid))
-    lab.tasks.burn(tid, 1.0)
+    lab.run(tid, 1.0)
     assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "2.500000\n"
 
 
 def test_energy_of_a_task_that_left_or_died_stays_with_the_group() -> None:
     lab, tid = busy_lab()
-    lab.tasks.burn(tid, 1.0)
+    lab.run(tid, 1.0)
     lab.write("tasks", str(tid))
-    lab.tasks.burn(tid, 50.0)
+    lab.run(tid, 50.0)
     other = lab.tasks.fork()
     lab.write("mon_groups/a/tasks", str(other))
-    lab.tasks.burn(other, 1.0)
+    lab.run(other, 1.0)
     lab.poll()
     lab.tasks.exit(other)
     assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
@@ -104,7 +104,7 @@ def test_energy_of_a_task_that_left_or_died_stays_with_the_group() -> None:
 def test_telemetry_is_unavailable_until_the_rmid_was_active_on_that_package() -> None:
     lab, tid = busy_lab()
     assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "Unavailable\n"
-    lab.tasks.burn(tid, 1.0, cpu=1)  # of two CPUs and two packages, the second
+    lab.run(tid, 1.0, cpu=1)  # of two CPUs and two packages, the second
     assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "Unavailable\n"
     assert lab.read("mon_groups/a/mon_data/mon_PERF_PKG_01/core_energy") == "2.500000\n"
 
@@ -115,7 +115,7 @@ def test_a_new_group_begins_at_the_telemetry_of_its_rmids_last_owner_but_at_no_t
         lab.mkdir("mon_groups/a")
         tid = lab.tasks.fork()
         lab.write("mon_groups/a/tasks", str(tid))
-        lab.tasks.burn(tid, 1.0)
+        lab.run(tid, 1.0)
         assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == expected
         assert lab.read("mon_groups/a/" + L3 + "mbm_total_bytes") == f"{GIB}\n"
         lab.rmdir("mon_groups/a")
@@ -144,7 +144,7 @@ def test_a_control_groups_value_is_its_own_plus_its_children_and_drops_with_them
         tid = lab.tasks.fork()
         lab.write("c/tasks", str(tid))
         lab.write(path + "/tasks", str(tid))
-        lab.tasks.burn(tid, 1.0)
+        lab.run(tid, 1.0)
     assert lab.read("c/" + PACKAGE + "core_energy") == "7.500000\n"
     lab.rmdir("c/mon_groups/a")
     assert lab.read("c/" + PACKAGE + "core_energy") == "5.000000\n"
@@ -158,7 +158,7 @@ def test_a_control_group_with_one_available_child_is_a_number() -> None:
     tid = lab.tasks.fork()
     lab.write("c/tasks", str(tid))
     lab.write("c/mon_groups/a/tasks", str(tid))
-    lab.tasks.burn(tid, 1.0)
+    lab.run(tid, 1.0)
     assert lab.read("c/" + PACKAGE + "core_energy") == "2.500000\n"
 
 
@@ -170,15 +170,15 @@ def test_sums_are_made_before_rounding() -> None:
         tid = lab.tasks.fork()
         lab.write("c/tasks", str(tid))
         lab.write(path + "/tasks", str(tid))
-        lab.tasks.burn(tid, 1e-9 * 1_526)  # one raw unit of 2^-18 J
+        lab.run(tid, 1e-9 * 1_526)  # one raw unit of 2^-18 J
     assert lab.read("c/mon_groups/a/" + PACKAGE + "core_energy") == "0.000004\n"
     assert lab.read("c/" + PACKAGE + "core_energy") == "0.000008\n"
 
 
 def test_roots_own_share_is_the_hosts_cpu_time_that_is_nobody_elses() -> None:
     lab, tid = busy_lab()
-    lab.tasks.burn(tid, 3.0)
-    lab.tasks.burn(1, 1.0)
+    lab.run(tid, 3.0)
+    lab.run(1, 1.0)
     assert lab.read(PACKAGE + "core_energy") == "10.000000\n"
     lab.rmdir("mon_groups/a")
     assert lab.read(PACKAGE + "core_energy") == "2.500000\n"
@@ -188,7 +188,7 @@ def test_roots_own_share_is_the_hosts_cpu_time_that_is_nobody_elses() -> None:
 def test_cache_counters_are_multiples_of_the_scale_factor(name: str) -> None:
     lab, tid = busy_lab()
     for _ in range(20):
-        lab.tasks.burn(tid, 0.0137)
+        lab.run(tid, 0.0137)
         assert int(lab.read("mon_groups/a/" + L3 + name)) % SCALE == 0
 
 

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.sim.__main__ import main
+from resctrlmond.sim.__main__ import main, parser
+from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.mount import Simulation, SimulationFailed, unmount
 from resctrlmond.sim.profiles import PROFILES, profile_named
 
@@ -187,7 +189,10 @@ def test_without_the_right_to_use_fuse_the_remedy_is_named(mountpoint: Path) -> 
     assert "Permission denied (EACCES). Run it as root" in run.stderr
 
 
-@pytest.mark.parametrize("options", [["--rmids", "1"], ["--domains", "0"], ["--rmids", "99999"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--rmids", "1"], ["--domains", "0"], ["--rmids", "99999"], ["--virtual", "0"], ["--lag-ms", "nan"]],
+)
 def test_numbers_that_cannot_be_simulated(
     mountpoint: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
@@ -195,8 +200,55 @@ def test_numbers_that_cannot_be_simulated(
     assert "cannot be simulated" in capsys.readouterr().err
 
 
+def test_a_machine_that_the_kernel_could_not_drive_is_refused(
+    mountpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(mountpoint), "--kernel", "6.12"]) == 1
+    assert "intel-aet needs a newer kernel than 6.12" in capsys.readouterr().err
+
+
+def test_the_profiles_are_listed_with_what_they_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list-profiles"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PROFILES)
+    assert (
+        "4096 RMIDs, 2 L3 caches, 32 assignable bandwidth counters in each" in lines[list(PROFILES).index("amd-abmc")]
+    )
+
+
+def test_without_a_mount_point_the_command_line_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "MOUNTPOINT is missing" in capsys.readouterr().err
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"][parser().prog] == f"{main.__module__}:{main.__name__}"
+
+
+def test_an_older_kernel_is_mounted(mountpoint: Path) -> None:
+    with Simulation(str(mountpoint), "intel-snc2", kernel="6.12", domains=1):
+        assert sorted(path.name for path in (mountpoint / "info/L3_MON").iterdir()) == [
+            "max_threshold_occupancy",
+            "mon_features",
+            "num_rmids",
+        ]
+        assert (mountpoint / "mon_data/mon_L3_00/mon_sub_L3_01/mbm_total_bytes").exists()
+
+
 def test_profiles_are_named() -> None:
-    assert set(PROFILES) == {"intel-rdt", "intel-aet", "monitoring-only"}
-    with pytest.raises(ValueError, match="choose one of intel-rdt, intel-aet, monitoring-only"):
+    with pytest.raises(ValueError, match=f"choose one of {', '.join(PROFILES)}"):
         profile_named("amd")
     assert profile_named("intel-aet", rmids=8).num_rmids == 8
+
+
+def test_a_signal_ends_it_though_a_slow_request_is_being_served(mountpoint: Path) -> None:
+    server = start(mountpoint)
+    Control(str(mountpoint)).set_faults(Fault(milliseconds=60_000))
+    reader = subprocess.Popen(["cat", f"{mountpoint}/mon_data/mon_L3_00/llc_occupancy"], stderr=subprocess.DEVNULL)
+    assert eventually(lambda: "fuse" in Path(f"/proc/{reader.pid}/wchan").read_text() or state(reader.pid) == "S")
+    server.terminate()
+    assert server.wait(30) == 0
+    assert not is_mounted(mountpoint)
+    assert reader.wait(30) != 0

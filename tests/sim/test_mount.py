@@ -339,8 +339,8 @@ def test_children_of_a_parent_that_lived_for_a_moment_follow_where_the_kernel_te
 
 
 def cpu_seconds(pid: int) -> Decimal:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return Decimal(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """The CPU time of a process's first thread, to the nanosecond."""
+    return Decimal(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 10**9
 
 
 def total(sim: Mounted, group: str, resource: str, event: str) -> Decimal:
@@ -353,19 +353,22 @@ def total(sim: Mounted, group: str, resource: str, event: str) -> Decimal:
 def test_counters_are_the_model_times_the_cpu_time_since_joining(sim: Mounted, puppet: Puppet) -> None:
     sim.mkdir("mon_groups/a")
     puppet.do("burn 0.1")
-    before = cpu_seconds(puppet.pid)
     energy, activity = (total(sim, "mon_groups/a", "PERF_PKG", name) for name in ("core_energy", "activity"))
+    before = cpu_seconds(puppet.pid)
     sim.write("mon_groups/a/tasks", str(puppet.pid))
+    joined = cpu_seconds(puppet.pid)
     puppet.do("burn 0.4")
     time.sleep(0.01)
-    used = cpu_seconds(puppet.pid) - before
-    assert used >= Decimal("0.39")
+    least = cpu_seconds(puppet.pid) - joined
+    used = {name: total(sim, "mon_groups/a", "PERF_PKG", name) for name in ("core_energy", "activity")}
+    traffic = total(sim, "mon_groups/a", "L3", "mbm_total_bytes")
+    most = cpu_seconds(puppet.pid) - before
+    assert least >= Decimal("0.39")
     # Two packages, each cut off at 2^-18.
     last = Decimal(2) / (1 << 18) + Decimal("0.000002")
-    assert abs(total(sim, "mon_groups/a", "PERF_PKG", "core_energy") - energy - used * Decimal("2.5")) <= last
-    assert abs(total(sim, "mon_groups/a", "PERF_PKG", "activity") - activity - used * Decimal("1.5")) <= last
-    traffic = total(sim, "mon_groups/a", "L3", "mbm_total_bytes")
-    assert 0 <= used * (1 << 30) - traffic <= 2 * 65536
+    assert least * Decimal("2.5") - last <= used["core_energy"] - energy <= most * Decimal("2.5") + last
+    assert least * Decimal("1.5") - last <= used["activity"] - activity <= most * Decimal("1.5") + last
+    assert least * (1 << 30) - 2 * 65536 <= traffic <= most * (1 << 30)
 
 
 def test_an_idle_group_counts_nothing(sim: Mounted, puppet: Puppet) -> None:

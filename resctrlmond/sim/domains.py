@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directories of mon_data: L3 caches, their nodes, packages, and which of them are online."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from resctrlmond.sim.profiles import Event, Profile
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Domain:
+    """One directory with counters. ``parts`` are the nodes of an L3 under Sub-NUMA Clustering, whose sum it is."""
+
+    name: str
+    number: int
+    nodes: tuple[int, ...]
+    events: tuple[Event, ...]
+    parts: tuple[Domain, ...] = ()
+
+
+def _cache(profile: Profile, number: int) -> Domain:
+    nodes = tuple(profile.nodes_of(number))
+    parts = [Domain(f"mon_sub_L3_{node:02d}", node, (node,), profile.cache_events) for node in nodes]
+    clustered = profile.nodes_per_cache > 1
+    return Domain(f"mon_L3_{number:02d}", number, nodes, profile.cache_events, tuple(parts) if clustered else ())
+
+
+class Domains:
+    """All domains of a machine. A domain with parts is online as long as one of them is."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.caches = [_cache(profile, number) for number in range(profile.domains)]
+        self.packages = [
+            Domain(f"mon_PERF_PKG_{number:02d}", number, tuple(profile.nodes_of(number)), profile.package_events)
+            for number in range(profile.domains if profile.package_events else 0)
+        ]
+        self._offline: set[str] = set()
+
+    @property
+    def all(self) -> list[Domain]:
+        """The directories of mon_data, but for the nodes in them."""
+        return [*self.caches, *self.packages]
+
+    def is_online(self, domain: Domain) -> bool:
+        """Whether any CPU of it is."""
+        if domain.parts:
+            return any(self.is_online(part) for part in domain.parts)
+        return domain.name not in self._offline
+
+    def nodes(self, domain: Domain) -> list[int]:
+        """The nodes that the domain's counters sum up: those that are online."""
+        return [node for part in (domain.parts or (domain,)) if self.is_online(part) for node in part.nodes]
+
+    def online_caches(self) -> list[int]:
+        """The numbers of the L3 caches that are online."""
+        return [domain.number for domain in self.caches if self.is_online(domain)]
+
+    def set_online(self, name: str, online: bool) -> tuple[Domain, Domain | None] | None:
+        """Switches a domain without parts: (it, the one it is a part of); None if there is nothing to switch."""
+        leaves = [
+            (part, domain if domain.parts else None) for domain in self.all for part in domain.parts or (domain,)
+        ]
+        found = next(((leaf, whole) for leaf, whole in leaves if leaf.name == name), None)
+        if found is None or self.is_online(found[0]) == online:
+            return None
+        if online:
+            self._offline.discard(name)
+        else:
+            self._offline.add(name)
+        return found

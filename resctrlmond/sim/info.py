@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory info: what the machine can do, and the settings that hold for all groups."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from functools import partial
+
+from resctrlmond.sim.abmc import Assignments
+from resctrlmond.sim.commands import CommandStatus, parse_unsigned
+from resctrlmond.sim.groups import FILE_RO, FILE_RW, NodeFactory
+from resctrlmond.sim.profiles import Kind, Profile
+from resctrlmond.sim.rmids import RmidPool
+from resctrlmond.sim.tree import Caller, Directory, Store, error
+
+
+def _taking(store: Callable[[str], None]) -> Store:
+    """A write operation that does not care who calls."""
+
+    def take(_caller: Caller, command: str) -> None:
+        store(command)
+
+    return take
+
+
+class InfoFiles:
+    """Fills ``info`` (res_common_files[] in fs/resctrl/rdtgroup.c)."""
+
+    def __init__(self, profile: Profile, status: CommandStatus, rmids: RmidPool, assignments: Assignments) -> None:
+        self._profile = profile
+        self._status = status
+        self._rmids = rmids
+        self._assignments = assignments
+
+    def fill(self, root: Directory, factory: NodeFactory) -> None:
+        """``info`` and all that is in it."""
+        profile = self._profile
+        info = factory.directory(root, "info")
+        factory.file(info, "last_cmd_status", FILE_RO, self._status.show)
+        if profile.can_allocate:
+            self._allocation(factory.directory(info, "L3"), factory)
+        for resource, events in profile.resources:
+            where = factory.directory(info, f"{resource}_MON")
+            features = "".join(f"{event.name}\n" for event in events)
+            factory.file(where, "num_rmids", FILE_RO, lambda: f"{profile.num_rmids}\n")
+            factory.file(where, "mon_features", FILE_RO, partial(str, features))
+            if resource == "L3":
+                self._cache_monitoring(where, factory)
+
+    def _cache_monitoring(self, where: Directory, factory: NodeFactory) -> None:
+        show = lambda: f"{self._rmids.threshold}\n"  # noqa: E731 - one of many files
+        factory.file(where, "max_threshold_occupancy", FILE_RW, show, _taking(self._write_threshold))
+        counters = self._assignments
+        if not self._profile.is_old:  # since Linux 6.18
+            factory.file(where, "mbm_assign_mode", FILE_RW, counters.show_mode, _taking(counters.write_mode))
+        if not self._profile.mbm_counters:
+            return
+        factory.file(where, "num_mbm_cntrs", FILE_RO, counters.show_number)
+        factory.file(where, "available_mbm_cntrs", FILE_RO, counters.show_available)
+        on_mkdir = _taking(counters.write_on_mkdir)
+        factory.file(where, "mbm_assign_on_mkdir", FILE_RW, counters.show_on_mkdir, on_mkdir)
+        configs = factory.directory(where, "event_configs")
+        for event in self._profile.cache_events:
+            if event.kind is Kind.TRAFFIC:
+                directory = factory.directory(configs, event.name)
+                store = _taking(partial(counters.write_filter, event))
+                factory.file(directory, "event_filter", FILE_RW, partial(counters.show_filter, event), store)
+
+    def _write_threshold(self, command: str) -> None:
+        status = CommandStatus() if self._profile.is_old else self._status  # Linux 6.12 says nothing of it
+        status.clear()
+        try:
+            value = parse_unsigned(command)
+        except OSError:
+            status.say("max_threshold_occupancy: Invalid input")
+            raise
+        limit = self._profile.cache_bytes
+        if value > limit:
+            status.say(f"max_threshold_occupancy: Exceeds limit (before adjustment) of {limit} bytes")
+            raise error(errno.EINVAL)
+        self._rmids.threshold = self._profile.round_down(value)
+
+    def _allocation(self, where: Directory, factory: NodeFactory) -> None:
+        bits, domains = self._profile.cbm_bits, range(self._profile.domains)
+        for name, text in {
+            "num_closids": f"{self._profile.num_closids}\n",
+            "cbm_mask": f"{(1 << bits) - 1:x}\n",
+            "min_cbm_bits": "1\n",
+            "shareable_bits": "0\n",
+            "sparse_masks": "0\n",
+            "bit_usage": ";".join(f"{domain}={'S' * bits}" for domain in domains) + "\n",
+        }.items():
+            factory.file(where, name, FILE_RO, partial(str, text))

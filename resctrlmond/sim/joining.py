@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file tasks: who may join a group, by which words it is refused, and who is listed."""
+
+from __future__ import annotations
+
+import errno
+
+from resctrlmond.sim.commands import CommandStatus, parse_int, task_tokens
+from resctrlmond.sim.groups import Group
+from resctrlmond.sim.profiles import Profile
+from resctrlmond.sim.tasks import DEFAULT, Tasks, TaskTable
+from resctrlmond.sim.tree import Caller, error
+
+
+class Joining:
+    """Writes and reads of ``tasks`` (rdtgroup_tasks_write(), rdtgroup_tasks_show() in fs/resctrl/rdtgroup.c)."""
+
+    def __init__(self, profile: Profile, status: CommandStatus, table: TaskTable, tasks: Tasks) -> None:
+        self._profile = profile
+        self._status = status
+        self._table = table
+        self._tasks = tasks
+
+    def show(self, group: Group) -> str:
+        """One thread a line; a control group lists those of its monitoring groups too."""
+        if group.parent is not None:
+            tids = [m.tid for m in self._tasks.members() if m.ids.rmid == group.ids.rmid]
+        elif not self._profile.can_allocate:
+            tids = []
+        elif group.ids == DEFAULT:
+            tids = [tid for tid in self._table.threads() if self._tasks.ids(tid).closid == 0]
+        else:
+            tids = [m.tid for m in self._tasks.members() if m.ids.closid == group.ids.closid]
+        return "".join(f"{tid}\n" for tid in tids)
+
+    def write(self, group: Group, caller: Caller, command: str) -> None:
+        """Stops at the first task that fails; the ones before it have moved."""
+        self._status.clear()
+        for token in task_tokens(command):
+            number = parse_int(token)
+            if number is None:
+                self._status.say(f"Task list parsing error pid {token}")
+                raise error(errno.EINVAL)
+            if number < 0:
+                self._status.say(f"Invalid pid {number}")
+                raise error(errno.EINVAL)
+            try:
+                self._move(group, caller, number)
+            except OSError:
+                self._status.say(f"Error while processing task {number}")
+                raise
+
+    def _move(self, group: Group, caller: Caller, number: int) -> None:
+        """One thread into the group; 0 is the caller itself. Raises ESRCH, EPERM or EINVAL."""
+        tid = number or caller.tid
+        credentials = self._table.credentials(tid)
+        if credentials is None:
+            self._status.say(f"No task {tid}")
+            raise error(errno.ESRCH)
+        if caller.uid not in (0, *credentials):
+            self._status.say(f"No permission to move task {tid}")
+            raise error(errno.EPERM)
+        self._tasks.check(tid)
+        before = self._tasks.ids(tid)
+        if before == group.ids:
+            return
+        if group.parent is not None and before.closid != group.ids.closid:
+            self._status.say("Can't move task to different control group")
+            raise error(errno.EINVAL)
+        if not self._tasks.join(tid, group.ids):
+            self._status.say(f"No task {tid}")
+            raise error(errno.ESRCH)

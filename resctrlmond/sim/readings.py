@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a counter file shows: sums over groups and nodes, and the kernel's words where there is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resctrlmond.sim.abmc import Assignments
+from resctrlmond.sim.counters import Counters, format_raw
+from resctrlmond.sim.domains import Domain, Domains
+from resctrlmond.sim.faults import Faults
+from resctrlmond.sim.groups import Group
+from resctrlmond.sim.profiles import Event, Kind
+
+# A number, or the word that stands for why there is none.
+Value = int | str
+
+
+def _sum(values: Sequence[Value]) -> Value:
+    """What has no number is left out; if nothing has one, the last word stands (mon_event_count())."""
+    numbers = [value for value in values if isinstance(value, int)]
+    return sum(numbers) if numbers else values[-1]
+
+
+class Readings:
+    """Reads counters as fs/resctrl/ctrlmondata.c and monitor.c do."""
+
+    def __init__(self, counters: Counters, domains: Domains, assignments: Assignments, faults: Faults) -> None:
+        self._counters = counters
+        self._domains = domains
+        self._assignments = assignments
+        self._faults = faults
+
+    def text(self, group: Group, event: Event, domain: Domain, now: float) -> str:
+        """The content of a counter file: the group's own value and its children's, added up before rounding."""
+        value = _sum([self._value(member, event, domain, now) for member in group.members])
+        return f"{format_raw(event, value) if isinstance(value, int) else value}\n"
+
+    def _value(self, group: Group, event: Event, domain: Domain, now: float) -> Value:
+        """One RMID in one domain; of an L3 with nodes what those say that can be read."""
+        if word := self._faults.word(group.path, domain.name, event.name):
+            return word
+        if domain.parts:
+            online = [part for part in domain.parts if self._domains.is_online(part)]
+            return _sum([self._value(group, event, part, now) for part in online])
+        rmid, node = group.ids.rmid, domain.nodes[0]
+        if event.kind is Kind.OCCUPANCY:
+            return self._counters.occupancy(rmid, node, now)
+        if event.kind is Kind.TELEMETRY:
+            raw = self._counters.telemetry(event, rmid, domain.number, now)
+            return "Unavailable" if raw is None else raw
+        if not self._assignments.counts(rmid, event, domain.number):
+            return "Unassigned"
+        return self._counters.traffic(event, rmid, node, self._assignments.rate(event))

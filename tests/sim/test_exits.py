@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel tells of exits, and that no CPU time of a short life is lost by it."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from resctrlmond.sim.exits import ExitRecords, attributes, parse_exit
+from resctrlmond.sim.forks import ForkEvents
+from resctrlmond.sim.profiles import MBM_TOTAL
+from tests.sim.conftest import Mounted
+
+NS = 10**9
+# Prints what it used itself up to its end, in nanoseconds.
+_SHORT_LIFE = """
+import time
+until = time.process_time() + 0.02
+while time.process_time() < until: pass
+print(time.process_time_ns(), flush=True)
+"""
+
+
+@pytest.fixture
+def records() -> Iterator[ExitRecords | None]:
+    made = ExitRecords.open()
+    yield made
+    if made:
+        made.close()
+
+
+def test_every_exit_is_told_once_with_its_cpu_time(records: ExitRecords | None) -> None:
+    if records is None:
+        # Not the host's namespaces, or no CAP_NET_ADMIN: then there is nothing to be told by.
+        return
+    records.drain()
+    with subprocess.Popen([sys.executable, "-c", _SHORT_LIFE], stdout=subprocess.PIPE, text=True) as process:
+        used = int(process.communicate()[0])
+    (told,) = [told for told in records.drain() if told.tid == process.pid]
+    assert told.cpu_ns >= used
+    assert process.pid not in [told.tid for told in records.drain()]
+
+
+def test_short_lives_are_counted_whole_where_the_kernel_tells_of_forks_and_exits(
+    sim: Mounted, records: ExitRecords | None
+) -> None:
+    sim.mkdir("mon_groups/a")
+    script = f"read go; for i in 1 2 3 4 5; do {sys.executable} -c '{_SHORT_LIFE}'; done"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
+        sim.write("mon_groups/a/tasks", str(shell.pid))
+        said, _ = shell.communicate("\n")
+    least = sum(int(line) for line in said.split())
+    counters = [sim.read(f"mon_groups/a/mon_data/mon_L3_{number:02d}/mbm_total_bytes") for number in (0, 1)]
+    counted = sum(map(int, counters)) * NS / MBM_TOTAL.rate
+    assert len(said.split()) == 5
+    forks = ForkEvents.open()
+    if forks:
+        forks.close()
+    if forks and records:
+        # Each file is rounded down to its unit.
+        assert counted >= least - 2 * 65536
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def record(pid: bytes, stats: bytes) -> bytes:
+    return b"\0" * 20 + attribute(4, attribute(1, pid) + attribute(6, b"") + attribute(3, stats))
+
+
+def stats(version: int, cpu_ns: int) -> bytes:
+    return struct.pack("=H70xQ", version, cpu_ns) + b"\0" * 300
+
+
+def test_a_record_has_the_thread_and_its_cpu_time() -> None:
+    assert parse_exit(record(struct.pack("=I", 77), stats(13, 12345))) == (77, 12345)
+
+
+def test_the_one_version_with_another_layout_is_not_guessed_at() -> None:
+    assert parse_exit(record(struct.pack("=I", 77), stats(15, 12345))) is None
+    assert parse_exit(record(struct.pack("=I", 77), stats(16, 12345))) == (77, 12345)
+
+
+@given(st.binary(max_size=200))
+@example(b"\0" * 20 + struct.pack("=HH", 0, 4))
+@example(b"\0" * 20 + struct.pack("=HH", 65535, 4))
+@example(record(b"\1", b""))
+def test_any_bytes_are_a_record_or_none(message: bytes) -> None:
+    list(attributes(message))
+    assert parse_exit(message) is None or len(message) > 100

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intel's pqos, a program that knows nothing of us, takes the simulation for resctrl and monitors a process in it.
+
+In a mount namespace of its own. What is made up there for it, besides the simulation: a /sys/fs in which there is a
+place to mount, the word resctrl in /proc/filesystems, and the processor flags of such a machine in /proc/cpuinfo.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HOST = r"""
+import json, os, re, subprocess, sys
+from resctrlmond.sim.mount import Simulation
+
+def run(*words):
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return [done.returncode, done.stdout, done.stderr]
+
+def make_up(name, change):
+    with open("/proc/" + name) as true, open("/sys/fs/" + name, "w") as made:
+        made.write(change(true.read()))
+    subprocess.run(["mount", "--bind", "/sys/fs/" + name, "/proc/" + name], check=True)
+
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/fs"], check=True)
+os.mkdir("/sys/fs/resctrl")
+make_up("filesystems", lambda text: text + "nodev\tresctrl\n")
+flags = "cqm rdt_a cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local cat_l3"
+make_up("cpuinfo", lambda text: re.sub("(?m)^flags.*", lambda line: line[0] + " " + flags, text))
+with Simulation("/sys/fs/resctrl", "intel-rdt"):
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    told = {"display": run("pqos", "-I", "-d"), "show": run("pqos", "-I", "-s")}
+    # Not its perf events, which are no part of resctrl and not there on every machine.
+    quiet = ["--disable-mon-ipc", "--disable-mon-llc_miss"]
+    events = ";".join(f"{event}:{burner.pid}" for event in ("llc", "mbt", "mbl"))
+    told["monitor"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-p", events)
+    told["groups"] = sorted(os.listdir("/sys/fs/resctrl/mon_groups"))
+    told["classes"] = sorted(name for name in os.listdir("/sys/fs/resctrl") if name.startswith("COS"))
+    told["pid"] = burner.pid
+    burner.kill()
+    burner.wait()
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, object]:
+    """What pqos said: [exit status, output, complaints] of each command, and what it left behind."""
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", _HOST]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def output(told: dict[str, object], what: str) -> str:
+    value = told[what]
+    assert isinstance(value, list)
+    code, text, complaints = value
+    assert code == 0, (text, complaints)
+    return str(text)
+
+
+def test_pqos_finds_what_the_simulated_machine_has(told: dict[str, object]) -> None:
+    text = output(told, "display")
+    assert all(
+        words in text for words in ("LLC Occupancy", "Total Memory Bandwidth", "Local Memory Bandwidth", "L3 CAT")
+    )
+    assert "Num COS: 4" in text
+
+
+def test_pqos_makes_its_classes_and_shows_them(told: dict[str, object]) -> None:
+    assert told["classes"] == ["COS1", "COS2", "COS3"]
+    assert "L3CA COS3 => MASK 0xfff" in output(told, "show")
+
+
+def test_pqos_monitors_a_process_and_cleans_up(told: dict[str, object]) -> None:
+    # A note for the user comes first.
+    table = output(told, "monitor").partition("Time,")
+    last = list(csv.DictReader(io.StringIO(table[1] + table[2])))[-1]
+    assert last["PID"] == str(told["pid"])
+    assert float(last["LLC[KB]"]) == 1024
+    assert 0 < float(last["MBL[MB/s]"]) < float(last["MBT[MB/s]"])
+    assert told["groups"] == []
