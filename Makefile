@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   everything that must hold, on the simulator and on a real kernel in a virtual machine
+# make conformance [CONFORMANCE="--seed N --operations N"]   random operations, kernel against simulator
 # make install DESTDIR=...   the files as a distribution places them
+# make deb     Debian packages in build/deb, made in a Debian 13 of their own
 
 SHELL = /bin/sh
 PYTHON ?= python3
@@ -15,7 +17,7 @@ PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
-.PHONY: all setup demo check check-fast check-kernel bench lint man install clean
+.PHONY: all setup demo check check-fast check-kernel check-package conformance bench fuzz proto lint man deb install install-modules install-files clean
 
 all: setup
 
@@ -34,11 +36,35 @@ demo: setup
 check: lint check-fast check-kernel
 
 check-fast: setup
-	$(BIN)/python -m pytest --ignore=tests/kernel
+	$(BIN)/python -m pytest --ignore=tests/kernel --ignore=tests/package
 
 check-kernel: setup
 	$(BIN)/python -m tests.kernel.machine build
-	$(BIN)/python -m pytest tests/kernel
+	$(BIN)/python -m pytest tests/kernel --ignore=tests/kernel/test_package.py
+
+# Builds the Debian packages, twice, reads them with lintian, and installs, upgrades and purges them in a guest. Not a
+# part of check: it fetches a second Debian, to build in.
+check-package: setup
+	$(BIN)/python -m tests.kernel.machine build
+	$(BIN)/python -m pytest tests/package tests/kernel/test_package.py
+
+# Mutated NRI conversations; EXECUTIONS=... for another number of them.
+EXECUTIONS ?= 1000000
+fuzz: setup
+	$(BIN)/python -m tests.nri.fuzz $(EXECUTIONS)
+
+# The generated code is committed: protoc of Debian (3.21) writes what every later protobuf library imports.
+proto:
+	protoc --proto_path=. --python_out=. --pyi_out=. resctrlmond/nri/nri.proto
+
+# Thousands of random operations on real kernels and on the simulator, compared; other ones each time.
+conformance: setup
+	$(BIN)/python -m tests.kernel.machine build
+	$(BIN)/python -m tests.conformance.differential $(CONFORMANCE)
+
+# The daemon's verbs, killed or given an error at each of their system calls by strace; some minutes.
+crash: setup
+	$(BIN)/python -m tests.crash
 
 bench: setup
 	$(BIN)/python -m tests.bench
@@ -56,13 +82,19 @@ build/man/%: man/%.scd
 	@mkdir -p build/man
 	scdoc <$< >$@.new && mv $@.new $@
 
-install: man
-	$(INSTALL) -d $(DESTDIR)$(PYTHONDIR) $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec
+install: install-modules install-files
+
+install-modules:
+	$(INSTALL) -d $(DESTDIR)$(PYTHONDIR) $(DESTDIR)$(PREFIX)/bin
 	cp -R --preserve=mode,timestamps resctrlmond resctrlctl $(DESTDIR)$(PYTHONDIR)/
 	find $(DESTDIR)$(PYTHONDIR)/resctrlmond $(DESTDIR)$(PYTHONDIR)/resctrlctl -name __pycache__ -prune -exec rm -r {} +
-	for command in resctrlmond resctrlctl; do \
-	  printf '#!/usr/bin/python3\nimport sys\n\nfrom %s.__main__ import main\n\nsys.exit(main())\n' $$command \
-	    >$(DESTDIR)$(PREFIX)/bin/$$command && chmod 755 $(DESTDIR)$(PREFIX)/bin/$$command || exit 1; done
+	for command in resctrlmond=resctrlmond resctrlctl=resctrlctl resctrlmon-nri=resctrlmond.nri resctrlmond-sim=resctrlmond.sim; do \
+	  printf '#!/usr/bin/python3\nimport sys\n\nfrom %s.__main__ import main\n\nsys.exit(main())\n' $${command#*=} \
+	    >$(DESTDIR)$(PREFIX)/bin/$${command%=*} && chmod 755 $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
+
+# What is no Python module: distributions install those with tools of their own.
+install-files: man
+	$(INSTALL) -d $(DESTDIR)$(PREFIX)/libexec
 	$(INSTALL) -m 755 resctrlmond/oci_hook.py $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) systemd/*.service systemd/*.socket systemd/*.mount
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
@@ -76,6 +108,9 @@ install: man
 	  $(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man$${page##*.} $$page || exit 1; done
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/resctrlctl
+
+deb:
+	$(PYTHON) -m tests.package --output build/deb
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

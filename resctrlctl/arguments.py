@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from resctrlctl import inspect, run, steer
+from resctrlctl import hooks, inspect, run, steer
 from resctrlctl.ask import SOCKET, USAGE
 from resctrlctl.child import OWN_FAILURE
 from resctrlmond import __version__
@@ -21,6 +21,7 @@ examples:
   resctrlctl assign batch --cgroup /sys/fs/cgroup/batch.slice
   resctrlctl release batch
   resctrlctl move batch silver
+  resctrlctl hooks enable
 
 exit status:
   0    done
@@ -199,6 +200,13 @@ def _run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-o", "--output", metavar="FILE", help="write the report there, not to standard error")
 
 
+def _hooks(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("action", choices=("enable", "disable", "status"), help="what to do with the OCI hooks")
+    verb.add_argument(
+        "--hooks-dir", metavar="PATH", default=hooks.TARGET, help=f"the runtimes' folder (default: {hooks.TARGET})"
+    )
+
+
 def _root(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--root", metavar="PATH", help="read this resctrl tree (or simulator), without asking resctrlmond"
@@ -269,5 +277,6 @@ VERBS = {
     "assign": ("put a process or a control group into a workload's group", steer.assign, _assign),
     "release": ("end a claim; with the last one the workload ends", steer.release, _release),
     "move": ("move a workload's group to another class, with its counters", steer.move, _move),
+    "hooks": ("have Podman and CRI-O call resctrlmond for every container, or no longer", hooks.hooks, _hooks),
     "run": ("run a command as a workload, and tell what it used", run.run, _run),
 }

@@ -14,6 +14,7 @@ from resctrlmond.groups import accounting
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.groups.usage import Live, summed, used
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import ResctrlError
@@ -51,7 +52,9 @@ class TreeView:
         try:
             found = self.tree.scan()
             ours = [group for group in found if group.gid == self.gid]
-            listed = [self._group(group, self._record(group)) for group in ours]
+            known = [(group, self._record(group)) for group in ours]
+            # A workload in several classes is told once, by its first group.
+            listed = [self._group(group, one) for group, one in known if one is None or one.nonce == group.nonce]
         except ResctrlError as error:
             raise _failure("list the groups", error) from error
         standing = {group.key for group in listed}
@@ -74,21 +77,24 @@ class TreeView:
         except ResctrlError as error:
             raise _failure(what, error) from error
         if record := self.records.get(key):
-            totals = self._totals(record, self._snapshots().end_values(key))
-            return ReadReply(group=_from_record(record), readings=[], totals=totals)
+            return ReadReply(group=_from_record(record), readings=[], totals=self._totals(record, {}))
         raise Failure(f"cannot {what}: there is no such workload", NO_SUCH_WORKLOAD, "NoSuchGroup")
 
     def _read(self, found: Found, record: Record | None) -> ReadReply:
-        readings = self.tree.read(found.ref)
+        live: Live = {found.ref.name: self.tree.read(found.ref)}
+        if record:
+            standing = ((group, self.tree.find(group.ref)) for group in record.groups)
+            live = {
+                group.place: self.tree.read(group.ref) for group, at in standing if at and at.nonce == group.nonce
+            }
         return ReadReply(
             group=self._group(found, record),
-            readings=[_reading(reading) for reading in readings],
-            totals=self._totals(record, readings) if record else [],
+            readings=[_reading(reading) for reading in summed(live)],
+            totals=self._totals(record, live) if record else [],
         )
 
-    def _totals(self, record: Record, last: list[counters.Reading]) -> list[Total]:
-        begin = self._snapshots().begin_values(record.key)
-        return [_total(total) for total in accounting.totals(begin, last, record.baseline)]
+    def _totals(self, record: Record, live: Live) -> list[Total]:
+        return [_total(total) for total in used(self._snapshots(), record, live)]
 
     def _snapshots(self) -> Snapshots:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
@@ -99,7 +105,7 @@ class TreeView:
             (
                 record
                 for record in self.records.values()
-                if record.nonce == found.nonce and record.group_name == found.ref.name
+                if found.nonce in {group.nonce for group in record.groups} and record.group_name == found.ref.name
             ),
             None,
         )
@@ -125,6 +131,7 @@ def _from_record(record: Record, found: Found | None = None) -> Group:
     return Group(
         key=record.key,
         class_=found.ref.class_ if found else record.class_,
+        classes=tuple(group.class_ for group in record.groups) if record.further else None,
         state=record.state,
         reason=record.reason or None,
         in_limbo=record.in_limbo,

@@ -52,9 +52,10 @@ _resctrlctl() {
         [assign]='--pid --cgroup --class --allow-class-change --take-over --member --claim --attribute --no-pending'
         [release]='--claim --reason'
         [move]=''
+        [hooks]='--hooks-dir'
         [run]='--key --class --take-over --best-effort --output'
     )
-    local verbs='list show status create assign release move run'
+    local verbs='list show status create assign release move hooks run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -73,7 +74,7 @@ _resctrlctl() {
         fi
         case $word in
             # These take the next word.
-            --socket | --root | --class | --claim | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup)
+            --socket | --root | --class | --claim | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir)
                 ((index++))
                 ;;
             -*) ;;
@@ -86,7 +87,7 @@ _resctrlctl() {
             mapfile -t COMPREPLY < <(compgen -f -- "$current")
             return
             ;;
-        --root | --cgroup)
+        --root | --cgroup | --hooks-dir)
             mapfile -t COMPREPLY < <(compgen -d -- "$current")
             return
             ;;
@@ -113,6 +114,9 @@ _resctrlctl() {
         case $verb:$count in
             show:* | create:0 | assign:0 | release:0 | move:0)
                 __resctrlctl_words "$(__resctrlctl_keys)" "$current"
+                ;;
+            hooks:0)
+                __resctrlctl_words $'enable\ndisable\nstatus' "$current"
                 ;;
             move:1)
                 __resctrlctl_words "$(__resctrlctl_classes)" "$current"

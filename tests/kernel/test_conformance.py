@@ -4,36 +4,25 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.conformance.differential.__main__ import CASES, MACHINES, differences, generated
+from tests.conformance.differential.compare import difference
+from tests.conformance.differential.targets import THERE, on_guest, on_simulation, put
 from tests.conformance.table import Outcome, Results, lines
 
 from .conftest import Guests
 from .install import PROJECT
-from .machine import Guest
 
-PARTS = ("pyproject.toml", "tests/__init__.py", "tests/conformance")
-THERE = "/root/conformance"
 FOUND = f"{THERE}/results"
-PYTEST = "python3 -m pytest tests/conformance -q -p no:cacheprovider"
+# The recorded sequences are for the simulator: the kernel does them below.
+IGNORE = "--ignore=tests/conformance/test_differential.py"
+PYTEST = f"python3 -m pytest tests/conformance -q -p no:cacheprovider {IGNORE}"
 RUN = f"cd {THERE} && RESCTRL_CONFORMANCE_ROOT=/sys/fs/resctrl RESCTRL_CONFORMANCE_RESULTS={FOUND} {PYTEST} 2>&1"
+SEED, OPERATIONS = 8, 300  # make conformance does many more, with another seed each time
 RESULTS = PROJECT / "build/conformance"
-
-
-def put(guest: Guest, place: Path) -> None:
-    """Put the suite, which needs nothing else of the project, into the guest."""
-    for part in PARTS:
-        source, target = PROJECT / part, place / part
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target)
-    guest.put(place, THERE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,10 +40,10 @@ def table(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize("profile", ["cat", "monitoring-only", "two-domains"])
-def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", MACHINES)
+def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str) -> None:
     guest = guests.start(profile)
-    put(guest, tmp_path)
+    put(guest)
     done = guest.run(RUN, timeout=400, check=False)
     print(done.output)
     found = Results()
@@ -64,3 +53,18 @@ def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str, tmp_pat
     assert done.returncode == 0, done.output
     assert " passed" in done.output
     assert "skipped" not in done.output
+
+
+@pytest.mark.timeout(450)
+@pytest.mark.parametrize("profile", MACHINES)
+def test_random_operations_look_the_same_on_the_simulator(guests: Guests, profile: str) -> None:
+    guest = guests.start(profile)
+    put(guest)
+    there, here = on_guest(guest), on_simulation(MACHINES[profile][0])
+    sequences = generated(profile, SEED, OPERATIONS)
+    assert list(differences(sequences, there, here)) == []
+    for path in sorted(CASES.glob("*.json")):
+        case = json.loads(path.read_text())
+        if case["machine"] == profile:
+            found = zip(case["sequences"], case["observations"], there(case["sequences"]), strict=True)
+            assert [str(told) for one in found if (told := difference(*one))] == [], f"{path} is not what happens now"

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries pods and containers over to resctrlmond, one at a time or all of them by comparing lists."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+from resctrlmond import journal
+from resctrlmond.api import types
+from resctrlmond.nri import place
+from resctrlmond.nri.door import CLAIM, Door, Refused
+from resctrlmond.nri.pods import Member, Pods, attributes
+
+log = logging.getLogger(__name__)
+
+# What is over cannot be ended again, and what is gone needs no group.
+_ALREADY = frozenset({"NoSuchGroup"})
+_GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
+
+
+class Carrier:
+    """The steps, each idempotent. All raise Away, and leave unsettled what they did not finish."""
+
+    def __init__(self, door: Door, pods: Pods) -> None:
+        self.pods = pods
+        self._door = door
+        self._refusals: dict[str, str] = {}
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether resctrlmond did not answer the last time."""
+        return self._door.is_hung
+
+    async def note(self, sandbox_id: str) -> None:
+        """Claim the sandbox's workload, and note the sandbox as its member."""
+        sandbox = self.pods.sandboxes.get(sandbox_id)
+        if sandbox is None or sandbox.is_settled:
+            return
+        try:
+            await self._door.ask(
+                "Create", types.GroupReply, key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox.pod)
+            )
+            await self._door.ask(
+                "AddMember", types.GroupReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
+            )
+        except Refused as error:
+            self._refused(sandbox.key, f"pod {sandbox.pod.namespace}/{sandbox.pod.name} is unmonitored", error)
+        sandbox.is_settled = True
+        sandbox.cgroup = await asyncio.to_thread(place.pod_cgroup, sandbox.pod.pid, sandbox.key)
+
+    async def assign(self, container_id: str, *, is_late: bool) -> None:
+        """Put a running container into its pod's group; ``is_late``: it runs its own program already."""
+        member = self.pods.members.get(container_id)
+        if member is None or member.is_settled or not member.container.is_running:
+            return
+        await self.note(member.container.sandbox)
+        target = await asyncio.to_thread(_late_target if is_late else _early_target, member)
+        if not target:
+            log.debug("container %s has no process that could be found", container_id)
+            return
+        try:
+            await self._door.ask(
+                "Assign",
+                types.AssignReply,
+                key=member.key,
+                member=container_id,
+                kind="container",
+                claim=CLAIM,
+                **target,
+            )
+            self._refusals.pop(container_id, None)
+        except Refused as error:
+            if error.name not in _GONE:
+                self._refused(container_id, f"container {container_id} is unmonitored", error)
+        member.is_settled = True
+
+    async def end(self, key: str, member: str) -> None:
+        """The member has ended."""
+        self._refusals.pop(member, None)
+        try:
+            await self._door.ask(
+                "RemoveMember", types.GroupReply, key=key, member=member, reason="the runtime says so"
+            )
+        except Refused as error:
+            if error.name not in _ALREADY:
+                self._refused(member, f"the end of {member} is not noted", error)
+
+    async def end_sandbox(self, key: str, sandbox: str, containers: Iterable[str]) -> None:
+        """The sandbox was removed, with all that was in it; with the pod's last sandbox the workload ends."""
+        for member in (*containers, sandbox):
+            await self.end(key, member)
+        if self.pods.lives(key):
+            return
+        self._refusals.pop(key, None)
+        try:
+            await self._door.ask(
+                "Release", types.ReleaseReply, key=key, claim=CLAIM, reason="its last sandbox was removed"
+            )
+        except Refused as error:
+            if error.name not in _ALREADY:
+                self._refused(key, f"the end of {key} is not noted", error)
+
+    async def resync(self) -> AsyncIterator[None]:
+        """Compare what the runtime has with what resctrlmond has, and make up for every difference, one a step."""
+        listed = await self._door.ask("List", types.ListReply)
+        groups = {group.key: group for group in listed.groups if not group.state.is_over}
+        noted = {(key, one.id): one for key, group in groups.items() for one in group.members if one.lives}
+        claimed = {key for key, group in groups.items() if any(claim.owner == CLAIM for claim in group.claims)}
+        for name, sandbox in self.pods.sandboxes.items():
+            sandbox.is_settled = sandbox.key in claimed and (sandbox.key, name) in noted
+        for name, member in self.pods.members.items():
+            member.is_settled = (member.key, name) in noted
+        yield
+        for name in list(self.pods.sandboxes):
+            await self.note(name)
+            yield
+        for name in list(self.pods.members):
+            await self.assign(name, is_late=True)
+            yield
+        for (key, name), one in noted.items():
+            if one.owner == CLAIM and not self._is_here(name):
+                await self.end(key, name)
+                yield
+        keys = sorted({sandbox.key for sandbox in self.pods.sandboxes.values()})
+        done = await self._door.ask("Reconcile", types.ReconcileReply, claim=CLAIM, keys=keys)
+        for key in done.released:
+            log.log(journal.NOTICE, "%s: the runtime has no such pod any more", key, extra=journal.fields(key=key))
+
+    def _is_here(self, name: str) -> bool:
+        member = self.pods.members.get(name)
+        return name in self.pods.sandboxes or (member is not None and member.container.is_running)
+
+    def _refused(self, name: str, what: str, error: Refused) -> None:
+        """Say it once for each: every rescan may meet it again."""
+        if self._refusals.get(name) != str(error):
+            log.warning("%s: %s", what, error, extra=journal.fields(key=name))
+        self._refusals[name] = str(error)
+
+
+def _early_target(member: Member) -> dict[str, str | int | bool]:
+    """What to assign of a container that the runtime holds back until we answer: its one process."""
+    container = member.container
+    pid = container.pid or place.first_process(place.declared_cgroup(container.cgroups_path))
+    if not pid:
+        return {}
+    own = place.own_cgroup(pid, container.id)
+    return {"pid": pid, "ownCgroup": own} if own else {"pid": pid}
+
+
+def _late_target(member: Member) -> dict[str, str | int | bool]:
+    """What to assign of a container that runs: its control group, with all that it has started by now."""
+    container = member.container
+    own = place.own_cgroup(container.pid, container.id) if container.pid else member.cgroup
+    own = own or place.declared_cgroup(container.cgroups_path)
+    if own:
+        return {"cgroup": own}
+    # Without one there is only the number to go by, which may be another process's by now.
+    return {"pid": container.pid, "late": True} if container.pid and not container.cgroups_path else {}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""resctrlmond as the adapter sees it: its varlink door, asked within a bounded time, and never twice at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, TypeVar
+
+from resctrlmond import journal
+from resctrlmond.api.client import Client, ProtocolError, VarlinkError
+from resctrlmond.api.errors import VARLINK_PREFIX
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLAIM = "nri"
+
+# What stands in the way of every call, and may pass.
+_PASSING = frozenset({"NotMounted", "MonitoringUnavailable"})
+
+
+class Away(Exception):
+    """resctrlmond cannot do it now: it does not run, does not answer, or something passing is in its way."""
+
+
+class Refused(Exception):
+    """resctrlmond will not do it. ``name`` is the error's, without its interface."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Door:
+    """Calls of org.resctrlmon.Manager at the socket ``path``, each of at most ``timeout_s``."""
+
+    def __init__(self, path: str, timeout_s: float = 3.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        # Whether the last call ran into its time-out: the next one may too.
+        self.is_hung = False
+        self._complaint = ""
+
+    async def ask(self, verb: str, reply: type[T], **parameters: Any) -> T:
+        """Make one call. Raises Away and Refused."""
+        try:
+            answer = await asyncio.to_thread(self._call, verb, reply, parameters)
+        except VarlinkError as error:
+            name = error.name.removeprefix(VARLINK_PREFIX)
+            message = str(error.parameters.get("message") or name)
+            if name in _PASSING:
+                self._complain(f"{verb}: {message}", None)
+                raise Away(message) from error
+            self._answered()
+            raise Refused(name, message) from error
+        except (OSError, ProtocolError) as error:
+            self.is_hung = isinstance(error, TimeoutError)
+            text = getattr(error, "strerror", None) or str(error)
+            self._complain(text, error if isinstance(error, OSError) else None)
+            raise Away(text) from error
+        self._answered()
+        return answer
+
+    def _call(self, verb: str, reply: type[T], parameters: dict[str, Any]) -> T:
+        # A connection for each call: none is kept that a restart of the daemon would have cut.
+        with Client(self._path, self._timeout_s) as client:
+            return client.call(VARLINK_PREFIX + verb, parameters, reply=reply)
+
+    def _answered(self) -> None:
+        self.is_hung = False
+        if self._complaint:
+            log.log(journal.NOTICE, "resctrlmond serves again")
+            self._complaint = ""
+
+    def _complain(self, text: str, error: OSError | None) -> None:
+        if text != self._complaint:
+            log.warning("containers start unmonitored for now: %s", text, extra=journal.fields(error))
+            self._complaint = text

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container runtime tells its plugins, and what it is answered (nri, pkg/api/api.proto)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from resctrlmond.nri import nri_pb2
+
+PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
+
+
+class Event(enum.IntEnum):
+    """The events that we have use for, by NRI's numbers."""
+
+    RUN_POD_SANDBOX = 1
+    STOP_POD_SANDBOX = 2
+    REMOVE_POD_SANDBOX = 3
+    POST_CREATE_CONTAINER = 5
+    START_CONTAINER = 6
+    POST_START_CONTAINER = 7
+    STOP_CONTAINER = 10
+    REMOVE_CONTAINER = 11
+
+
+# A runtime closes the connection for one bit that it does not know; it takes 0 for all events. These are known to
+# every version. Of what asks for an adjustment we want nothing: a delay there would hold up the creation.
+MASK = sum(1 << (event - 1) for event in Event)
+
+# NRI 0.12 has a method for each of them; before, and from then on for a plugin that has not, StateChange tells them.
+METHODS = {
+    "RunPodSandbox": Event.RUN_POD_SANDBOX,
+    "StopPodSandbox": Event.STOP_POD_SANDBOX,
+    "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
+    "PostCreateContainer": Event.POST_CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "PostStartContainer": Event.POST_START_CONTAINER,
+    "StopContainer": Event.STOP_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod's sandbox: ``uid`` is the pod's own, which a replaced sandbox shares. ``pid`` holds its namespaces."""
+
+    id: str
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container; ``pid`` is 0 where the runtime does not tell it."""
+
+    id: str
+    sandbox: str
+    name: str = ""
+    is_running: bool = False
+    pid: int = 0
+    cgroups_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """The runtime introduces itself."""
+
+    runtime: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """A part of all that there is; ``more`` parts follow."""
+
+    pods: tuple[Pod, ...]
+    containers: tuple[Container, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event; ``event`` is None for one that we did not ask for."""
+
+    event: Event | None
+    pod: Pod | None
+    container: Container | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The runtime says goodbye."""
+
+
+Told = Configure | Synchronize | Happened | Shutdown
+
+
+class Unreadable(Exception):
+    """The payload is not what its method says."""
+
+
+def decode(method: str, payload: bytes) -> Told | None:
+    """What a call of the Plugin service tells; None for a method that we do not have. Raises Unreadable."""
+    try:
+        return _decode(method, payload)
+    # What the text of a string has against UTF-8 is a ValueError in some builds of the library.
+    except (DecodeError, ValueError) as error:
+        raise Unreadable(f"{method} with a payload of {len(payload)} bytes that cannot be read: {error}") from error
+
+
+def _decode(method: str, payload: bytes) -> Told | None:
+    match method:
+        case "Configure":
+            configure = nri_pb2.ConfigureRequest.FromString(payload)
+            return Configure(configure.runtime_name, configure.runtime_version)
+        case "Synchronize":
+            chunk = nri_pb2.SynchronizeRequest.FromString(payload)
+            return Synchronize(tuple(map(_pod, chunk.pods)), tuple(map(_container, chunk.containers)), chunk.more)
+        case "StateChange":
+            change = nri_pb2.StateChangeEvent.FromString(payload)
+            event = Event(change.event) if change.event in _NUMBERS else None
+            return _happened(event, change)
+        case "Shutdown":
+            return Shutdown()
+        case _ if method in METHODS:
+            return _happened(METHODS[method], nri_pb2.EventRequest.FromString(payload))
+        case _:
+            return None
+
+
+_NUMBERS = frozenset(Event)
+
+
+def _happened(event: Event | None, told: nri_pb2.StateChangeEvent | nri_pb2.EventRequest) -> Happened:
+    return Happened(
+        event,
+        _pod(told.pod) if told.HasField("pod") else None,
+        _container(told.container) if told.HasField("container") else None,
+    )
+
+
+def _pod(pod: nri_pb2.PodSandbox) -> Pod:
+    return Pod(pod.id, pod.uid, pod.name, pod.namespace, dict(pod.labels), pod.pid)
+
+
+# ContainerState: paused, running.
+_RUNNING = (2, 3)
+
+
+def _container(told: nri_pb2.Container) -> Container:
+    return Container(
+        id=told.id,
+        sandbox=told.pod_sandbox_id,
+        name=told.name,
+        is_running=told.state in _RUNNING,
+        pid=told.pid,
+        cgroups_path=told.linux.cgroups_path,
+    )
+
+
+def registration(name: str, index: str) -> bytes:
+    """The payload of RegisterPlugin."""
+    return nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index).SerializeToString()
+
+
+def answer(told: Told) -> bytes:
+    """The payload of the answer: that we go along, and change nothing."""
+    if isinstance(told, Configure):
+        return nri_pb2.ConfigureResponse(events=MASK).SerializeToString()
+    if isinstance(told, Synchronize):
+        return nri_pb2.SynchronizeResponse(more=told.more).SerializeToString()
+    return b""

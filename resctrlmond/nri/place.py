@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a container's processes are: the control group that is its own, and the process that is its first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterator
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.resctrl.processes import leader
+
+# Ids of containers and sandboxes, of containerd and CRI-O alike.
+_ID = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
+# CRI-O puts its monitor of each container beside it.
+_MONITOR = "crio-conmon-"
+
+
+def own_cgroup(pid: int, container: str) -> str:
+    """The control group named for the container that the process is in; "" if it is in none, or gone.
+
+    That it is there also tells that the number still is the container's process. Below it crun may make another.
+    """
+    with contextlib.suppress(NoSuchProcess):
+        path = cgroups.cgroup_of(pid)
+        while len(path) > 1:
+            if _is_named_for(container, os.path.basename(path)):
+                return path
+            path = os.path.dirname(path)
+    return ""
+
+
+def declared_cgroup(cgroups_path: str) -> str:
+    """The existing control group that an OCI ``cgroupsPath`` means; "" if there is none.
+
+    It is a path below the hierarchy's root, or ``slice:prefix:name`` where systemd makes the scope
+    ``prefix-name.scope`` (runc, docs/systemd.md). CRI-O's cgroupfs paths name the directory as it is.
+    """
+    if not cgroups_path:
+        return ""
+    found = [place for place in _candidates(_inner_path(cgroups_path)) if os.path.isdir(place)]
+    # On a v1 host with a unified hierarchy beside it the directory may be in both, and the tasks in one.
+    return next(filter(cgroups.is_populated, found), found[0] if found else "")
+
+
+def first_process(cgroup: str) -> int:
+    """The one process in the control group; 0 if there are none or several."""
+    there = {leader(tid) for tid in cgroups.tasks(cgroup)} - {0}
+    return there.pop() if len(there) == 1 else 0
+
+
+def pod_cgroup(pid: int, uid: str) -> str:
+    """The control group named for the pod that the process is in; "" if there is none, or the process is gone."""
+    with contextlib.suppress(NoSuchProcess):
+        path = os.path.dirname(cgroups.cgroup_of(pid))
+        while len(path) > 1:
+            if _is_named_for_pod(uid, os.path.basename(path)):
+                return path
+            path = os.path.dirname(path)
+    return ""
+
+
+def containers_in(pod: str, known: Collection[str]) -> dict[str, str]:
+    """Running containers in a pod's control group, id -> control group, but for the ``known``."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(pod)):
+            named = _ID.fullmatch(name)
+            path = os.path.join(pod, name)
+            if named is None or named[1] in known or name.startswith(_MONITOR):
+                continue
+            if os.path.isdir(path) and cgroups.is_populated(path):
+                found[named[1]] = path
+    return found
+
+
+def _is_named_for(container: str, name: str) -> bool:
+    return name == container or name.endswith((f"-{container}", f"-{container}.scope"))
+
+
+def _is_named_for_pod(uid: str, name: str) -> bool:
+    # pod<uid> (cgroupfs), kubepods-burstable-pod<uid with underscores>.slice (systemd).
+    return re.sub("[-_]", "", name.removesuffix(".slice")).endswith("pod" + uid.replace("-", ""))
+
+
+def _inner_path(cgroups_path: str) -> str:
+    slice_, colon, unit = cgroups_path.partition(":")
+    if not colon:
+        return os.path.normpath("/" + cgroups_path).lstrip("/")
+    prefix, _, name = unit.partition(":")
+    unit = name if name.endswith(".slice") else f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
+    return os.path.normpath("/" + os.path.join(_slice_path(slice_), unit)).lstrip("/")
+
+
+def _slice_path(slice_: str) -> str:
+    """a-b.slice lies in a.slice (systemd.slice(5))."""
+    if slice_ in ("", "-.slice"):
+        return ""
+    words = slice_.removesuffix(".slice").split("-")
+    return os.path.join(*("-".join(words[:end]) + ".slice" for end in range(1, len(words) + 1)))
+
+
+def _candidates(inner: str) -> Iterator[str]:
+    hierarchies = [mount for mount in mounts() if mount.fstype in ("cgroup2", "cgroup") and mount.root == "/"]
+    for mount in sorted(hierarchies, key=lambda mount: mount.fstype != "cgroup2"):
+        if inner:
+            yield os.path.join(mount.point, inner)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ttrpc as NRI uses it: unary calls, one message each way (containerd/ttrpc, PROTOCOL.md)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from resctrlmond.nri.nri_pb2 import Request, Response, Status
+
+# Length of the data, stream id, type, flags; big-endian.
+_HEADER = struct.Struct(">IIBB")
+MAX_DATA = 4 << 20
+
+REQUEST: Final = 1
+RESPONSE: Final = 2
+
+# Codes of gRPC.
+OK = 0
+INVALID_ARGUMENT = 3
+RESOURCE_EXHAUSTED = 8
+UNIMPLEMENTED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; ``data`` is empty for one that is ``oversize``: longer than ttrpc allows, and passed over."""
+
+    stream: int
+    kind: int
+    data: bytes
+    oversize: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that was understood; ``timeout_ns`` is what is left for the answer, 0 for ever."""
+
+    stream: int
+    service: str
+    method: str
+    payload: bytes
+    timeout_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for a call of ours."""
+
+    stream: int
+    code: int
+    text: str
+    payload: bytes
+
+
+class Reader:
+    """Takes a connection's stream apart into messages, however it is cut. It keeps at most one message."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._discard = 0
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are complete with these bytes."""
+        if self._discard:
+            passed = min(self._discard, len(data))
+            self._discard -= passed
+            data = data[passed:]
+        self._buffer += data
+        while len(self._buffer) >= _HEADER.size:
+            length, stream, kind, _flags = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + length
+            if length > MAX_DATA:
+                # As Go's reader does: the stream is told, the connection lives on.
+                self._discard = max(0, end - len(self._buffer))
+                del self._buffer[:end]
+                yield Message(stream, kind, b"", oversize=length)
+                continue
+            if len(self._buffer) < end:
+                return
+            message = Message(stream, kind, bytes(self._buffer[_HEADER.size : end]))
+            del self._buffer[:end]
+            yield message
+
+
+class Server:
+    """The called side of a connection: messages in, calls to answer or refusals out."""
+
+    def __init__(self) -> None:
+        self._last_stream = 0
+
+    def take(self, message: Message) -> Call | bytes | None:
+        """The call, or the refusal to send, or None for what needs no answer."""
+        if message.kind != REQUEST:
+            return None
+        # Ids may skip: Go uses one up when it refuses to send what is too long.
+        if message.stream % 2 == 0 or message.stream <= self._last_stream:
+            return refusal(message.stream, INVALID_ARGUMENT, f"stream id {message.stream} is not odd and rising")
+        self._last_stream = message.stream
+        if message.oversize:
+            text = f"message length {message.oversize} exceed maximum message size of {MAX_DATA}"
+            return refusal(message.stream, RESOURCE_EXHAUSTED, text)
+        try:
+            request = Request.FromString(message.data)
+            return Call(message.stream, request.service, request.method, request.payload, request.timeout_nano)
+        # Some builds of the library look at a string's UTF-8 only when it is asked for.
+        except (DecodeError, ValueError) as error:
+            return refusal(message.stream, INVALID_ARGUMENT, f"not a ttrpc request: {error}")
+
+
+class Caller:
+    """The calling side of a connection."""
+
+    def __init__(self) -> None:
+        self._next_stream = 1
+
+    def request(self, service: str, method: str, payload: bytes) -> bytes:
+        """The message of a call."""
+        stream = self._next_stream
+        self._next_stream += 2
+        return _message(stream, REQUEST, Request(service=service, method=method, payload=payload).SerializeToString())
+
+    def take(self, message: Message) -> Answer | None:
+        """The answer that a message holds; None for what is none."""
+        if message.kind != RESPONSE:
+            return None
+        if message.oversize:
+            return Answer(message.stream, RESOURCE_EXHAUSTED, f"an answer of {message.oversize} bytes", b"")
+        try:
+            response = Response.FromString(message.data)
+            return Answer(message.stream, response.status.code, response.status.message, response.payload)
+        except (DecodeError, ValueError) as error:
+            return Answer(message.stream, INVALID_ARGUMENT, f"not a ttrpc response: {error}", b"")
+
+
+def response(stream: int, payload: bytes) -> bytes:
+    """The message of a call's success."""
+    return _message(stream, RESPONSE, Response(payload=payload).SerializeToString())
+
+
+def refusal(stream: int, code: int, text: str) -> bytes:
+    """The message of a call's failure."""
+    # Errors quote what came from outside: all fits into one frame of the multiplexer.
+    status = Status(code=code, message=text[:1024])
+    return _message(stream, RESPONSE, Response(status=status).SerializeToString())
+
+
+def _message(stream: int, kind: int, data: bytes) -> bytes:
+    return _HEADER.pack(len(data), stream, kind, 0) + data

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes that start threads, fork, end and make system calls when a test tells them to.
+
+One small process forks all of them, so that an actor costs a fork and no start of an interpreter. Orders and answers
+are JSON, one message each; an order goes to a named thread of the actor and is carried out by that very thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+Order = dict[str, Any]
+Answer = Any
+MOST_BYTES = 1 << 20
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def outcome(action: Callable[[], object]) -> str:
+    """``OK``, or the name of the errno that ``action`` failed with."""
+    try:
+        action()
+    except OSError as failure:
+        return errno.errorcode[failure.errno or 0]
+    return "OK"
+
+
+def write(path: str, text: str, flags: int = os.O_WRONLY) -> None:
+    """One write(2) of all of ``text``, which a file of resctrl takes as one command."""
+    fd = os.open(path, flags)
+    try:
+        os.write(fd, text.encode(errors="surrogateescape"))
+    finally:
+        os.close(fd)
+
+
+def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Looks again and again until ``done``; TimeoutError after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not done within {seconds} s")
+        time.sleep(0.002)
+
+
+# Inside an actor
+
+
+class _Worker:
+    """A thread that does one order after the other."""
+
+    def __init__(self) -> None:
+        self.orders: queue.SimpleQueue[Callable[[], Answer] | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        self.tid = self.thread.native_id or 0
+
+    def _run(self) -> None:
+        for order in iter(self.orders.get, None):
+            self.answers.put(order())
+
+    def do(self, order: Callable[[], Answer]) -> Answer:
+        self.orders.put(order)
+        return self.answers.get()
+
+    def end(self) -> None:
+        self.orders.put(None)
+        self.thread.join()
+        wait_until(lambda: not os.path.exists(f"/proc/self/task/{self.tid}"))
+
+
+class _Stage:
+    """The process of one actor."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.workers: dict[int, _Worker] = {}
+        self.held: dict[int, int] = {}
+
+    def perform(self) -> None:
+        """Does what it is told until it is told to exit or nobody is left to tell it."""
+        self.link.send(json.dumps(os.getpid()).encode())
+        while message := self.link.recv(MOST_BYTES):
+            order: Order = json.loads(message)
+            verb = getattr(self, "do_" + order.pop("verb"))
+            worker = self.workers.get(order.pop("thread", 0))
+            action = partial(verb, **order)
+            answer = worker.do(action) if worker else action()
+            if isinstance(answer, socket.socket):
+                # The new process speaks for itself, over its own link.
+                socket.send_fds(self.link, [b"0"], [answer.fileno()])
+                answer.close()
+            else:
+                self.link.send(json.dumps(answer).encode())
+        os._exit(0)
+
+    def do_thread(self) -> int:
+        worker = _Worker()
+        self.workers[worker.tid] = worker
+        return worker.tid
+
+    def do_end_thread(self, tid: int) -> int:
+        self.workers.pop(tid).end()
+        return tid
+
+    def do_fork(self) -> socket.socket:
+        return fork_stage(self.link)
+
+    def do_reap(self, pid: int) -> int:
+        return os.waitpid(pid, 0)[1]
+
+    def do_exec(self) -> None:
+        """Becomes another program, which waits to be killed."""
+        self.link.send(b"0")
+        os.execv("/bin/sleep", ["sleep", "600"])
+
+    def do_exit(self) -> None:
+        self.link.send(b"0")
+        os._exit(0)
+
+    def do_become(self, uid: int, gid: int) -> None:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+    def do_write(self, path: str, text: str) -> str:
+        return outcome(lambda: write(path, text))
+
+    def do_open(self, path: str, flags: int) -> str:
+        return outcome(lambda: os.close(os.open(path, flags)))
+
+    def do_mkdir(self, path: str) -> str:
+        return outcome(lambda: os.mkdir(path))
+
+    def do_rmdir(self, path: str) -> str:
+        return outcome(lambda: os.rmdir(path))
+
+    def do_chmod(self, path: str, mode: int) -> str:
+        return outcome(lambda: os.chmod(path, mode))
+
+    def do_utime(self, path: str, ns: int) -> str:
+        return outcome(lambda: os.utime(path, ns=(ns, ns)))
+
+
+def fork_stage(*inherited: socket.socket) -> socket.socket:
+    """A new actor, forked by the calling thread; returns the link to it, which speaks first and tells its pid."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for link in (*inherited, ours):
+                link.close()
+            _Stage(theirs).perform()
+        os._exit(1)
+    theirs.close()
+    return ours
+
+
+def _serve(link: socket.socket) -> None:
+    """Forks the actors; reaps them, and those that they leave behind, by ignoring that they end."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while link.recv(1):
+        made = fork_stage(link)
+        socket.send_fds(link, [b"0"], [made.fileno()])
+        made.close()
+
+
+# Outside
+
+
+class Actor:
+    """The handle on one actor; ``pid`` is its process, which is also its first thread."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self.pid: int = json.loads(link.recv(MOST_BYTES))
+        self._children: list[Actor] = []
+
+    def tell(self, verb: str, thread: int = 0, **details: object) -> Answer:
+        """The answer to one order, carried out by that thread (0: the first one)."""
+        self._link.send(json.dumps({"verb": verb, "thread": thread, **details}).encode())
+        return json.loads(self._link.recv(MOST_BYTES))
+
+    def thread(self) -> int:
+        """Starts a thread; its number."""
+        made: int = self.tell("thread")
+        return made
+
+    def fork(self, thread: int = 0) -> Actor:
+        """A child process, forked by that thread."""
+        self._link.send(json.dumps({"verb": "fork", "thread": thread}).encode())
+        child = Actor(_received(self._link))
+        self._children.append(child)
+        return child
+
+    def exit(self) -> None:
+        """Ends the process; it is a zombie until its parent reaps it."""
+        self.tell("exit")
+        wait_until(lambda: state(self.pid) in ("Z", ""))
+
+    def exec(self) -> None:
+        """Makes another program of it, which takes no more orders; ``close`` ends it."""
+        self.tell("exec")
+        wait_until(lambda: os.readlink(f"/proc/{self.pid}/exe").endswith(("sleep", "busybox", "coreutils")))
+
+    def close(self) -> None:
+        """Ends the process and those it forked, and waits until nothing runs any more."""
+        for child in self._children:
+            child.close()
+        if self._link.fileno() != -1:
+            self._link.close()
+            if state(self.pid) not in ("Z", ""):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                wait_until(lambda: state(self.pid) in ("Z", ""))
+
+
+def _received(link: socket.socket) -> socket.socket:
+    _, fds, _, _ = socket.recv_fds(link, 1, 1)
+    return socket.socket(fileno=fds[0])
+
+
+def state(pid: int) -> str:
+    """The letter of proc_pid_stat(5), "Z" for a zombie; "" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+class Troupe:
+    """Where actors come from; as a context it ends them all."""
+
+    def __init__(self) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-W", "ignore", "-S", os.path.abspath(__file__), str(theirs.fileno())]
+        self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        self._actors: list[Actor] = []
+
+    def actor(self) -> Actor:
+        """A new one, child of a process that is in no group."""
+        self._link.send(b"0")
+        self._actors.append(Actor(_received(self._link)))
+        return self._actors[-1]
+
+    def dismiss(self) -> None:
+        """Ends all actors."""
+        while self._actors:
+            self._actors.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss()
+        self._link.close()
+        self._server.wait()
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

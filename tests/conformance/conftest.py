@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules' targets: the kernel that runs here, or the simulations that match it; and the table at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from .actors import Actor, Troupe
+from .table import Outcome, Results, lines
+from .target import REAL_ROOT, SIMULATIONS, Resctrl, kernel, simulation
+
+HERE = Path(__file__).parent
+KERNEL = "kernel"
+TARGETS = [KERNEL] if REAL_ROOT else list(SIMULATIONS)
+MARKERS = (
+    "allocation: makes control groups",
+    "monitoring_only: tells what a machine without allocation does",
+    "limbo: tells how freed RMIDs wait where occupancy is monitored",
+    "two_domains: needs two L3 caches",
+    "kernel_only(why): what the simulator does not show",
+)
+RESULTS = pytest.StashKey[Results]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The markers of this folder."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every rule is shown on every target."""
+    if "fs" in metafunc.fixturenames:
+        metafunc.parametrize("target", TARGETS, indirect=True, scope="session")
+
+
+def _capabilities(name: str) -> set[str]:
+    """The markers that the target satisfies."""
+    if name != KERNEL:
+        profile, *_, domains = SIMULATIONS[name]
+        allocates, occupancy = profile != "monitoring-only", profile != "monitoring-only"
+    else:
+        root = kernel()
+        allocates, occupancy, domains = root.can_allocate, root.has_occupancy, len(root.domains)
+    found = {"allocation" if allocates else "monitoring_only"}
+    found |= {"limbo"} if occupancy else set()
+    found |= {"two_domains"} if domains > 1 else set()
+    return found | ({"kernel_only"} if name == KERNEL else set())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out the rules that a target cannot show; the markers say why."""
+    ours = [item for item in items if item.path.is_relative_to(HERE) and "target" in _parameters(item)]
+    capabilities = {name: _capabilities(name) for name in {_parameters(item)["target"] for item in ours}}
+    known = {marker.split(":")[0].split("(")[0] for marker in MARKERS}
+    unfit = []
+    for item in ours:
+        wants = {mark.name for mark in item.iter_markers()} & known
+        if not wants <= capabilities[_parameters(item)["target"]]:
+            unfit.append(item)
+    if unfit:
+        config.hook.pytest_deselected(items=unfit)
+        items[:] = [item for item in items if item not in unfit]
+
+
+def _parameters(item: pytest.Item) -> dict[str, str]:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params if callspec else {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note what became of a rule on its target."""
+    report = yield
+    target = _parameters(item).get("target")
+    if target and item.path.is_relative_to(HERE) and (report.when == "call" or report.failed):
+        rule = Outcome(item.path.stem.removeprefix("test_"), item.originalname, report.passed)
+        item.config.stash.setdefault(RESULTS, Results()).add(target, rule)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table rules by targets; kept in build/conformance, where a run on another target finds it."""
+    results = config.stash.get(RESULTS, None)
+    if results is None:
+        return
+    folder = Path(os.environ.get("RESCTRL_CONFORMANCE_RESULTS", str(config.rootpath / "build/conformance")))
+    results.save(folder)
+    terminalreporter.section("conformance")
+    for line in lines(results):
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> Iterator[Resctrl]:
+    """A mounted resctrl."""
+    made = kernel() if request.param == KERNEL else simulation(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fs(target: Resctrl) -> Iterator[Resctrl]:
+    """The same, without groups and with nothing in last_cmd_status; what a rule leaves in it is removed."""
+    target.mount()
+    target.clean()
+    target.write("tasks", "\n")
+    yield target
+    target.mount()
+    target.clean()
+
+
+@pytest.fixture(scope="session")
+def troupe() -> Iterator[Troupe]:
+    """Where processes come from."""
+    with Troupe() as made:
+        yield made
+
+
+@pytest.fixture
+def actors(troupe: Troupe) -> Iterator[Callable[[], Actor]]:
+    """Makes processes that do what they are told, and ends them."""
+    yield troupe.actor
+    troupe.dismiss()
+
+
+@pytest.fixture
+def actor(actors: Callable[[], Actor]) -> Actor:
+    """One of them."""
+    return actors()
+
+
+@pytest.fixture
+def nobody(actor: Actor) -> Actor:
+    """One that belongs to an ordinary user."""
+    actor.tell("become", uid=65534, gid=65534)
+    return actor

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs that are planted in the simulator on purpose, to see that the suite finds them.
+
+A mutant is chosen by the environment variable RESCTRL_CONFORMANCE_MUTANT; ``environment`` makes every Python process
+that inherits it import this module's ``plant`` when it starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "RESCTRL_CONFORMANCE_MUTANT"
+SITE = "from tests.conformance.differential.mutants import plant\n\nplant()\n"
+
+
+def _enospc_for_ebusy() -> None:
+    from resctrlmond.sim.rmids import RmidPool
+
+    right: Callable[..., int] = RmidPool.allocate
+
+    def allocate(self: Any, now: float) -> int:
+        try:
+            return right(self, now)
+        except OSError as failure:
+            raise OSError(errno.ENOSPC, "") from failure
+
+    RmidPool.allocate = allocate  # type: ignore[method-assign]
+
+
+def _threads_follow_their_leader() -> None:
+    from resctrlmond.sim.tasks import Tasks
+
+    right: Callable[..., bool] = Tasks.join
+
+    def join(self: Any, tid: int, ids: Any) -> bool:
+        threads = [int(name) for name in os.listdir(f"/proc/{tid}/task")]
+        moved = [right(self, thread, ids) for thread in threads]  # all, whatever becomes of one
+        return all(moved)
+
+    Tasks.join = join  # type: ignore[method-assign]
+
+
+def _children_begin_in_root() -> None:
+    from resctrlmond.sim.tasks import Tasks
+
+    Tasks._bear = lambda *_: None  # type: ignore[method-assign]
+
+
+def _tasks_stay_behind_on_rmdir() -> None:
+    from resctrlmond.sim.tasks import Tasks
+
+    Tasks.regroup = lambda *_: None  # type: ignore[method-assign]
+
+
+def _status_is_never_cleared() -> None:
+    from resctrlmond.sim.commands import CommandStatus
+
+    CommandStatus.clear = lambda self: None  # type: ignore[method-assign]
+
+
+def _newlines_separate_tasks() -> None:
+    from resctrlmond.sim import joining
+
+    right = joining.task_tokens
+    joining.task_tokens = lambda command: right(command.strip("\n").replace("\n", ","))
+
+
+def _octal_is_decimal() -> None:
+    from resctrlmond.sim import joining
+
+    right = joining.parse_int
+    joining.parse_int = lambda text: right(text.lstrip("0") or "0") if "x" not in text.lower() else right(text)
+
+
+def _old_descriptors_live_on() -> None:
+    from resctrlmond.sim.tree import Directory
+
+    def remove(self: Any, child: Any, now_ns: int) -> None:
+        self.detach(child, now_ns)
+
+    Directory.remove = remove  # type: ignore[method-assign]
+
+
+def _rename_loses_the_closid() -> None:
+    from resctrlmond.sim.tasks import Tasks
+
+    right: Callable[..., None] = Tasks.regroup
+
+    def regroup(self: Any, before: Any, after: Any) -> None:
+        if before.rmid != after.rmid:
+            right(self, before, after)
+
+    Tasks.regroup = regroup  # type: ignore[method-assign]
+
+
+def _anybody_may_move_anybody() -> None:
+    from resctrlmond.sim.procs import ProcTable
+
+    right: Callable[..., tuple[int, int] | None] = ProcTable.credentials
+
+    def credentials(self: Any, tid: int) -> tuple[int, int] | None:
+        return (65534, 65534) if right(self, tid) else None
+
+    ProcTable.credentials = credentials  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    plant.__name__.strip("_"): plant
+    for plant in (
+        _enospc_for_ebusy,
+        _threads_follow_their_leader,
+        _children_begin_in_root,
+        _tasks_stay_behind_on_rmdir,
+        _status_is_never_cleared,
+        _newlines_separate_tasks,
+        _octal_is_decimal,
+        _old_descriptors_live_on,
+        _rename_loses_the_closid,
+        _anybody_may_move_anybody,
+    )
+}
+
+
+def plant() -> None:
+    """Plants the mutant that the environment names."""
+    MUTANTS[os.environ[VARIABLE]]()
+
+
+def environment(mutant: str, place: Path) -> dict[str, str]:
+    """The environment of a process whose simulations have the bug; ``place`` is an empty directory."""
+    (place / "sitecustomize.py").write_text(SITE)
+    project = str(Path(__file__).parents[3])
+    return {**os.environ, VARIABLE: mutant, "PYTHONPATH": os.pathsep.join([str(place), project])}

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of each rule on each target, as a small table: counts per section, and every red one by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple, Self
+
+MOST_NAMED = 20  # of the red rules of one target
+
+
+class Outcome(NamedTuple):
+    """One rule on one target; its section is the file that it stands in."""
+
+    section: str
+    rule: str
+    passed: bool
+
+
+class Results:
+    """Outcomes by target."""
+
+    def __init__(self) -> None:
+        self.by_target: dict[str, list[Outcome]] = {}
+
+    def add(self, target: str, outcome: Outcome) -> None:
+        """One more; a rule that failed once stays failed."""
+        self.by_target.setdefault(target, []).append(outcome)
+
+    def save(self, folder: Path) -> None:
+        """One file per target; a target that was not run keeps what it has."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for target, outcomes in self.by_target.items():
+            (folder / f"{target}.json").write_text(json.dumps(outcomes))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """What ``save`` has left there."""
+        found = cls()
+        for file in sorted(folder.glob("*.json")):
+            found.by_target[file.stem] = [Outcome(*fields) for fields in json.loads(file.read_text())]
+        return found
+
+
+def lines(results: Results) -> list[str]:
+    """The table."""
+    targets = list(results.by_target)
+    failed = {name: {o.rule for o in outcomes if not o.passed} for name, outcomes in results.by_target.items()}
+    shown = {name: {(o.section, o.rule) for o in outcomes} for name, outcomes in results.by_target.items()}
+    counts = {name: Counter(section for section, _ in rules) for name, rules in shown.items()}
+    sections = sorted({section for count in counts.values() for section in count})
+    wide = max([len(section) for section in sections] + [8])
+    columns = [max(len(target), 7) for target in targets]
+
+    def row(first: str, cells: list[str]) -> str:
+        padded = (f"{cell:>{width}}" for cell, width in zip(cells, columns, strict=True))
+        return f"{first:<{wide}}  " + "  ".join(padded)
+
+    table = [row("rules of", targets)]
+    table += [row(name, [str(counts[target][name] or "-") for target in targets]) for name in sections]
+    table.append(row("all", [str(len(shown[target])) for target in targets]))
+    table.append(row("red", [str(len(failed[target])) for target in targets]))
+    table += [f"RED on {target}: {rule}" for target in targets for rule in sorted(failed[target])[:MOST_NAMED]]
+    return table

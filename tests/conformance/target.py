@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mounted resctrl as the rules see it: a path, what the machine can do, and mounting it anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from .actors import outcome, write
+
+if TYPE_CHECKING:
+    from resctrlmond.sim.mount import Simulation
+
+# Set where the rules are to be shown on the real kernel, to the place where its resctrl is mounted.
+REAL_ROOT = os.environ.get("RESCTRL_CONFORMANCE_ROOT", "")
+# One unit of the occupancy counter where a CPU without the hardware claims to have it. With the default of 0
+# no freed RMID would ever be clean there.
+SHORT_LIMBO = "29360191"
+
+# name -> (profile, RMIDs, classes, domains) of the simulations that match the machines of tests/kernel
+SIMULATIONS = {
+    "sim cat": ("intel-rdt", 64, 2, 1),
+    "sim monitoring-only": ("monitoring-only", 64, None, 1),
+    "sim two-domains": ("intel-rdt", 64, 2, 2),
+}
+
+
+class Mounter(Protocol):
+    """How a resctrl gets to its place, and away."""
+
+    def mount(self) -> None:
+        """Mounts it."""
+
+    def close(self) -> None:
+        """Leaves everything as it was."""
+
+
+class _Kernel:
+    def mount(self) -> None:
+        subprocess.run(["mount", "-t", "resctrl", "resctrl", REAL_ROOT], check=True, capture_output=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _Simulated:
+    def __init__(self, name: str) -> None:
+        from resctrlmond.sim.mount import Simulation
+
+        profile, rmids, closids, domains = SIMULATIONS[name]
+        self.root = tempfile.mkdtemp(prefix="resctrlmond-conformance-")
+        os.chmod(self.root, 0o755)
+        self._simulation: Simulation = Simulation(self.root, profile, rmids, closids=closids, domains=domains)
+        self._simulation.start()
+
+    def mount(self) -> None:
+        self._simulation.stop()
+        self._simulation.start()
+
+    def close(self) -> None:
+        self._simulation.stop()
+        os.rmdir(self.root)
+
+
+class Resctrl:
+    """A mounted resctrl, spoken to by paths relative to its root."""
+
+    def __init__(self, root: str, mounter: Mounter, *, simulated: bool) -> None:
+        self.root = root
+        self.simulated = simulated
+        self._mounter = mounter
+        if not simulated and self.has_occupancy and self.read("info/L3_MON/max_threshold_occupancy") == "0\n":
+            self.write("info/L3_MON/max_threshold_occupancy", SHORT_LIMBO)
+
+    # What the machine can do
+
+    @property
+    def can_allocate(self) -> bool:
+        """Whether there are control groups besides root."""
+        return os.path.isdir(self.path("info/L3"))
+
+    @property
+    def events(self) -> list[str]:
+        """The names of the counter files of an L3 domain."""
+        return self.read("info/L3_MON/mon_features").split()
+
+    @property
+    def has_occupancy(self) -> bool:
+        """Whether freed RMIDs wait in limbo until their cache lines are gone."""
+        return "llc_occupancy" in self.events
+
+    @property
+    def num_rmids(self) -> int:
+        """How many groups there can be, root counted."""
+        return int(self.read("info/L3_MON/num_rmids"))
+
+    @property
+    def num_closids(self) -> int:
+        """How many control groups there can be, root counted."""
+        return int(self.read("info/L3/num_closids")) if self.can_allocate else 1
+
+    @property
+    def domains(self) -> list[str]:
+        """The names in ``mon_data``, sorted."""
+        return sorted(os.listdir(self.path("mon_data")))
+
+    @property
+    def is_6_16(self) -> bool:
+        """Whether mkdir clears last_cmd_status, as it does since the code moved to fs/resctrl (6.12: it does not).
+
+        Told by a file of 6.18: between the two no kernel is tested.
+        """
+        return os.path.exists(self.path("info/L3_MON/mbm_assign_mode"))
+
+    # Files
+
+    def path(self, *names: str) -> str:
+        """The absolute path."""
+        return os.path.join(self.root, *names)
+
+    def read(self, *names: str) -> str:
+        """The whole file."""
+        return Path(self.path(*names)).read_text(errors="surrogateescape")
+
+    def write(self, path: str, text: object) -> None:
+        """One command to a file. OSError if it was refused."""
+        write(self.path(path), str(text))
+
+    def tries(self, path: str, text: object) -> tuple[str, str]:
+        """What came of one command: ``OK`` or the errno's name, and last_cmd_status after it."""
+        return outcome(lambda: self.write(path, text)), self.status
+
+    @property
+    def status(self) -> str:
+        """``info/last_cmd_status``, whole."""
+        return self.read("info/last_cmd_status")
+
+    def soil(self) -> str:
+        """Leaves a message in last_cmd_status, to see whether the next operation clears it."""
+        assert outcome(lambda: self.write("tasks", "soil")) == "EINVAL"
+        return "Task list parsing error pid soil\n"
+
+    def names(self, *names: str) -> list[str]:
+        """The entries of a directory, sorted."""
+        return sorted(os.listdir(self.path(*names)))
+
+    # Groups
+
+    def mkdir(self, path: str) -> str:
+        """``OK`` or the errno's name; where freed RMIDs are in limbo, it waits for them."""
+        deadline = time.monotonic() + 60
+        while (result := outcome(lambda: os.mkdir(self.path(path)))) == "EBUSY" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return result
+
+    def make(self, path: str) -> str:
+        """Makes a group that has to be made; its path."""
+        result = self.mkdir(path)
+        assert result == "OK", f"mkdir {path}: {result}, last_cmd_status {self.status!r}"
+        return path
+
+    def rmdir(self, path: str) -> None:
+        """Removes a group."""
+        os.rmdir(self.path(path))
+
+    def members(self, group: str) -> set[int]:
+        """The threads that its ``tasks`` lists."""
+        return {int(word) for word in self.read(group, "tasks").split()}
+
+    def groups_of(self, tid: int) -> tuple[str, str]:
+        """(control group, monitoring group) of a thread, as ``/proc/TID/cpu_resctrl_groups`` tells: "/" is root."""
+        if self.simulated:
+            text = os.getxattr(self.root, f"user.resctrlmond.task.{tid}").decode()
+        else:
+            text = Path(f"/proc/{tid}/cpu_resctrl_groups").read_text()
+        control, monitor = text.splitlines()
+        return control.removeprefix("res:"), monitor.removeprefix("mon:")
+
+    def fill(self) -> int:
+        """Makes groups ``mon_groups/fill-N`` until there is no RMID left; how many."""
+        made = 0
+        while self.mkdir(f"mon_groups/fill-{made}") == "OK":
+            made += 1
+        return made
+
+    def clean(self) -> None:
+        """Removes all groups."""
+        for name in os.listdir(self.root):
+            if os.path.isdir(self.path(name, "mon_groups")):
+                self.rmdir(name)
+        for name in os.listdir(self.path("mon_groups")):
+            self.rmdir(f"mon_groups/{name}")
+
+    # Mounting
+
+    def unmount(self) -> str:
+        """``OK``, or ``EBUSY`` if something in it is open."""
+        done = subprocess.run(["umount", self.root], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return "OK"
+        assert "busy" in done.stderr, done.stderr
+        return "EBUSY"
+
+    def mount(self) -> None:
+        """Mounts it, if it is not."""
+        if not os.path.isdir(self.path("info")):
+            self._mounter.mount()
+
+    def close(self) -> None:
+        """Leaves everything as it was."""
+        self.mount()
+        self.clean()
+        self._mounter.close()
+
+
+def kernel() -> Resctrl:
+    """The resctrl of the running kernel."""
+    mounter = _Kernel()
+    if not os.path.isdir(os.path.join(REAL_ROOT, "info")):
+        mounter.mount()
+    return Resctrl(REAL_ROOT, mounter, simulated=False)
+
+
+def simulation(name: str) -> Resctrl:
+    """A simulation, by its name in ``SIMULATIONS``."""
+    mounter = _Simulated(name)
+    return Resctrl(mounter.root, mounter, simulated=True)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounting and unmounting: one instance, nothing of it survives, and who uses it is not disturbed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .actors import Actor, outcome, write
+from .target import Resctrl
+
+
+def test_an_open_file_keeps_it_mounted(fs: Resctrl) -> None:
+    """While a file in it is open, umount is EBUSY and changes nothing."""
+    fs.make("mon_groups/a")
+    with Path(fs.path("mon_groups/a/tasks")).open():
+        assert fs.unmount() == "EBUSY"
+    assert fs.names("mon_groups") == ["a"]
+
+
+def test_a_working_directory_keeps_it_mounted(fs: Resctrl) -> None:
+    """While a process is in it, umount is EBUSY."""
+    here = os.getcwd()
+    os.chdir(fs.path("mon_groups"))
+    try:
+        assert fs.unmount() == "EBUSY"
+    finally:
+        os.chdir(here)
+
+
+def test_groups_do_not_survive(fs: Resctrl, actor: Actor) -> None:
+    """After umount and mount there is no group, and all tasks are in root."""
+    fs.make("mon_groups/a")
+    fs.write("mon_groups/a/tasks", actor.pid)
+    assert fs.unmount() == "OK"
+    assert os.listdir(fs.root) == []
+    fs.mount()
+    assert fs.names("mon_groups") == []
+    assert fs.groups_of(actor.pid) == ("/", "")
+    fs.make("mon_groups/a")
+    assert fs.members("mon_groups/a") == set()
+
+
+@pytest.mark.allocation
+def test_control_groups_do_not_survive(fs: Resctrl, actor: Actor) -> None:
+    """After umount and mount there is no control group either."""
+    fs.make("class")
+    fs.write("class/tasks", actor.pid)
+    assert fs.unmount() == "OK"
+    fs.mount()
+    assert not os.path.exists(fs.path("class"))
+    assert fs.groups_of(actor.pid) == ("/", "")
+
+
+def test_modes_do_not_survive(fs: Resctrl) -> None:
+    """What chmod did to root's files is gone with the mount."""
+    os.chmod(fs.path("tasks"), 0o600)
+    assert fs.unmount() == "OK"
+    fs.mount()
+    assert os.stat(fs.path("tasks")).st_mode & 0o777 == 0o644
+
+
+def test_the_status_begins_anew(fs: Resctrl) -> None:
+    """A mount begins with ``ok``."""
+    fs.soil()
+    assert fs.unmount() == "OK"
+    fs.mount()
+    assert fs.status == "ok\n"
+
+
+@pytest.mark.kernel_only("each simulation is an instance of its own")
+def test_there_is_one_instance(fs: Resctrl, tmp_path: Path) -> None:
+    """A second mount elsewhere is EBUSY."""
+    done = subprocess.run(
+        ["mount", "-t", "resctrl", "resctrl", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 32
+    assert "already mounted" in done.stderr
+
+
+@pytest.mark.kernel_only("options are given to the simulator when it is started")
+def test_an_unknown_option(fs: Resctrl) -> None:
+    """An option that there is not refuses the mount."""
+    assert fs.unmount() == "OK"
+    command = ["mount", "-t", "resctrl", "-o", "bogus", "resctrl", fs.root]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 32
+    assert os.listdir(fs.root) == []
+
+
+@pytest.mark.kernel_only("the simulator has no option debug")
+def test_debug_shows_the_ids(fs: Resctrl) -> None:
+    """With -o debug each group has mon_hw_id, and control groups ctrl_hw_id; the option is in /proc/mounts."""
+    assert fs.unmount() == "OK"
+    subprocess.run(["mount", "-t", "resctrl", "-o", "debug", "resctrl", fs.root], check=True)
+    try:
+        assert f"resctrl {fs.root} resctrl rw,relatime,debug 0 0" in Path("/proc/mounts").read_text().splitlines()
+        assert fs.read("mon_hw_id") == "0\n"
+        assert int(fs.read(fs.make("mon_groups/a"), "mon_hw_id")) > 0
+        assert fs.read("ctrl_hw_id") == "0\n"
+    finally:
+        fs.clean()
+        assert fs.unmount() == "OK"
+
+
+@pytest.mark.kernel_only("a simulation ends with its mount, and its threshold with it")
+@pytest.mark.limbo
+def test_the_threshold_survives(fs: Resctrl) -> None:
+    """max_threshold_occupancy is the kernel's, not the mount's."""
+    before = fs.read("info/L3_MON/max_threshold_occupancy")
+    fs.write("info/L3_MON/max_threshold_occupancy", 0)
+    try:
+        assert fs.unmount() == "OK"
+        fs.mount()
+        assert fs.read("info/L3_MON/max_threshold_occupancy") == "0\n"
+    finally:
+        fs.mount()
+        fs.write("info/L3_MON/max_threshold_occupancy", before)
+
+
+@pytest.mark.kernel_only("a descriptor of a simulation that has ended belongs to a dead connection")
+def test_a_lazy_unmount_keeps_what_is_open(fs: Resctrl, actor: Actor) -> None:
+    """After umount --lazy an open tasks file goes on working: the groups end with its last descriptor."""
+    fs.make("mon_groups/a")
+    fd = os.open(fs.path("mon_groups/a/tasks"), os.O_RDWR)
+    try:
+        subprocess.run(["umount", "--lazy", fs.root], check=True)
+        assert outcome(lambda: os.write(fd, str(actor.pid).encode())) == "OK"
+        assert os.pread(fd, 100, 0) == f"{actor.pid}\n".encode()
+    finally:
+        os.close(fd)
+    fs.mount()
+    assert fs.names("mon_groups") == []
+
+
+def test_a_write_through_another_path(fs: Resctrl, actor: Actor, tmp_path: Path) -> None:
+    """A bind mount is the same filesystem."""
+    fs.make("mon_groups/a")
+    subprocess.run(["mount", "--bind", fs.root, tmp_path], check=True)
+    try:
+        write(str(tmp_path / "mon_groups/a/tasks"), str(actor.pid))
+        assert fs.members("mon_groups/a") == {actor.pid}
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an ordinary user may do: look at everything, and move its own tasks where it was given a group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from .actors import Actor
+from .target import Resctrl
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def given(fs: Resctrl) -> str:
+    """A group whose tasks nobody may write."""
+    path = fs.make("mon_groups/a")
+    os.chown(fs.path(path, "tasks"), NOBODY, NOBODY)
+    return path
+
+
+def test_everybody_may_read(fs: Resctrl, nobody: Actor) -> None:
+    """An ordinary user may read all files of the mode 0644 and 0444."""
+    fs.make("mon_groups/a")
+    for name in ("tasks", "info/last_cmd_status", "mon_groups/a/mon_data/mon_L3_00/mbm_total_bytes"):
+        assert nobody.tell("open", path=fs.path(name), flags=os.O_RDONLY) == "OK"
+
+
+def test_only_root_may_write(fs: Resctrl, nobody: Actor) -> None:
+    """An ordinary user may not open tasks for writing: EACCES."""
+    fs.make("mon_groups/a")
+    for name in ("tasks", "mon_groups/a/tasks", "info/L3_MON/max_threshold_occupancy"):
+        assert nobody.tell("write", path=fs.path(name), text="0") == "EACCES"
+
+
+def test_only_root_may_make_and_remove(fs: Resctrl, nobody: Actor) -> None:
+    """An ordinary user may not make or remove groups: EACCES, last_cmd_status stays."""
+    fs.make("mon_groups/a")
+    said = fs.soil()
+    assert nobody.tell("mkdir", path=fs.path("mon_groups/b")) == "EACCES"
+    assert nobody.tell("rmdir", path=fs.path("mon_groups/a")) == "EACCES"
+    assert fs.status == said
+
+
+def test_attributes_belong_to_the_owner(fs: Resctrl, nobody: Actor) -> None:
+    """An ordinary user may not change another's modes and times: EPERM."""
+    fs.make("mon_groups/a")
+    assert nobody.tell("chmod", path=fs.path("mon_groups/a"), mode=0o777) == "EPERM"
+    assert nobody.tell("utime", path=fs.path("mon_groups/a"), ns=5) == "EPERM"
+
+
+def test_a_closed_group(fs: Resctrl, nobody: Actor) -> None:
+    """What is in a group of mode 0700 is closed to others: EACCES."""
+    os.mkdir(fs.path("mon_groups/a"), 0o700)
+    assert nobody.tell("open", path=fs.path("mon_groups/a/tasks"), flags=os.O_RDONLY) == "EACCES"
+    assert nobody.tell("open", path=fs.path("mon_groups/a"), flags=os.O_RDONLY | os.O_DIRECTORY) == "EACCES"
+
+
+def test_a_user_may_move_its_own_task(fs: Resctrl, given: str, nobody: Actor) -> None:
+    """Whoever may write tasks moves the tasks of its own uid."""
+    other = nobody.fork()
+    assert nobody.tell("write", path=fs.path(given, "tasks"), text=f"0,{other.pid}") == "OK"
+    assert fs.members(given) == {nobody.pid, other.pid}
+
+
+def test_a_user_may_not_move_another_users(
+    fs: Resctrl, given: str, nobody: Actor, actors: Callable[[], Actor]
+) -> None:
+    """A task of another uid is EPERM, with two lines in last_cmd_status."""
+    foreign = actors().pid
+    assert nobody.tell("write", path=fs.path(given, "tasks"), text=str(foreign)) == "EPERM"
+    assert fs.status == f"No permission to move task {foreign}\nError while processing task {foreign}\n"
+    assert fs.members(given) == set()
+
+
+def test_a_list_stops_at_a_foreign_task(fs: Resctrl, given: str, nobody: Actor, actors: Callable[[], Actor]) -> None:
+    """The tasks before a foreign one in the list have moved."""
+    foreign = actors().pid
+    assert nobody.tell("write", path=fs.path(given, "tasks"), text=f"0,{foreign}") == "EPERM"
+    assert fs.members(given) == {nobody.pid}
+
+
+def test_a_user_with_a_directory_may_make_groups(fs: Resctrl, nobody: Actor) -> None:
+    """Whoever owns a mon_groups may make groups in it, which belong to it, and remove them."""
+    os.chown(fs.path("mon_groups"), NOBODY, NOBODY)
+    os.chmod(fs.path("mon_groups"), 0o755)
+    try:
+        assert nobody.tell("mkdir", path=fs.path("mon_groups/mine")) == "OK"
+        found = [os.stat(fs.path("mon_groups/mine", name)) for name in ("", "tasks", "mon_data")]
+        assert {(stat.st_uid, stat.st_gid) for stat in found} == {(NOBODY, NOBODY)}
+        assert nobody.tell("write", path=fs.path("mon_groups/mine/tasks"), text="0") == "OK"
+        assert fs.members("mon_groups/mine") == {nobody.pid}
+        assert nobody.tell("rmdir", path=fs.path("mon_groups/mine")) == "OK"
+    finally:
+        os.chown(fs.path("mon_groups"), 0, 0)
+        os.chmod(fs.path("mon_groups"), 0o555)

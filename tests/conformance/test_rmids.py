@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool of RMIDs: how many groups there can be, what exhaustion says, and how freed ones come back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from .actors import outcome, wait_until
+from .target import Resctrl
+
+OUT = "Out of RMIDs\n"
+
+
+@pytest.fixture
+def full(fs: Resctrl) -> Resctrl:
+    """No RMID is left, and none is in limbo."""
+    fs.fill()
+    return fs
+
+
+@pytest.fixture
+def stuck(full: Resctrl) -> Iterator[Resctrl]:
+    """The same, with a threshold of 0: no freed RMID is ever clean."""
+    before = full.read("info/L3_MON/max_threshold_occupancy")
+    full.write("info/L3_MON/max_threshold_occupancy", 0)
+    yield full
+    full.write("info/L3_MON/max_threshold_occupancy", before)
+
+
+def mkdir(fs: Resctrl, name: str) -> tuple[str, str]:
+    return outcome(lambda: os.mkdir(fs.path("mon_groups", name))), fs.status
+
+
+def test_num_rmids_counts_root(fs: Resctrl) -> None:
+    """There can be one group less than num_rmids besides root."""
+    assert fs.fill() == fs.num_rmids - 1
+
+
+@pytest.mark.allocation
+def test_a_control_group_takes_one(fs: Resctrl) -> None:
+    """Control groups and monitoring groups take RMIDs from one pool."""
+    fs.make("class")
+    fs.make("class/mon_groups/a")
+    assert fs.fill() == fs.num_rmids - 3
+
+
+def test_exhaustion(full: Resctrl) -> None:
+    """When all are in use a mkdir is ENOSPC "Out of RMIDs"."""
+    full.write("tasks", "\n")
+    assert mkdir(full, "one-more") == ("ENOSPC", OUT)
+    assert not os.path.exists(full.path("mon_groups/one-more"))
+
+
+def test_exhaustion_again(full: Resctrl) -> None:
+    """Since 6.16 each mkdir has its own message; 6.12 appends them."""
+    full.write("tasks", "\n")
+    mkdir(full, "one-more")
+    assert mkdir(full, "one-more") == ("ENOSPC", OUT if full.is_6_16 else OUT * 2)
+
+
+@pytest.mark.allocation
+def test_no_control_group_without_an_rmid(full: Resctrl) -> None:
+    """A control group needs an RMID too: ENOSPC "Out of RMIDs", and its CLOSID is free again."""
+    full.write("tasks", "\n")
+    assert (full.mkdir("class"), full.status) == ("ENOSPC", OUT)
+    full.rmdir("mon_groups/fill-0")
+    full.make("class")
+
+
+def test_an_existing_name_when_full(full: Resctrl) -> None:
+    """An existing name is EEXIST, also where no RMID is left."""
+    assert mkdir(full, "fill-0")[0] == "EEXIST"
+
+
+@pytest.mark.limbo
+def test_limbo(stuck: Resctrl) -> None:
+    """While freed RMIDs are in limbo a mkdir is EBUSY, with the same words as ENOSPC."""
+    stuck.rmdir("mon_groups/fill-0")
+    stuck.write("tasks", "\n")
+    assert mkdir(stuck, "one-more") == ("EBUSY", OUT)
+
+
+@pytest.mark.limbo
+def test_limbo_lasts_while_the_threshold_is_0(stuck: Resctrl) -> None:
+    """What holds not less than the threshold is never clean: at 0 no RMID comes back."""
+    stuck.rmdir("mon_groups/fill-0")
+    # Longer than the worker that looks every second.
+    time.sleep(2.5)
+    assert mkdir(stuck, "one-more")[0] == "EBUSY"
+
+
+@pytest.mark.limbo
+def test_a_higher_threshold_ends_limbo(stuck: Resctrl) -> None:
+    """When the threshold is raised, the worker finds the RMID clean, and a group can be made."""
+    stuck.rmdir("mon_groups/fill-0")
+    assert mkdir(stuck, "one-more")[0] == "EBUSY"
+    stuck.write("info/L3_MON/max_threshold_occupancy", 29360191)
+    wait_until(lambda: mkdir(stuck, "one-more")[0] == "OK")
+    assert mkdir(stuck, "two-more")[0] == "ENOSPC"
+
+
+@pytest.mark.limbo
+def test_all_come_back(full: Resctrl) -> None:
+    """After limbo as many groups can be made as before."""
+    full.clean()
+    assert full.fill() == full.num_rmids - 1
+
+
+def test_a_freed_rmid_comes_back(full: Resctrl) -> None:
+    """After an rmdir one group can be made, at once or after limbo, and no second one."""
+    full.rmdir("mon_groups/fill-0")
+    full.make("mon_groups/one-more")
+    assert full.mkdir("mon_groups/two-more") == "ENOSPC"
+
+
+@pytest.mark.parametrize(
+    ("text", "result", "words"),
+    [
+        ("abc", "EINVAL", "Invalid input\n"),
+        ("-1", "EINVAL", "Invalid input\n"),
+        ("\n", "EINVAL", "Invalid input\n"),
+        (" 5", "EINVAL", "Invalid input\n"),
+        ("5 ", "EINVAL", "Invalid input\n"),
+        ("1,2", "EINVAL", "Invalid input\n"),
+        ("4294967295", "EINVAL", "Exceeds limit (before adjustment) of 33554432 bytes\n"),
+        ("4294967296", "ERANGE", "Invalid input\n"),
+        ("99999999999999999999", "ERANGE", "Invalid input\n"),
+        ("0", "OK", ""),
+        ("0x0\n", "OK", ""),
+        ("0\n", "OK", ""),
+    ],
+)
+@pytest.mark.limbo
+def test_commands_of_the_threshold(fs: Resctrl, text: str, result: str, words: str) -> None:
+    """An unsigned number of any base, not more than the cache has; 7.3 says what is wrong, 6.12 leaves the status."""
+    path = "info/L3_MON/max_threshold_occupancy"
+    before = fs.read(path)
+    said = fs.soil()
+    if fs.is_6_16:
+        said = f"max_threshold_occupancy: {words}" if words else "ok\n"
+    try:
+        assert fs.tries(path, text) == (result, said)
+        assert fs.read(path) == ("0\n" if result == "OK" else before)
+    finally:
+        fs.write(path, before)
+
+
+@pytest.mark.limbo
+def test_the_threshold_is_rounded_down(fs: Resctrl) -> None:
+    """The threshold is rounded down to the counter's unit."""
+    path = "info/L3_MON/max_threshold_occupancy"
+    before = int(fs.read(path))
+    try:
+        fs.write(path, before)
+        assert int(fs.read(path)) == before
+        fs.write(path, before - 1)
+        assert int(fs.read(path)) < before
+    finally:
+        fs.write(path, before)

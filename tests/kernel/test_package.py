@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Debian packages on a fresh Debian 13, as an administrator meets them: install, upgrade, remove, purge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.package.build import packages
+from tests.package.source import changelog, next_entry, version
+
+from .conftest import Guests
+from .host import BUSYBOX, RUN, TREE, Host, parse_where
+
+# A first run fetches a Debian to build the packages in.
+pytestmark = pytest.mark.timeout(1800)
+FOREIGN = "11111111-2222-4333-8444-555555555555"
+REPOSITORIES = "/srv"
+# The guest's dpkg leaves documentation out, and its apt knows archives that a machine without network does not reach.
+APT = (
+    "DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dir::Etc::sourcelist=/srv/sources.list "
+    "-o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Dpkg::Options::=--path-include=/usr/share/man/*"
+)
+LONG = 200.0
+
+
+@pytest.fixture(scope="session")
+def first() -> Path:
+    """The packages of this tree."""
+    return packages()
+
+
+@pytest.fixture(scope="session")
+def second() -> Path:
+    """The same, built again under a higher version."""
+    return packages(next_entry(changelog(), "+next"))
+
+
+class Administrator(Host):
+    """A Debian host with one or two archives of ours on its disk, and somebody else's class and groups with tasks."""
+
+    def __init__(self, guests: Guests, **archives: Path) -> None:
+        super().__init__(guests.start("cat"))
+        for name, folder in archives.items():
+            self.guest.put(folder, f"{REPOSITORIES}/{name}")
+        self.make_root()
+        self.run(f"mkdir {TREE}/theirs {TREE}/mon_groups/{FOREIGN} {TREE}/theirs/mon_groups/inner")
+        self.tasks = {place: self.process("sleep 1000") for place in ("theirs", f"mon_groups/{FOREIGN}")}
+        for place, pid in self.tasks.items():
+            self.run(f"echo {pid} >{TREE}/{place}/tasks")
+        self.schemata = self.out(f"cat {TREE}/theirs/schemata")
+        self.foreign = self.identities()
+
+    def identities(self) -> list[str]:
+        return [self.identity(FOREIGN), self.identity("inner", "theirs")]
+
+    def check_foreign(self) -> None:
+        """Nobody touched what is not ours."""
+        assert self.identities() == self.foreign
+        assert self.out(f"cat {TREE}/theirs/schemata") == self.schemata
+        for place, pid in self.tasks.items():
+            assert str(pid) in self.out(f"cat {TREE}/{place}/tasks").split(), f"a task of {place} was moved"
+
+    def begins(self, key: str) -> dict[str, str]:
+        """The workload's begin values."""
+        return {name: text for name, text in self.snapshot(key).items() if name.endswith(".begin")}
+
+    def apt(self, archive: str, command: str) -> str:
+        self.guest.write("/srv/sources.list", f"deb [trusted=yes] file:{REPOSITORIES}/{archive} ./\n")
+        return self.run(f"{APT} update && {APT} {command}", timeout=LONG).output
+
+    def container(self, name: str) -> str:
+        """Start a container in the background; its id, which is its key."""
+        command = f"podman run -d --name {name} --network none --rootfs {BUSYBOX} sleep 1000"
+        return self.out(command, timeout=LONG)
+
+
+@pytest.fixture
+def upgraded(guests: Guests, first: Path, second: Path) -> Iterator[Administrator]:
+    yield Administrator(guests, first=first, second=second)
+
+
+def install(host: Administrator) -> None:
+    """What the first session of the README does."""
+    host.apt("first", "install resctrlmond")
+    host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
+
+
+def test_installing_starts_nothing_and_what_is_started_then_works(upgraded: Administrator) -> None:
+    host = upgraded
+    host.apt("first", "install resctrlmond")
+    assert host.out("dpkg-query -W -f '${Version}' resctrlmond") == version(changelog())
+    assert host.out("systemctl is-enabled resctrlmond.service resctrlmond.socket || :").split() == ["disabled"] * 2
+    assert host.out("systemctl is-active resctrlmond.service resctrlmond.socket || :").split() == ["inactive"] * 2
+    assert host.run(f"test -e {RUN}", check=False).returncode == 1
+    assert host.out("ls /usr/share/containers/oci/hooks.d 2>/dev/null || :") == ""
+    assert host.run("ls /usr/share/man/man8/resctrlmond.8.gz /usr/share/man/man1/resctrlctl.1.gz").stdout
+    refused = host.run("resctrlmond --simulate /tmp/simulated", check=False, timeout=LONG)
+    assert refused.returncode == 1
+    assert "pip install" in refused.output
+
+    host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
+    where = host.out(f"podman run --rm --network none --rootfs {BUSYBOX} cat /proc/self/cpu_resctrl_groups", LONG)
+    key = parse_where(where)[1]
+    host.until(lambda: host.state(key) == "completed", "the container's end")
+    assert "completed_at" in host.snapshot(key)
+    assert host.out("busctl call org.resctrlmon1 /org/resctrlmon1 org.freedesktop.DBus.Peer Ping") == ""
+    host.check_foreign()
+
+
+def test_a_running_container_is_not_touched_by_upgrade_restart_and_reload(upgraded: Administrator) -> None:
+    host = upgraded
+    install(host)
+    key = host.container("upgraded")
+    before = host.identity(key), host.begins(key), host.pid()
+    host.guest.write("/etc/resctrlmond/resctrlmond.yaml", "log_level: debug\n")
+    host.run("systemctl reload resctrlmond", timeout=LONG)
+    assert host.pid() == before[2]
+
+    host.apt("second", "-o Dpkg::Options::=--force-confold dist-upgrade")
+    assert host.out("dpkg-query -W -f '${Version}' resctrlmond python3-resctrlmond").count("+next") == 2
+    assert host.out("systemctl is-active resctrlmond.service") == "active"
+    assert host.pid() != before[2], "the old code still runs"
+    assert host.out("cat /etc/resctrlmond/resctrlmond.yaml") == "log_level: debug"
+    assert (host.identity(key), host.begins(key)) == before[:2]
+    assert host.state(key) == "active"
+
+    host.run("systemctl stop resctrlmond.service resctrlmond.socket")
+    assert host.identity(key) == before[0]
+    host.start()
+    assert (host.identity(key), host.begins(key)) == before[:2]
+    host.run("podman rm -f -t 0 upgraded", timeout=LONG)
+    host.until(lambda: host.state(key) == "completed", "the container's end")
+    host.check_foreign()
+
+
+def test_removing_and_purging_leaves_nothing_of_ours_behind(upgraded: Administrator) -> None:
+    host = upgraded
+    before = listing(host)
+    install(host)
+    key = host.container("left")
+    host.run("resctrlctl create web --class theirs")
+    pid = host.out("podman inspect -f '{{.State.Pid}}' left", LONG)
+    assert host.membership(pid) == ("/", key)
+
+    output = host.apt("first", "remove resctrlmond")
+    assert "still stand" not in output
+    assert host.groups() == [FOREIGN]
+    assert host.groups("theirs") == ["inner"]
+    assert host.membership(pid) == ("/", ""), "the container lost its group and runs on"
+    assert "completed_at" in host.snapshot(key), "its end was not written"
+    # The links that enabled them stay until the purge, as with every package of Debian.
+    assert host.out("systemctl list-units --all --plain --no-legend --state=loaded 'resctrlmond*' || :") == ""
+    assert host.out(f"find {RUN} -type s") == ""
+    assert host.out("ls -A /usr/share/containers/oci/hooks.d") == ""
+    assert host.run(f"podman run --rm --network none --rootfs {BUSYBOX} true", timeout=LONG).returncode == 0
+    assert host.out("cat /etc/resctrlmond/resctrlmond.yaml"), "a removal is no purge"
+    assert host.run(f"mountpoint {TREE}").returncode == 0, "the mount is not ours to end"
+    host.check_foreign()
+
+    host.run("podman rm -f -t 0 left", timeout=LONG)
+    host.apt("first", "purge resctrlmond python3-resctrlmond")
+    assert listing(host) - before == set()
+    host.check_foreign()
+
+
+def listing(host: Administrator) -> set[str]:
+    """All that a package may leave on a disk and in /run; what podman and apt themselves remember aside."""
+    folders = "/etc /run /usr /var/lib/systemd /var/lib/dpkg/info /sys/fs/resctrl"
+    others = "-path /run/crun -o -path /run/libpod -o -path /run/containers -o -path /run/systemd -o -path /run/lock"
+    found = host.out(
+        f"find {folders} \\( {others} -o -name '*.pyc' -o -path '{TREE}/theirs*' \\) -prune -o -print", LONG
+    )
+    # As every Debian package, ours leaves its system group: a number that was given away is not given again.
+    allowed = ("/etc/group", "/etc/gshadow", "/etc/ld.so.cache")
+    return {line for line in found.splitlines() if not line.startswith(allowed)}

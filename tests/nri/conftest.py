@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter as a process of its own, between a scripted runtime and the real daemon on a simulated machine."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond.api.client import VarlinkError
+from resctrlmond.nri import nri_pb2
+from resctrlmond.nri.messages import Event
+from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.sim.mount import Simulation
+from tests.daemon.conftest import Machine
+from tests.nri.runtime import Plugin, Runtime
+
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+_SERIAL = itertools.count(1)
+
+
+def an_id() -> str:
+    """An id as runtimes make them."""
+    return f"{os.getpid():x}".rjust(8, "0") + f"{next(_SERIAL):056x}"
+
+
+class Node:
+    """A machine with its daemon, a runtime, and the adapter between them."""
+
+    def __init__(self, top: Path) -> None:
+        self.machine = Machine(top)
+        self.nri = str(top / "nri.sock")
+        self.log = top / "nri.log"
+        self.adapter: subprocess.Popen[bytes] | None = None
+        self.runtime: Runtime | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    # -- the parts
+
+    def start_adapter(self, *options: str, **environment: str) -> None:
+        """Start it; it connects by itself."""
+        command = [sys.executable, "-W", "error::DeprecationWarning", "-m", "resctrlmond.nri", "--socket", self.nri]
+        with self.log.open("ab") as log:
+            self.adapter = subprocess.Popen(
+                [*command, "--manager-socket", self.machine.socket, "--log-level", "debug", *options],
+                stderr=log,
+                env={**os.environ, **environment},
+            )
+
+    def stop_adapter(self, number: int = signal.SIGTERM) -> int:
+        """End it; its exit code."""
+        assert self.adapter is not None
+        self.adapter.send_signal(number)
+        code = self.adapter.wait(30)
+        self.adapter = None
+        return code
+
+    def connected(self) -> Plugin:
+        """The adapter's next connection to the runtime, not yet registered."""
+        if self.runtime is None:
+            self.runtime = Runtime(self.nri)
+        return self.runtime.accept()
+
+    def stop_runtime(self) -> None:
+        """No runtime listens any more."""
+        assert self.runtime is not None
+        self.runtime.close()
+        self.runtime = None
+
+    def said(self) -> str:
+        """The adapter's log."""
+        return self.log.read_text()
+
+    # -- pods
+
+    def process(self) -> int:
+        """A process that sleeps until the test is over; its pid."""
+        self._processes.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        return self._processes[-1].pid
+
+    def end(self, pid: int) -> None:
+        """Kill a process of ours and take its number back."""
+        child = next(one for one in self._processes if one.pid == pid)
+        child.kill()
+        child.wait()
+
+    def pod(self, uid: str = UID, **fields: Any) -> nri_pb2.PodSandbox:
+        """A sandbox of a pod."""
+        given = {"id": an_id(), "uid": uid, "name": "web-0", "namespace": "shop", "labels": {"app": "web"}} | fields
+        return nri_pb2.PodSandbox(**given)
+
+    def container(self, pod: nri_pb2.PodSandbox, pid: int, **fields: Any) -> nri_pb2.Container:
+        """A container of that sandbox; a pid of 0 is not told."""
+        given = {"id": an_id(), "pod_sandbox_id": pod.id, "name": "app", "state": 3, "pid": pid} | fields
+        return nri_pb2.Container(**given)
+
+    def start_container(self, plugin: Plugin, pod: nri_pb2.PodSandbox, **fields: Any) -> nri_pb2.Container:
+        """A container's start as containerd tells it; returned when the adapter has answered all of it."""
+        container = self.container(pod, 0, state=1)
+        plugin.tell(Event.POST_CREATE_CONTAINER, pod, container)
+        container = self.container(pod, self.process(), id=container.id, state=1, **fields)
+        plugin.tell(Event.START_CONTAINER, pod, container)
+        return container
+
+    # -- what must come true
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+        """Wait for it."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.adapter is None or self.adapter.poll() is None, self.said()
+            assert time.monotonic() < deadline, (
+                f"waited in vain for {what}\n{self.said()}\n{self.machine.log.read_text()}"
+            )
+            time.sleep(0.02)
+
+    def group(self, key: str = UID) -> dict[str, Any]:
+        """The workload as the daemon has it; {} if it has none."""
+        try:
+            return self.machine.group(key)
+        except VarlinkError as error:
+            assert error.name.endswith(".NoSuchGroup")
+            return {}
+
+    def living(self, key: str = UID) -> set[str]:
+        """The ids of the workload's living members."""
+        return {one["id"] for one in self.group(key).get("members", ()) if not one.get("endedAt")}
+
+    def member(self, name: str, key: str = UID) -> dict[str, Any]:
+        """One member of the workload."""
+        found: dict[str, Any] = next(one for one in self.group(key)["members"] if one["id"] == name)
+        return found
+
+    def owners(self, key: str = UID) -> set[str]:
+        """Who claims it."""
+        return {claim["owner"] for claim in self.group(key).get("claims", ())}
+
+    def close(self) -> None:
+        """End everything."""
+        for child in self._processes:
+            child.kill()
+            child.wait()
+        if self.adapter is not None:
+            self.adapter.kill()
+            self.adapter.wait()
+        if self.runtime is not None:
+            self.runtime.close()
+        self.machine.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node with its daemon running, and the adapter started."""
+    (tmp_path / "resctrl").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt"):
+        made = Node(tmp_path)
+        try:
+            made.machine.start()
+            made.start_adapter()
+            yield made
+            assert "Traceback" not in made.said()
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def pod_cgroup() -> Iterator[str]:
+    """A control group named for the pod, as the kubelet does it with cgroupfs."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    path = os.path.join(top, f"resctrlmond-nri-{os.getpid()}", f"pod{UID}")
+    os.makedirs(path)
+    yield path
+    _remove(os.path.dirname(path))
+
+
+def _remove(path: str) -> None:
+    deadline = time.monotonic() + 20
+    for directory, _, _ in os.walk(path, topdown=False):
+        while os.path.isdir(directory) and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                for pid in Path(directory, "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+                os.rmdir(directory)
+            time.sleep(0.01)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of the wire for whatever bytes come in: one check, for hypothesis and for make fuzz."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from resctrlmond.nri import messages, mux, nri_pb2, ttrpc
+
+
+def understood(pieces: Sequence[bytes]) -> list[object]:
+    """Everything that the layers make of a socket's bytes, in whatever pieces they come."""
+    frames, server, caller = mux.Demultiplexer(), ttrpc.Server(), ttrpc.Caller()
+    readers = {mux.PLUGIN: ttrpc.Reader(), mux.RUNTIME: ttrpc.Reader()}
+    found: list[object] = []
+    for piece in pieces:
+        try:
+            for connection, data in frames.feed(piece):
+                if connection not in readers:
+                    continue
+                found.extend(
+                    _taken(server, caller, connection, message) for message in readers[connection].feed(data)
+                )
+        except mux.MuxError as error:
+            found.append(str(error))
+            break
+    return found
+
+
+def _taken(server: ttrpc.Server, caller: ttrpc.Caller, connection: int, message: ttrpc.Message) -> object:
+    if connection == mux.RUNTIME:
+        return caller.take(message)
+    call = server.take(message)
+    if not isinstance(call, ttrpc.Call):
+        assert call is None or len(call) <= mux.FIRST_PAYLOAD
+        return call
+    try:
+        told = messages.decode(call.method, call.payload)
+    except messages.Unreadable as error:
+        return str(error)
+    if told is not None:
+        assert len(mux.frames(mux.PLUGIN, ttrpc.response(call.stream, messages.answer(told)))) < mux.FIRST_PAYLOAD
+    return told
+
+
+def check(data: bytes, cuts: Sequence[int]) -> int:
+    """However the bytes are cut, the same is understood, and nothing but the declared errors is raised."""
+    whole = understood([data])
+    ends = [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    starts = [0, *ends[:-1]]
+    assert understood([data[start:end] for start, end in zip(starts, ends, strict=True)]) == whole
+    return len(whole)
+
+
+def request(stream: int, method: str, payload: bytes, service: str = messages.PLUGIN_SERVICE) -> bytes:
+    """A ttrpc request as Go makes it."""
+    data = nri_pb2.Request(service=service, method=method, payload=payload, timeout_nano=2 * 10**9)
+    return packed(stream, 1, data.SerializeToString())
+
+
+def packed(stream: int, kind: int, data: bytes) -> bytes:
+    """A ttrpc message."""
+    return struct.pack(">IIBB", len(data), stream, kind, 0) + data
+
+
+def pod(name: str = "a") -> nri_pb2.PodSandbox:
+    """A pod with everything."""
+    return nri_pb2.PodSandbox(
+        id=name * 64,
+        uid="0f1e2d3c-4b5a-4697-8877-66554433221" + name[0],
+        name=f"web-{name}",
+        namespace="shop",
+        labels={"app": "web", "tier": "x"},
+        pid=4242,
+    )
+
+
+def container(name: str = "c", sandbox: str = "a") -> nri_pb2.Container:
+    """A container with everything."""
+    return nri_pb2.Container(
+        id=name * 64,
+        pod_sandbox_id=sandbox * 64,
+        name="app",
+        state=3,
+        linux=nri_pb2.LinuxContainer(cgroups_path=f"kubepods-pod1.slice:cri-containerd:{name * 64}"),
+        pid=4243,
+    )
+
+
+def conversation() -> bytes:
+    """A runtime's side of a connection, from the answer to RegisterPlugin on."""
+    happened = nri_pb2.StateChangeEvent(event=6, pod=pod(), container=container())
+    dedicated = nri_pb2.EventRequest(pod=pod(), container=container())
+    configure = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v1.7.24")
+    listed = nri_pb2.SynchronizeRequest(pods=[pod()], containers=[container()])
+    calls = [
+        request(1, "Configure", configure.SerializeToString()),
+        request(5, "Synchronize", listed.SerializeToString()),
+        request(7, "StateChange", happened.SerializeToString()),
+        request(9, "StartContainer", dedicated.SerializeToString()),
+        request(11, "Nothing", b""),
+        request(13, "Shutdown", b""),
+    ]
+    first = mux.frames(mux.RUNTIME, ttrpc.response(1, b""))
+    return first + b"".join(mux.frames(mux.PLUGIN, call) for call in calls)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NRI's messages: what is read and what is passed over, what we answer, and that the generated code is current."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.nri import messages, nri_pb2
+from resctrlmond.nri.messages import Event
+from tests.nri.hostile import container, pod
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["nri_pb2.py", "nri_pb2.pyi"])
+def test_the_generated_code_is_current(tmp_path: Path, name: str) -> None:
+    version = subprocess.run(["protoc", "--version"], capture_output=True, text=True, check=True).stdout
+    assert version.startswith("libprotoc 3.21."), "newer ones write code that older protobuf libraries do not import"
+    source = "resctrlmond/nri/nri.proto"
+    protoc = ["protoc", "--proto_path=.", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", source]
+    subprocess.run(protoc, cwd=ROOT, check=True)
+    assert (tmp_path / "resctrlmond/nri" / name).read_text() == (ROOT / "resctrlmond/nri" / name).read_text()
+
+
+def test_the_mask_asks_for_what_we_use_and_every_version_knows() -> None:
+    assert messages.MASK == 0x677
+    assert messages.MASK & ~0x7FF == 0
+    answer = messages.answer(messages.Configure("containerd", "v1.7.24"))
+    assert nri_pb2.ConfigureResponse.FromString(answer).events == 0x677
+
+
+def test_the_dedicated_method_and_the_state_change_tell_the_same() -> None:
+    for method, event in messages.METHODS.items():
+        change = nri_pb2.StateChangeEvent(event=event, pod=pod(), container=container())
+        dedicated = nri_pb2.EventRequest(pod=pod(), container=container())
+        told = messages.decode(method, dedicated.SerializeToString())
+        assert told == messages.decode("StateChange", change.SerializeToString())
+        assert isinstance(told, messages.Happened)
+        assert told.event is event
+    assert {method for method in messages.METHODS if "Update" in method} == set()
+
+
+def test_every_field_that_we_read() -> None:
+    change = nri_pb2.StateChangeEvent(event=6, pod=pod(), container=container())
+    told = messages.decode("StateChange", change.SerializeToString())
+    assert told == messages.Happened(
+        Event.START_CONTAINER,
+        messages.Pod(
+            id="a" * 64,
+            uid="0f1e2d3c-4b5a-4697-8877-66554433221a",
+            name="web-a",
+            namespace="shop",
+            labels={"app": "web", "tier": "x"},
+            pid=4242,
+        ),
+        messages.Container(
+            id="c" * 64,
+            sandbox="a" * 64,
+            name="app",
+            is_running=True,
+            pid=4243,
+            cgroups_path=f"kubepods-pod1.slice:cri-containerd:{'c' * 64}",
+        ),
+    )
+
+
+# Field and type of wire, as in protobuf's encoding: 0 varint, 1 and 5 fixed, 2 with a length.
+UNKNOWN = [
+    pytest.param(b"\x98\x06\x05", id="99-varint"),
+    pytest.param(b"\x99\x06" + bytes(8), id="99-fixed64"),
+    pytest.param(b"\x9d\x06" + bytes(4), id="99-fixed32"),
+    pytest.param(b"\x9a\x06\x02hi", id="99-bytes"),
+    pytest.param(b"\x32\x07\x0a\x01k\x12\x02\xff\xfe", id="annotation-that-is-no-utf8"),
+]
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
+def test_fields_that_we_do_not_know_are_passed_over(unknown: bytes) -> None:
+    given = pod().SerializeToString() + unknown
+    change = b"\x08\x01\x12" + bytes([len(given) & 0x7F | 0x80, len(given) >> 7]) + given
+    told = messages.decode("StateChange", change)
+    assert told == messages.decode("RunPodSandbox", nri_pb2.EventRequest(pod=pod()).SerializeToString())
+
+
+@pytest.mark.parametrize("event", [-1, 0, 4, 8, 12, 13, 14, 15, 2**31 - 1])
+def test_an_event_that_we_did_not_ask_for_is_none(event: int) -> None:
+    told = messages.decode("StateChange", nri_pb2.StateChangeEvent(event=event).SerializeToString())
+    assert told == messages.Happened(None, None, None)
+
+
+def test_absent_is_not_the_same_as_empty() -> None:
+    told = messages.decode(
+        "StateChange", nri_pb2.StateChangeEvent(event=1, pod=nri_pb2.PodSandbox()).SerializeToString()
+    )
+    assert told == messages.Happened(Event.RUN_POD_SANDBOX, messages.Pod(""), None)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(b"\x12\x05\x0a", id="cut"),
+        pytest.param(b"\x12\x03\x0a\x01\xff", id="name-that-is-no-utf8"),
+        pytest.param(b"\x08" + b"\xff" * 10 + b"\x01", id="varint-of-eleven-bytes"),
+        pytest.param(b"\x00", id="field-0"),
+    ],
+)
+def test_what_cannot_be_read_is_said_to_be_so(payload: bytes) -> None:
+    with pytest.raises(messages.Unreadable, match="StateChange"):
+        messages.decode("StateChange", payload)
+
+
+@pytest.mark.parametrize(
+    "method", ["", "CreateContainer", "UpdateContainer", "ValidateContainerAdjustment", "x" * 999]
+)
+def test_methods_that_we_do_not_have(method: str) -> None:
+    assert messages.decode(method, b"") is None
+
+
+def test_a_chunk_of_the_list_is_answered_as_one() -> None:
+    chunk = nri_pb2.SynchronizeRequest(pods=[pod()], more=True)
+    told = messages.decode("Synchronize", chunk.SerializeToString())
+    assert isinstance(told, messages.Synchronize)
+    assert nri_pb2.SynchronizeResponse.FromString(messages.answer(told)).more
+    last = messages.decode("Synchronize", b"")
+    assert last == messages.Synchronize((), (), False)
+    assert messages.answer(messages.Synchronize((), (), False)) == b""

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers start whatever resctrlmond does, and are taken in as soon as it serves again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from resctrlmond.nri.messages import Event
+from tests.nri.conftest import UID, Node
+
+# The runtime's own limit for an answer; beyond it the plugin is thrown out.
+RUNTIME_LIMIT_S = 2.0
+
+
+def test_without_the_daemon_containers_start_and_are_taken_in_late_when_it_is_back(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        before = node.start_container(plugin, pod)
+        assert node.machine.stop() == 0
+        missed = node.start_container(plugin, pod)
+        ended = node.start_container(plugin, pod)
+        node.end(ended.pid)
+        plugin.tell(Event.STOP_CONTAINER, pod, ended)
+        new_pod = node.pod("11111111-2222-4333-8444-555555555555")
+        plugin.tell(Event.RUN_POD_SANDBOX, new_pod)
+        assert "start unmonitored for now" in node.said()
+        node.machine.start()
+        node.until(lambda: node.living() == {pod.id, before.id, missed.id}, "what was missed to be made up for")
+        node.until(lambda: node.living(new_pod.uid) == {new_pod.id}, "the pod that was missed")
+        assert node.member(missed.id)["late"]
+        node.until(lambda: node.machine.tasks(UID) == {before.pid, missed.pid}, "the tasks")
+        assert node.said().count("start unmonitored for now") == 1, "said once, not for each"
+        assert "resctrlmond serves again" in node.said()
+
+
+def test_a_pod_that_was_removed_while_the_daemon_was_away_ends_when_it_is_back(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        node.machine.kill()
+        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        node.machine.start()
+        node.until(lambda: node.group()["state"] == "completed", "its end")
+
+
+def test_a_daemon_that_hangs_holds_up_one_start_within_the_limit_and_no_other(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        assert node.machine.daemon is not None
+        node.machine.daemon.send_signal(signal.SIGSTOP)
+        try:
+            held_up = node.start_container(plugin, pod)
+            node.until(lambda: "did not answer in time" in node.said(), "the time-out")
+            others = [node.start_container(plugin, pod) for _ in range(5)]
+        finally:
+            node.machine.daemon.send_signal(signal.SIGCONT)
+        everyone = {held_up.pid, *(one.pid for one in others)}
+        node.until(lambda: node.machine.tasks(UID) == everyone, "all of them in the group")
+
+
+def test_a_socket_that_takes_calls_and_never_answers_costs_less_than_the_runtime_waits(node: Node) -> None:
+    assert node.machine.stop() == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
+        if os.path.exists(node.machine.socket):
+            os.unlink(node.machine.socket)
+        deaf.bind(node.machine.socket)
+        deaf.listen(64)
+        with node.connected() as plugin:
+            plugin.greet()
+            began = time.monotonic()
+            node.start_container(plugin, node.pod())
+            # The least bound that a test on a busy machine may set: the answer came by itself, long before a person.
+            assert time.monotonic() - began < 10 * RUNTIME_LIMIT_S
+            assert "answered before it is carried over" in node.said() or "in time" in node.said()
+    node.machine.start()
+
+
+def test_out_of_rmids_the_container_starts_and_its_group_is_pending(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        capacity = node.machine.call("Status")
+        for number in range(capacity["rmids"] - capacity["used"]):
+            os.mkdir(node.machine.top / "resctrl" / "mon_groups" / f"other-{number}")
+        pod = node.pod()
+        container = node.start_container(plugin, pod)
+        assert node.group()["state"] == "pending"
+        assert node.living() == {pod.id, container.id}
+        os.rmdir(node.machine.top / "resctrl" / "mon_groups" / "other-0")
+        node.until(lambda: node.group()["state"] == "active", "the RMID that came free", 60)
+        node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
+        assert node.group()["baseline"] == "late"
+
+
+@pytest.mark.parametrize("event", [Event.RUN_POD_SANDBOX, Event.START_CONTAINER])
+def test_a_refusal_is_told_once_and_the_container_starts(node: Node, event: Event) -> None:
+    os.mkdir(node.machine.top / "resctrl" / "mon_groups" / UID)
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        for _ in range(3):
+            plugin.tell(event, pod, node.container(pod, node.process()) if event is Event.START_CONTAINER else None)
+        assert "is not ours" in node.said()
+        assert node.said().count("pod shop/web-0 is unmonitored") == 1
+        assert node.machine.groups() == [UID]
+
+
+def test_a_process_that_is_gone_when_we_hear_of_it(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod, pid = node.pod(), node.process()
+        node.end(pid)
+        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, pid))
+        assert node.living() == {pod.id}
+        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        assert node.group()["state"] == "completed"

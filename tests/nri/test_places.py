@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding a container's processes by its control group: runtimes that tell no pid, reused numbers, missed starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api.client import VarlinkError
+from resctrlmond.nri import place
+from resctrlmond.nri.messages import Event
+from resctrlmond.resctrl.mounts import mounts
+from tests.nri.conftest import UID, Node, an_id
+
+
+def settled(directory: str, *pids: int) -> str:
+    """A control group with those processes in it."""
+    os.makedirs(directory, exist_ok=True)
+    for pid in pids:
+        Path(directory, "cgroup.procs").write_text(str(pid))
+    return directory
+
+
+def inner(cgroup: str) -> str:
+    """The path below the hierarchy's root, as runtimes tell it."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    return cgroup.removeprefix(top)
+
+
+@pytest.mark.parametrize("nested", ["", "/container"], ids=["runc", "crun"])
+def test_a_runtime_that_tells_no_pid(node: Node, pod_cgroup: str, nested: str) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod, name, pid = node.pod(), an_id(), node.process()
+        own = f"{pod_cgroup}/crio-{name}"
+        settled(own + nested, pid)
+        container = node.container(
+            pod, 0, id=name, linux={"cgroups_path": f"{inner(pod_cgroup)}/crio-{name}"}, state=1
+        )
+        plugin.tell(Event.START_CONTAINER, pod, container)
+        assert node.machine.tasks(UID) == {pid}
+        member = node.member(name)
+        assert (member["pid"], member["cgroup"]) == (pid, own)
+        assert node.group()["baseline"] == "exact"
+
+
+def test_what_joins_a_containers_control_group_later_is_taken_in(node: Node, pod_cgroup: str) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod, name, pid, session = node.pod(), an_id(), node.process(), node.process()
+        own = settled(f"{pod_cgroup}/{name}", pid)
+        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, pid, id=name))
+        settled(own, session)
+        node.until(lambda: node.machine.tasks(UID) == {pid, session}, "the exec session")
+
+
+def test_a_running_container_is_taken_in_with_all_its_processes(node: Node, pod_cgroup: str) -> None:
+    with node.connected() as plugin:
+        pod, name, pids = node.pod(), an_id(), [node.process() for _ in range(3)]
+        settled(f"{pod_cgroup}/cri-containerd-{name}.scope", *pids)
+        plugin.greet([pod], [node.container(pod, pids[0], id=name)])
+        node.until(lambda: node.living() == {pod.id, name}, "the container")
+        node.until(lambda: node.machine.tasks(UID) == set(pids), "all of them")
+        assert node.member(name)["late"]
+
+
+def test_a_post_start_without_a_start_is_the_late_way_in(node: Node, pod_cgroup: str) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod, name, pid = node.pod(), an_id(), node.process()
+        settled(f"{pod_cgroup}/{name}", pid)
+        plugin.tell(Event.POST_START_CONTAINER, pod, node.container(pod, pid, id=name))
+        assert node.machine.tasks(UID) == {pid}
+        assert node.member(name)["late"]
+
+
+def test_a_pid_that_is_another_process_by_now_is_left_alone(node: Node, pod_cgroup: str) -> None:
+    with node.connected() as plugin:
+        pod, other = node.pod(), node.process()
+        gone = node.container(pod, other, linux={"cgroups_path": f"{inner(pod_cgroup)}/gone"})
+        there = node.container(pod, node.process())
+        plugin.greet([pod], [gone, there])
+        node.until(lambda: there.id in node.living(), "the one that is there")
+        node.until(lambda: node.machine.tasks(UID) == {there.pid}, "it, and it alone")
+
+
+def test_a_container_that_nobody_told_of_is_found_beside_its_sandbox(node: Node, pod_cgroup: str) -> None:
+    with node.connected() as plugin:
+        holder, pid, name = node.process(), node.process(), an_id()
+        pod = node.pod(pid=holder)
+        settled(f"{pod_cgroup}/{pod.id}", holder)
+        settled(f"{pod_cgroup}/{name}", pid)
+        settled(f"{pod_cgroup}/crio-conmon-{an_id()}.scope", node.process())
+        settled(f"{pod_cgroup}/{an_id()}")
+        plugin.greet([pod])
+        node.until(lambda: node.living() == {pod.id, name}, "the container", 60)
+        node.until(lambda: node.machine.tasks(UID) == {pid}, "its task")
+        assert node.member(name)["late"]
+        assert "nobody told" in node.said()
+
+
+def test_a_pod_whose_control_group_is_gone_has_ended_though_nobody_told(node: Node, pod_cgroup: str) -> None:
+    with node.connected() as plugin:
+        holder, pid, name = node.process(), node.process(), an_id()
+        pod = node.pod(pid=holder)
+        settled(f"{pod_cgroup}/{pod.id}", holder)
+        settled(f"{pod_cgroup}/{name}", pid)
+        plugin.greet([pod], [node.container(pod, pid, id=name)])
+        node.until(lambda: node.living() == {pod.id, name}, "the container")
+        for one in (holder, pid):
+            node.end(one)
+        for directory in (f"{pod_cgroup}/{pod.id}", f"{pod_cgroup}/{name}", pod_cgroup):
+            node.until(lambda path=directory: emptied(path), "the control group to be empty")
+        node.until(lambda: node.group()["state"] == "completed", "the end of the pod", 60)
+        assert "control group is gone" in node.said()
+
+
+def emptied(cgroup: str) -> bool:
+    """Whether the control group could be removed."""
+    try:
+        os.rmdir(cgroup)
+    except OSError:
+        return False
+    return True
+
+
+def test_where_the_kubelet_and_systemd_put_things() -> None:
+    name = "4d" * 32
+    paths = {
+        f"/kubepods/burstable/pod{UID}/{name}": f"kubepods/burstable/pod{UID}/{name}",
+        f"kubepods-burstable-pod1.slice:cri-containerd:{name}": "kubepods.slice/kubepods-burstable.slice/"
+        f"kubepods-burstable-pod1.slice/cri-containerd-{name}.scope",
+        f"system.slice:crio:{name}": f"system.slice/crio-{name}.scope",
+        f":crio:{name}": f"crio-{name}.scope",
+        f"-.slice::{name}": f"{name}.scope",
+        "a.slice:x:b.slice": "a.slice/b.slice",
+        "/../../etc": "etc",
+        "../../../../etc": "etc",
+        "a.slice:../../..:x": "..-x.scope",
+        "a.slice:x:../../../y.slice": "y.slice",
+    }
+    for given, wanted in paths.items():
+        assert place._inner_path(given) == wanted
+
+
+@pytest.mark.parametrize("given", ["", "/", ":::", "::", "\0", "/no/such", "x" * 10_000])
+def test_paths_that_are_none(given: str) -> None:
+    assert place.declared_cgroup(given) == ""
+
+
+def test_an_own_control_group_that_the_process_is_not_in_is_refused(node: Node, pod_cgroup: str) -> None:
+    other = settled(f"{pod_cgroup}/other", node.process())
+    with pytest.raises(VarlinkError, match="InvalidRequest"):
+        node.machine.call("Assign", key=UID, pid=node.process(), ownCgroup=other)
+    with pytest.raises(VarlinkError, match="NoSuchCgroup"):
+        node.machine.call("Assign", key=UID, pid=node.process(), ownCgroup="/tmp")
+    assert node.machine.groups() == []

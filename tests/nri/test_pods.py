@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the runtime told, as state: lists against events, ends, and what is called how."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.groups.keys import check_attributes
+from resctrlmond.nri.messages import Container, Pod
+from resctrlmond.nri.pods import Pods, attributes
+
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+OTHER = "11111111-2222-4333-8444-555555555555"
+
+
+def test_the_list_replaces_all_but_what_events_told_before_it() -> None:
+    pods = Pods()
+    pods.replace_all([Pod("old", OTHER)], [Container("c-old", "old")])
+    pods.begin()
+    pods.tell("new")
+    pods.add_sandbox(Pod("new", UID))
+    pods.tell("gone")
+    assert pods.replace_all([Pod("gone", OTHER), Pod("listed", OTHER)], [Container("c", "listed")]) == []
+    assert set(pods.sandboxes) == {"new", "listed"}
+    assert set(pods.members) == {"c"}
+
+
+def test_events_after_the_list_are_not_remembered() -> None:
+    pods = Pods()
+    pods.replace_all([], [])
+    pods.tell("a", "b")
+    pods.replace_all([Pod("a", UID)], [])
+    assert set(pods.sandboxes) == {"a"}
+
+
+def test_what_is_settled_stays_so_over_a_list() -> None:
+    pods = Pods()
+    pods.add_sandbox(Pod("s", UID)).is_settled = True
+    pods.add_member(Container("c", "s")).is_settled = True
+    pods.begin()
+    pods.replace_all([Pod("s", UID), Pod("t", UID)], [Container("c", "s"), Container("d", "t")])
+    assert [one.is_settled for one in pods.sandboxes.values()] == [True, False]
+    assert [one.is_settled for one in pods.members.values()] == [True, False]
+
+
+def test_what_cannot_be_taken_is_told_and_the_rest_is_taken() -> None:
+    pods = Pods()
+    given = [Pod("good", UID), Pod("bad", "../etc"), Pod("")]
+    wrong = pods.replace_all(given, [Container("c", "nowhere"), Container("d", "good"), Container("..", "good")])
+    assert len(wrong) == 4
+    assert (set(pods.sandboxes), set(pods.members)) == ({"good"}, {"d"})
+
+
+def test_a_later_word_adds_and_takes_nothing_away() -> None:
+    pods = Pods()
+    pods.add_sandbox(Pod("s", UID, pid=5))
+    assert pods.add_sandbox(Pod("s")).pod == Pod("s", UID, pid=5)
+    pods.add_member(Container("c", "s", pid=7, cgroups_path="/x"))
+    member = pods.add_member(Container("c", "s", is_running=True))
+    assert (member.container.pid, member.container.cgroups_path, member.key) == (7, "/x", UID)
+
+
+def test_a_workload_lives_with_any_of_its_sandboxes() -> None:
+    pods = Pods()
+    for name in ("a", "b"):
+        pods.add_sandbox(Pod(name, UID))
+    pods.add_member(Container("c", "a"))
+    assert pods.remove_sandbox("a") == ["c"]
+    assert pods.lives(UID)
+    assert pods.remove_sandbox("b") == []
+    assert not pods.lives(UID)
+
+
+def test_without_a_uid_the_sandbox_is_the_workload() -> None:
+    assert Pods().add_sandbox(Pod("4d" * 32)).key == "4d" * 32
+
+
+@given(st.text(max_size=5000), st.dictionaries(st.text(max_size=200), st.text(max_size=200), max_size=90))
+def test_attributes_keep_to_the_bounds_whatever_the_pod_is_called(name: str, labels: dict[str, str]) -> None:
+    found = attributes(Pod("id", UID, name=name, namespace=name, labels=labels))
+    check_attributes(found)
+    assert found["pod.uid"] == UID

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection to the runtime: what is answered and how, and that it comes back whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.nri import nri_pb2
+from resctrlmond.nri import plugin as adapter
+from resctrlmond.nri.carrier import Carrier
+from resctrlmond.nri.door import Door
+from resctrlmond.nri.messages import Event, Happened
+from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.session import Session
+from tests.nri.conftest import UID, Node
+from tests.nri.hostile import packed, request
+from tests.nri.runtime import PLUGIN, REQUEST, RESPONSE, Plugin, Runtime
+
+OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 0, 3, 8, 12
+MAX_DATA = 4 << 20
+
+
+def test_a_runtime_that_writes_one_byte_at_a_time(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.piece = 1
+        assert plugin.greet() == 0x677
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        container = node.start_container(plugin, pod)
+        assert node.machine.tasks(UID) == {container.pid}
+
+
+def test_a_list_of_nearly_4_mib_in_two_frames(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.registered()
+        plugin.configure()
+        pod = node.pod(labels={f"l{number}": "x" * 4096 for number in range(1000)})
+        chunk = nri_pb2.SynchronizeRequest(pods=[pod])
+        assert 4_000_000 < chunk.ByteSize() < MAX_DATA
+        plugin.synchronize(chunk)
+        node.until(lambda: node.living() == {pod.id}, "the pod")
+
+
+def test_a_message_that_is_too_long_is_refused_and_the_connection_lives(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        stream = plugin.send("StateChange", bytes(MAX_DATA))
+        answered, answer = plugin.answer()
+        assert (answered, answer.status.code) == (stream, RESOURCE_EXHAUSTED)
+        assert "exceed maximum message size of 4194304" in answer.status.message
+        plugin.tell(Event.RUN_POD_SANDBOX, node.pod())
+
+
+def test_stream_ids_that_skip_are_taken_and_even_or_falling_ones_refused(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        assert plugin.call("StateChange", b"", skip=6).status.code == OK
+        for stream in (plugin.stream + 1, plugin.stream, 1, 0):
+            plugin.write(PLUGIN, request(stream, "StateChange", b""))
+            answered, answer = plugin.answer()
+            assert (answered, answer.status.code) == (stream, INVALID_ARGUMENT)
+        assert plugin.call("StateChange", b"").status.code == OK
+
+
+def test_what_we_do_not_have_is_unimplemented(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        for method in ("CreateContainer", "UpdateContainer", "ValidateContainerAdjustment", "Nope", ""):
+            assert plugin.call(method, b"").status.code == UNIMPLEMENTED
+        assert plugin.call("StateChange", b"", service="nri.pkg.api.v9.Plugin").status.code == UNIMPLEMENTED
+        assert plugin.call("Shutdown", b"").status.code == OK
+
+
+def test_an_event_that_cannot_be_read_is_no_reason_to_fail_a_container(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        for method in ("StateChange", "StartContainer"):
+            answer = plugin.call(method, b"\xff\xff")
+            assert (answer.status.code, answer.payload) == (OK, b"")
+        assert "cannot be read" in node.said()
+
+
+def test_what_is_no_request_is_refused_or_passed_over(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        plugin.stream += 2
+        plugin.write(PLUGIN, packed(plugin.stream, REQUEST, b"\xff"))
+        assert plugin.answer()[1].status.code == INVALID_ARGUMENT
+        plugin.write(PLUGIN, packed(99, RESPONSE, b""))
+        plugin.write(PLUGIN, packed(99, 3, b"data"))
+        for connection in (0, 3, 2**32 - 1):
+            plugin.write(connection, b"for nobody")
+        assert plugin.call("StateChange", b"").status.code == OK
+
+
+def test_calls_are_read_on_while_one_is_worked_on_and_each_is_answered(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pods = [node.pod(f"0000000{number}-2222-4333-8444-555555555555") for number in range(9)]
+        changes = [nri_pb2.StateChangeEvent(event=1, pod=pod).SerializeToString() for pod in pods]
+        streams = {plugin.send("StateChange", change) for change in changes}
+        answers = dict(plugin.answer() for _ in streams)
+        assert set(answers) == streams
+        assert {answer.status.code for answer in answers.values()} == {OK}
+        assert sorted(node.machine.groups()) == [pod.uid for pod in pods]
+
+
+def test_a_frame_that_is_none_ends_the_connection_and_a_new_one_is_made(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        plugin.raw(b"GET / HTTP/1.1\r\n\r\n")
+        assert plugin.is_closed()
+    with node.connected() as plugin:
+        plugin.greet()
+    assert "this is not NRI" in node.said()
+
+
+def test_an_end_within_a_frame_keeps_the_group_and_a_new_connection_is_made(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.raw(struct.pack(">II", PLUGIN, 100) + b"half of i")
+    with node.connected() as plugin:
+        plugin.greet([pod])
+        assert node.living() == {pod.id}
+    assert "within a frame" in node.said()
+
+
+def test_a_list_that_cannot_be_read_ends_nothing_but_the_connection(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        assert plugin.call("Synchronize", b"\xff").status.code == INVALID_ARGUMENT
+        assert node.living() == {pod.id}
+
+
+def test_no_socket_a_dead_one_and_a_new_one(node: Node) -> None:
+    assert not os.path.exists(node.nri)
+    node.until(lambda: "No such file or directory" in node.said(), "the first try")
+    dead = Runtime(node.nri)
+    dead.close()
+    node.until(lambda: "Connection refused" in node.said(), "a try with a socket that nobody listens at")
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+    node.stop_runtime()
+    with node.connected() as plugin:
+        plugin.greet([pod])
+        assert node.living() == {pod.id}
+
+
+def test_a_runtime_that_refuses_us_is_asked_again(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin._message(2)  # the registration
+        refused = nri_pb2.Response(status=nri_pb2.Status(code=2, message="no plugins today"))
+        plugin.write(2, packed(1, RESPONSE, refused.SerializeToString()))
+        assert plugin.is_closed()
+    with node.connected() as plugin:
+        assert plugin.greet() == 0x677
+    assert "no plugins today" in node.said()
+
+
+def test_ready_status_and_stop(node: Node, tmp_path: Path) -> None:
+    node.stop_adapter()
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(str(tmp_path / "nri-notify"))
+    notify.settimeout(30)
+    with notify:
+        node.start_adapter("--name", "probe", "--index", "07", NOTIFY_SOCKET=str(tmp_path / "nri-notify"))
+        assert notify.recv(4096) == b"READY=1", "ready without a runtime: one may come later"
+        with node.connected() as plugin:
+            plugin.greet()
+            assert plugin.name == "07-probe"
+            statuses = iter(lambda: notify.recv(4096).decode(), "STATUS=registered with containerd v1.7.24")
+            assert all(status.startswith("STATUS=waiting for a runtime") for status in statuses)
+            pod = node.pod()
+            plugin.tell(Event.RUN_POD_SANDBOX, pod)
+            assert node.stop_adapter() == 0
+            assert plugin.is_closed()
+            assert notify.recv(4096) == b"STOPPING=1"
+    assert node.living() == {pod.id}, "a stop is not the end of any workload"
+
+
+def test_an_adapter_that_was_killed_takes_up_where_it_stopped(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        container = node.start_container(plugin, pod)
+        before = node.group()
+        node.stop_adapter(signal.SIGKILL)
+    missed = node.container(pod, node.process())
+    node.start_adapter()
+    with node.connected() as plugin:
+        container.state = 3
+        plugin.greet([pod], [container, missed])
+        node.until(lambda: missed.id in node.living(), "the container that was missed")
+        assert node.group()["members"][:2] == before["members"]
+        assert node.member(missed.id)["late"]
+
+
+class Broken(adapter.Plugin):
+    """A plugin with a bug in it."""
+
+    def __init__(self) -> None:
+        super().__init__(Carrier(Door("/none"), Pods()))
+
+    def happened(self, told: Happened) -> asyncio.Future[None]:
+        raise ZeroDivisionError
+
+
+def test_a_bug_of_ours_fails_no_container(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+
+    async def serve() -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        session = Session(reader, writer, Broken(), lambda _: None)
+        with pytest.raises(EOFError):
+            await session.run("n", "00")
+
+    def runtime() -> int:
+        with Plugin(theirs) as peer:
+            theirs.settimeout(30)
+            peer.greet()
+            return peer.call("StartContainer", b"").status.code
+
+    async def both() -> int:
+        code, _ = await asyncio.gather(asyncio.to_thread(runtime), serve())
+        return code
+
+    assert asyncio.run(both()) == OK
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--index", "9"),
+        ("--index", "100"),
+        ("--index", "\u0660\u0661"),
+        ("--name", "a b"),
+        ("--name", ""),
+        ("--log-level", "x"),
+    ],
+)
+def test_arguments_that_no_runtime_would_take_are_refused(arguments: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "resctrlmond.nri", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Debian 13 to build in: made once by mmdebstrap, unpacked afresh for each build, root or not."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tests.kernel.machine import cache
+from tests.kernel.machine.debian import SUITE
+from tests.kernel.machine.packages import require
+from tests.kernel.machine.sources import mirror
+from tests.kernel.machine.tools import tool
+
+from .source import DEBIAN
+
+# Beyond what debian/control asks for: what the finished packages are looked at with.
+LOOKED_AT_WITH = ("lintian", "systemd", "python3-protobuf")
+
+# As in a package's installation the owners matter, so a user runs this with his ids mapped to the root's. The build
+# itself is a plain user's, without network, in an empty /proc of its own.
+RUN = """\
+archive=$1 work=$2 script=$3 root=$(mktemp -d "$2/root.XXXXXX"); shift 3
+trap 'umount -R "$root" 2>/dev/null || :; rm -rf "$root"' EXIT
+mount -t tmpfs -o mode=755 none "$root"
+tar -xp --zstd --numeric-owner --exclude='./dev/*' -C "$root" -f "$archive"
+mount -t proc proc "$root/proc"
+for node in null zero full random urandom; do
+    touch "$root/dev/$node"; mount --bind "/dev/$node" "$root/dev/$node"
+done
+ln -s /proc/self/fd "$root/dev/fd"; mkdir -m 1777 "$root/dev/shm"
+mkdir "$root/dev/pts"; mount -t devpts -o newinstance,ptmxmode=666 none "$root/dev/pts"
+ln -s pts/ptmx "$root/dev/ptmx"
+mkdir -m 755 "$root/build"; chown 1000:1000 "$root/build"
+printf 'builder:x:1000:1000::/build:/bin/sh\\n' >>"$root/etc/passwd"; printf 'builder:x:1000:\\n' >>"$root/etc/group"
+ip link set lo up 2>/dev/null || :
+# Whoever ignores a signal hands that down, and the build's tests send some.
+clean="env --default-signal -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/build LC_ALL=C.UTF-8"
+user() { chroot --userspec=1000:1000 "$root" $clean "$@"; }
+user tar -x -C /build <"$work/in.tar"
+user sh -eu -c "cd /build; $script" build "$@"
+user tar -c -C /build/out . >"$work/out.tar"
+"""
+
+
+def packages() -> list[str]:
+    """What debian/control names as Build-Depends, and what the tests look at the result with."""
+    control = (DEBIAN / "control").read_text(encoding="utf-8")
+    field = re.search(r"^Build-Depends:(.*(?:\n[ \t].*)*)", control, re.MULTILINE)
+    assert field, "debian/control has no Build-Depends"
+    names = [re.match(r"\s*([a-z0-9.+-]+)", dependency) for dependency in field[1].split(",")]
+    # debhelper-compat is a name for a version of debhelper.
+    return sorted({name[1].replace("debhelper-compat", "debhelper") for name in names if name} | {*LOOKED_AT_WITH})
+
+
+def builder() -> Path:
+    """The archive builder.tar.zst; fetched on first use."""
+    key = cache.key(SUITE, *packages())
+    return cache.artifact("builder", key, _build) / "builder.tar.zst"
+
+
+def run(work: Path, source: bytes, script: str, *arguments: str) -> str:
+    """Unpack *source* (a tar archive) in /build and run a shell script there, as a user without network.
+
+    What it leaves in /build/out comes to *work*/out. Returns its output; BuildError with its end if it fails.
+    """
+    require()
+    (work / "in.tar").write_bytes(source)
+    own = ("--mount", "--pid", "--fork", "--net", "--uts", "--ipc")
+    mapped: tuple[str, ...] = () if os.geteuid() == 0 else ("--map-root-user", "--map-auto")
+    inside = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run", builder(), work, script, *arguments)
+    said = tool(["unshare", *own, *mapped, "--", *inside])
+    (work / "out").mkdir()
+    tool(["tar", "-x", "-C", work / "out", "-f", work / "out.tar"])
+    for archive in ("in.tar", "out.tar"):
+        (work / archive).unlink()
+    return said
+
+
+def _build(place: Path) -> None:
+    cache.progress("building the packages' Debian, two minutes on an idle host; the next runs find it built")
+    tool(
+        [
+            "mmdebstrap",
+            "--mode=root" if os.geteuid() == 0 else "--mode=unshare",
+            "--variant=buildd",
+            "--format=tar",
+            '--aptopt=APT::Install-Recommends "false"',
+            '--aptopt=Acquire::Languages "none"',
+            f"--include={','.join(packages())}",
+            SUITE,
+            place / "builder.tar.zst",
+            mirror().line(SUITE),
+        ]
+    )
