@@ -110,6 +110,7 @@ def _load(options: argparse.Namespace) -> Config:
         snapshot_ttl=loaded.snapshot_ttl,
         linger=loaded.linger,
         pod_linger=loaded.pod_linger,
+        checkpoint_interval=loaded.checkpoint_interval,
         log_level=loaded.log_level,
         dbus=False,
     )

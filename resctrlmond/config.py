@@ -91,6 +91,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``linger``: how long a workload other than a pod keeps its group after its last member.
     ``pod_linger``: how long a pod's group waits for the next container where the pod has no control group of its
     own to tell that it is gone.
+    ``checkpoint_interval``: how often the values of groups that stand are kept, for when one goes away unasked; 0
+    for never.
     ``log_level``: the least severe messages to log.
     ``dbus``: whether to serve ``org.resctrlmon1`` on the system bus.
     """
@@ -104,6 +106,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_ttl: TimeSpan = 300.0
     linger: TimeSpan = 0.0
     pod_linger: TimeSpan = 300.0
+    checkpoint_interval: TimeSpan = 60.0
     log_level: LogLevel = "info"
     dbus: Switch = True
 

@@ -70,6 +70,7 @@ def settings_of(config: Config) -> Settings:
         snapshot_ttl_s=config.snapshot_ttl,
         linger_s=config.linger,
         pod_linger_s=config.pod_linger,
+        checkpoint_interval_s=config.checkpoint_interval,
     )
 
 

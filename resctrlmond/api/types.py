@@ -25,9 +25,11 @@ class Group(Reply, frozen=True, kw_only=True):
 
     key: str
     class_: str = msgspec.field(name="class")
+    classes: tuple[str, ...] | None = None
     state: State
     reason: str | None = None
     in_limbo: bool = False
+    priority: int = 0
     path: str | None = None
     snapshot: str | None = None
     generation: int
@@ -94,6 +96,7 @@ class CreateRequest(Request, frozen=True, kw_only=True):
     claim: str | None = None
     attributes: dict[str, str] | None = None
     pending: bool | None = None
+    priority: int | None = None
 
 
 class AssignRequest(Request, frozen=True, kw_only=True):
@@ -112,6 +115,7 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     kind: str | None = None
     attributes: dict[str, str] | None = None
     pending: bool | None = None
+    priority: int | None = None
 
 
 class ReleaseRequest(Request, frozen=True, kw_only=True):
@@ -219,6 +223,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     rmids: int
     used: int
     pending: int
+    in_limbo: bool | None = None
     groups: int
     foreign: list[Foreign]
     classes: list[str]

@@ -14,7 +14,7 @@ from resctrlmond import __version__
 from resctrlmond.api import types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.errors import name_of
-from resctrlmond.groups import accounting
+from resctrlmond.groups import accounting, plan
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
@@ -56,9 +56,11 @@ def group_of(manager: Manager, record: Record) -> types.Group:
     return types.Group(
         key=record.key,
         class_=record.class_,
+        classes=tuple(group.class_ for group in record.groups) if record.further else None,
         state=record.state,
         reason=record.reason or None,
         in_limbo=record.in_limbo,
+        priority=record.priority,
         path=manager.tree.full_path(record.ref) if record.state.has_group else None,
         snapshot=snapshots.path(record.key) if snapshots.exists(record.key) else None,
         generation=record.generation,
@@ -119,6 +121,7 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
         class_=FOLLOW if request.class_ is None else request.class_,
         attributes=request.attributes,
         may_wait=_may_wait(request.pending),
+        priority=request.priority,
     )
     return types.GroupReply(group=group_of(manager, record))
 
@@ -139,6 +142,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             kind=request.kind or "process",
             attributes=request.attributes or {},
             may_wait=_may_wait(request.pending),
+            priority=request.priority,
         )
     )
     return types.AssignReply(
@@ -203,7 +207,10 @@ def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types
 
 def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.StatusReply:
     records = manager.records()
+    waiting = plan.waiting(records)
     pending = sum(record.state is State.PENDING for record in records)
+    # The kernel tells it only to who asks for an RMID.
+    in_limbo = any(group.in_limbo for group in waiting) if waiting else None
     groups = sum(record.state.has_group for record in records)
     tree = manager.tree
     try:
@@ -216,6 +223,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
             rmids=min(resource.rmids for resource in capacity),
             used=tree.used(),
             pending=pending,
+            in_limbo=in_limbo,
             groups=groups,
             foreign=[_foreign(found) for found in manager.foreign()],
             classes=tree.classes(),
@@ -231,6 +239,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
             rmids=0,
             used=0,
             pending=pending,
+            in_limbo=in_limbo,
             groups=groups,
             foreign=[],
             classes=[],

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
@@ -55,26 +55,52 @@ def worst(*qualities: Quality) -> Quality:
     return max(qualities, key=_ORDER.index)
 
 
-def totals(begin: Iterable[Reading], end: Iterable[Reading], baseline: Quality = Quality.EXACT) -> list[Total]:
+def totals(
+    begin: Iterable[Reading],
+    end: Iterable[Reading],
+    baseline: Quality = Quality.EXACT,
+    missed: Mapping[str, str] | None = None,
+) -> list[Total]:
     """Sum what each cumulative event counted between two readings of one group, in order of the event's name.
 
     Gauges have no total and sub-domains are already in their outer domain: both are left out. ``baseline`` is the
-    quality of the begin readings as a whole; no total is better than it.
+    quality of the begin readings as a whole; no total is better than it. ``missed`` says of domains why their end
+    values are older than the others', or are not there.
     """
+    missed = missed or {}
     before = {(reading.domain, reading.event): reading.value for reading in begin if not reading.is_part}
     after = {(reading.domain, reading.event): reading.value for reading in end if not reading.is_part}
     deltas: dict[str, list[_Delta]] = {}
     with localcontext(_EXACTLY):
         for domain, name in sorted(before.keys() | after.keys()):
             if event(name).kind is Kind.CUMULATIVE:
-                delta = _delta(domain, before.get((domain, name)), after.get((domain, name)))
+                delta = _delta(domain, before.get((domain, name)), after.get((domain, name)), missed.get(domain, ""))
                 deltas.setdefault(name, []).append(delta)
         return [_sum(event(name), deltas[name], baseline) for name in sorted(deltas)]
 
 
-def _delta(domain: str, begin: Value | None, end: Value | None) -> _Delta:
+def added(parts: Iterable[list[Total]]) -> list[Total]:
+    """The totals of several groups as one workload's, in order of the event's name."""
+    by_name: dict[str, list[Total]] = {}
+    for part in parts:
+        for total in part:
+            by_name.setdefault(total.event.name, []).append(total)
+    with localcontext(_EXACTLY):
+        return [_sum_known(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
+
+
+def _delta(domain: str, begin: Value | None, end: Value | None, missed: str) -> _Delta:
+    delta = _counted(domain, begin, end, missed)
+    if not missed or end is None:
+        return delta
+    # What was used after the last reading is in no figure.
+    reason = f"{missed}; {delta.reason}" if delta.reason else missed
+    return _Delta(delta.number, worst(delta.quality, Quality.ESTIMATED), reason)
+
+
+def _counted(domain: str, begin: Value | None, end: Value | None, missed: str) -> _Delta:
     if end is None:
-        return _Delta(None, Quality.UNKNOWN, f"{domain} went offline")
+        return _Delta(None, Quality.UNKNOWN, missed or f"{domain} went offline")
     if end.number is None:
         if end.status is Status.UNAVAILABLE and begin is not None and begin.status is Status.UNAVAILABLE:
             # AET: the RMID was never active on this package, neither before nor during the run
@@ -99,9 +125,14 @@ def _delta(domain: str, begin: Value | None, end: Value | None) -> _Delta:
 def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:
     if baseline is Quality.UNKNOWN:
         return Total(of, None, Quality.UNKNOWN, "nobody knows when its baseline was read")
+    return _sum_known(of, deltas, baseline)
+
+
+def _sum_known(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality) -> Total:
     quality = worst(baseline, *(delta.quality for delta in deltas))
     known = [delta.number for delta in deltas if delta.number is not None]
-    reason = "; ".join(delta.reason for delta in deltas if delta.reason)
+    # The loss of a group is the same reason for all its domains.
+    reason = "; ".join(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
     if not known:
         return Total(of, None, Quality.UNKNOWN, reason)
     number = sum(known[1:], start=known[0])

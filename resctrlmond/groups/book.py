@@ -43,7 +43,13 @@ class Book:
         return [record for _, record in sorted(self._records.copy().items())]
 
     def put(self, record: Record) -> Record:
-        """Write the record down; when this returns, no crash forgets it. Raises NotWritten."""
+        """Write the record down; when this returns, no crash forgets it. Raises NotWritten.
+
+        One of a further group goes into the record of its workload.
+        """
+        if record.part:
+            self.put(self._records[record.key].with_group(record))
+            return record
         if self._records.get(record.key) == record:
             return record
         self._store.save(record)

@@ -17,6 +17,7 @@ MAX_WORD_LENGTH = 128
 MAX_ATTRIBUTES = 64
 MAX_ATTRIBUTE_NAME_LENGTH = 128
 MAX_ATTRIBUTE_LENGTH = 4096
+MAX_PRIORITY = 1000
 
 # The directories that resctrl itself makes in a control group.
 _RESCTRL_DIRECTORIES = frozenset({"info", "mon_data", "mon_groups"})
@@ -134,6 +135,12 @@ def check_attributes(attributes: Mapping[str, str]) -> None:
             raise InvalidAttributes(f"the attribute {shown} is longer than {MAX_ATTRIBUTE_LENGTH} characters")
         if _UNPRINTABLE.search(name) or _UNPRINTABLE.search(value):
             raise InvalidAttributes(f"the attribute {shown} holds control characters")
+
+
+def check_priority(priority: int | None) -> None:
+    """Raise InvalidRequest unless the priority, if one is given, is within -1000 to 1000."""
+    if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(f"the priority {priority} is not within -{MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
 def attribute_value(text: str) -> str:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from resctrlmond.groups.accounting import Quality, Total, totals, worst
+from resctrlmond.groups.accounting import Quality, Total, worst
 from resctrlmond.groups.book import Book
-from resctrlmond.groups.errors import ForeignGroup
+from resctrlmond.groups.checkpoint import readings_of
+from resctrlmond.groups.errors import ForeignGroup, NotWritten
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.times import utc_now
-from resctrlmond.resctrl.counters import Reading
+from resctrlmond.groups.usage import Live, used
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
     GroupExists,
@@ -43,7 +44,10 @@ class Mark:
 
 
 class Lifecycle:
-    """Makes, moves and ends the groups of records. Whoever calls holds the record's key."""
+    """Makes, moves and ends the groups of records. Whoever calls holds the record's key.
+
+    What is about one group takes the record of a further one as well (see ``Record``).
+    """
 
     def __init__(self, tree: Tree, book: Book, snapshots: Snapshots, mark: Mark) -> None:
         self.tree = tree
@@ -102,7 +106,7 @@ class Lifecycle:
                     path=standing.path,
                     remedy="It is left alone. Choose another key, or remove it if nobody needs it",
                 ) from error
-            if any(other.ref == ref and other.state.has_group for other in self.book.all()):
+            if any(other.ref == ref for workload in self.book.all() for other in workload.standing):
                 raise  # of another key, from before group_prefix was changed
             # Ours, but of no record: a run that was cut between two steps, or whose record was lost.
             begun = worst(quality, Quality.UNKNOWN) if self.tree.tasks(ref) else quality
@@ -112,7 +116,7 @@ class Lifecycle:
         """Read the begin values and write them down."""
         record = replace(record, created_at=utc_now())
         readings = self.tree.read(record.ref)
-        self.snapshots.begin(record.key, record.created_at, self.tree.full_path(record.ref), readings)
+        self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings)
         return self.book.put(replace(record, state=State.IDLE, reason="", in_limbo=False, baseline=quality))
 
     def check_identity(self, record: Record) -> Found:
@@ -126,10 +130,23 @@ class Lifecycle:
             )
         return found
 
+    def check_identities(self, record: Record) -> None:
+        """Raise NoSuchGroup if any of the workload's groups is gone: what it counts would be short of that."""
+        for group in record.standing:
+            self.check_identity(group)
+        if record.is_torn:
+            raise NoSuchGroup("the group was removed by somebody else in one of its classes")
+
     def relocate(self, record: Record, class_: str) -> Record:
         """Move the group to another class: by rename, or made anew there if it never had a member and rename is not
         offered. Raises NoSuchClass, ClassMismatch, GroupExists.
         """
+        if record.further:
+            raise ClassMismatch(
+                f"the tasks of {record.key} are in several classes, with a group in each",
+                path=self.tree.full_path(record.ref),
+                remedy="There is no group to move that has them all",
+            )
         if not record.state.has_group:
             return self.book.put(replace(record, class_=class_))
         self.check_identity(record)
@@ -148,13 +165,25 @@ class Lifecycle:
             moving = self.book.put(replace(record, class_=class_, state=State.PENDING))
             self.tree.remove(record.ref)
             return self.make(moving, record.baseline)
-        return self.relocated(record, class_)
+        try:
+            return self.relocated(record, class_)
+        except NotWritten:
+            noted = self.book.get(record.key)
+            if noted is None or noted.ref != target:
+                # A group that is not known to stand there would be taken for lost: back to where it is known.
+                self.tree.rename(target, record.ref)
+                self.snapshots.relink(record.place, self.tree.full_path(record.ref))
+            raise
 
     def relocated(self, record: Record, class_: str) -> Record:
         """Note that the group stands in another class now."""
         record = replace(record, class_=class_)
-        self.snapshots.relink(record.key, self.tree.full_path(record.ref))
-        return self.book.put(record)
+        try:
+            self.snapshots.relink(record.place, self.tree.full_path(record.ref))
+        finally:
+            # Whatever becomes of the links: a group that is not known to stand there would be taken for lost.
+            record = self.book.put(record)
+        return record
 
     def finish(self, record: Record, reason: str) -> Record:
         """End the workload: last values read and written, then the group removed and its RMID given back.
@@ -162,18 +191,39 @@ class Lifecycle:
         May be called again for a record in ``ending``: what was done already is not done twice.
         """
         if record.state is State.PENDING and not self._stands(record):
+            record = self._further_finished(record, reason)
             return self._over(record, State.COMPLETED, f"{reason}; it never had an RMID")
         if record.state is not State.ENDING:
             record = self.book.put(replace(record, state=State.ENDING, reason=reason))
-        if not self.snapshots.is_complete(record.key):
+        # The first one last: its seal says that all ends of the workload are written.
+        record = self._further_finished(record, reason)
+        if not self.snapshots.is_complete(record.place):
             try:
                 self.check_identity(record)
                 time.sleep(REPORTING_LAG_S)
-                self.snapshots.end(record.key, utc_now(), self.tree.read(record.ref))
+                self._end(record)
             except (NoSuchGroup, NotMounted) as error:
                 return self.lose(record, str(error))
         self._remove_own(record)
         return self._over(record, State.COMPLETED, record.reason)
+
+    def _further_finished(self, record: Record, reason: str) -> Record:
+        for group in record.further:
+            if not group.state.is_over:
+                record = record.with_group(self.finish(group, reason))
+        return record
+
+    def _end(self, record: Record) -> None:
+        readings, now = self.tree.read(record.ref), utc_now()
+        # In one file first: a domain that went offline has its last value there, and so has all that is not in a
+        # file of its own yet when we are killed and the group goes away meanwhile.
+        self.snapshots.end(record.place, now, self.snapshots.checkpoint(record.place, now, readings))
+
+    def checkpoint(self, record: Record) -> None:
+        """Keep the counters as they are now, for when a group goes away unasked. Raises NoSuchGroup, NotWritten."""
+        for group in record.standing:
+            self.check_identity(group)
+            self.snapshots.checkpoint(group.place, utc_now(), self.tree.read(group.ref))
 
     def _stands(self, record: Record) -> bool:
         try:
@@ -187,9 +237,17 @@ class Lifecycle:
             self.tree.remove(record.ref)
 
     def lose(self, record: Record, reason: str) -> Record:
-        """The group went away without our doing: close its snapshot without end values, and say why."""
-        if self.snapshots.exists(record.key) and not self.snapshots.is_complete(record.key):
-            self.snapshots.end(record.key, utc_now(), [])
+        """A group went away without our doing: its last known values become its end values, and it is said why.
+
+        With it goes the run, so the workload's groups that still stand are ended as they should be.
+        """
+        record = self._further_finished(record, reason)
+        if self.snapshots.exists(record.place) and not self.snapshots.is_complete(record.place):
+            if self._stands(record):
+                self._end(record)
+            else:
+                self.snapshots.end(record.place, utc_now(), readings_of(self.snapshots.last_read(record.place)))
+        self._remove_own(record)
         return self._over(record, State.LOST, reason)
 
     def fail(self, record: Record, reason: str) -> Record:
@@ -209,24 +267,28 @@ class Lifecycle:
         """
         if record.state.has_group:
             self._remove_own(record)
-        self.snapshots.delete(record.key)
-        if before is None:
+        self.snapshots.delete(record.place)
+        if record.part:
+            whole = self.book.get(record.key)
+            assert whole is not None
+            others = tuple(group for group in whole.further if group.part != record.part)
+            self.book.put(replace(whole, further=others))
+        elif before is None:
             self.book.drop(record.key)
         else:
             self.snapshots.bring_back(before.key, before.generation)
             self.book.put(before)
 
-    def readings(self, record: Record) -> list[Reading]:
-        """The live counters; [] for a record that has no group, or whose last values are written."""
+    def readings(self, record: Record) -> Live:
+        """The live counters; {} for a record that has no group, or whose last values are written."""
         if not record.state.has_group or self._has_ends(record):
-            return []
-        self.check_identity(record)
-        return self.tree.read(record.ref)
+            return {}
+        self.check_identities(record)
+        return {group.place: self.tree.read(group.ref) for group in record.standing}
 
-    def totals(self, record: Record, readings: list[Reading]) -> list[Total]:
-        """What was used since the baseline: up to ``readings``, or up to the end values of an ended run."""
-        last = self.snapshots.end_values(record.key) if self._has_ends(record) else readings
-        return totals(self.snapshots.begin_values(record.key), last, record.baseline)
+    def totals(self, record: Record, live: Live) -> list[Total]:
+        """What was used since the baseline: up to the ``live`` readings, or up to the end values of an ended run."""
+        return used(self.snapshots, record, {} if self._has_ends(record) else live)
 
     def _has_ends(self, record: Record) -> bool:
-        return record.state.is_over or (record.state is State.ENDING and self.snapshots.is_complete(record.key))
+        return record.state.is_over or (record.state is State.ENDING and self.snapshots.is_complete(record.place))

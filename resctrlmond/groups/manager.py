@@ -6,25 +6,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.groups import target
-from resctrlmond.groups.accounting import Quality, Total, worst
+from resctrlmond.groups.accounting import Total
 from resctrlmond.groups.book import Book
 from resctrlmond.groups.keys import (
     attribute_value,
     canonical_key,
     check_attributes,
     check_member_id,
+    check_priority,
     check_word,
     is_pod_uid,
     valid_class,
 )
 from resctrlmond.groups.lifecycle import Lifecycle, Mark, replace
 from resctrlmond.groups.outcomes import Assigned, Reconciled, Released
-from resctrlmond.groups.record import Claim, Member, Record, Records, State
+from resctrlmond.groups.record import ROOT_PART, Claim, Member, Record, Records, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
 from resctrlmond.groups.times import utc_now
 from resctrlmond.groups.upkeep import Upkeep
+from resctrlmond.groups.usage import summed
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
@@ -64,16 +66,19 @@ class Manager:
         class_: str = FOLLOW,
         attributes: Mapping[str, str] | None = None,
         may_wait: bool = True,
+        priority: int | None = None,
     ) -> Record:
         """Make the workload's group, without a task yet, or find it standing; ``owner`` claims it.
 
         With class FOLLOW it is made in the root and goes to its first task's class. Without a free RMID the group
-        is ``pending``; RmidsExhausted only if not ``may_wait``. Raises InvalidKey, InvalidClass, NoSuchClass,
+        is ``pending``; RmidsExhausted only if not ``may_wait``. Those that wait get one in order of ``priority``
+        (-1000 to 1000, at first 0), the highest first. Raises InvalidKey, InvalidClass, NoSuchClass,
         ForeignGroup, ClassMismatch, KernelRefused, NotMounted, NotWritten.
         """
         key = canonical_key(key)
         check_word("claim", owner)
         check_attributes(attributes or {})
+        check_priority(priority)
         follows = class_ == FOLLOW
         class_ = "" if follows else valid_class(class_)
         with self.book.writing(key):
@@ -81,12 +86,12 @@ class Manager:
             if record is None:
                 ended = self.book.get(key)
                 record = self._new(key, class_, ended, follows)
-                return self._make(_claimed(record, owner, attributes), ended, may_wait)
+                return self._make(_claimed(record, owner, attributes, priority), ended, may_wait)
             if not may_wait:
                 _check_has_rmid(record)
-            if not follows and class_ != record.class_:
+            if not follows and all(class_ != group.class_ for group in record.groups):
                 record = self._in_class(record, class_)
-            return self.book.put(_claimed(record, owner, attributes))
+            return self.book.put(_claimed(record, owner, attributes, priority))
 
     def assign(self, assignment: Assignment) -> Assigned:
         """Put a process with its threads, or a control group, into the workload's group; make that if need be.
@@ -96,6 +101,7 @@ class Manager:
         """
         key = canonical_key(assignment.key)
         check_attributes(assignment.attributes)
+        check_priority(assignment.priority)
         check_word("claim", assignment.owner)
         check_word("kind", assignment.kind)
         if assignment.member is not None:
@@ -120,13 +126,14 @@ class Manager:
             if before is not None:
                 if not assignment.may_wait:
                     _check_has_rmid(before)
-                record = self._in_place(before, where, assignment)
+                record, member = self._in_place(before, member, where, assignment)
             # On disk before the member's first task is moved.
             record = self.book.put(_joined(record, member, assignment))
-            if record.state is State.PENDING:
+            home = record.home(member)
+            if home.state is State.PENDING:
                 return Assigned(record, Moved(0, 0))
             through = assignment.allow_class_change
-            moved = moving.move(self.tree, record.ref, take_over=assignment.take_over, through_class=through)
+            moved = moving.move(self.tree, home.ref, take_over=assignment.take_over, through_class=through)
             member = replace(member, left=len(moved.left | moved.elsewhere))
             return Assigned(self.book.put(replace(record.with_member(member), state=State.ACTIVE)), moved)
         except Exception:
@@ -230,7 +237,7 @@ class Manager:
         while (record := self._known(key)).state not in _ENDED:
             try:
                 readings = self.life.readings(record)
-                found = record, readings, self.life.totals(record, readings)
+                found = record, summed(readings), self.life.totals(record, readings)
             except (ResctrlError, FileNotFoundError):
                 if self.book.get(key) is record:
                     raise
@@ -252,7 +259,7 @@ class Manager:
             record = self.life.finish(record, record.reason)
         if record is not None and record.state.has_group:
             try:
-                self.life.check_identity(record)
+                self.life.check_identities(record)
             except NoSuchGroup as error:
                 record = self.life.lose(record, error.message)
         return None if record is None or record.state.is_over else record
@@ -292,13 +299,39 @@ class Manager:
             raise
         return made
 
-    def _in_place(self, record: Record, where: Membership | None, assignment: Assignment) -> Record:
-        """The group in the class that the assignment wants, as far as it may still go there."""
+    def _in_place(
+        self, record: Record, member: Member, where: Membership | None, assignment: Assignment
+    ) -> tuple[Record, Member]:
+        """The workload with a group in the class that the assignment wants, and the member that is to be in that."""
         wanted = assignment.class_for(where)
-        if assignment.class_ != FOLLOW or record.follows:
+        if record.follows or (assignment.class_ != FOLLOW and not record.living and not record.further):
             record = self._in_class(record, wanted)
-        # From its first task on the group stays where it is: a task of another class is the kernel's to refuse.
-        return replace(record, follows=False)
+        # From its first task on a group stays where it is, and no task is moved to its class for its sake.
+        record = replace(record, follows=False)
+        if wanted == record.class_ or (where is None and assignment.class_ == FOLLOW):
+            return record, replace(member, part="")
+        group = next((group for group in record.further if group.class_ == wanted), None)
+        if group is None or group.state is State.FAILED:
+            group = self._further(self.book.put(record), wanted, assignment.may_wait)
+        reason = group.reason if group.state is State.PENDING else ""
+        return record.with_group(group), replace(member, part=group.part, reason=reason)
+
+    def _further(self, record: Record, class_: str, may_wait: bool) -> Record:
+        """One more group of the workload, in another class than those it has."""
+        group = Record(
+            key=record.key,
+            part=class_ or ROOT_PART,
+            class_=class_,
+            group_name=record.group_name,
+            state=State.PENDING,
+            boot_id=self.life.mark.boot_id,
+            created_at=utc_now(),
+            # The first group is waited for first; the tick will make this one after it.
+            reason=record.reason,
+        )
+        if record.state is State.PENDING:
+            return self.book.put(group)
+        return self._make(group, None, may_wait)
 
     def _in_class(self, record: Record, class_: str) -> Record:
         if record.class_ == class_:
@@ -317,15 +350,19 @@ class Manager:
             return
         # All as it was, but for the group itself: it may have been moved, or made anew, for this call.
         stands = self.book.get(before.key) or record
-        group = {name: getattr(stands, name) for name in _OF_THE_GROUP}
+        known = {group.nonce for group in before.groups}
+        for group in stands.further:
+            if group.nonce not in known:
+                self.life.discard(group, None)
+        of_the_group = {name: getattr(stands, name) for name in _OF_THE_GROUP}
         state = before.state if stands.state.has_group == before.state.has_group else stands.state
-        self.book.put(replace(before, **group, state=state))
+        self.book.put(replace(before, **of_the_group, state=state))
 
     def _totals(self, record: Record) -> list[Total]:
         try:
             readings = self.life.readings(record)
         except (NoSuchGroup, NotMounted):
-            readings = []
+            readings = {}
         return self.life.totals(record, readings)
 
 
@@ -353,14 +390,15 @@ def _as_noted(record: Record | None, member: Member) -> Member:
 
 def _joined(record: Record, member: Member, assignment: Assignment) -> Record:
     """The record with its new member, and the claim that comes with it."""
-    record = _claimed(record.with_member(member), assignment.owner, assignment.attributes)
-    return replace(
-        record,
-        pod_cgroup=assignment.pod_cgroup or record.pod_cgroup,
-        baseline=worst(record.baseline, Quality.LATE) if member.late else record.baseline,
-    )
+    record = _claimed(record.with_member(member), assignment.owner, assignment.attributes, assignment.priority)
+    record = replace(record, pod_cgroup=assignment.pod_cgroup or record.pod_cgroup)
+    return record.with_late(member) if member.late else record
 
 
-def _claimed(record: Record, owner: str, attributes: Mapping[str, str] | None = None) -> Record:
+def _claimed(
+    record: Record, owner: str, attributes: Mapping[str, str] | None = None, priority: int | None = None
+) -> Record:
     record = record.with_claim(Claim(owner, utc_now()))
+    if priority is not None:
+        record = replace(record, priority=priority)
     return replace(record, attributes={**record.attributes, **(attributes or {})})

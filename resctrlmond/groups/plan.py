@@ -34,7 +34,7 @@ class Do(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One record and what it needs; ``found`` is its group, where it has one."""
+    """One record and what it needs; ``found`` is its group, where it has one. A further group has its own step."""
 
     do: Do
     record: Record
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The start-up plan: a step for every record that is not over, and our groups that no record speaks of."""
+    """The start-up plan: steps for every record that is not over, and our groups that no record speaks of."""
 
     steps: tuple[Step, ...]
     leftovers: tuple[Found, ...]
@@ -59,15 +59,20 @@ def recover(records: Iterable[Record], tree: Sequence[Found], gid: int, boot_id:
     for record in records:
         if record.state.is_over:
             continue
-        same_boot = record.boot_id == boot_id
-        found = ours.pop(record.nonce, None) if same_boot and record.nonce else None
-        steps.append(Step(_what(record, found, same_boot), record, found))
+        for group in record.groups:
+            same_boot = group.boot_id == boot_id
+            found = ours.pop(group.nonce, None) if same_boot and group.nonce else None
+            # Further groups end with the first, and none of them before it.
+            if group is record or not (record.state is State.ENDING or record.is_torn or group.state.is_over):
+                steps.append(Step(_what(group, found, same_boot), group, found))
     return Recovery(tuple(steps), tuple(ours.values()))
 
 
 def _what(record: Record, found: Found | None, same_boot: bool) -> Do:
     if record.state is State.ENDING:
         return Do.FINISH
+    if record.is_torn:
+        return Do.LOSE
     if record.state is State.PENDING:
         if not same_boot:
             return Do.LOSE
@@ -75,6 +80,21 @@ def _what(record: Record, found: Found | None, same_boot: bool) -> Do:
     if found is None:
         return Do.LOSE
     return Do.KEEP if found.ref == record.ref else Do.RELOCATE
+
+
+def waiting(records: Iterable[Record]) -> list[Record]:
+    """The groups that wait for an RMID, in the order in which they are to get one: by priority, then by age.
+
+    The further groups of a workload wait until its first one stands.
+    """
+    found = [
+        (-record.priority, group.created_at, group.key, group.part, group)
+        for record in records
+        if not record.state.is_over and record.state is not State.ENDING
+        for group in record.groups
+        if group.state is State.PENDING and (group is record or record.state.has_group)
+    ]
+    return [row[-1] for row in sorted(found, key=lambda row: row[:-1])]
 
 
 def claims_over(

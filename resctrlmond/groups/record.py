@@ -10,13 +10,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.accounting import Quality, worst
 from resctrlmond.groups.files import read_file, write_file, writing
 from resctrlmond.resctrl.tree import GroupRef
 
 VERSION = 1
 _SUFFIX = ".json"
 _SET_ASIDE = ".unreadable"
+# The part in the root, which has no name: resctrl itself has a directory of this one, so no class is called so.
+ROOT_PART = "mon_groups"
 # A container that crashes in a loop is a new member each time; the record is written anew each time as well.
 MAX_ENDED_MEMBERS = 100
 
@@ -58,6 +60,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A container, sandbox or process of a workload.
 
+    ``part`` is the further group that it counts in (see Record), "" for the first one.
     ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: with the pid it names one process for
     ever. ``cgroup`` is the absolute path of its control group directory, "" if it has none of its own. ``left``
     counts tasks that could not be moved into the group.
@@ -74,6 +77,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     late: bool = False
     left: int = 0
     reason: str = ""
+    part: str = ""
 
     @property
     def lives(self) -> bool:
@@ -86,7 +90,12 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
 
     ``class_`` is the control group ("" is the root), ``follows`` whether it is still open and taken from the first
     task. ``nonce`` is the mtime (ns) that the group's directory bears. ``boot_id`` and times tell runs apart.
-    ``baseline`` is the quality of the begin readings as a whole.
+    ``baseline`` is the quality of the begin readings as a whole. Of the records that wait for an RMID, the one of the
+    highest ``priority`` gets it.
+
+    A workload whose tasks are in several classes has one group in each, for the kernel moves no task between classes
+    through a group. ``further`` are those after the first: each is a record with a ``part``, by which it is known and
+    its folder below ``classes/`` is called, and which tells of that group alone.
     """
 
     # A factory's value is written even where it is the default: a file without a version says nothing to a later one.
@@ -102,17 +111,56 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     nonce: int = 0
     boot_id: str = ""
     baseline: Quality = Quality.UNKNOWN
+    priority: int = 0
     pod_cgroup: str = ""
     claims: tuple[Claim, ...] = ()
     members: tuple[Member, ...] = ()
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     created_at: str = ""
     completed_at: str = ""
+    part: str = ""
+    further: tuple[Record, ...] = ()
 
     @property
     def ref(self) -> GroupRef:
         """The directory in resctrl that belongs to this record."""
         return GroupRef(self.class_, self.group_name)
+
+    @property
+    def place(self) -> str:
+        """Where its snapshot is, below the folder of snapshots."""
+        return f"{self.key}/classes/{self.part}" if self.part else self.key
+
+    @property
+    def groups(self) -> tuple[Record, ...]:
+        """All groups of the workload, the first one first."""
+        return (self, *self.further)
+
+    @property
+    def standing(self) -> tuple[Record, ...]:
+        """The groups that have a directory in resctrl."""
+        return tuple(group for group in self.groups if group.state.has_group)
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a further group ends. Where the whole run does not, that one was lost, and the run is with it."""
+        return any(group.state in (State.LOST, State.COMPLETED, State.ENDING) for group in self.further)
+
+    def home(self, member: Member) -> Record:
+        """The group that the member counts in."""
+        return next((group for group in self.further if group.part == member.part), self)
+
+    def with_group(self, group: Record) -> Record:
+        """The record with ``group``, which is the first one itself or a further one, in its new form."""
+        if not group.part:
+            return group
+        others = tuple(other for other in self.further if other.part != group.part)
+        return msgspec.structs.replace(self, further=(*others, group))
+
+    def with_late(self, member: Member) -> Record:
+        """The record after a member came that ran already when the baseline of its group was read."""
+        home = self.home(member)
+        return self.with_group(msgspec.structs.replace(home, baseline=worst(home.baseline, Quality.LATE)))
 
     def member(self, member_id: str) -> Member | None:
         """The member of that id, living or ended."""

@@ -12,9 +12,11 @@ class Settings:
 
     ``snapshot_ttl_s``: how long an ended run stays. ``linger_s``: how long a container's group waits after its last
     member. ``pod_linger_s``: the same for a pod that has no control group of its own to tell its end.
+    ``checkpoint_interval_s``: how often the values of groups that stand are kept, 0 for never.
     """
 
     group_prefix: str = ""
     snapshot_ttl_s: float = 300.0
     linger_s: float = 0.0
     pod_linger_s: float = 300.0
+    checkpoint_interval_s: float = 60.0

@@ -8,48 +8,56 @@ import os
 import shutil
 from collections.abc import Iterable
 
+from resctrlmond.groups import checkpoint
+from resctrlmond.groups.checkpoint import Checkpoint
 from resctrlmond.groups.files import read_file, write_file, writing
 from resctrlmond.groups.times import seconds_since
 from resctrlmond.resctrl.counters import Reading, parse_value
 
 _BEGIN = ".begin"
 _END = ".end"
+_CHECKPOINT = "checkpoint"
 
 
 class Snapshots:
     """``groups/KEY/`` for the current run of each workload, ``completed/KEY/GENERATION/`` for earlier ones.
 
+    A ``place`` is a key, or ``KEY/classes/PART`` for a further group of that workload (see ``Record.place``).
+
     Below each: ``created_at``, ``completed_at`` (the last file written: where it stands, all ends do),
-    and ``mon_data/DOMAIN/EVENT{,.begin,.end}``, where the bare name links to the live counter until the end.
+    ``mon_data/DOMAIN/EVENT{,.begin,.end}``, where the bare name links to the live counter until the end, and
+    ``checkpoint``, the values last read.
     """
 
     def __init__(self, groups: str, completed: str) -> None:
         self.groups = groups
         self.completed = completed
 
-    def path(self, key: str) -> str:
+    def path(self, place: str) -> str:
         """The directory of the current run."""
-        return os.path.join(self.groups, key)
+        return os.path.join(self.groups, place)
 
-    def exists(self, key: str) -> bool:
+    def exists(self, place: str) -> bool:
         """Whether the run has a snapshot: its begin files stand, all of them."""
-        return os.path.isdir(self.path(key))
+        return os.path.isdir(self.path(place))
 
-    def is_complete(self, key: str) -> bool:
+    def is_complete(self, place: str) -> bool:
         """Whether all end files are written."""
-        return os.path.isfile(os.path.join(self.path(key), "completed_at"))
+        return os.path.isfile(os.path.join(self.path(place), "completed_at"))
 
-    def begin(self, key: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
+    def begin(self, place: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
         """Write the begin values, in one step; ``live`` is the group's directory in resctrl.
 
-        What an interrupted run left under the key is replaced. Raises NotWritten.
+        What an interrupted run left at the place is replaced. Raises NotWritten.
         """
-        new = os.path.join(self.groups, f".{key}.new")
+        new = os.path.join(self.groups, f".{place.partition('/')[0]}.new")
+        path = self.path(place)
         with writing(new):
             try:
                 self._begin(new, created_at, live, readings)
-                _remove(self.path(key))
-                os.rename(new, self.path(key))
+                _remove(path)
+                os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+                os.rename(new, path)
             except OSError:
                 _remove(new)
                 raise
@@ -59,30 +67,48 @@ class Snapshots:
         os.mkdir(new, 0o755)
         write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
         for reading in readings:
-            place = os.path.join(new, "mon_data", reading.domain)
-            os.makedirs(place, 0o755, exist_ok=True)
-            _write_value(place, reading, _BEGIN)
-            os.symlink(_live(live, reading), os.path.join(place, reading.event))
+            folder = os.path.join(new, "mon_data", reading.domain)
+            os.makedirs(folder, 0o755, exist_ok=True)
+            _write_value(folder, reading, _BEGIN)
+            os.symlink(_live(live, reading), os.path.join(folder, reading.event))
 
-    def relink(self, key: str, live: str) -> None:
+    def relink(self, place: str, live: str) -> None:
         """Point the links at the group's new directory after it moved to another class. Raises NotWritten."""
-        with writing(self.path(key)):
-            for reading in self.begin_values(key):
-                place = os.path.join(self.path(key), "mon_data", reading.domain)
-                link = os.path.join(place, f".{reading.event}.new")
+        with writing(self.path(place)):
+            for reading in self.begin_values(place):
+                folder = os.path.join(self.path(place), "mon_data", reading.domain)
+                link = os.path.join(folder, f".{reading.event}.new")
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(link)
                 os.symlink(_live(live, reading), link)
-                os.rename(link, os.path.join(place, reading.event))
+                os.rename(link, os.path.join(folder, reading.event))
 
-    def end(self, key: str, completed_at: str, readings: Iterable[Reading]) -> None:
+    def checkpoint(self, place: str, time: str, readings: Iterable[Reading]) -> list[Reading]:
+        """Keep values that were read at ``time``; what is known of other domains stays. Raises NotWritten.
+
+        Returns the last values of all domains.
+        """
+        path = os.path.join(self.path(place), _CHECKPOINT)
+        with writing(path):
+            last = checkpoint.with_readings(self.last_read(place), time, readings)
+            write_file(path, checkpoint.encode(last))
+        return checkpoint.readings_of(last)
+
+    def last_read(self, place: str) -> Checkpoint:
+        """The values last read, of every domain that ever was; {} if they were never read."""
+        try:
+            return checkpoint.decode(read_file(os.path.join(self.path(place), _CHECKPOINT)))
+        except OSError:
+            return {}
+
+    def end(self, place: str, completed_at: str, readings: Iterable[Reading]) -> None:
         """Write the end values, take the links away, and write ``completed_at`` as the seal. Raises NotWritten."""
-        top = self.path(key)
+        top = self.path(place)
         with writing(top):
             for reading in readings:
-                place = os.path.join(top, "mon_data", reading.domain)
-                os.makedirs(place, 0o755, exist_ok=True)
-                _write_value(place, reading, _END)
+                folder = os.path.join(top, "mon_data", reading.domain)
+                os.makedirs(folder, 0o755, exist_ok=True)
+                _write_value(folder, reading, _END)
             for directory, _, names in os.walk(os.path.join(top, "mon_data")):
                 for name in names:
                     if os.path.islink(os.path.join(directory, name)):
@@ -90,16 +116,20 @@ class Snapshots:
             os.makedirs(top, 0o755, exist_ok=True)
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
 
-    def begin_values(self, key: str) -> list[Reading]:
+    def completed_at(self, place: str) -> str:
+        """When the end values were read; "" while there are none."""
+        return _text(os.path.join(self.path(place), "completed_at"))
+
+    def begin_values(self, place: str) -> list[Reading]:
         """The baseline as it was written; [] if there is none."""
-        return self._values(key, _BEGIN)
+        return self._values(place, _BEGIN)
 
-    def end_values(self, key: str) -> list[Reading]:
+    def end_values(self, place: str) -> list[Reading]:
         """The last values as they were written; [] if there are none."""
-        return self._values(key, _END)
+        return self._values(place, _END)
 
-    def _values(self, key: str, suffix: str) -> list[Reading]:
-        top = os.path.join(self.path(key), "mon_data")
+    def _values(self, place: str, suffix: str) -> list[Reading]:
+        top = os.path.join(self.path(place), "mon_data")
         found = []
         for directory, _, names in os.walk(top):
             domain = os.path.relpath(directory, top)
@@ -128,10 +158,10 @@ class Snapshots:
     def _aside(self, key: str, generation: int) -> str:
         return os.path.join(self.completed, key, str(generation))
 
-    def delete(self, key: str) -> None:
+    def delete(self, place: str) -> None:
         """Remove the current run's snapshot, if there is one. Raises NotWritten."""
-        with writing(self.path(key)):
-            _remove(self.path(key))
+        with writing(self.path(place)):
+            _remove(self.path(place))
 
     def set_aside_keys(self) -> list[str]:
         """The keys under which earlier runs were set aside. Raises NotWritten."""
@@ -165,8 +195,8 @@ def _live(group: str, reading: Reading) -> str:
     return os.path.join(group, "mon_data", reading.domain, reading.event)
 
 
-def _write_value(place: str, reading: Reading, suffix: str) -> None:
-    write_file(os.path.join(place, reading.event + suffix), reading.value.text.encode() + b"\n")
+def _write_value(folder: str, reading: Reading, suffix: str) -> None:
+    write_file(os.path.join(folder, reading.event + suffix), reading.value.text.encode() + b"\n")
 
 
 def _text(path: str) -> str:

@@ -36,7 +36,8 @@ class Assignment:
     Exactly one of ``pid`` and ``cgroup`` says what to move. ``own_cgroup`` is the control group that holds the
     process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none. ``late``
     says that the process ran already; of a control group that is seen.
-    ``class_`` FOLLOW takes the class where the process is. ``may_wait``: without a free RMID the group is pending.
+    ``class_`` FOLLOW takes the class where the process is. ``may_wait``: without a free RMID the group is pending,
+    and gets one in order of ``priority`` (None: as it is, at first 0).
     """
 
     key: str
@@ -53,6 +54,7 @@ class Assignment:
     pod_cgroup: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
     may_wait: bool = True
+    priority: int | None = None
 
     def class_for(self, where: Membership | None) -> str:
         """The class that the group is to be in, for a target that is there now. Raises InvalidClass."""
@@ -65,7 +67,9 @@ def check_free(record: Record | None, where: Membership | None, assignment: Assi
     """Raise AlreadyMonitored if the target is in another group than the ``record``'s, and is not to be taken over."""
     if where is None or not where.group or assignment.take_over:
         return
-    if record is not None and (where.class_, where.group) == (record.class_, record.group_name):
+    if record is not None and any(
+        (where.class_, where.group) == (group.ref.class_, group.ref.name) for group in record.groups
+    ):
         return
     raise AlreadyMonitored(
         f"the task is in the monitoring group {where.group!r} of class {where.class_ or '/'} already",

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
-from resctrlmond.groups.accounting import Quality, worst
+from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.errors import ForeignGroup, InvalidKey
 from resctrlmond.groups.keys import canonical_key
 from resctrlmond.groups.lifecycle import Lifecycle, replace
-from resctrlmond.groups.plan import RECOVERED, Do, Step, claims_over, recover
-from resctrlmond.groups.record import Claim, Member, Record, State
+from resctrlmond.groups.plan import RECOVERED, Do, Step, claims_over, recover, waiting
+from resctrlmond.groups.record import ROOT_PART, Claim, Member, Record, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.times import seconds_since, utc_now
 from resctrlmond.resctrl import cgroups
@@ -47,6 +49,7 @@ class Upkeep:
         self.book = life.book
         self.settings = settings
         self._swept = time.monotonic()
+        self._checkpointed: dict[str, float] = {}
         self._complaints: dict[str, str] = {}
 
     # -- start-up
@@ -60,6 +63,7 @@ class Upkeep:
         for step in plan.steps:
             with self._reported(step.record.key, problems), self.book.writing(step.record.key):
                 self._take_up(step)
+        self._serve_waiting(lambda key: self._reported(key, problems))
         for found in plan.leftovers:
             with self._reported(found.path, problems):
                 problems.extend(self._leftover(found))
@@ -82,23 +86,33 @@ class Upkeep:
 
     def _take_up(self, step: Step) -> None:
         record = step.record
+        if record.part and self._is_over(record.key):
+            return  # its workload turned out to be lost
         match step.do:
             case Do.KEEP:
                 self._rejoin(record)
             case Do.RELOCATE if step.found is not None:
                 self._rejoin(self.life.relocated(record, step.found.ref.class_))
             case Do.RETRY:
-                self.retry(record)
+                pass  # in its turn, when all others are seen to
             case Do.BASELINE if step.found is not None:
                 record = replace(record, class_=step.found.ref.class_)
                 self._adopt(self.life.baseline(record, Quality.EXACT))
             case Do.FINISH:
                 self.life.finish(record, record.reason)
             case _:
-                self.life.lose(record, "the group was gone when resctrlmond started")
+                whole = self.book.get(record.key) or record
+                self.life.lose(whole, "the group was gone when resctrlmond started")
+
+    def _is_over(self, key: str) -> bool:
+        record = self.book.get(key)
+        return record is None or record.state.is_over
 
     def _rejoin(self, record: Record) -> None:
-        """See to it that every living member is in the group: a kill may have come before its tasks were moved."""
+        """See to it that every living member is in its group: a kill may have come before its tasks were moved."""
+        if record.part:
+            return  # done for all groups with the first one
+        self.life.check_identities(record)
         for member in record.living:
             try:
                 was_outside = self._is_outside(record, member)
@@ -107,15 +121,16 @@ class Upkeep:
                 continue
             record = replace(record, state=State.ACTIVE)
             if was_outside and moved.moved:
-                joined = record.with_member(replace(member, late=True))
-                record = replace(joined, baseline=worst(record.baseline, Quality.LATE))
+                late = replace(member, late=True)
+                record = record.with_member(late).with_late(late)
             self.book.put(record)
 
     def _is_outside(self, record: Record, member: Member) -> bool:
         if not member.pid:
             return record.state is State.IDLE
         where = self.life.tree.membership(member.pid)
-        return (where.class_, where.group) != (record.class_, record.group_name)
+        ref = record.home(member).ref
+        return (where.class_, where.group) != (ref.class_, ref.name)
 
     def _leftover(self, found: Found) -> Iterator[str]:
         """Our mark without a record: adopted if somebody is in it, else removed."""
@@ -133,24 +148,34 @@ class Upkeep:
         with self.book.writing(key):
             standing = self.book.get(key)
             if standing is not None and not standing.state.is_over:
+                if standing.claimed_by(RECOVERED) and all(found.ref != group.ref for group in standing.groups):
+                    # Its workload was found in another class just now.
+                    self._take_over(replace(self._unrecorded(key, found), part=found.ref.class_ or ROOT_PART))
+                    yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
+                    return
                 yield f"{found.path}: is ours, but the record of {key} speaks of another group: left alone"
                 return
             if standing is not None:
                 self.life.snapshots.set_aside(key, standing.generation)
-            record = Record(
-                key=key,
-                class_=found.ref.class_,
-                group_name=found.ref.name,
-                state=State.PENDING,
-                generation=standing.generation + 1 if standing else 1,
-                nonce=found.nonce,
-                boot_id=self.life.mark.boot_id,
-                created_at=utc_now(),
-                claims=(Claim(RECOVERED, utc_now()),),
-            )
-            record = self.life.baseline(self.book.put(record), Quality.UNKNOWN)
-            self.book.put(replace(record, state=State.ACTIVE, reason="adopted without its record"))
+            generation = standing.generation + 1 if standing else 1
+            claims = (Claim(RECOVERED, utc_now()),)
+            self._take_over(replace(self._unrecorded(key, found), generation=generation, claims=claims))
         yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
+
+    def _unrecorded(self, key: str, found: Found) -> Record:
+        return Record(
+            key=key,
+            class_=found.ref.class_,
+            group_name=found.ref.name,
+            state=State.PENDING,
+            nonce=found.nonce,
+            boot_id=self.life.mark.boot_id,
+            created_at=utc_now(),
+        )
+
+    def _take_over(self, record: Record) -> None:
+        record = self.life.baseline(self.book.put(record), Quality.UNKNOWN)
+        self.book.put(replace(record, state=State.ACTIVE, reason="adopted without its record"))
 
     # -- while running
 
@@ -168,6 +193,7 @@ class Upkeep:
                     self._unmounted(record.key)
         if is_sweep:
             self._swept = time.monotonic()
+        self._serve_waiting(self._logged)
         for key in self.life.snapshots.set_aside_keys():
             with self._logged(key), self.book.writing(key):
                 self.life.snapshots.prune(key, settings.snapshot_ttl_s)
@@ -194,26 +220,47 @@ class Upkeep:
                 if seconds_since(record.completed_at) >= settings.snapshot_ttl_s:
                     self.life.snapshots.delete(key)
                     self.book.drop(key)
+                self._checkpointed.pop(key, None)
                 return
-            if record.state is State.PENDING:
-                self.retry(record)
-            elif record.state is State.ENDING:
+            if record.state is State.ENDING:
                 self.life.finish(record, record.reason)
-            else:
+            elif record.state is not State.PENDING:
                 try:
-                    self.life.check_identity(record)
+                    self.life.check_identities(record)
                 except NoSuchGroup as error:
                     self.life.lose(record, error.message)
-        self.settle(key)
+            settled = self.settle(key)
+            if settled is not None and settled.state in (State.ACTIVE, State.IDLE):
+                self._checkpoint(settled, settings.checkpoint_interval_s)
 
-    def retry(self, record: Record) -> None:
-        """Make the group of a record that waits for it; a reason that no waiting will end makes the run fail."""
+    def _checkpoint(self, record: Record, interval_s: float) -> None:
+        now = time.monotonic()
+        # The first one as soon as the group is seen: a short life has one too, and so has one before a restart.
+        if not interval_s or now - self._checkpointed.get(record.key, -math.inf) < interval_s:
+            return
+        with contextlib.suppress(NoSuchGroup):  # the next tick notes the loss
+            self.life.checkpoint(record)
+        self._checkpointed[record.key] = now
+
+    def _serve_waiting(self, guard: Callable[[str], AbstractContextManager[None]]) -> None:
+        """Make the groups that wait for an RMID, in their order, until there is none for the next of them."""
+        for waiting_group in waiting(self.book.all()):
+            with guard(waiting_group.key), self.book.writing(waiting_group.key):
+                record = self.book.get(waiting_group.key)
+                for group in waiting([record] if record else []):
+                    if group.part == waiting_group.part and not self._serve(group):
+                        # One that comes free now is for this one, and not for who has waited less.
+                        return
+
+    def _serve(self, group: Record) -> bool:
+        """Make the group; a reason that no waiting will end makes it fail. False if there is no RMID for it."""
         try:
-            made = self.life.make(record)
+            made = self.life.make(group)
         except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
-            self.life.fail(record, str(error))
-        else:
-            self._adopt(made)
+            self.life.fail(group, str(error))
+            return True
+        self._adopt(made)
+        return made.state is not State.PENDING
 
     def _unmounted(self, key: str) -> None:
         with self.book.writing(key):
@@ -221,19 +268,22 @@ class Upkeep:
             if record is not None and record.state.has_group:
                 self.life.lose(record, "resctrl was unmounted, and every group with it")
 
-    def _adopt(self, record: Record) -> None:
+    def _adopt(self, group: Record) -> None:
         """Put the members of a group that came late into it; what they used before is lost, and said so."""
-        if record.state is State.PENDING:
+        record = self.book.get(group.key)
+        if record is None or group.state is State.PENDING:
             return
         for member in record.living:
+            if record.home(member).part != group.part:
+                continue
             try:
                 moved = self._sweep(record, member)
             except ResctrlError as error:
                 record = self.book.put(record.with_member(replace(member, reason=str(error))))
                 continue
-            joined = record.with_member(replace(member, late=True, left=len(moved.left | moved.elsewhere)))
-            quality = worst(record.baseline, Quality.LATE)
-            record = self.book.put(replace(joined, state=State.ACTIVE, baseline=quality))
+            late = replace(member, late=True, left=len(moved.left | moved.elsewhere), reason="")
+            joined = record.with_member(late).with_late(late)
+            record = self.book.put(replace(joined, state=State.ACTIVE))
 
     def sweep(self, key: str) -> None:
         """Take in what joined the members' control groups since, from outside."""
@@ -255,13 +305,15 @@ class Upkeep:
         return record
 
     def _sweep(self, record: Record, member: Member) -> Moved:
-        tree = self.life.tree
+        tree, home = self.life.tree, record.home(member)
+        if not home.state.has_group:
+            return Moved(0, 0)
         if member.cgroup:
-            return move_cgroup(tree, member.cgroup, record.ref)
+            return move_cgroup(tree, member.cgroup, home.ref)
         if not member.pid:
             return Moved(0, 0)
         with Process.open(member.pid, member.start_time) as process:
-            return move_process(tree, process, record.ref)
+            return move_process(tree, process, home.ref)
 
     # -- ends
 
@@ -277,7 +329,8 @@ class Upkeep:
             over = claims_over(
                 record,
                 pod_is_gone=bool(record.pod_cgroup) and not os.path.isdir(record.pod_cgroup),
-                group_is_empty=record.claimed_by(RECOVERED) and not self.life.tree.tasks(record.ref),
+                group_is_empty=record.claimed_by(RECOVERED)
+                and not any(self.life.tree.tasks(group.ref) for group in record.standing),
                 linger_s=settings.linger_s,
                 pod_linger_s=settings.pod_linger_s,
             )

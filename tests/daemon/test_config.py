@@ -46,6 +46,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "snapshot_ttl": 300.0,
         "linger": 0.0,
         "pod_linger": 300.0,
+        "checkpoint_interval": 60.0,
         "log_level": "info",
         "dbus": True,
     }
@@ -91,7 +92,10 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
     ("text", "says"),
     [
         ("\n# c\nlingr: 5s\n", r"^/etc/test.yaml:3: unknown key 'lingr'. Did you mean linger\?$"),
-        ("xyzzy: 1", "1: unknown key 'xyzzy'. Known keys are dbus, group, group_prefix, groups_dir"),
+        (
+            "xyzzy: 1",
+            "1: unknown key 'xyzzy'. Known keys are checkpoint_interval, dbus, group, group_prefix, groups_dir",
+        ),
         ("Linger: 1", r"unknown key 'Linger'. Did you mean linger\?"),
         ("1: 2", "unknown key '1'"),
         ("k" * 500 + ": 2", r"unknown key 'k{61}\.\.\.'\. Known"),
@@ -325,6 +329,7 @@ _VALUES = {
     "snapshot_ttl": _SPANS,
     "linger": _SPANS,
     "pod_linger": st.floats(0, 366 * 86400),
+    "checkpoint_interval": _SPANS,
     "log_level": st.sampled_from(["debug", "info", "notice", "warning", "error"]),
     "dbus": st.booleans(),
 }

@@ -70,16 +70,23 @@ class Host:
         return sorted(os.listdir(os.path.join(self.run, name)))
 
     def check(self) -> None:
-        """What holds whatever happened: every group of ours has one record, and every record its group."""
+        """What holds whatever happened: every group of ours has one record, and every record its groups."""
         records = self.manager.records()
         standing = {(found.ref, found.nonce) for found in self.ours()}
-        wanted = {(record.ref, record.nonce) for record in records if record.state.has_group}
+        wanted = {(group.ref, group.nonce) for record in records for group in record.standing}
         assert standing == wanted
+        for group in [group for record in records for group in record.groups]:
+            files = [name for name in self.files(group.place) if not name.startswith("classes/")]
+            begun = [name for name in files if name.endswith(".begin")]
+            assert bool(begun) == (group.state.has_group or group.state in (State.COMPLETED, State.LOST)), group
+            ended = [name for name in files if name.endswith(".end")]
+            # What was lost ends with what was read of it last, if it ever was.
+            was_read = group.state is State.LOST and "checkpoint" in files
+            assert bool(ended) == (group.state is State.COMPLETED or was_read), group
         for record in records:
-            begun = [name for name in self.files(record.key) if name.endswith(".begin")]
-            assert bool(begun) == (record.state.has_group or record.state in (State.COMPLETED, State.LOST)), record
-            ended = [name for name in self.files(record.key) if name.endswith(".end")]
-            assert bool(ended) == (record.state is State.COMPLETED), record
+            assert not record.is_torn or record.state.is_over, record
+            # What is over leaves no group of it behind, in no class.
+            assert not (record.state.is_over and record.standing), record
         assert not [name for name in self.folder("groups") if name.startswith(".")]
 
     def clean(self) -> None:

@@ -87,6 +87,10 @@ def came_back(manager: Manager, pid: int) -> None:
     joined(manager, pid)
 
 
+def checkpointed(manager: Manager, pid: int) -> None:
+    manager.upkeep.tick()
+
+
 Verb = Callable[[Manager, int], None]
 
 
@@ -99,8 +103,8 @@ def host(small_simulation: str, tmp_path: Path) -> Iterator[Host]:
 
 @pytest.mark.parametrize(
     "scenario",
-    [(joined, came_back, 30), (joined, moved, 6), (created, followed, 10)],
-    ids=["released-and-joined", "moved", "followed"],
+    [(joined, came_back, 30), (joined, moved, 6), (created, followed, 10), (joined, checkpointed, 1)],
+    ids=["released-and-joined", "moved", "followed", "checkpointed"],
 )
 def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tuple[Verb, Verb, int]) -> None:
     before, action, least = scenario

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.errors import InvalidRequest
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.upkeep import log
 from resctrlmond.resctrl.errors import RmidsExhausted
@@ -83,6 +84,53 @@ def test_waiting_writes_and_tells_nothing(small: Host) -> None:
         small.manager.upkeep.tick()
     after = os.stat(os.path.join(small.run, "records", "k.json"))
     assert (told, after.st_ino) == ([], before.st_ino)
+
+
+def test_who_waits_is_served_by_priority_and_then_by_age(small: Host) -> None:
+    """They were tried in order of the key: the RMID went to whoever came first in the alphabet."""
+    fill(small)
+    for key, priority in (("z-old", None), ("a-young", None), ("m-high", 10), ("b-low", -10)):
+        small.manager.create(key, owner="a", priority=priority)
+    # A word that comes later counts as well.
+    small.manager.create("b-low", owner="b", priority=5)
+    served = []
+    for freed in ("one", "two", "m-high", "b-low"):
+        small.manager.release(freed, owner="a")
+        if freed == "b-low":
+            small.manager.release(freed, owner="b")
+        small.manager.upkeep.tick()
+        records = small.manager.records()
+        served.append([one.key for one in records if one.state is State.IDLE and one.key not in ("one", "two")])
+    assert served == [["m-high"], ["b-low", "m-high"], ["b-low", "z-old"], ["a-young", "z-old"]]
+
+
+def test_the_order_outlives_a_restart(small: Host) -> None:
+    fill(small)
+    small.manager.create("young", owner="a")
+    small.manager.create("high", owner="a", priority=1)
+    small.manager.release("one", owner="a")
+    manager = small.restart()
+    assert (manager.get("high").state, manager.get("young").state) == (State.IDLE, State.PENDING)
+
+
+def test_one_that_fails_holds_nobody_up(small: Host) -> None:
+    fill(small)
+    small.manager.create("k", owner="a", priority=1)
+    small.manager.create("other", owner="a")
+    small.manager.release("one", owner="a")
+    small.make_foreign("k")
+    small.manager.release("two", owner="a")
+    small.manager.upkeep.tick()
+    assert (small.manager.get("k").state, small.manager.get("other").state) == (State.FAILED, State.IDLE)
+
+
+@pytest.mark.parametrize("priority", [-1001, 1001, 10**30])
+def test_a_priority_has_bounds(small: Host, priority: int) -> None:
+    with pytest.raises(InvalidRequest, match="priority"):
+        small.manager.create("k", owner="a", priority=priority)
+    with pytest.raises(InvalidRequest, match="priority"):
+        small.manager.assign(assignment("k", os.getpid(), priority=priority))
+    assert small.manager.records() == []
 
 
 def test_now_or_never(small: Host, process: Start) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from resctrlmond.groups.plan import OCI, RECOVERED, RUN, Do, claims_over, recover
+from resctrlmond.groups.plan import OCI, RECOVERED, RUN, Do, claims_over, recover, waiting
 from resctrlmond.groups.record import Claim, Member, Record, State
 from resctrlmond.resctrl.tree import Found, GroupRef
 
@@ -50,6 +50,28 @@ def found(nonce: int = 1, gid: int = GID, class_: str = "", name: str = "k") -> 
 def test_each_record_has_one_step(one: Record, tree: list[Found], do: Do) -> None:
     [step] = recover([one], tree, GID, BOOT).steps
     assert (step.do, step.record) == (do, one)
+
+
+def test_who_waits_for_an_rmid_and_in_which_order() -> None:
+    def waits(key: str, at: str, priority: int = 0) -> Record:
+        return replace(record(State.PENDING, key=key), created_at=at, priority=priority)
+
+    further = replace(waits("spread", "0"), part="gold")
+    pods = [
+        waits("old", "1"),
+        waits("young", "2"),
+        waits("urgent", "3", 1),
+        waits("patient", "0", -1),
+        replace(record(State.ACTIVE, key="spread"), further=(further,)),
+        # Its first group comes first, and then this one.
+        replace(waits("none", "4"), further=(replace(waits("none", "4"), part="gold"),)),
+        replace(record(State.ENDING, key="ending"), further=(further,)),
+        record(State.FAILED, key="failed"),
+    ]
+    found = [(group.key, group.part) for group in waiting(pods)]
+    assert found == [
+        ("urgent", ""), ("spread", "gold"), ("old", ""), ("young", ""), ("none", ""), ("patient", ""),
+    ]  # fmt: skip
 
 
 def test_what_is_over_needs_nothing_and_groups_of_no_record_are_left_over() -> None:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a workload used: from its files and, while its groups stand, from the live counters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from resctrlmond.groups import checkpoint
+from resctrlmond.groups.accounting import Quality, Total, added, totals, worst
+from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.resctrl.counters import Reading, Value, added_values
+
+# The readings of each group of a workload, by its place.
+Live = Mapping[str, Sequence[Reading]]
+
+
+def used(snapshots: Snapshots, record: Record, live: Live) -> list[Total]:
+    """The totals over all groups of a workload: up to the ``live`` readings, of the others up to the end values."""
+    counted = [group for group in record.groups if snapshots.exists(group.place)]
+    parts = [
+        _so_far(snapshots, group, live[group.place]) if group.place in live else _ended(snapshots, group)
+        for group in counted
+    ]
+    missing = [group for group in record.further if group not in counted] if counted else []
+    return [_without(total, missing) for total in added(parts)]
+
+
+def summed(live: Live) -> list[Reading]:
+    """One reading for each event in each domain, over all groups of a workload."""
+    values: dict[tuple[str, str], list[Value]] = {}
+    for readings in live.values():
+        for reading in readings:
+            values.setdefault((reading.domain, reading.event), []).append(reading.value)
+    return [Reading(domain, event, added_values(of)) for (domain, event), of in sorted(values.items())]
+
+
+def _so_far(snapshots: Snapshots, group: Record, live: Sequence[Reading]) -> list[Total]:
+    """A domain that is not among the ``live`` readings counts as far as it was last read."""
+    here = {reading.domain for reading in live}
+    last_read = {domain: last for domain, last in snapshots.last_read(group.place).items() if domain not in here}
+    missed = {domain: f"{domain} went offline, last read at {last.time}" for domain, last in last_read.items()}
+    readings = [*live, *checkpoint.readings_of(last_read)]
+    return totals(snapshots.begin_values(group.place), readings, group.baseline, missed)
+
+
+def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
+    """By the end values; those that were read before the end are told."""
+    begin, end = snapshots.begin_values(group.place), snapshots.end_values(group.place)
+    last_read, completed_at = snapshots.last_read(group.place), snapshots.completed_at(group.place)
+    missed = {}
+    for domain in {reading.domain for reading in begin} | last_read.keys():
+        time = last_read[domain].time if domain in last_read else ""
+        if group.state is State.LOST and time != completed_at:
+            missed[domain] = f"{group.reason}; " + (f"last read at {time}" if time else "never read before")
+        elif time and time != completed_at:
+            missed[domain] = f"{domain} went offline, last read at {time}"
+    return totals(begin, end, group.baseline, missed)
+
+
+def _without(total: Total, missing: Iterable[Record]) -> Total:
+    """The total, which is short of what was used in classes where there was no group."""
+    for group in missing:
+        reason = f"class {group.class_ or '/'} is not in it: {group.reason}"
+        reason = f"{total.reason}; {reason}" if total.reason else reason
+        total = dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
+    return total

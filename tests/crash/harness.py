@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interrupts a verb at its n-th system call, by a kill or an error, and looks at what is left of it."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+
+from resctrlmond.groups.record import State
+from resctrlmond.resctrl.errors import ResctrlError
+from tests.crash.verbs import VERBS, Scene, Verb
+from tests.groups.conftest import Host
+
+# By these a file or the tree is changed; an openat that only reads is one too many, which costs time alone.
+_CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat"
+_ANY = _CHANGES + ",read,getdents64,newfstatat,readlink,getxattr,/^pidfd_open"
+
+
+class Blow(enum.Enum):
+    """What happens at the system call: which ones, and what strace is told to do there."""
+
+    KILL = (_CHANGES, "signal=KILL")
+    EIO = (_ANY, "error=EIO")
+    ENOSPC = (_CHANGES, "error=ENOSPC")
+    EINTR = ("openat,read,write", "error=EINTR")
+    EMFILE = ("openat,/^pidfd_open", "error=EMFILE")
+
+
+class End(enum.IntEnum):
+    """How the interrupted process ended."""
+
+    DONE = 0
+    REFUSED = 3  # with an error that says what, where and why
+    RAW = 4  # with another one, which a door answers as InternalError: no harm, and no help either
+    BROKEN = 5  # what must always hold did not
+
+
+@dataclass
+class Harness:
+    """Blows on the verbs of one machine, counted by what became of them."""
+
+    host: Host
+    log: str
+
+    def calls(self, verb: Verb, blow: Blow) -> Counter[str]:
+        """The system calls that the verb makes of those that the blow may fall on, by name."""
+        scene = self._scene(verb)
+        trace = os.path.join(os.path.dirname(self.log), "trace")
+        self._run(scene, verb, ["-e", f"trace={blow.value[0]}", "-o", trace])
+        self._drain(scene, "counting")
+        with open(trace, encoding="utf-8", errors="replace") as lines:
+            return Counter(line.partition("(")[0] for line in lines if "(" in line)
+
+    def strike(self, name: str, blow: Blow, call: str, number: int) -> str:
+        """One blow on the verb's call of that name and number, from 1 on; raises AssertionError where it did harm.
+
+        Returns how the verb ended.
+        """
+        where = f"{name}, {blow.name} at {call} {number}"
+        verb = VERBS[name]
+        scene = self._scene(verb)
+        inject = ["-e", f"trace={call}", "-e", f"inject={call}:{blow.value[1]}:when={number}", "-o", "/dev/null"]
+        try:
+            return self._struck(scene, verb, inject, where)
+        finally:
+            scene.end_processes()
+
+    def _struck(self, scene: Scene, verb: Verb, inject: list[str], where: str) -> str:
+        status = self._run(scene, verb, inject)
+        outcome = "killed" if status == -signal.SIGKILL else End(status).name.lower()
+        assert outcome != "broken", f"{where}: {self._written_down()}"
+        self.host.restart()
+        try:
+            self.host.check()
+        except AssertionError as error:
+            raise AssertionError(f"{where}: after the restart: {error}") from error
+        self._drain(scene, where)
+        return outcome
+
+    def sweep(self, name: str, blow: Blow, every: int = 1) -> Counter[str]:
+        """Blows on each system call of the verb, or every so many; how often it ended which way."""
+        points = [
+            (call, number)
+            for call, most in sorted(self.calls(VERBS[name], blow).items())
+            for number in range(1, most + 1)
+        ]
+        return Counter(self.strike(name, blow, call, number) for call, number in points[every // 2 :: every])
+
+    def _scene(self, verb: Verb) -> Scene:
+        if not self.host.tree.has_class("gold"):
+            self.host.make_class("gold")
+        scene = Scene(self.host)
+        verb.before(scene)
+        return scene
+
+    def _run(self, scene: Scene, verb: Verb, tracing: list[str]) -> int:
+        """The verb in a process of its own under strace; how that process ended, as a wait status."""
+        child = os.fork()
+        if child == 0:
+            os._exit(self._interrupted(scene, verb))
+        _wait_stopped(child)
+        strace = subprocess.Popen(["strace", "-qq", *tracing, "-p", str(child)], stderr=subprocess.PIPE)
+        while _tracer(child) != strace.pid:
+            assert strace.poll() is None, strace.communicate()[1]
+            time.sleep(0.002)
+        os.kill(child, signal.SIGCONT)
+        ended = _wait_stopped(child)
+        strace.send_signal(signal.SIGINT)
+        strace.communicate()
+        if ended is None:
+            # Past the blow, it looks at itself undisturbed.
+            os.kill(child, signal.SIGCONT)
+            ended = os.waitpid(child, 0)[1]
+        return os.waitstatus_to_exitcode(ended)
+
+    def _interrupted(self, scene: Scene, verb: Verb) -> End:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        end = End.DONE
+        try:
+            verb.action(scene)
+        except ResctrlError:
+            end = End.REFUSED
+        except BaseException:
+            self._write_down()
+            end = End.RAW
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if not verb.goes_on:
+            return end
+        try:
+            # The daemon goes on: what the error left is mended by the next tick.
+            scene.host.manager.upkeep.tick()
+            scene.host.check()
+        except BaseException:
+            self._write_down()
+            return End.BROKEN
+        return end
+
+    def _write_down(self) -> None:
+        with open(self.log, "w", encoding="utf-8") as log:
+            traceback.print_exc(file=log)
+
+    def _written_down(self) -> str:
+        with open(self.log, encoding="utf-8") as log:
+            return log.read()
+
+    def _drain(self, scene: Scene, where: str) -> None:
+        """All processes end, and with them, or by word, all workloads: nothing of them stays."""
+        scene.end_processes()
+        manager = self.host.restart()
+        for record in manager.records():
+            for claim in record.claims:
+                manager.release(record.key, owner=claim.owner)
+        manager.upkeep.tick()
+        assert self.host.ours() == [], where
+        states = {record.key: record.state for record in manager.records()}
+        assert set(states.values()) <= {State.COMPLETED, State.LOST}, (where, states)
+        self.host.check()
+        for record in manager.records():
+            manager.life.snapshots.delete(record.key)
+            manager.book.drop(record.key)
+
+
+def _wait_stopped(child: int) -> int | None:
+    """Until the child stops itself (None) or ends (its wait status)."""
+    _, status = os.waitpid(child, os.WUNTRACED)
+    return None if os.WIFSTOPPED(status) else status
+
+
+def _tracer(pid: int) -> int:
+    with open(f"/proc/{pid}/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("TracerPid:"))
+
+
+def report(name: str, blow: Blow, outcomes: Counter[str]) -> None:
+    """One line for the verb."""
+    told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+    sys.stdout.write(f"{name:24} {blow.name:7} {outcomes.total():4} calls: {told}\n")
+    sys.stdout.flush()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is interrupted: each verb of the manager, from a state in which it has much to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.groups.conftest import UID, Host, assignment
+
+CTR = "4d" * 32
+
+
+@dataclass
+class Scene:
+    """A machine with a workload, and processes that live until the scene is over."""
+
+    host: Host
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def process(self, class_: str = "") -> int:
+        """A new process in that class."""
+        child = subprocess.Popen(["sleep", "600"])
+        self.children.append(child)
+        if class_:
+            self.host.tree.write_task(class_, child.pid)
+        return child.pid
+
+    def end_processes(self) -> None:
+        """Every workload's processes end."""
+        for child in self.children:
+            child.kill()
+            child.wait()
+        self.children.clear()
+
+
+def _joined(scene: Scene) -> None:
+    scene.host.manager.assign(assignment(CTR, scene.process(), "oci", member="c1"))
+
+
+def _spread(scene: Scene) -> None:
+    pod = "/nowhere"
+    scene.host.manager.assign(assignment(UID, scene.process(), "oci", member="c1", pod_cgroup=pod))
+    scene.host.manager.assign(assignment(UID, scene.process("gold"), "oci", member="c2", pod_cgroup=pod))
+
+
+def _ended(scene: Scene) -> None:
+    _joined(scene)
+    scene.host.manager.release(CTR, owner="oci")
+
+
+def _pid(scene: Scene) -> int:
+    return scene.children[-1].pid
+
+
+@dataclass(frozen=True)
+class Verb:
+    """``before`` prepares, ``action`` is interrupted. ``goes_on``: no restart is needed to mend an error."""
+
+    before: Callable[[Scene], object]
+    action: Callable[[Scene], object]
+    goes_on: bool = True
+
+
+def _unremembered(scene: Scene) -> None:
+    """As after a crash: one workload ended meanwhile, one lives in two classes, one group has no record."""
+    _spread(scene)
+    scene.host.manager.assign(assignment(CTR, scene.process(), "oci"))
+    scene.children[-1].kill()
+    scene.children[-1].wait()
+    scene.host.manager.create("unrecorded", owner="other")
+    scene.host.manager.book.drop("unrecorded")
+
+
+def _lost(scene: Scene) -> None:
+    _spread(scene)
+    scene.host.manager.upkeep.tick()
+    os.rmdir(scene.host.tree.full_path(scene.host.manager.get(UID).further[0].ref))
+
+
+VERBS: dict[str, Verb] = {
+    "Create": Verb(lambda scene: None, lambda scene: scene.host.manager.create("web", owner="other")),
+    "Assign": Verb(
+        Scene.process, lambda scene: scene.host.manager.assign(assignment(CTR, _pid(scene), "oci", member="c1"))
+    ),
+    "Assign (again)": Verb(
+        _ended, lambda scene: scene.host.manager.assign(assignment(CTR, _pid(scene), "oci", member="c1"))
+    ),
+    "Assign (another class)": Verb(
+        lambda scene: (
+            scene.host.manager.assign(assignment(UID, scene.process(), "oci", pod_cgroup="/nowhere")),
+            scene.process("gold"),
+        ),
+        lambda scene: scene.host.manager.assign(assignment(UID, _pid(scene), "oci", pod_cgroup="/nowhere")),
+    ),
+    "Release": Verb(_joined, lambda scene: scene.host.manager.release(CTR, owner="oci")),
+    "Release (two classes)": Verb(_spread, lambda scene: scene.host.manager.release(UID, owner="oci")),
+    "AddMember": Verb(_joined, lambda scene: scene.host.manager.add_member(CTR, "c2", owner="oci")),
+    "RemoveMember": Verb(_joined, lambda scene: scene.host.manager.remove_member(CTR, "c1")),
+    "Reconcile": Verb(_spread, lambda scene: scene.host.manager.reconcile("oci", [])),
+    "Move": Verb(_joined, lambda scene: scene.host.manager.move(CTR, "gold")),
+    "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.upkeep.tick()),
+    "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.upkeep.tick()),
+    # A group without a record that could not be removed is among the problems of Status until the next start.
+    "recovery": Verb(_unremembered, lambda scene: scene.host.restart(), goes_on=False),
+}

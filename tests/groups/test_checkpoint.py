@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group that goes away unasked costs what was used since its last checkpoint, and the totals say so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.groups import checkpoint
+from resctrlmond.groups.accounting import Quality, Total
+from resctrlmond.groups.checkpoint import LastRead
+from resctrlmond.groups.record import State
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.upkeep import log
+from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.sim.control import Control
+from resctrlmond.sim.mount import Simulation, unmount
+from tests.groups.conftest import Host, assignment
+from tests.sim.conftest import Puppet
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+DOMAIN = "mon_L3_01"
+TRAFFIC = "mbm_total_bytes"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Host]:
+    """A machine of its own, for what changes all of it."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+def total(totals: list[Total], event: str = TRAFFIC) -> Total:
+    return next(one for one in totals if one.event.name == event)
+
+
+def last_read(host: Host, key: str) -> checkpoint.Checkpoint:
+    return host.manager.life.snapshots.last_read(key)
+
+
+def test_a_removed_group_ends_with_what_was_read_of_it_last(host: Host, puppet: Puppet) -> None:
+    record = host.manager.assign(assignment("k", puppet.pid)).record
+    puppet.do("burn 0.2")
+    host.manager.upkeep.tick()
+    kept = last_read(host, "k")
+    os.rmdir(host.tree.full_path(record.ref))
+    host.manager.upkeep.tick()
+    lost = host.manager.get("k")
+    assert lost.state is State.LOST
+    host.check()
+    files = host.files("k")
+    for domain, last in kept.items():
+        for event, text in last.values.items():
+            assert files[f"mon_data/{domain}/{event}.end"] == f"{text}\n"
+    totals = host.manager.read("k")[2]
+    assert {one.quality for one in totals} == {Quality.ESTIMATED}
+    traffic = total(totals)
+    assert traffic.number is not None
+    assert traffic.number > 0
+    # Once, not for each domain: it is the same loss.
+    assert traffic.reason == f"{lost.reason}; last read at {kept[DOMAIN].time}"
+    assert host.restart().read("k")[2] == totals
+
+
+def test_it_is_taken_at_once_and_then_at_the_interval(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    assert last_read(host, "k") == {}
+    host.manager.upkeep.tick()
+    first = last_read(host, "k")
+    assert first
+    host.manager.upkeep.tick()
+    assert last_read(host, "k") == first
+    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    host.manager.upkeep.tick()
+    assert last_read(host, "k")[DOMAIN].time > first[DOMAIN].time
+
+
+def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, process: Start) -> None:
+    host.settings = host.manager.settings = Settings(checkpoint_interval_s=0)
+    record = host.manager.assign(assignment("k", process().pid)).record
+    host.manager.upkeep.tick()
+    assert "checkpoint" not in host.files("k")
+    os.rmdir(host.tree.full_path(record.ref))
+    host.manager.upkeep.tick()
+    host.check()
+    traffic = total(host.manager.read("k")[2])
+    assert (traffic.number, traffic.quality) == (None, Quality.UNKNOWN)
+    assert "never read before" in traffic.reason
+
+
+def test_an_exact_end_is_not_spoilt_by_its_checkpoints(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.upkeep.tick()
+    totals = host.manager.release("k", owner="test").totals
+    assert {(one.quality, one.reason) for one in totals} == {(Quality.EXACT, "")}
+    assert host.manager.read("k")[2] == totals
+
+
+def test_an_unmount_costs_at_most_the_interval(machine: Host, puppet: Puppet) -> None:
+    machine.manager.assign(assignment("k", puppet.pid))
+    puppet.do("burn 0.2")
+    machine.manager.upkeep.tick()
+    kept = last_read(machine, "k")
+    assert unmount(machine.mountpoint)
+    machine.manager.upkeep.tick()
+    record, _, totals = machine.manager.read("k")
+    assert record.state is State.LOST
+    traffic = total(totals)
+    assert (traffic.quality, bool(traffic.number)) == (Quality.ESTIMATED, True)
+    assert "unmounted" in traffic.reason
+    assert kept[DOMAIN].time in traffic.reason
+
+
+def test_a_group_that_went_while_the_daemon_was_down_ends_with_its_checkpoint(host: Host, process: Start) -> None:
+    record = host.manager.assign(assignment("k", process().pid)).record
+    host.manager.upkeep.tick()
+    os.rmdir(host.tree.full_path(record.ref))
+    host.restart()
+    host.check()
+    assert host.manager.get("k").state is State.LOST
+    assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+
+
+def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, process: Start) -> None:
+    machine.manager.assign(assignment("k", process().pid))
+    machine.manager.upkeep.tick()
+    time = last_read(machine, "k")[DOMAIN].time
+    Control(machine.mountpoint).offline(DOMAIN)
+    said = f"{DOMAIN} went offline, last read at {time}"
+    living = total(machine.manager.read("k")[2])
+    assert (living.quality, living.reason) == (Quality.ESTIMATED, said)
+    assert living.number is not None
+    # A later checkpoint knows nothing of it and takes nothing away.
+    machine.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    machine.manager.upkeep.tick()
+    assert last_read(machine, "k")[DOMAIN].time == time
+    ended = machine.manager.release("k", owner="test")
+    assert ended.record.state is State.COMPLETED
+    assert total(ended.totals).reason == said
+    energy = total(ended.totals, "core_energy")
+    assert (energy.quality, energy.reason) == (Quality.EXACT, "")
+    assert f"mon_data/{DOMAIN}/{TRAFFIC}.end" in machine.files("k")
+    machine.check()
+
+
+def test_a_checkpoint_that_cannot_be_written_keeps_no_end_from_being_noted(
+    host: Host, process: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = process()
+    host.manager.assign(assignment("4d" * 32, child.pid, "oci"))
+    os.mkdir(os.path.join(host.run, "groups", "4d" * 32, "checkpoint"))
+    with caplog.at_level("ERROR", log.name):
+        host.manager.upkeep.tick()
+    assert "checkpoint" in caplog.text
+    assert host.manager.get("4d" * 32).state is State.ACTIVE
+    shutil.rmtree(os.path.join(host.run, "groups", "4d" * 32, "checkpoint"))
+    child.kill()
+    child.wait()
+    host.manager.upkeep.tick()
+    assert host.manager.get("4d" * 32).state is State.COMPLETED
+    host.check()
+
+
+@given(st.binary(max_size=200) | st.just(b'{"mon_L3_00": {"time": 1}}') | st.just(b"[" * 100_000))
+def test_a_damaged_one_is_none(data: bytes) -> None:
+    assert all(isinstance(one, LastRead) for one in checkpoint.decode(data).values())
+
+
+def test_what_is_written_is_what_was_read() -> None:
+    rows = [
+        Reading("mon_L3_00/mon_sub_L3_01", "mbm_local_bytes", parse_value("12")),
+        Reading("d", "e", parse_value("?")),
+    ]
+    kept = checkpoint.with_readings({}, "now", rows)
+    assert checkpoint.readings_of(checkpoint.decode(checkpoint.encode(kept))) == sorted(
+        rows, key=lambda row: row.domain
+    )

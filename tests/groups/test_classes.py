@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A workload whose tasks are in several classes has a group in each, and is one workload all the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.accounting import Quality, Total, added
+from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.record import ROOT_PART, Record, State
+from resctrlmond.resctrl.counters import EVENTS, Status, added_values, parse_value
+from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.mount import Simulation
+from tests.groups.conftest import UID, Host, assignment
+from tests.groups.test_cut import Fuse, cut, forget, fuse
+from tests.sim.conftest import Puppet
+
+__all__ = ["fuse"]
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def tight(tmp_path: Path) -> Iterator[Host]:
+    """RMIDs for the root, two classes and two groups."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 5):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+def spread(host: Host, process: Start, *classes: str) -> list[subprocess.Popen[bytes]]:
+    """A pod with one container in each of the classes."""
+    children = []
+    for number, class_ in enumerate(classes):
+        child = process()
+        if class_:
+            if not host.tree.has_class(class_):
+                host.make_class(class_)
+            host.tree.write_task(class_, child.pid)
+        host.manager.assign(assignment(UID, child.pid, "nri", member=f"c{number}"))
+        children.append(child)
+    return children
+
+
+def when_all_stand(host: Host, key: str) -> Record:
+    """The workload when no group of it waits any more: RMIDs are in limbo for a second or two."""
+    deadline = time.monotonic() + 60
+    while any(group.state is State.PENDING for group in host.manager.get(key).groups):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        host.manager.upkeep.tick()
+    return host.manager.get(key)
+
+
+def test_each_class_gets_a_group_and_no_allocation_changes(host: Host, process: Start) -> None:
+    children = spread(host, process, "gold", "", "silver", "gold")
+    record = host.manager.get(UID)
+    assert [group.ref for group in record.groups] == [GroupRef(class_, UID) for class_ in ("gold", "", "silver")]
+    assert [host.tree.membership(child.pid) for child in children] == [
+        Membership(class_, UID) for class_ in ("gold", "", "silver", "gold")
+    ]
+    assert [member.part for member in record.members] == ["", ROOT_PART, "silver", ""]
+    assert len({group.nonce for group in record.groups}) == 3
+    files = host.files(UID)
+    assert "classes/silver/mon_data/mon_L3_00/mbm_total_bytes.begin" in files
+    assert f"classes/{ROOT_PART}/mon_data/mon_L3_00/mbm_total_bytes.begin" in files
+    live = f"-> {host.mountpoint}/silver/mon_groups/{UID}/mon_data/mon_L3_00/mbm_total_bytes"
+    assert files["classes/silver/mon_data/mon_L3_00/mbm_total_bytes"] == live
+    host.check()
+
+
+def test_reads_and_totals_are_sums(host: Host, puppet: Puppet, process: Start) -> None:
+    host.make_class("gold")
+    host.manager.assign(assignment("k", process().pid))
+    host.tree.write_task("gold", puppet.pid)
+    host.manager.assign(assignment("k", puppet.pid))
+    puppet.do("burn 0.2")
+    _, readings, totals = host.manager.read("k")
+    names = [(reading.domain, reading.event) for reading in readings]
+    assert len(names) == len(set(names))
+    assert {reading.value.status for reading in readings} == {Status.OK}
+    # All of it was used in the second class.
+    traffic = next(total for total in totals if total.event.name == "mbm_total_bytes")
+    assert traffic.number is not None
+    assert traffic.number > 0
+    final = host.manager.release("k", owner="test")
+    assert final.completed
+    assert {total.quality for total in final.totals} == {Quality.EXACT}
+    ends = {name: text for name, text in host.files("k").items() if name.endswith("mbm_total_bytes.end")}
+    assert any(name.startswith("classes/gold/") for name in ends)
+    begins = [int(host.files("k")[name.removesuffix("end") + "begin"]) for name in ends]
+    [traffic] = [total for total in final.totals if total.event.name == "mbm_total_bytes"]
+    assert traffic.number == sum(map(int, ends.values())) - sum(begins)
+    assert host.manager.read("k") == (host.manager.get("k"), [], final.totals)
+    host.check()
+
+
+def test_a_restart_changes_nothing_of_it(host: Host, process: Start) -> None:
+    spread(host, process, "gold", "")
+    record, files = host.manager.get(UID), host.files(UID)
+    manager = host.restart()
+    assert (manager.get(UID), host.files(UID), manager.problems) == (record, files, [])
+    host.check()
+
+
+def test_release_ends_them_all(host: Host, process: Start) -> None:
+    children = spread(host, process, "gold", "")
+    done = host.manager.release(UID, owner="nri")
+    assert {group.state for group in done.record.groups} == {State.COMPLETED}
+    assert host.ours() == []
+    assert [host.tree.membership(child.pid) for child in children] == [Membership("gold", ""), Membership("", "")]
+    again = host.manager.assign(assignment(UID, children[1].pid, "nri")).record
+    assert (again.generation, again.further) == (2, ())
+    host.check()
+
+
+def test_its_group_stays_over_its_members_and_comes_back(host: Host, process: Start) -> None:
+    """The next container of that class counts in the same group: its RMID and its values are kept."""
+    _, second = spread(host, process, "gold", "")
+    before = host.manager.get(UID)
+    second.kill()
+    second.wait()
+    host.manager.upkeep.tick()
+    assert host.manager.get(UID).state is State.ACTIVE
+    third = process()
+    record = host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).record
+    assert [group.nonce for group in record.groups] == [group.nonce for group in before.groups]
+    assert host.tree.membership(third.pid) == Membership("", UID)
+    # One whose process was assigned already is in no other monitoring group.
+    assert host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).record == record
+
+
+def test_an_explicit_class_needs_leave_and_then_gets_its_group(host: Host, process: Start) -> None:
+    host.make_class("gold")
+    host.manager.assign(assignment("k", process().pid))
+    child = process()
+    with pytest.raises(ClassMismatch):
+        host.manager.assign(assignment("k", child.pid, class_="gold"))
+    assert host.manager.get("k").further == ()
+    host.check()
+    done = host.manager.assign(assignment("k", child.pid, class_="gold", allow_class_change=True))
+    assert [group.class_ for group in done.record.groups] == ["", "gold"]
+    assert host.tree.membership(child.pid) == Membership("gold", "k")
+    host.check()
+
+
+def test_move_refuses_what_is_in_several_classes(host: Host, process: Start) -> None:
+    spread(host, process, "gold", "", "silver")
+    for class_ in ("", "silver"):
+        with pytest.raises(ClassMismatch, match="in several classes"):
+            host.manager.move(UID, class_)
+    host.check()
+
+
+@pytest.mark.parametrize("class_", ["gold", ""])
+def test_a_lost_group_ends_the_run_with_the_values_of_all(host: Host, process: Start, class_: str) -> None:
+    spread(host, process, "gold", "")
+    host.manager.upkeep.tick()
+    os.rmdir(host.tree.full_path(GroupRef(class_, UID)))
+    host.manager.upkeep.tick()
+    record = host.manager.get(UID)
+    assert (record.state, record.claims) == (State.LOST, ())
+    assert host.ours() == []
+    host.check()
+    totals = host.manager.read(UID)[2]
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all("last read at" in total.reason for total in totals)
+
+
+def test_a_lost_one_while_the_daemon_was_down(host: Host, process: Start) -> None:
+    spread(host, process, "gold", "")
+    os.rmdir(host.tree.full_path(GroupRef("", UID)))
+    host.restart()
+    assert host.manager.get(UID).state is State.LOST
+    assert host.ours() == []
+    host.check()
+
+
+def test_a_group_of_somebody_else_in_one_class_leaves_the_others(host: Host, process: Start) -> None:
+    host.make_class("gold")
+    foreign = host.make_foreign(UID, "gold")
+    first, second = process(), process()
+    before = host.manager.assign(assignment(UID, first.pid, "nri")).record
+    host.tree.write_task("gold", second.pid)
+    with pytest.raises(Exception, match="not ours"):
+        host.manager.assign(assignment(UID, second.pid, "nri"))
+    assert host.manager.get(UID) == before
+    assert host.tree.find(foreign) is not None
+    host.check()
+
+
+def test_without_an_rmid_the_further_group_waits_and_is_late(tight: Host, process: Start) -> None:
+    tight.make_class("gold")
+    tight.make_class("silver")
+    tight.manager.create("other", owner="a")
+    spread(tight, process, "gold", "silver")
+    record = tight.manager.get(UID)
+    assert [group.state for group in record.groups] == [State.ACTIVE, State.PENDING]
+    assert "ENOSPC" in record.members[1].reason
+    _, _, totals = tight.manager.read(UID)
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all("class silver is not in it" in total.reason for total in totals)
+    with pytest.raises(RmidsExhausted):
+        child = process()
+        tight.manager.assign(assignment(UID, child.pid, "nri", may_wait=False))
+    tight.check()
+    assert tight.restart().get(UID) == record
+    tight.manager.release("other", owner="a")
+    record = when_all_stand(tight, UID)
+    assert [group.baseline for group in record.groups] == [Quality.EXACT, Quality.LATE]
+    assert (record.members[1].late, record.members[1].reason) == (True, "")
+    assert tight.tree.membership(record.members[1].pid) == Membership("silver", UID)
+    assert {total.quality for total in tight.manager.release(UID, owner="nri").totals} == {Quality.LATE}
+    tight.check()
+
+
+def test_of_a_pending_workload_the_first_group_is_made_first(tight: Host, process: Start) -> None:
+    tight.make_class("gold")
+    for key in ("one", "two", "three"):
+        tight.manager.create(key, owner="a")
+    children = [process(), process()]
+    tight.manager.assign(assignment(UID, children[0].pid, "nri"))
+    tight.tree.write_task("gold", children[1].pid)
+    done = tight.manager.assign(assignment(UID, children[1].pid, "nri"))
+    assert [group.state for group in done.record.groups] == [State.PENDING, State.PENDING]
+    for key in ("one", "two"):
+        tight.manager.release(key, owner="a")
+    record = when_all_stand(tight, UID)
+    assert record.state is State.ACTIVE
+    assert [tight.tree.membership(child.pid) for child in children] == [Membership("", UID), Membership("gold", UID)]
+    tight.check()
+
+
+def test_a_kill_at_any_step_of_joining_another_class(
+    small_simulation: str, tmp_path: Path, process: Start, fuse: Fuse
+) -> None:
+    host = Host(small_simulation, str(tmp_path))
+    host.make_class("gold")
+    step = 0
+    killed = True
+    while killed:
+        first, second = process(), process()
+        host.manager.assign(assignment(UID, first.pid, "oci", pod_cgroup="/nowhere"))
+        host.tree.write_task("gold", second.pid)
+        killed = cut(fuse, step, lambda pid=second.pid: join(host.manager, pid))  # type: ignore[misc]
+        manager = host.restart()
+        host.check()
+        record = manager.get(UID)
+        # Known and counted, or not known at all.
+        inside = host.tree.membership(second.pid) == Membership("gold", UID)
+        assert inside == (len(record.members) == 2), step
+        cut(fuse, step, lambda: host.manager.release(UID, owner="oci"))
+        manager = host.restart()
+        host.check()
+        manager.release(UID, owner="oci")
+        assert host.ours() == [], step
+        assert ends_are_whole(host, manager.get(UID)), step
+        forget(host)
+        first.kill()
+        second.kill()
+        step += 1
+    assert step > 15
+    host.clean()
+
+
+def join(manager: Manager, pid: int) -> None:
+    manager.assign(assignment(UID, pid, "oci", pod_cgroup="/nowhere"))
+
+
+def ends_are_whole(host: Host, record: Record) -> bool:
+    snapshots = host.manager.life.snapshots
+    return all(snapshots.is_complete(group.place) for group in record.groups)
+
+
+def test_with_the_records_lost_both_groups_are_adopted(host: Host, process: Start) -> None:
+    children = spread(host, process, "gold", "")
+    shutil.rmtree(os.path.join(host.run, "records"))
+    os.mkdir(os.path.join(host.run, "records"))
+    host.restart()
+    record = host.manager.get(UID)
+    assert sorted(group.class_ for group in record.groups) == ["", "gold"]
+    assert {group.baseline for group in record.groups} == {Quality.UNKNOWN}
+    host.check()
+    children[0].kill()
+    children[0].wait()
+    host.manager.upkeep.tick()
+    assert host.manager.get(UID).state is State.ACTIVE
+    children[1].kill()
+    children[1].wait()
+    host.manager.upkeep.tick()
+    assert host.manager.get(UID).state is State.COMPLETED
+    host.check()
+
+
+def test_values_are_added_exactly_and_what_is_no_number_is_told() -> None:
+    values = [parse_value(text) for text in ("9" * 20 + ".000000001", "0.000000002")]
+    assert added_values(values).text == "9" * 20 + ".000000003"
+    assert added_values([parse_value("1"), parse_value("2")]).number == 3
+    assert added_values([parse_value("1"), parse_value("Unavailable")]).status is Status.UNAVAILABLE
+
+
+def test_totals_are_as_good_as_their_worst_group() -> None:
+    energy = EVENTS["core_energy"]
+    exact, late = Total(energy, Decimal("1.5"), Quality.EXACT), Total(energy, Decimal(2), Quality.LATE, "why")
+    assert added([[exact], [late]]) == [Total(energy, Decimal("3.5"), Quality.LATE, "why")]
+    unknown = Total(energy, None, Quality.UNKNOWN, "lost")
+    assert added([[exact], [unknown]]) == [Total(energy, Decimal("1.5"), Quality.ESTIMATED, "lost")]
+    assert added([[unknown]]) == [unknown]
