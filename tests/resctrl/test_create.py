@@ -19,7 +19,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 
-from .conftest import NONCE, Make, patiently
+from .conftest import NONCE, Make, mkdir, patiently
 from .puppets import Puppet
 
 MARK = 4242
@@ -47,7 +47,7 @@ def test_a_group_bears_the_makers_group_id_from_birth(tree: Tree) -> None:
 
 
 def test_an_administrators_group_is_foreign(tree: Tree, make: Make) -> None:
-    os.mkdir(f"{tree.path}/mon_groups/theirs")
+    mkdir(f"{tree.path}/mon_groups/theirs")
     with effective_group(MARK):
         make("ours")
     assert {found.ref.name: found.gid for found in tree.scan()} == {"ours": MARK, "theirs": 0}
@@ -76,7 +76,7 @@ def test_the_nonce_stays_while_the_group_is_used(tree: Tree, make: Make, puppet:
 def test_a_group_made_again_has_another_nonce(tree: Tree, make: Make) -> None:
     ref = make("a")
     tree.remove(ref)
-    os.mkdir(tree.full_path(ref))
+    mkdir(tree.full_path(ref))
     found = tree.find(ref)
     assert found
     assert found.nonce != NONCE

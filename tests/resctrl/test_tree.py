@@ -24,7 +24,7 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
-from .conftest import NONCE, Make
+from .conftest import NONCE, Make, mkdir
 from .puppets import Puppet
 
 A = GroupRef("", "a")
@@ -98,7 +98,7 @@ def test_renaming_to_another_class_takes_the_tasks_along(tree: Tree, make: Make,
 @pytest.mark.allocation
 @pytest.mark.parametrize("name", ["mon_data2", "info.d", "mon_groups_", " gold", ".gold", "é"])
 def test_a_class_is_told_by_what_is_in_it_and_not_by_its_name(tree: Tree, make: Make, name: str) -> None:
-    os.mkdir(f"{tree.path}/{name}")
+    mkdir(f"{tree.path}/{name}")
     make("a")
     assert tree.classes() == ["", name]
     assert tree.has_class(name)
@@ -211,7 +211,9 @@ def test_a_new_group_has_readings(tree: Tree, make: Make) -> None:
     readings = tree.read(make("a"))
     assert readings
     assert readings == sorted(readings, key=lambda reading: (reading.domain, reading.event))
-    assert all(reading.domain.startswith("mon_") and not reading.is_part for reading in readings)
+    assert all(reading.domain.startswith("mon_") for reading in readings)
+    # With Sub-NUMA Clustering there are the parts beside the whole, and nothing else is deeper.
+    assert all("/mon_sub_L3_" in reading.domain for reading in readings if reading.is_part)
 
 
 @pytest.mark.simulator
