@@ -55,7 +55,7 @@ def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str) -> None
     assert "skipped" not in done.output
 
 
-# Not on two domains: with several emulated processors an orphan's end is seen in either order from one run to the next.
+# Not on two domains: with several processors an orphan's end is seen in either order from one run to the next.
 # The rules hold there all the same, and make conformance runs the operations too.
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize("profile", [name for name in MACHINES if name != "two-domains"])
