@@ -123,7 +123,7 @@ class Daemon:
     async def _settle(self, key: str) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._workers, self._manager.upkeep.settle, key)
+            await loop.run_in_executor(self._workers, self._manager.ends.settle, key)
         except (ResctrlError, OSError) as error:
             log.error("cannot note the end of %s: %s", key, error, extra=journal.fields(error, key=key))
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from resctrlmond.groups.record import Record, Records, UnreadableRecord
+from resctrlmond.resctrl.errors import NoSuchGroup
 
 
 class Book:
@@ -37,6 +38,13 @@ class Book:
     def get(self, key: str) -> Record | None:
         """The record of that key as it stands."""
         return self._records.get(key)
+
+    def known(self, key: str) -> Record:
+        """The record of that key as it stands. Raises NoSuchGroup."""
+        record = self.get(key)
+        if record is None:
+            raise NoSuchGroup(f"there is no workload {key}", remedy="'resctrlctl list' shows those there are")
+        return record
 
     def all(self) -> list[Record]:
         """Every record as it stands, in order of the key."""

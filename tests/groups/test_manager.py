@@ -231,7 +231,7 @@ def test_reconcile_touches_only_its_owner(host: Host) -> None:
 def test_members_by_word(host: Host) -> None:
     host.manager.create("k", owner="nri")
     host.manager.add_member("k", "sandbox-1", owner="nri")
-    host.manager.upkeep.settle("k")
+    host.manager.ends.settle("k")
     assert [member.lives for member in host.manager.get("k").members] == [True]
     record = host.manager.remove_member("k", "sandbox-1")
     assert [member.lives for member in record.members] == [False]

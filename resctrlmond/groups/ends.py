@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends: which members are over, which claims with them, and with the last claim the workload."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from resctrlmond.groups.lifecycle import Lifecycle, replace
+from resctrlmond.groups.plan import RECOVERED, claims_over
+from resctrlmond.groups.record import Member, Record, State
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.times import utc_now
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.processes import Process
+
+
+class Ends:
+    """Notes ends, by what can be seen and by the word of who knows. Every step takes the key it works on."""
+
+    def __init__(self, life: Lifecycle, settings: Callable[[], Settings]) -> None:
+        self.life = life
+        self.book = life.book
+        self.settings = settings
+
+    def settle(self, key: str) -> Record | None:
+        """Note which members have ended, end the claims that go with them, and with the last claim the workload."""
+        with self.book.writing(key):
+            record = self.book.get(key)
+            if record is None or record.state.is_over:
+                return record
+            for member in filter(has_ended, record.living):
+                record = self.end_member(record, member, "ended")
+            settings = self.settings()
+            over = claims_over(
+                record,
+                pod_is_gone=bool(record.pod_cgroup) and not os.path.isdir(record.pod_cgroup),
+                group_is_empty=record.claimed_by(RECOVERED)
+                and not any(self.life.tree.tasks(group.ref) for group in record.standing),
+                linger_s=settings.linger_s,
+                pod_linger_s=settings.pod_linger_s,
+            )
+            for owner in over:
+                record = self.book.put(record.without_claim(owner))
+            if not record.claims:
+                return self.life.finish(record, record.reason or "its last member ended")
+            return record
+
+    def end_member(self, record: Record, member: Member, reason: str) -> Record:
+        """Note a member's end; with the last one an active group is idle."""
+        record = record.with_member(replace(member, ended_at=utc_now(), reason=member.reason or reason))
+        if record.state is State.ACTIVE and not record.living:
+            record = replace(record, state=State.IDLE)
+        return self.book.put(record)
+
+
+def has_ended(member: Member) -> bool:
+    """Whether nothing of the member runs any more: its first process ended and its control group is empty."""
+    if not member.pid and not member.cgroup:
+        return False  # a sandbox without a process ends by word only
+    if member.pid:
+        try:
+            with Process.open(member.pid, member.start_time):
+                return False
+        except NoSuchProcess:
+            pass
+    return not (member.cgroup and cgroups.is_populated(member.cgroup))

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start: taking up where the last daemon stopped, whatever stopped it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.ends import Ends
+from resctrlmond.groups.errors import InvalidKey
+from resctrlmond.groups.keys import canonical_key
+from resctrlmond.groups.lifecycle import Lifecycle, replace
+from resctrlmond.groups.pending import Pending
+from resctrlmond.groups.plan import RECOVERED, Do, Step, recover
+from resctrlmond.groups.record import ROOT_PART, Claim, Record, State
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.sweeping import Sweeping
+from resctrlmond.groups.times import utc_now
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.tree import Found
+
+
+class Recovery:
+    """Carries out the start-up plan (``plan.recover``). Every step takes the key it works on."""
+
+    def __init__(
+        self, life: Lifecycle, settings: Callable[[], Settings], sweeping: Sweeping, pending: Pending, ends: Ends
+    ) -> None:
+        self.life = life
+        self.book = life.book
+        self.settings = settings
+        self.sweeping = sweeping
+        self.pending = pending
+        self.ends = ends
+
+    def recover(self) -> list[str]:
+        """Take up where the last daemon stopped, whatever stopped it. Returns what an operator should know."""
+        problems = [str(item) for item in self.book.load()]
+        tree = self.life.tree
+        plan = recover(self.book.all(), tree.scan(), self.life.mark.gid, self.life.mark.boot_id)
+        # What goes wrong with one is no reason not to serve the others: the ticks will try it again.
+        for step in plan.steps:
+            with self._reported(step.record.key, problems), self.book.writing(step.record.key):
+                self._take_up(step)
+        self.pending.serve(lambda key: self._reported(key, problems))
+        for found in plan.leftovers:
+            with self._reported(found.path, problems):
+                problems.extend(self._leftover(found))
+        for record in self.book.all():
+            with self._reported(record.key, problems):
+                if record.state.is_over and not self.life.snapshots.exists(record.key):
+                    # Set aside for a run that was never begun.
+                    self.life.snapshots.bring_back(record.key, record.generation)
+                self.ends.settle(record.key)
+        with self._reported(self.life.snapshots.groups, problems):
+            self.life.snapshots.sweep()
+        return problems
+
+    @contextlib.contextmanager
+    def _reported(self, what: str, problems: list[str]) -> Iterator[None]:
+        try:
+            yield
+        except (ResctrlError, OSError) as error:
+            problems.append(f"{what}: {error}")
+
+    def _take_up(self, step: Step) -> None:
+        record = step.record
+        if record.part and self._is_over(record.key):
+            return  # its workload turned out to be lost
+        match step.do:
+            case Do.KEEP:
+                self.sweeping.rejoin(record)
+            case Do.RELOCATE if step.found is not None:
+                self.sweeping.rejoin(self.life.relocated(record, step.found.ref.class_))
+            case Do.RETRY:
+                pass  # in its turn, when all others are seen to
+            case Do.BASELINE if step.found is not None:
+                record = replace(record, class_=step.found.ref.class_)
+                self.sweeping.adopt(self.life.baseline(record, Quality.EXACT))
+            case Do.FINISH:
+                self.life.finish(record, record.reason)
+            case _:
+                whole = self.book.get(record.key) or record
+                self.life.lose(whole, "the group was gone when resctrlmond started")
+
+    def _is_over(self, key: str) -> bool:
+        record = self.book.get(key)
+        return record is None or record.state.is_over
+
+    def _leftover(self, found: Found) -> Iterator[str]:
+        """Our mark without a record: adopted if somebody is in it, else removed."""
+        if self.life.tree.find(found.ref) != found:
+            return  # a record had its name, and took it up
+        if not self.life.tree.tasks(found.ref):
+            self.life.tree.remove(found.ref)
+            yield f"{found.path}: was ours, of no record and empty: removed"
+            return
+        try:
+            key = canonical_key(found.ref.name.removeprefix(self.settings().group_prefix))
+        except InvalidKey as error:
+            yield f"{found.path}: is ours, of no record, and its name is no key: {error}"
+            return
+        with self.book.writing(key):
+            standing = self.book.get(key)
+            if standing is not None and not standing.state.is_over:
+                if standing.claimed_by(RECOVERED) and all(found.ref != group.ref for group in standing.groups):
+                    # Its workload was found in another class just now.
+                    self._take_over(replace(self._unrecorded(key, found), part=found.ref.class_ or ROOT_PART))
+                    yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
+                    return
+                yield f"{found.path}: is ours, but the record of {key} speaks of another group: left alone"
+                return
+            if standing is not None:
+                self.life.snapshots.set_aside(key, standing.generation)
+            generation = standing.generation + 1 if standing else 1
+            claims = (Claim(RECOVERED, utc_now()),)
+            self._take_over(replace(self._unrecorded(key, found), generation=generation, claims=claims))
+        yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
+
+    def _unrecorded(self, key: str, found: Found) -> Record:
+        return Record(
+            key=key,
+            class_=found.ref.class_,
+            group_name=found.ref.name,
+            state=State.PENDING,
+            nonce=found.nonce,
+            boot_id=self.life.mark.boot_id,
+            created_at=utc_now(),
+        )
+
+    def _take_over(self, record: Record) -> None:
+        record = self.life.baseline(self.book.put(record), Quality.UNKNOWN)
+        self.book.put(replace(record, state=State.ACTIVE, reason="adopted without its record"))
