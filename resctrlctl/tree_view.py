@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import grp
 from dataclasses import dataclass, field
-from decimal import Decimal
 
 from resctrlctl.ask import Failure
 from resctrlmond.api.errors import NO_SUCH_WORKLOAD, name_of
@@ -135,8 +134,10 @@ def _from_record(record: Record, found: Found | None = None) -> Group:
         state=record.state,
         reason=record.reason or None,
         in_limbo=record.in_limbo,
+        priority=record.priority,
         path=found.path if found else None,
         generation=record.generation,
+        loss=record.earlier.reason if record.earlier else None,
         baseline=record.baseline,
         claims=record.claims,
         members=record.members,
@@ -165,15 +166,10 @@ def _total(total: accounting.Total) -> Total:
     return Total(
         event=total.event.name,
         unit=total.event.unit,
-        value=None if total.number is None else _digits(total.number),
+        value=None if total.number is None else accounting.digits(total.number),
         quality=total.quality,
         reason=total.reason or None,
     )
-
-
-def _digits(number: int | Decimal) -> str:
-    # Never with an exponent, as str() writes some decimals.
-    return str(number) if isinstance(number, int) else f"{number:f}"
 
 
 def _records(run: str) -> tuple[dict[str, Record], list[str]]:

@@ -33,6 +33,7 @@ class Group(Reply, frozen=True, kw_only=True):
     path: str | None = None
     snapshot: str | None = None
     generation: int
+    loss: str | None = None
     baseline: Quality
     claims: tuple[Claim, ...]
     members: tuple[Member, ...]

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from resctrlmond import __version__
@@ -64,6 +63,7 @@ def group_of(manager: Manager, record: Record) -> types.Group:
         path=manager.tree.full_path(record.ref) if record.state.has_group else None,
         snapshot=snapshots.path(record.key) if snapshots.exists(record.key) else None,
         generation=record.generation,
+        loss=record.earlier.reason if record.earlier else None,
         baseline=record.baseline,
         claims=record.claims,
         members=record.members,
@@ -91,16 +91,11 @@ def _reading(reading: counters.Reading) -> types.Reading:
     )
 
 
-def _exact(number: int | Decimal) -> str:
-    # An int formatted with "f" would go through a float.
-    return str(number) if isinstance(number, int) else f"{number:f}"
-
-
 def _total(total: accounting.Total) -> types.Total:
     return types.Total(
         event=total.event.name,
         unit=total.event.unit,
-        value=None if total.number is None else _exact(total.number),
+        value=None if total.number is None else accounting.digits(total.number),
         quality=total.quality,
         reason=total.reason or None,
     )

@@ -55,6 +55,12 @@ def worst(*qualities: Quality) -> Quality:
     return max(qualities, key=_ORDER.index)
 
 
+def digits(number: int | Decimal) -> str:
+    """The number as the kernel would write it: every digit, and never an exponent, as str() writes some decimals."""
+    # An int formatted with "f" would go through a float.
+    return str(number) if isinstance(number, int) else f"{number:f}"
+
+
 def totals(
     begin: Iterable[Reading],
     end: Iterable[Reading],

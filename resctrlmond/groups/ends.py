@@ -28,7 +28,7 @@ class Ends:
         """Note which members have ended, end the claims that go with them, and with the last claim the workload."""
         with self.book.writing(key):
             record = self.book.get(key)
-            if record is None or record.state.is_over:
+            if record is None or (record.state.is_over and not record.is_interrupted):
                 return record
             for member in filter(has_ended, record.living):
                 record = self.end_member(record, member, "ended")
@@ -43,7 +43,7 @@ class Ends:
             )
             for owner in over:
                 record = self.book.put(record.without_claim(owner))
-            if not record.claims:
+            if not record.claims and not record.state.is_over:
                 return self.life.finish(record, record.reason or "its last member ended")
             return record
 

@@ -3,28 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from resctrlmond.groups.keys import is_pod_uid
 from resctrlmond.groups.lifecycle import Lifecycle, replace
+from resctrlmond.groups.making import Making, check_has_rmid
 from resctrlmond.groups.outcomes import Assigned
-from resctrlmond.groups.record import ROOT_PART, Claim, Member, Record, State
-from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.record import Claim, Member, Record, State
+from resctrlmond.groups.resuming import Resuming
+from resctrlmond.groups.sweeping import Sweeping
 from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
 from resctrlmond.groups.times import utc_now
-from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, RmidsExhausted
+from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tasks import Moved
+from resctrlmond.resctrl.tasks import How, Moved
 
 
 class Joining:
     """Makes groups for workloads and takes members in. Whoever calls holds the key."""
 
-    def __init__(self, life: Lifecycle, settings: Callable[[], Settings]) -> None:
+    def __init__(self, life: Lifecycle, making: Making, sweeping: Sweeping, resuming: Resuming) -> None:
         self.life = life
         self.book = life.book
         self.tree = life.tree
-        self.settings = settings
+        self.making = making
+        self.sweeping = sweeping
+        self.resuming = resuming
 
     def create(
         self,
@@ -40,10 +43,10 @@ class Joining:
         record = self.living(key)
         if record is None:
             ended = self.book.get(key)
-            record = self._new(key, "" if class_ == FOLLOW else class_, ended, class_ == FOLLOW)
-            return self._make(claimed(record, owner, attributes, priority), ended, may_wait)
+            record = self.making.new(key, "" if class_ == FOLLOW else class_, ended, class_ == FOLLOW)
+            return self.making.make(claimed(record, owner, attributes, priority), ended, may_wait)
         if not may_wait:
-            _check_has_rmid(record)
+            check_has_rmid(record)
         if class_ != FOLLOW and all(class_ != group.class_ for group in record.groups):
             record = self._in_class(record, class_)
         return self.book.put(claimed(record, owner, attributes, priority))
@@ -53,30 +56,36 @@ class Joining:
         before = self.living(key)
         check_free(before, where, assignment)
         member = _as_noted(before, moving.member(assignment))
+        member = replace(member, take_over=assignment.take_over, allow_class_change=assignment.allow_class_change)
         ended = self.book.get(key) if before is None else None
         if before is None:
-            record = self._new(key, assignment.class_for(where), ended)
+            record = self.making.new(key, assignment.class_for(where), ended)
             # With its member from the first word on: a claim without one would never end by itself.
-            record = self._make(_joined(record, member, assignment), ended, assignment.may_wait)
+            record = self.making.make(_joined(record, member, assignment), ended, assignment.may_wait)
         else:
             record = before
         try:
             if before is not None:
                 if not assignment.may_wait:
-                    _check_has_rmid(before)
+                    check_has_rmid(before)
                 record, member = self._in_place(before, member, where, assignment)
             # On disk before the member's first task is moved.
             record = self.book.put(_joined(record, member, assignment))
             home = record.home(member)
             if home.state is State.PENDING:
                 return Assigned(record, Moved(0, 0))
-            through = assignment.allow_class_change
-            moved = moving.move(self.tree, home.ref, take_over=assignment.take_over, through_class=through)
-            member = replace(member, left=len(moved.left | moved.elsewhere))
+            record, moved = self._move(record, member, moving, assignment)
+            member = replace(member, left=moved.outside, take_over=False, allow_class_change=False)
             return Assigned(self.book.put(replace(record.with_member(member), state=State.ACTIVE)), moved)
         except Exception:
             self._undo(record, before, ended)
             raise
+
+    def _move(self, record: Record, member: Member, moving: Target, assignment: Assignment) -> tuple[Record, Moved]:
+        if assignment.class_ == FOLLOW:
+            return self.sweeping.spread(record, member, moving.move)
+        # All of it into the class that was named, or nothing.
+        return record, moving.move(record.home(member).ref, How(member.take_over, member.allow_class_change))
 
     def living(self, key: str) -> Record | None:
         """The record of a run that goes on; one that has ended without our seeing it is closed first."""
@@ -88,6 +97,8 @@ class Joining:
                 self.life.check_identities(record)
             except NoSuchGroup as error:
                 record = self.life.lose(record, error.message)
+        if record is not None and record.is_interrupted:
+            record = self.resuming.resume(record)
         return None if record is None or record.state.is_over else record
 
     def known_living(self, key: str) -> Record:
@@ -96,29 +107,6 @@ class Joining:
         if record.state.is_over:
             raise NoSuchGroup(f"the workload {key} is over ({record.state})")
         return record
-
-    def _new(self, key: str, class_: str, ended: Record | None, follows: bool = False) -> Record:
-        """A record for a new run; the ``ended`` one under the same key is moved aside, whole."""
-        if ended is not None:
-            self.life.snapshots.set_aside(key, ended.generation)
-        return Record(
-            key=key,
-            class_=class_,
-            follows=follows,
-            group_name=key if is_pod_uid(key) else self.settings().group_prefix + key,
-            state=State.PENDING,
-            generation=ended.generation + 1 if ended else 1,
-        )
-
-    def _make(self, record: Record, ended: Record | None, may_wait: bool) -> Record:
-        try:
-            made = self.life.make(record)
-            if not may_wait:
-                _check_has_rmid(made)
-        except Exception:
-            self.life.discard(record, ended)
-            raise
-        return made
 
     def _in_place(
         self, record: Record, member: Member, where: Membership | None, assignment: Assignment
@@ -133,31 +121,14 @@ class Joining:
             return record, replace(member, part="")
         group = next((group for group in record.further if group.class_ == wanted), None)
         if group is None or group.state is State.FAILED:
-            group = self._further(self.book.put(record), wanted, assignment.may_wait)
+            group = self.making.further(self.book.put(record), wanted, assignment.may_wait)
         reason = group.reason if group.state is State.PENDING else ""
         return record.with_group(group), replace(member, part=group.part, reason=reason)
-
-    def _further(self, record: Record, class_: str, may_wait: bool) -> Record:
-        """One more group of the workload, in another class than those it has."""
-        group = Record(
-            key=record.key,
-            part=class_ or ROOT_PART,
-            class_=class_,
-            group_name=record.group_name,
-            state=State.PENDING,
-            boot_id=self.life.mark.boot_id,
-            created_at=utc_now(),
-            # The first group is waited for first; the tick will make this one after it.
-            reason=record.reason,
-        )
-        if record.state is State.PENDING:
-            return self.book.put(group)
-        return self._make(group, None, may_wait)
 
     def _in_class(self, record: Record, class_: str) -> Record:
         if record.class_ == class_:
             return record
-        if record.living:
+        if any(member.has_tasks for member in record.living):
             raise ClassMismatch(
                 f"the group of {record.key} stands in class {record.class_ or '/'}, not in {class_ or '/'}",
                 path=self.tree.full_path(record.ref),
@@ -167,6 +138,8 @@ class Joining:
 
     def _undo(self, record: Record, before: Record | None, ended: Record | None) -> None:
         if before is None:
+            for group in (self.book.get(record.key) or record).further:
+                self.life.discard(group, None)
             self.life.discard(record, ended)
             return
         # All as it was, but for the group itself: it may have been moved, or made anew, for this call.
@@ -182,11 +155,6 @@ class Joining:
 
 # What a record says of the directory rather than of the workload.
 _OF_THE_GROUP = ("class_", "nonce", "boot_id", "created_at", "in_limbo", "reason")
-
-
-def _check_has_rmid(record: Record) -> None:
-    if record.state is State.PENDING:
-        raise RmidsExhausted(record.reason, in_limbo=record.in_limbo)
 
 
 def _as_noted(record: Record | None, member: Member) -> Member:
@@ -214,5 +182,6 @@ def claimed(
     """The record with ``owner``'s claim, and what came with it: attributes are added, a priority is taken over."""
     record = record.with_claim(Claim(owner, utc_now()))
     if priority is not None:
-        record = replace(record, priority=priority)
+        further = tuple(replace(group, priority=priority) for group in record.further)
+        record = replace(record, priority=priority, further=further)
     return replace(record, attributes={**record.attributes, **(attributes or {})})

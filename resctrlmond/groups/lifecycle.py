@@ -13,6 +13,7 @@ from resctrlmond.groups.accounting import Quality, Total, worst
 from resctrlmond.groups.book import Book
 from resctrlmond.groups.checkpoint import readings_of
 from resctrlmond.groups.errors import ForeignGroup, NotWritten
+from resctrlmond.groups.plan import RECOVERED
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.times import utc_now
@@ -62,22 +63,11 @@ class Lifecycle:
         record stays ``pending``, with the reason. Raises ForeignGroup, NoSuchClass, KernelRefused, NotMounted and
         NotWritten, and leaves no group then.
         """
-        # The clock's second with a random rest: looks like a time to a person, and no two are alike. A record that
-        # waits keeps its own, which no group bears yet: nothing is written, or told, each time that it is tried.
-        nonce = record.nonce or time.time_ns() // 10**9 * 10**9 + secrets.randbelow(10**9)
-        record = self.book.put(
-            replace(
-                record,
-                state=State.PENDING,
-                nonce=nonce,
-                boot_id=self.mark.boot_id,
-                created_at=record.created_at or utc_now(),
-            )
-        )
+        record = self.book.put(self._begun(record))
         try:
             found, begun = self._create(record, quality)
         except RmidsExhausted as error:
-            return self.book.put(replace(record, reason=str(error), in_limbo=error.in_limbo))
+            return self.wait(record, str(error), error.in_limbo)
         if found.gid != self.mark.gid:
             self.tree.remove(record.ref)
             raise KernelRefused(
@@ -91,6 +81,17 @@ class Lifecycle:
             if begun is quality:  # not one that has tasks and was only taken up
                 self._remove_own(record)
             raise
+
+    def wait(self, record: Record, reason: str, in_limbo: bool) -> Record:
+        """Have the record wait for an RMID. Raises NotWritten."""
+        return self.book.put(replace(self._begun(record), reason=reason, in_limbo=in_limbo))
+
+    def _begun(self, record: Record) -> Record:
+        # The clock's second with a random rest: looks like a time to a person, and no two are alike. A record that
+        # waits keeps its own, which no group bears yet: nothing is written, or told, each time that it is tried.
+        nonce = record.nonce or time.time_ns() // 10**9 * 10**9 + secrets.randbelow(10**9)
+        created_at = record.created_at or utc_now()
+        return replace(record, state=State.PENDING, nonce=nonce, boot_id=self.mark.boot_id, created_at=created_at)
 
     def _create(self, record: Record, quality: Quality) -> tuple[Found, Quality]:
         ref = record.ref
@@ -255,11 +256,17 @@ class Lifecycle:
         return self._over(record, State.FAILED, reason)
 
     def _over(self, record: Record, state: State, reason: str) -> Record:
-        now = utc_now()
-        members = tuple(replace(member, ended_at=now) if member.lives else member for member in record.members)
-        return self.book.put(
-            replace(record, state=state, reason=reason, completed_at=now, members=members, claims=())
-        )
+        record = replace(record, state=state, reason=reason, completed_at=utc_now())
+        # What is lost goes on without a group, and is to have one again: unless it ended with its boot, or was known
+        # by nothing but its group.
+        if state is State.LOST and record.boot_id == self.mark.boot_id:
+            record = record.without_claim(RECOVERED)
+            if record.claims:
+                return self.book.put(record)
+        members = [
+            replace(member, ended_at=record.completed_at) if member.lives else member for member in record.members
+        ]
+        return self.book.put(replace(record, members=tuple(members), claims=()))
 
     def discard(self, record: Record, before: Record | None) -> None:
         """Undo a group that was made for a call which then failed: nothing of it stays, and the run that ended

@@ -20,10 +20,12 @@ from resctrlmond.groups.keys import (
     valid_class,
 )
 from resctrlmond.groups.lifecycle import Lifecycle, Mark, replace
+from resctrlmond.groups.making import Making
 from resctrlmond.groups.outcomes import Assigned, Reconciled, Released
 from resctrlmond.groups.pending import Pending
 from resctrlmond.groups.record import Member, Record, Records, State
 from resctrlmond.groups.recovery import Recovery
+from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.sweeping import Sweeping
@@ -49,13 +51,20 @@ class Manager:
         self.settings = settings
         self.book = Book(records)
         self.life = Lifecycle(tree, self.book, snapshots, mark)
-        self.joining = Joining(self.life, lambda: self.settings)
-        self.ends = Ends(self.life, lambda: self.settings)
-        sweeping = Sweeping(self.life)
+        making = Making(self.life, self._settings)
+        sweeping = Sweeping(self.life, making)
+        resuming = Resuming(self.life, making, sweeping)
         pending = Pending(self.life, sweeping)
-        self.upkeep = Upkeep(self.life, lambda: self.settings, sweeping, pending, self.ends)
-        self._recovery = Recovery(self.life, lambda: self.settings, sweeping, pending, self.ends)
+        self.joining = Joining(self.life, making, sweeping, resuming)
+        self.ends = Ends(self.life, self._settings)
+        self.upkeep = Upkeep(
+            self.life, self._settings, sweeping=sweeping, pending=pending, resuming=resuming, ends=self.ends
+        )
+        self._recovery = Recovery(self.life, self._settings, sweeping=sweeping, pending=pending, ends=self.ends)
         self.problems: list[str] = []
+
+    def _settings(self) -> Settings:
+        return self.settings
 
     def recover(self) -> None:
         """Take up where the last daemon stopped: the only way to start. ``problems`` then says what was odd."""
@@ -103,8 +112,8 @@ class Manager:
         check_word("kind", assignment.kind)
         if assignment.member is not None:
             check_member_id(assignment.member)
-        with target.opened(assignment) as moving:
-            where = moving.membership(self.tree)
+        with target.opened(self.tree, assignment) as moving:
+            where = moving.membership()
             with self.book.writing(key):
                 return self.joining.assign(key, moving, where, assignment)
 
@@ -120,6 +129,8 @@ class Manager:
                 record = self.book.put(record.without_claim(owner))
                 if not record.claims:
                     record = self.life.finish(record, attribute_value(reason))
+            elif record.is_interrupted:
+                record = self.book.put(record.without_claim(owner))
             return Released(record, record.state.is_over, self._totals(record))
 
     def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Record:
@@ -157,7 +168,7 @@ class Manager:
                 failures[key] = error
         kept, released = [], []
         for record in self.book.all():
-            if record.state.is_over or not record.claimed_by(owner):
+            if not record.claimed_by(owner):
                 continue
             if record.key in living:
                 kept.append(record.key)

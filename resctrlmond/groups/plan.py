@@ -19,6 +19,11 @@ RUN = "run"
 RECOVERED = "recovered"
 # The command's end is seen by resctrlctl too, which wants the totals: it is given this long to ask for them.
 RUN_LINGER_S = 10.0
+# A lost run is begun anew after this time, doubled with each loss in a row, up to the longest one. A run that stood
+# for longer than STEADY_S was no part of a row.
+RESUME_S = 0.5
+MAX_RESUME_S = 300.0
+STEADY_S = 600.0
 
 
 class Do(enum.Enum):
@@ -95,6 +100,27 @@ def waiting(records: Iterable[Record]) -> list[Record]:
         if group.state is State.PENDING and (group is record or record.state.has_group)
     ]
     return [row[-1] for row in sorted(found, key=lambda row: row[:-1])]
+
+
+def served_before(record: Record, records: Iterable[Record]) -> Record | None:
+    """The first of those that wait already and are to get an RMID before a group that is asked for now."""
+    others = (group for group in waiting(records) if (group.key, group.part) != (record.key, record.part))
+    return next((group for group in others if group.priority >= record.priority), None)
+
+
+def resumes_after_s(losses: int) -> float:
+    """How long a run that was lost waits before it is begun anew, after that many ``losses`` in a row.
+
+    Somebody who removes our groups over and over is not to be fought: each time it takes twice as long.
+    """
+    return min(RESUME_S * 2.0 ** min(losses, 16), MAX_RESUME_S)
+
+
+def losses_in_a_row(record: Record) -> int:
+    """How many runs of the workload were cut short one after the other; the lost ``record`` is the last of them."""
+    if record.earlier is None or seconds_since(record.created_at) - seconds_since(record.completed_at) > STEADY_S:
+        return 1
+    return record.earlier.losses + 1
 
 
 def claims_over(

@@ -63,7 +63,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ``part`` is the further group that it counts in (see Record), "" for the first one.
     ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: with the pid it names one process for
     ever. ``cgroup`` is the absolute path of its control group directory, "" if it has none of its own. ``left``
-    counts tasks that could not be moved into the group.
+    counts tasks that could not be moved into the group. ``take_over`` and ``allow_class_change`` are
+    what its Assign allowed, kept while it waits for its group.
     """
 
     id: str
@@ -78,11 +79,29 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     left: int = 0
     reason: str = ""
     part: str = ""
+    take_over: bool = False
+    allow_class_change: bool = False
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there is something of it that can be moved; a sandbox may be noted by name alone."""
+        return bool(self.pid or self.cgroup)
 
     @property
     def lives(self) -> bool:
         """Whether its end was not seen yet."""
         return not self.ended_at
+
+
+class Earlier(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """What a workload used before its group was lost and made anew: ``totals`` by event, "" where unknown.
+
+    ``losses`` counts the runs that were cut short in a row, and ``reason`` tells of the last of them.
+    """
+
+    totals: dict[str, str]
+    reason: str
+    losses: int = 1
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
@@ -96,6 +115,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     A workload whose tasks are in several classes has one group in each, for the kernel moves no task between classes
     through a group. ``further`` are those after the first: each is a record with a ``part``, by which it is known and
     its folder below ``classes/`` is called, and which tells of that group alone.
+
+    A run that is lost keeps its claims and members: while they live it is begun anew, and ``earlier`` says what it
+    had used until then.
     """
 
     # A factory's value is written even where it is the default: a file without a version says nothing to a later one.
@@ -120,6 +142,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     completed_at: str = ""
     part: str = ""
     further: tuple[Record, ...] = ()
+    earlier: Earlier | None = None
 
     @property
     def ref(self) -> GroupRef:
@@ -140,6 +163,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     def standing(self) -> tuple[Record, ...]:
         """The groups that have a directory in resctrl."""
         return tuple(group for group in self.groups if group.state.has_group)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run was lost and somebody still says that the workload lives."""
+        return self.state is State.LOST and bool(self.claims)
 
     @property
     def is_torn(self) -> bool:

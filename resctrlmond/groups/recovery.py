@@ -25,7 +25,7 @@ class Recovery:
     """Carries out the start-up plan (``plan.recover``). Every step takes the key it works on."""
 
     def __init__(
-        self, life: Lifecycle, settings: Callable[[], Settings], sweeping: Sweeping, pending: Pending, ends: Ends
+        self, life: Lifecycle, settings: Callable[[], Settings], *, sweeping: Sweeping, pending: Pending, ends: Ends
     ) -> None:
         self.life = life
         self.book = life.book

@@ -1,61 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking tasks in that were not there from the first: late ones, and those that join a member from outside."""
+"""Putting the tasks of members into groups: each into the one of its class, also those that come late."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from resctrlmond.groups.lifecycle import Lifecycle, replace
+from resctrlmond.groups.making import Making
 from resctrlmond.groups.record import Member, Record, State
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tree import GroupRef
 
 log = logging.getLogger(__name__)
+
+# Moves one member's tasks into a group.
+Move = Callable[[GroupRef, How], Moved]
 
 
 class Sweeping:
     """Puts the tasks of members into their groups. Whoever calls holds the record's key, but for ``sweep``."""
 
-    def __init__(self, life: Lifecycle) -> None:
+    def __init__(self, life: Lifecycle, making: Making) -> None:
         self.life = life
         self.book = life.book
+        self.tree = life.tree
+        self.making = making
 
     def sweep(self, key: str) -> None:
-        """Take in what joined the members' control groups since, from outside."""
+        """Take in what joined the members from outside, and follow those that somebody moved to another class."""
         with self.book.writing(key):
             record = self.book.get(key)
             if record is None or record.state is not State.ACTIVE:
                 return
             for member in record.living:
-                if member.cgroup:
-                    record = self._take_in(record, member)
+                record = self._take_in(record, member)
 
     def _take_in(self, record: Record, member: Member) -> Record:
         try:
-            moved = self._move(record, member)
+            record, moved = self._sweep(record, member)
+        except NoSuchProcess:
+            return record  # its end is about to be noted
         except ResctrlError as error:
             return self.book.put(record.with_member(replace(member, reason=str(error))))
         if moved.moved:
             log.info("%s: %d tasks that joined %s were taken in", record.key, moved.moved, member.id)
         return record
 
-    def adopt(self, group: Record) -> None:
+    def adopt(self, group: Record) -> Record | None:
         """Put the members of a group that came late into it; what they used before is lost, and said so."""
         record = self.book.get(group.key)
         if record is None or group.state is State.PENDING:
-            return
+            return record
         for member in record.living:
-            if record.home(member).part != group.part:
+            if not member.has_tasks or (record.home(member).part != group.part and not group.part):
                 continue
             try:
-                moved = self._move(record, member)
+                record, moved = self._sweep(record, member)
             except ResctrlError as error:
                 record = self.book.put(record.with_member(replace(member, reason=str(error))))
                 continue
-            late = replace(member, late=True, left=len(moved.left | moved.elsewhere), reason="")
-            joined = record.with_member(late).with_late(late)
-            record = self.book.put(replace(joined, state=State.ACTIVE))
+            if record.home(member).part == group.part or moved.moved:
+                late = replace(
+                    member, late=True, left=moved.outside, reason="", take_over=False, allow_class_change=False
+                )
+                joined = record.with_member(late).with_late(late)
+                record = self.book.put(replace(joined, state=State.ACTIVE))
+        return record
 
     def rejoin(self, record: Record) -> None:
         """See to it that every living member is in its group: a kill may have come before its tasks were moved."""
@@ -65,7 +80,7 @@ class Sweeping:
         for member in record.living:
             try:
                 was_outside = self._is_outside(record, member)
-                moved = self._move(record, member)
+                record, moved = self._sweep(record, member)
             except ResctrlError:
                 continue
             record = replace(record, state=State.ACTIVE)
@@ -77,17 +92,76 @@ class Sweeping:
     def _is_outside(self, record: Record, member: Member) -> bool:
         if not member.pid:
             return record.state is State.IDLE
-        where = self.life.tree.membership(member.pid)
+        where = self.tree.membership(member.pid)
         ref = record.home(member).ref
         return (where.class_, where.group) != (ref.class_, ref.name)
 
-    def _move(self, record: Record, member: Member) -> Moved:
-        tree, home = self.life.tree, record.home(member)
-        if not home.state.has_group:
-            return Moved(0, 0)
+    def where(self, member: Member) -> Membership | None:
+        """Where the member's first task is now; None if it has none."""
+        for tid in [member.pid] if member.pid else cgroups.tasks(member.cgroup) if member.cgroup else []:
+            try:
+                return self.tree.membership(tid)
+            except NoSuchProcess:
+                continue
+        return None
+
+    def _sweep(self, record: Record, member: Member) -> tuple[Record, Moved]:
+        if not record.home(member).state.has_group or not member.has_tasks:
+            return record, Moved(0, 0)
         if member.cgroup:
-            return move_cgroup(tree, member.cgroup, home.ref)
-        if not member.pid:
-            return Moved(0, 0)
+            return self.spread(record, member, lambda ref, how: move_cgroup(self.tree, member.cgroup, ref, how), True)
         with Process.open(member.pid, member.start_time) as process:
-            return move_process(tree, process, home.ref)
+            return self.spread(record, member, lambda ref, how: move_process(self.tree, process, ref, how), True)
+
+    def spread(self, record: Record, member: Member, move: Move, late: bool = False) -> tuple[Record, Moved]:
+        """Move the member's tasks into its group, and those that are in other classes into groups there.
+
+        ``late`` says that they ran when the group's baseline was read; what is found in other classes did. A workload
+        that is in another class as a whole takes its group along. A group that has to wait for an RMID leaves its
+        tasks ``astray``. Raises what moving and making raise.
+        """
+        if member.allow_class_change:
+            return self._into(record, record.home(member), member, move, late)
+        record, moved = self._into(record, record.home(member), member, move, late)
+        for class_ in sorted(moved.astray):
+            record, group = self._group_in(record, class_, moved)
+            if group.state.has_group:
+                record, more = self._into(record, group, member, move, late=True)
+                moved = _together(more, moved)
+        return record, moved
+
+    def _into(self, record: Record, group: Record, member: Member, move: Move, late: bool) -> tuple[Record, Moved]:
+        def say_so() -> None:
+            # On disk before the first of them counts: a kill in between must not make it exact.
+            nonlocal record
+            record = self.book.put(record.with_late(replace(member, part=group.part)))
+
+        how = How(
+            take_over=member.take_over,
+            through_class=member.allow_class_change,
+            among=None if member.allow_class_change else [standing.ref for standing in record.standing],
+            first=say_so if late else None,
+        )
+        moved = move(group.ref, how)
+        return record, moved
+
+    def _group_in(self, record: Record, class_: str, moved: Moved) -> tuple[Record, Record]:
+        """The workload's group in that class, where some of its tasks are: its only one, if nobody is left in it."""
+        group = next((group for group in record.groups if group.class_ == class_), None)
+        if group is not None and group.state is not State.FAILED:
+            return record, group
+        if len(record.groups) == 1 and len(moved.astray) == 1 and not self.tree.tasks(record.ref):
+            try:
+                record = self.life.relocate(record, class_)
+            except ResctrlError as error:
+                log.info("%s: its group cannot follow to class %s: %s", record.key, class_ or "/", error)
+            else:
+                log.info("%s: somebody moved it to class %s, and its group followed", record.key, class_ or "/")
+                return record, record
+        group = self.making.further(record, class_)
+        return record.with_group(group), group
+
+
+def _together(last: Moved, before: Moved) -> Moved:
+    """The outcome of two moves of the same tasks: what the last one saw, and the work of both."""
+    return Moved(before.moved + last.moved, before.passes + last.passes, last.elsewhere, last.left, last.astray)

@@ -17,7 +17,7 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 # The class of the workload's first task, whichever that is.
@@ -80,10 +80,10 @@ def check_free(record: Record | None, where: Membership | None, assignment: Assi
 class Target(Protocol):
     """Something that can be moved into a group."""
 
-    def membership(self, tree: Tree) -> Membership | None:
+    def membership(self) -> Membership | None:
         """Where its first task is; None if it has no task."""
 
-    def move(self, tree: Tree, ref: GroupRef, *, take_over: bool, through_class: bool) -> Moved:
+    def move(self, ref: GroupRef, how: How) -> Moved:
         """Move all its tasks; see resctrlmond.resctrl.tasks."""
 
     def member(self, assignment: Assignment) -> Member:
@@ -91,7 +91,7 @@ class Target(Protocol):
 
 
 @contextlib.contextmanager
-def opened(assignment: Assignment) -> Iterator[Target]:
+def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
     """The target of an assignment, held for the time of the call.
 
     Raises InvalidRequest, NoSuchProcess, NoSuchCgroup, and PermissionDenied for what nobody may move.
@@ -100,7 +100,7 @@ def opened(assignment: Assignment) -> Iterator[Target]:
         raise InvalidRequest("Assign takes a pid or a control group, and exactly one of them")
     if assignment.cgroup is not None:
         check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
-        yield _Cgroup(cgroups.check(assignment.cgroup))
+        yield _Cgroup(tree, cgroups.check(assignment.cgroup))
         return
     assert assignment.pid is not None
     if assignment.pid > MAX_PID:
@@ -110,7 +110,7 @@ def opened(assignment: Assignment) -> Iterator[Target]:
         _refuse_the_host_itself(process)
         if own and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in its own control group: {own}")
-        yield _Process(process, own)
+        yield _Process(tree, process, own)
 
 
 def _refuse_the_host_itself(process: Process) -> None:
@@ -123,15 +123,16 @@ def _refuse_the_host_itself(process: Process) -> None:
 
 
 class _Process:
-    def __init__(self, process: Process, own_cgroup: str) -> None:
+    def __init__(self, tree: Tree, process: Process, own_cgroup: str) -> None:
+        self._tree = tree
         self._process = process
         self._own_cgroup = own_cgroup
 
-    def membership(self, tree: Tree) -> Membership:
-        return tree.membership(self._process.pid)
+    def membership(self) -> Membership:
+        return self._tree.membership(self._process.pid)
 
-    def move(self, tree: Tree, ref: GroupRef, *, take_over: bool, through_class: bool) -> Moved:
-        return move_process(tree, self._process, ref, take_over=take_over, through_class=through_class)
+    def move(self, ref: GroupRef, how: How) -> Moved:
+        return move_process(self._tree, self._process, ref, how)
 
     def member(self, assignment: Assignment) -> Member:
         return Member(
@@ -147,19 +148,20 @@ class _Process:
 
 
 class _Cgroup:
-    def __init__(self, path: str) -> None:
+    def __init__(self, tree: Tree, path: str) -> None:
+        self._tree = tree
         self._path = path
 
-    def membership(self, tree: Tree) -> Membership | None:
+    def membership(self) -> Membership | None:
         for tid in cgroups.tasks(self._path):
             try:
-                return tree.membership(tid)
+                return self._tree.membership(tid)
             except NoSuchProcess:
                 continue
         return None
 
-    def move(self, tree: Tree, ref: GroupRef, *, take_over: bool, through_class: bool) -> Moved:
-        return move_cgroup(tree, self._path, ref, take_over=take_over, through_class=through_class)
+    def move(self, ref: GroupRef, how: How) -> Moved:
+        return move_cgroup(self._tree, self._path, ref, how)
 
     def member(self, assignment: Assignment) -> Member:
         # What is in a control group ran before it was assigned, and this is said.

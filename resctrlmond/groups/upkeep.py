@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from resctrlmond.groups.ends import Ends
 from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.pending import Pending
+from resctrlmond.groups.plan import losses_in_a_row, resumes_after_s
 from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.sweeping import Sweeping
 from resctrlmond.groups.times import seconds_since
@@ -29,17 +31,27 @@ class Upkeep:
     """The manager's own initiative. Every step takes the key it works on."""
 
     def __init__(
-        self, life: Lifecycle, settings: Callable[[], Settings], sweeping: Sweeping, pending: Pending, ends: Ends
+        self,
+        life: Lifecycle,
+        settings: Callable[[], Settings],
+        *,
+        sweeping: Sweeping,
+        pending: Pending,
+        resuming: Resuming,
+        ends: Ends,
     ) -> None:
         self.life = life
         self.book = life.book
         self.settings = settings
         self.sweeping = sweeping
         self.pending = pending
+        self.resuming = resuming
         self.ends = ends
         self._swept = time.monotonic()
         self._checkpointed: dict[str, float] = {}
         self._complaints: dict[str, str] = {}
+        # For a run that was lost: since when it has not been tried, and how often it was, in vain.
+        self._tries: dict[str, tuple[float, int]] = {}
 
     def tick(self) -> None:
         """Once a second: ends, retries, losses, pruning; and the control groups looked through every SWEEP_S."""
@@ -57,7 +69,7 @@ class Upkeep:
             self._swept = time.monotonic()
         self.pending.serve(self._logged)
         for key in self.life.snapshots.set_aside_keys():
-            with self._logged(key), self.book.writing(key):
+            with self._logged(f"{key}, completed"), self.book.writing(key):
                 self.life.snapshots.prune(key, settings.snapshot_ttl_s)
 
     @contextlib.contextmanager
@@ -78,6 +90,9 @@ class Upkeep:
             record = self.book.get(key)
             if record is None:
                 return
+            if record.is_interrupted:
+                self._interrupted(record)
+                return
             if record.state.is_over:
                 if seconds_since(record.completed_at) >= settings.snapshot_ttl_s:
                     self.life.snapshots.delete(key)
@@ -94,6 +109,20 @@ class Upkeep:
             settled = self.ends.settle(key)
             if settled is not None and settled.state in (State.ACTIVE, State.IDLE):
                 self._checkpoint(settled, settings.checkpoint_interval_s)
+
+    def _interrupted(self, record: Record) -> None:
+        settled = self.ends.settle(record.key)
+        if settled is None or not settled.is_interrupted:
+            self._tries.pop(record.key, None)
+            return
+        # By the clock that nobody sets.
+        now = time.monotonic()
+        since, tries = self._tries.setdefault(record.key, (now, 0))
+        if now < since + resumes_after_s(losses_in_a_row(settled) + tries):
+            return
+        self._tries[record.key] = now, tries + 1
+        self.resuming.resume(settled)
+        del self._tries[record.key]
 
     def _checkpoint(self, record: Record, interval_s: float) -> None:
         now = time.monotonic()

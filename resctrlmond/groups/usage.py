@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.accounting import Quality, Total, added, totals, worst
-from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.record import Earlier, Record, State
 from resctrlmond.groups.snapshot import Snapshots
-from resctrlmond.resctrl.counters import Reading, Value, added_values
+from resctrlmond.resctrl.counters import Reading, Value, added_values, event, parse_value
 
 # The readings of each group of a workload, by its place.
 Live = Mapping[str, Sequence[Reading]]
@@ -23,6 +23,8 @@ def used(snapshots: Snapshots, record: Record, live: Live) -> list[Total]:
         _so_far(snapshots, group, live[group.place]) if group.place in live else _ended(snapshots, group)
         for group in counted
     ]
+    if record.earlier is not None:
+        parts.append([_earlier(name, text, record.earlier) for name, text in record.earlier.totals.items()])
     missing = [group for group in record.further if group not in counted] if counted else []
     return [_without(total, missing) for total in added(parts)]
 
@@ -57,6 +59,12 @@ def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
         elif time and time != completed_at:
             missed[domain] = f"{domain} went offline, last read at {time}"
     return totals(begin, end, group.baseline, missed)
+
+
+def _earlier(name: str, text: str, earlier: Earlier) -> Total:
+    """What the runs before used, whose group was lost: at least this much."""
+    number = parse_value(text).number if text else None
+    return Total(event(name), number, Quality.ESTIMATED if text else Quality.UNKNOWN, earlier.reason)
 
 
 def _without(total: Total, missing: Iterable[Record]) -> Total:

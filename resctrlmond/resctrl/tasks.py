@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, NoSuchGroup, NoSuchProcess, ProcessChanged
@@ -25,29 +25,51 @@ class Moved:
     """The outcome of a sweep: ``moved`` threads written, ``passes`` made, and who stayed outside.
 
     ``elsewhere`` are threads in other monitoring groups, which are not taken over unasked; ``left`` those that are
-    outside even after the last pass.
+    outside even after the last pass; ``astray`` those of other classes, by class, where they are not refused.
     """
 
     moved: int
     passes: int
     elsewhere: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
+    astray: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def outside(self) -> int:
+        """How many threads are not where they should be."""
+        return len(self.left.union(self.elsewhere, *self.astray.values()))
 
 
-def move_process(
-    tree: Tree, process: Process, ref: GroupRef, *, take_over: bool = False, through_class: bool = False
-) -> Moved:
-    """Move every thread of ``process`` into the group.
+@dataclass(frozen=True, slots=True)
+class How:
+    """How threads are moved into a group.
 
     ``take_over``: also threads in other monitoring groups. ``through_class``: first write each thread to the group's
     class, which changes its allocation; without it the kernel refuses a thread of another class (ClassMismatch).
+    ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and those in
+    other classes are left and told (``Moved.astray``) instead of refused. ``first`` is called before the first thread
+    is moved, and not at all if there is none.
+    """
+
+    take_over: bool = False
+    through_class: bool = False
+    among: Collection[GroupRef] | None = None
+    first: Callable[[], object] | None = None
+
+
+PLAINLY = How()
+
+
+def move_process(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY) -> Moved:
+    """Move every thread of ``process`` into the group.
+
     Raises NoSuchProcess if the process ended before anything was moved, ProcessChanged if it ended meanwhile.
     """
 
     def belongs(tid: int) -> bool:
         return os.path.exists(f"/proc/{process.pid}/task/{tid}") and not process.has_ended()
 
-    sweep = _Sweep(tree, ref, belongs, take_over, through_class)
+    sweep = _Sweep(tree, ref, belongs, how)
     moved = sweep.run(process.threads)
     if process.has_ended():
         kind = ProcessChanged if moved.moved else NoSuchProcess
@@ -55,49 +77,54 @@ def move_process(
     return moved
 
 
-def move_cgroup(
-    tree: Tree, cgroup: str, ref: GroupRef, *, take_over: bool = False, through_class: bool = False
-) -> Moved:
+def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> Moved:
     """Move every thread of the control group, and of all below it, into the group; it may be empty or gone."""
-    sweep = _Sweep(tree, ref, cgroups.member_test(cgroup), take_over, through_class)
+    sweep = _Sweep(tree, ref, cgroups.member_test(cgroup), how)
     return sweep.run(lambda: cgroups.tasks(cgroup))
 
 
 class _Sweep:
-    def __init__(
-        self, tree: Tree, ref: GroupRef, belongs: Callable[[int], bool], take_over: bool, through_class: bool
-    ) -> None:
+    def __init__(self, tree: Tree, ref: GroupRef, belongs: Callable[[int], bool], how: How) -> None:
         self.tree = tree
         self.ref = ref
         self.belongs = belongs
-        self.take_over = take_over
-        self.through_class = through_class
-        self.here = Membership(ref.class_, ref.name)
+        self.how = how
+        self.homes = {Membership(home.class_, home.name) for home in (ref, *(how.among or ()))}
         self.elsewhere: set[int] = set()
+        self.astray: dict[str, set[int]] = {}
 
     def run(self, listing: Callable[[], Collection[int]]) -> Moved:
         moved = 0
         for number in range(1, MAX_PASSES + 1):
             outside = self.outside(listing())
             if not outside:
-                return Moved(moved, number, frozenset(self.elsewhere))
+                return self.told(moved, number)
+            if number == 1 and self.how.first is not None:
+                self.how.first()
             moved += sum(self.move(tid, before) for tid, before in outside.items())
         left = frozenset(self.outside(listing()))
-        return Moved(moved, MAX_PASSES, frozenset(self.elsewhere), left)
+        return self.told(moved, MAX_PASSES, left)
+
+    def told(self, moved: int, passes: int, left: frozenset[int] = frozenset()) -> Moved:
+        astray = {class_: frozenset(tids) for class_, tids in self.astray.items()}
+        return Moved(moved, passes, frozenset(self.elsewhere), left, astray)
 
     def outside(self, tids: Collection[int]) -> dict[int, Membership]:
-        """Those of the threads that are to be moved, with where they are; the rest are here or elsewhere."""
+        """Those of the threads that are to be moved, with where they are; the rest are home, elsewhere or astray."""
         found = {}
         self.elsewhere = set()
+        self.astray = {}
         for tid in tids:
             try:
                 where = self.tree.membership(tid)
             except NoSuchProcess:
                 continue
-            if where == self.here:
+            if where in self.homes:
                 continue
-            if where.group and not self.take_over:
+            if where.group and not self.how.take_over:
                 self.elsewhere.add(tid)
+            elif self.how.among is not None and where.class_ != self.ref.class_:
+                self.astray.setdefault(where.class_, set()).add(tid)
             else:
                 found[tid] = where
         return found
@@ -109,13 +136,15 @@ class _Sweep:
         if first is None or not self.belongs(tid):
             return False
         try:
-            if self.through_class and before.class_ != self.ref.class_:
+            if self.how.through_class and before.class_ != self.ref.class_:
                 self.tree.write_task(self.ref.class_, tid)
             self.tree.write_task(self.ref.path, tid)
         except NoSuchProcess:
             return False
         except KernelRefused as error:
             if error.errno == errno.EINVAL and self.tree.membership(tid).class_ != self.ref.class_:
+                if self.how.among is not None:
+                    return False  # it changed class since we looked: the next pass tells
                 # Somebody else's command, or even a read of some files, took the kernel's words away before we read
                 # them: this is what they were about.
                 raise ClassMismatch(

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from resctrlmond.groups.record import Records, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.target import Assignment
-from resctrlmond.resctrl.mounts import boot_id
+from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.mount import Simulation
 from tests.sim.conftest import Puppet
@@ -163,3 +165,24 @@ def puppet() -> Iterator[Puppet]:
     made = Puppet()
     yield made
     made.end()
+
+
+@pytest.fixture
+def cgroup() -> Iterator[str]:
+    """A control group of the unified hierarchy, wherever that is mounted."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    path = os.path.join(top, f"resctrlmond-test-{os.getpid()}")
+    os.mkdir(path)
+    yield path
+    deadline = time.monotonic() + 10
+    while os.path.isdir(path) and time.monotonic() < deadline:
+        for pid in Path(path, "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        try:
+            os.rmdir(path)
+        except OSError:
+            time.sleep(0.01)
+
+
+def join(cgroup: str, pid: int) -> None:
+    Path(cgroup, "cgroup.procs").write_text(str(pid))

@@ -170,7 +170,7 @@ def test_a_lost_group_ends_the_run_with_the_values_of_all(host: Host, process: S
     os.rmdir(host.tree.full_path(GroupRef(class_, UID)))
     host.manager.upkeep.tick()
     record = host.manager.get(UID)
-    assert (record.state, record.claims) == (State.LOST, ())
+    assert (record.state, record.is_interrupted) == (State.LOST, True)
     assert host.ours() == []
     host.check()
     totals = host.manager.read(UID)[2]

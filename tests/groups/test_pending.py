@@ -233,3 +233,56 @@ def test_a_tick_survives_what_one_key_does(small: Host, caplog: pytest.LogCaptur
     small.manager.upkeep.tick()
     record: Record = small.manager.get("k")
     assert record.state is State.LOST
+
+
+def test_who_asks_now_does_not_overtake_who_waits(small: Host) -> None:
+    fill(small)
+    small.manager.create("waits", owner="a")
+    small.manager.release("one", owner="a")
+    # An RMID is free, and the tick that gives it to who waits is yet to come.
+    late = small.manager.create("late", owner="a")
+    assert (late.state, late.reason) == (State.PENDING, small.manager.get("waits").reason)
+    with pytest.raises(RmidsExhausted):
+        small.manager.create("impatient", owner="a", may_wait=False)
+    assert small.manager.create("urgent", owner="a", priority=1).state is State.IDLE
+    small.manager.release("two", owner="a")
+    small.manager.upkeep.tick()
+    states = {record.key: record.state for record in small.manager.records() if not record.state.is_over}
+    assert states == {"waits": State.IDLE, "late": State.PENDING, "urgent": State.IDLE}
+
+
+def test_what_assign_allowed_is_remembered_while_it_waits(small: Host, process: Start) -> None:
+    child = process()
+    foreign = small.make_foreign("foreign")
+    small.tree.write_task(foreign.path, child.pid)
+    small.manager.create("one", owner="a")
+    small.manager.assign(assignment("k", child.pid, "a", take_over=True))
+    assert small.tree.membership(child.pid).group == "foreign"
+    small.restart()
+    small.manager.release("one", owner="a")
+    small.manager.upkeep.tick()
+    assert small.tree.membership(child.pid).group == "k"
+    # Once: whoever takes it later has it.
+    small.tree.write_task(foreign.path, child.pid)
+    small.manager.upkeep.sweeping.sweep("k")
+    assert small.tree.membership(child.pid).group == "foreign"
+    os.rmdir(small.tree.full_path(foreign))
+
+
+def test_a_change_of_class_is_remembered_while_it_waits(tmp_path: Path, process: Start) -> None:
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 3):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.make_class("gold")
+        host.manager.create("one", owner="a")
+        child = process()
+        host.manager.assign(assignment("k", child.pid, "a", class_="gold", allow_class_change=True))
+        host.manager.release("one", owner="a")
+        deadline = time.monotonic() + 60
+        while host.manager.get("k").state is State.PENDING:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            host.manager.upkeep.tick()
+        where = host.tree.membership(child.pid)
+        assert (where.class_, where.group) == ("gold", "k")

@@ -113,6 +113,32 @@ def test_move_takes_the_whole_group_to_another_class(host: Host, pid: int) -> No
     host.call("Release", key="moves", claim="me")
 
 
+def test_a_workload_that_somebody_moves_to_another_class_takes_its_group_along(host: Host, pid: int) -> None:
+    host.call("Assign", key="taken", pid=pid, claim="me")
+    identity = host.identity("taken")
+    # The kernel drops a task from its monitoring group when its class changes.
+    assert host.membership(in_c1(host, pid)) == ("c1", "")
+    host.until(lambda: host.membership(pid) == ("c1", "taken"), "its group to follow")
+    assert host.identity("taken", "c1") == identity, "renamed, with its RMID, not made anew"
+    group = host.call("Get", key="taken")["group"]
+    assert (group["class"], group["baseline"]) == ("c1", "late")
+    host.call("Release", key="taken", claim="me")
+    assert "taken" not in host.groups("c1")
+
+
+def test_a_part_of_a_workload_that_somebody_moves_gets_a_second_group(host: Host) -> None:
+    stays, moved = host.process("sleep 300"), host.process("sleep 300")
+    for member, pid in (("a", stays), ("b", moved)):
+        host.call("Assign", key="parted", pid=pid, claim="me", member=member)
+    in_c1(host, moved)
+    host.until(lambda: host.membership(moved) == ("c1", "parted"), "the part to have a group")
+    assert host.membership(stays) == ("/", "parted")
+    assert host.call("Get", key="parted")["group"]["classes"] == ["", "c1"]
+    assert host.call("Release", key="parted", claim="me")["completed"]
+    assert "parted" not in host.groups() + host.groups("c1")
+    host.run(f"kill {stays} {moved}")
+
+
 def test_a_task_in_somebody_elses_group_is_not_taken_unless_asked(host: Host, pid: int) -> None:
     host.run(f"mkdir {TREE}/mon_groups/theirs && echo {pid} >{TREE}/mon_groups/theirs/tasks")
     assert "AlreadyMonitored" in host.refused("Assign", key="thief", pid=pid, claim="me")

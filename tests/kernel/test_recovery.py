@@ -91,15 +91,24 @@ def test_a_group_of_ours_whose_record_is_lost_is_removed_if_empty_and_adopted_if
 
 
 @pytest.mark.usefixtures("foreign")
-def test_a_workload_whose_group_somebody_else_removes_is_lost_and_says_so(host: Host) -> None:
+def test_a_workload_whose_group_somebody_else_removes_gets_a_new_one_and_says_so(host: Host) -> None:
     host.call("Create", key="robbed", claim="me")
     host.run(f"rmdir {TREE}/mon_groups/robbed")
-    host.until(lambda: host.state("robbed") == "lost", "the loss to be seen")
-    assert "somebody else" in host.call("Get", key="robbed")["group"]["reason"]
+
+    def begun_anew() -> bool:
+        group = host.call("Get", key="robbed")["group"]
+        return (group["state"], group["generation"]) == ("idle", 2)
+
+    host.until(begun_anew, "the loss to be seen, and a new group")
+    assert "somebody else" in host.call("Get", key="robbed")["group"]["loss"]
+    assert "robbed" in host.groups()
+    assert host.call("Release", key="robbed", claim="me")["completed"]
 
 
 def test_umount_is_never_refused_because_of_us_and_a_new_mount_is_used_again(host: Host) -> None:
     host.call("Create", key="unmounted", claim="me")
+    pid = host.process("sleep 600")
+    host.call("Assign", key="living", pid=pid, claim="me")
     host.run(f"umount {TREE}")
     try:
         host.until(lambda: host.state("unmounted") == "lost", "the unmount to be seen")
@@ -110,4 +119,13 @@ def test_umount_is_never_refused_because_of_us_and_a_new_mount_is_used_again(hos
         host.run(f"mount -t resctrl resctrl {TREE}")
     host.call("Create", key="again", claim="me")
     assert "again" in host.groups()
+    # What lived through it is taken up again, without being told.
+    host.until(lambda: host.membership(pid) == ("/", "living"), "what lives to be in its group again")
+    host.until(lambda: host.state("unmounted") == "idle", "what is claimed to have a group again")
+    group = host.call("Get", key="living")["group"]
+    assert (group["state"], group["generation"], group["baseline"]) == ("active", 2, "late")
+    assert "unmounted" in group["loss"]
+    for key in ("unmounted", "living"):
+        assert host.call("Release", key=key, claim="me")["completed"]
+    host.run(f"kill {pid}")
     assert host.call("Release", key="again", claim="me")["completed"]

@@ -11,7 +11,7 @@ import pytest
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 from .conftest import Make
@@ -128,7 +128,7 @@ def test_a_stranger_of_another_class_goes_back_to_it(
     # Through the class of the group, which changes the stranger's allocation until it is given back.
     reusing.victim, reusing.reuse = puppet.pid, reuse
     with Process.open(puppet.pid) as held, pytest.raises(NoSuchProcess):
-        move_process(reusing, held, make("a"), through_class=True)
+        move_process(reusing, held, make("a"), How(through_class=True))
     assert reusing.membership(puppet.pid) == Membership(class_, "theirs")
 
 

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another agent moves tasks between classes: the workload's groups follow, and no task is lost from sight."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import ROOT_PART, State
+from resctrlmond.groups.target import Assignment
+from resctrlmond.resctrl.errors import ClassMismatch
+from resctrlmond.resctrl.membership import Membership
+from tests.groups.conftest import UID, Host, assignment, join
+from tests.groups.test_cut import CTR, Fuse, cut, forget, fuse
+
+__all__ = ["fuse"]
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resctrlmond.groups.upkeep.SWEEP_S", 0.0)
+
+
+@pytest.fixture
+def gold(host: Host) -> str:
+    host.make_class("gold")
+    return "gold"
+
+
+def container(cgroup: str, *children: subprocess.Popen[bytes]) -> Assignment:
+    for child in children:
+        join(cgroup, child.pid)
+    return assignment(UID, children[0].pid, "nri", member="c1", own_cgroup=cgroup)
+
+
+def by_cgroup(cgroup: str, **more: object) -> Assignment:
+    return Assignment(key=UID, owner="unit", cgroup=cgroup, **more)  # type: ignore[arg-type]
+
+
+def test_a_workload_that_is_moved_whole_takes_its_group_along(
+    host: Host, process: Start, cgroup: str, gold: str
+) -> None:
+    first, second = process(), process()
+    before = host.manager.assign(container(cgroup, first, second)).record
+    host.manager.upkeep.tick()
+    for child in (first, second):
+        host.tree.write_task(gold, child.pid)
+    host.manager.upkeep.tick()
+    record = host.manager.get(UID)
+    # The same directory, with its RMID and its counters.
+    assert (record.class_, record.nonce, record.further) == (gold, before.nonce, ())
+    assert (record.state, record.generation, record.baseline) == (State.ACTIVE, 1, Quality.LATE)
+    for child in (first, second):
+        assert host.tree.membership(child.pid) == Membership(gold, UID)
+    host.check()
+    link = Path(host.run, "groups", UID, "mon_data/mon_L3_00/llc_occupancy")
+    assert link.read_text() == Path(host.tree.full_path(record.ref), "mon_data/mon_L3_00/llc_occupancy").read_text()
+
+
+def test_a_part_that_is_moved_gets_a_second_group(host: Host, process: Start, cgroup: str, gold: str) -> None:
+    stays, moved = process(), process()
+    host.manager.assign(container(cgroup, stays, moved))
+    host.manager.upkeep.tick()
+    host.tree.write_task(gold, moved.pid)
+    host.manager.upkeep.tick()
+    record = host.manager.get(UID)
+    assert [(group.class_, group.baseline) for group in record.groups] == [("", Quality.LATE), (gold, Quality.LATE)]
+    assert host.tree.membership(stays.pid) == Membership("", UID)
+    assert host.tree.membership(moved.pid) == Membership(gold, UID)
+    assert host.manager.get(UID).members[0].reason == ""
+    host.check()
+    # And back: its task joins those that stayed, and the group in gold waits for the next.
+    host.tree.write_task("", moved.pid)
+    host.manager.upkeep.tick()
+    assert host.tree.membership(moved.pid) == Membership("", UID)
+    host.restart()
+    host.check()
+    host.manager.release(UID, owner="nri")
+    host.check()
+
+
+def test_a_process_without_a_control_group_is_followed_as_well(host: Host, process: Start, gold: str) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    host.tree.write_task(gold, child.pid)
+    host.manager.upkeep.tick()
+    assert host.tree.membership(child.pid) == Membership(gold, "k")
+    assert host.manager.get("k").further == ()
+
+
+def test_where_groups_cannot_be_renamed_a_second_one_is_made(
+    host: Host, process: Start, gold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    host.tree.write_task(gold, child.pid)
+
+    def refuse(*_: object) -> None:
+        raise ClassMismatch("this kernel does not move groups")
+
+    monkeypatch.setattr(host.manager.life, "relocate", refuse)
+    host.manager.upkeep.tick()
+    assert [group.class_ for group in host.manager.get("k").groups] == ["", gold]
+    assert host.tree.membership(child.pid) == Membership(gold, "k")
+    host.check()
+
+
+def test_a_control_group_whose_tasks_are_in_several_classes_is_taken_in_whole(
+    host: Host, process: Start, cgroup: str, gold: str
+) -> None:
+    children = [process() for _ in range(4)]
+    for child in children:
+        join(cgroup, child.pid)
+    for child in children[::2]:
+        host.tree.write_task(gold, child.pid)
+    done = host.manager.assign(by_cgroup(cgroup))
+    assert done.moved.moved == 4
+    assert done.record.members[0].left == 0
+    places = [host.tree.membership(child.pid) for child in children]
+    assert places == [Membership(gold, UID), Membership("", UID)] * 2
+    assert {group.part for group in done.record.groups} in ({"", gold}, {"", ROOT_PART})
+    host.check()
+
+
+def test_a_class_that_is_named_is_for_all_of_it_or_for_nothing(
+    host: Host, process: Start, cgroup: str, gold: str
+) -> None:
+    for child in (process(), process()):
+        join(cgroup, child.pid)
+    host.tree.write_task(gold, child.pid)
+    with pytest.raises(ClassMismatch):
+        host.manager.assign(by_cgroup(cgroup, class_=gold))
+    assert host.manager.records() == []
+    assert host.ours() == []
+    record = host.manager.assign(by_cgroup(cgroup, class_=gold, allow_class_change=True)).record
+    assert (record.class_, record.further, record.members[0].left) == (gold, (), 0)
+
+
+def test_a_call_that_fails_on_the_second_class_leaves_no_group_in_the_first(
+    host: Host, process: Start, cgroup: str, gold: str
+) -> None:
+    for child in (process(), process(), process()):
+        join(cgroup, child.pid)
+    host.make_class("silver")
+    pids = sorted(int(pid) for pid in Path(cgroup, "cgroup.procs").read_text().split())
+    host.tree.write_task(gold, pids[1])
+    host.tree.write_task("silver", pids[2])
+    foreign = host.make_foreign(UID, "silver")
+    with pytest.raises(Exception, match="not ours"):
+        host.manager.assign(by_cgroup(cgroup))
+    assert host.manager.records() == []
+    assert host.ours() == []
+    assert os.path.isdir(host.tree.full_path(foreign))
+
+
+def test_a_sandbox_known_by_name_alone_fixes_no_class(host: Host, process: Start, gold: str) -> None:
+    host.manager.create(UID, owner="nri")
+    host.manager.add_member(UID, "sandbox", owner="nri")
+    child = process()
+    host.tree.write_task(gold, child.pid)
+    record = host.manager.assign(assignment(UID, child.pid, "nri", member="c1")).record
+    assert (record.class_, record.further) == (gold, ())
+    assert host.tree.membership(child.pid) == Membership(gold, UID)
+    host.check()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
+def test_a_kill_at_any_step_of_following(host: Host, process: Start, fuse: Fuse, gold: str, whole: bool) -> None:
+    step = 0
+    killed = True
+    while killed:
+        children = [process(), process()]
+        for number, child in enumerate(children):
+            host.manager.assign(assignment(CTR, child.pid, "oci", member=f"c{number}"))
+        host.manager.upkeep.tick()
+        leaving = children if whole else children[1:]
+        for child in leaving:
+            host.tree.write_task(gold, child.pid)
+        killed = cut(fuse, step, host.manager.upkeep.tick)
+        manager = host.restart()
+        host.check()
+        manager.upkeep.tick()
+        record = manager.get(CTR)
+        assert (record.state, record.generation) == (State.ACTIVE, 1), step
+        for child in children:
+            class_ = gold if child in leaving else ""
+            assert host.tree.membership(child.pid) == Membership(class_, CTR), step
+        assert record.groups[-1].baseline is Quality.LATE, step
+        for child in children:
+            child.kill()
+            child.wait()
+        manager.upkeep.tick()
+        assert manager.get(CTR).state is State.COMPLETED
+        assert host.ours() == []
+        host.check()
+        forget(host)
+        step += 1
+    assert step > 3

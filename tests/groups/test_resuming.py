@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A workload that outlives its group is measured again, late, and what it used before is not forgotten."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resctrlmond.groups.accounting import Quality, Total
+from resctrlmond.groups.errors import ForeignGroup
+from resctrlmond.groups.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
+from resctrlmond.groups.record import Earlier, Record, State
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.mount import Simulation, unmount
+from tests.groups.conftest import UID, Host, assignment
+from tests.groups.test_cut import CTR, Fuse, cut, forget, fuse
+from tests.sim.conftest import Puppet
+
+__all__ = ["fuse"]
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+TRAFFIC = "mbm_total_bytes"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resctrlmond.groups.plan.RESUME_S", 0.0)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Host]:
+    """A machine of its own, whose filesystem may go."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+def remove(host: Host, key: str) -> None:
+    """What a rival does."""
+    os.rmdir(host.tree.full_path(host.manager.get(key).ref))
+    host.manager.upkeep.tick()
+
+
+def total(totals: list[Total], event: str = TRAFFIC) -> Total:
+    return next(one for one in totals if one.event.name == event)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_workload_whose_group_was_removed_gets_a_new_one_and_is_late(host: Host, process: Start) -> None:
+    first, second = process(), process()
+    host.manager.assign(assignment(UID, first.pid, "oci", member="c1", attributes={"pod": "web"}, priority=3))
+    before = host.manager.assign(assignment(UID, second.pid, "nri", member="c2")).record
+    remove(host, UID)
+    assert host.manager.get(UID).state is State.LOST
+    host.manager.upkeep.tick()
+    record = host.manager.get(UID)
+    assert (record.state, record.generation, record.baseline) == (State.ACTIVE, 2, Quality.LATE)
+    assert (record.claims, record.attributes, record.priority) == (before.claims, {"pod": "web"}, 3)
+    assert [(member.id, member.late) for member in record.living] == [("c1", True), ("c2", True)]
+    assert {host.tree.membership(child.pid).group for child in (first, second)} == {UID}
+    assert os.path.isfile(f"{host.run}/completed/{UID}/1/completed_at")
+    host.check()
+    end(first)
+    end(second)
+    host.manager.upkeep.tick()
+    host.manager.release(UID, owner="nri")
+    assert not host.manager.get(UID).claimed_by("nri")
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_was_used_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> None:
+    host.manager.assign(assignment("k", puppet.pid))
+    puppet.do("burn 0.1")
+    host.manager.upkeep.tick()
+    known = total(host.manager.read("k")[2])
+    assert known.number
+    host.manager.upkeep.life.checkpoint(host.manager.get("k"))
+    for losses in (1, 2):
+        remove(host, "k")
+        host.manager.upkeep.tick()
+        record = host.manager.get("k")
+        assert record.earlier is not None
+        assert (record.state, record.earlier.losses) == (State.ACTIVE, losses)
+    host.restart()
+    puppet.do("burn 0.1")
+    found = total(host.manager.release("k", owner="test").totals)
+    assert found.quality is Quality.ESTIMATED
+    assert "is in no figure" in found.reason
+    assert found.number is not None
+    since = [Path(host.run, "groups/k/mon_data", "mon_L3_00", f"{TRAFFIC}.{at}") for at in ("begin", "end")]
+    assert found.number >= known.number
+    assert all(path.is_file() for path in since)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_mount_that_comes_back_is_used_without_being_told(tmp_path: Path, process: Start) -> None:
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    child = process()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.assign(assignment("k", child.pid))
+        host.manager.create("empty", owner="a")
+        assert unmount(host.mountpoint)
+        for _ in range(3):
+            host.manager.upkeep.tick()
+        assert {record.state for record in host.manager.records()} == {State.LOST}
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host.manager.upkeep.tick()
+        states = {record.key: (record.state, record.generation) for record in host.manager.records()}
+        assert states == {"k": (State.ACTIVE, 2), "empty": (State.IDLE, 2)}
+        assert host.tree.membership(child.pid).group == "k"
+        host.check()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_loss_while_the_daemon_was_down_is_made_good_too(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid, "run"))
+    os.rmdir(host.tree.full_path(GroupRef("", "k")))
+    host.restart()
+    host.manager.upkeep.tick()
+    assert (host.manager.get("k").state, host.tree.membership(child.pid).group) == (State.ACTIVE, "k")
+
+
+@pytest.mark.usefixtures("soon")
+def test_it_follows_to_the_class_where_its_tasks_are_now(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    host.make_class("gold")
+    os.rmdir(host.tree.full_path(GroupRef("", "k")))
+    host.tree.write_task("gold", child.pid)
+    host.manager.upkeep.tick()
+    host.manager.upkeep.tick()
+    assert host.manager.get("k").ref == GroupRef("gold", "k")
+    host.check()
+
+
+def test_what_ended_or_was_released_meanwhile_is_not_begun_anew(host: Host, process: Start) -> None:
+    child = process()
+    for key, owner in (("ended", "run"), ("released", "a"), ("unknown", "b")):
+        host.manager.assign(assignment(key, child.pid, owner, member="m", take_over=True))
+        remove(host, key)
+        assert host.manager.get(key).is_interrupted
+    host.manager.release("released", owner="a")
+    host.manager.reconcile("b", [])
+    assert not host.manager.get("unknown").is_interrupted
+    end(child)
+    host.manager.remove_member("ended", "m")
+    host.manager.release("ended", owner="run")
+    for _ in range(3):
+        host.manager.upkeep.tick()
+    assert {record.state for record in host.manager.records()} == {State.LOST}
+    assert host.ours() == []
+
+
+def test_an_assign_does_not_wait_and_brings_the_others_back_with_it(host: Host, process: Start) -> None:
+    first, second = process(), process()
+    host.manager.assign(assignment(UID, first.pid, "nri", member="c1"))
+    remove(host, UID)
+    record = host.manager.assign(assignment(UID, second.pid, "nri", member="c2")).record
+    assert [(member.id, member.late) for member in record.living] == [("c1", True), ("c2", False)]
+    assert {host.tree.membership(child.pid).group for child in (first, second)} == {UID}
+    host.check()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_rivals_group_of_its_name_is_left_alone_and_the_loss_stands(
+    host: Host, process: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    os.rmdir(host.tree.full_path(GroupRef("", "k")))
+    ref = host.make_foreign("k")
+    for _ in range(3):
+        host.manager.upkeep.tick()
+    record = host.manager.get("k")
+    assert (record.state, record.is_interrupted, record.generation) == (State.LOST, True, 1)
+    assert len([entry for entry in caplog.records if "not ours" in entry.message]) == 1
+    assert "completed_at" in host.files("k")
+    with pytest.raises(ForeignGroup):
+        host.manager.create("k", owner="test")
+    os.rmdir(host.tree.full_path(ref))
+    host.manager.upkeep.tick()
+    assert host.manager.get("k").state is State.ACTIVE
+
+
+def test_it_is_not_forgotten_while_somebody_claims_it(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    remove(host, "k")
+    host.manager.settings = type(host.settings)(snapshot_ttl_s=0.0)
+    host.manager.upkeep.tick()
+    assert host.manager.get("k").state is State.LOST
+    host.manager.release("k", owner="test")
+    host.manager.upkeep.tick()
+    assert host.manager.records() == []
+
+
+def test_each_loss_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
+    waits = [resumes_after_s(losses) for losses in range(1, 40)]
+    assert waits[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert waits == sorted(waits)
+    assert waits[-1] == MAX_RESUME_S
+
+
+@pytest.mark.parametrize(("lived", "losses"), [("00:09:00", 5), ("00:11:00", 1)])
+def test_a_run_that_stood_for_long_ends_the_row(lived: str, losses: int) -> None:
+    record = Record(
+        key="k",
+        group_name="k",
+        state=State.LOST,
+        created_at="2026-01-01T00:00:00.000000Z",
+        completed_at=f"2026-01-01T{lived}.000000Z",
+        earlier=Earlier({}, "lost", 4),
+    )
+    assert losses_in_a_row(record) == losses
+
+
+def test_figures_of_earlier_runs_keep_every_digit(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    exact = Decimal("98765432109876543210.123456789")
+    record = host.manager.get("k")
+    with host.manager.book.writing("k"):
+        earlier = Earlier({"core_energy": str(exact), TRAFFIC: ""}, "lost before")
+        host.manager.book.put(msgspec.structs.replace(record, earlier=earlier))
+    host.restart()
+    totals = host.manager.read("k")[2]
+    energy, traffic = total(totals, "core_energy"), total(totals)
+    assert energy.number is not None
+    assert energy.number >= exact
+    assert (traffic.quality, traffic.reason) == (Quality.ESTIMATED, "lost before")
+
+
+@pytest.fixture
+def small(small_simulation: str, tmp_path: Path) -> Iterator[Host]:
+    made = Host(small_simulation, str(tmp_path))
+    yield made
+    made.clean()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_kill_at_any_step_of_beginning_anew(small: Host, process: Start, fuse: Fuse) -> None:
+    step = 0
+    killed = True
+    while killed:
+        child = process()
+        small.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+        small.manager.upkeep.tick()
+        remove(small, CTR)
+        killed = cut(fuse, step, small.manager.upkeep.tick)
+        manager = small.restart()
+        small.check()
+        for _ in range(2):
+            manager.upkeep.tick()
+        record = manager.get(CTR)
+        assert (record.state, record.generation, record.baseline) == (State.ACTIVE, 2, Quality.LATE), step
+        assert record.earlier is not None
+        assert record.earlier.losses == 1
+        assert small.tree.membership(child.pid).group == CTR
+        assert os.path.isfile(f"{small.run}/completed/{CTR}/1/completed_at"), step
+        end(child)
+        manager.upkeep.tick()
+        assert manager.get(CTR).state is State.COMPLETED
+        assert small.ours() == []
+        small.check()
+        forget(small)
+        step += 1
+    assert step > 8
