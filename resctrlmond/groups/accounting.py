@@ -14,9 +14,9 @@ from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, ev
 class Quality(enum.StrEnum):
     """How far a total can be trusted.
 
-    ``exact``: baseline before the first task, last reading after the last. ``late``: true since the baseline, which
-    was taken when the workload already ran. ``estimated``: one of the two readings had to be replaced by a rule.
-    ``unknown``: no total can be given.
+    ``exact``: baseline before the first task, last reading after the last. ``late``: the workload, or a task that was
+    taken in from outside, ran already, and what it used before is missing. ``estimated``: one of the two readings had
+    to be replaced by a rule. ``unknown``: no total can be given.
     """
 
     EXACT = "exact"

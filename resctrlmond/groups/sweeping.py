@@ -132,8 +132,10 @@ class Sweeping:
 
     def _into(self, record: Record, group: Record, member: Member, move: Move, late: bool) -> tuple[Record, Moved]:
         def say_so() -> None:
-            # On disk before the first of them counts: a kill in between must not make it exact.
+            # They ran outside until now, for as long as nobody looked: no total of this group is exact any more. On
+            # disk before the first of them counts, so that no kill in between makes it exact.
             nonlocal record
+            record = record.with_member(replace(member, late=True))
             record = self.book.put(record.with_late(replace(member, part=group.part)))
 
         how = How(
