@@ -47,7 +47,7 @@ _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # A value has up to 20 digits and 9 decimals; the usual 28 digits would round it, and the sum of many domains more so.
 _EXACTLY = Context(prec=64)
 # A reset counter comes back from 0. One that stands within this part of where it was has not restarted.
-_NOISE = Decimal("0.01")
+NOISE = Decimal("0.01")
 
 
 def worst(*qualities: Quality) -> Quality:
@@ -66,21 +66,24 @@ def totals(
     end: Iterable[Reading],
     baseline: Quality = Quality.EXACT,
     missed: Mapping[str, str] | None = None,
+    carried: Mapping[tuple[str, str], int] | None = None,
 ) -> list[Total]:
     """Sum what each cumulative event counted between two readings of one group, in order of the event's name.
 
     Gauges have no total and sub-domains are already in their outer domain: both are left out. ``baseline`` is the
     quality of the begin readings as a whole; no total is better than it. ``missed`` says of domains why their end
-    values are older than the others', or are not there.
+    values are older than the others', or are not there. ``carried`` says of counters, by domain and event, that they
+    began from 0 again during the run, and what they had counted by then as far as it is known.
     """
-    missed = missed or {}
+    missed, carried = missed or {}, carried or {}
     before = {(reading.domain, reading.event): reading.value for reading in begin if not reading.is_part}
     after = {(reading.domain, reading.event): reading.value for reading in end if not reading.is_part}
     deltas: dict[str, list[_Delta]] = {}
     with localcontext(_EXACTLY):
         for domain, name in sorted(before.keys() | after.keys()):
             if event(name).kind is Kind.CUMULATIVE:
-                delta = _delta(domain, before.get((domain, name)), after.get((domain, name)), missed.get(domain, ""))
+                values = before.get((domain, name)), after.get((domain, name))
+                delta = _delta(domain, *values, missed.get(domain, ""), carried.get((domain, name)))
                 deltas.setdefault(name, []).append(delta)
         return [_sum(event(name), deltas[name], baseline) for name in sorted(deltas)]
 
@@ -95,8 +98,8 @@ def added(parts: Iterable[list[Total]]) -> list[Total]:
         return [_sum_known(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
 
 
-def _delta(domain: str, begin: Value | None, end: Value | None, missed: str) -> _Delta:
-    delta = _counted(domain, begin, end, missed)
+def _delta(domain: str, begin: Value | None, end: Value | None, missed: str, carried: int | None) -> _Delta:
+    delta = _counted(domain, begin, end, missed, carried)
     if not missed or end is None:
         return delta
     # What was used after the last reading is in no figure.
@@ -104,7 +107,7 @@ def _delta(domain: str, begin: Value | None, end: Value | None, missed: str) -> 
     return _Delta(delta.number, worst(delta.quality, Quality.ESTIMATED), reason)
 
 
-def _counted(domain: str, begin: Value | None, end: Value | None, missed: str) -> _Delta:
+def _counted(domain: str, begin: Value | None, end: Value | None, missed: str, carried: int | None) -> _Delta:
     if end is None:
         return _Delta(None, Quality.UNKNOWN, missed or f"{domain} went offline")
     if end.number is None:
@@ -113,6 +116,9 @@ def _counted(domain: str, begin: Value | None, end: Value | None, missed: str) -
             # (Documentation/filesystems/resctrl.rst). Nothing was used there.
             return _Delta(0, Quality.EXACT)
         return _Delta(None, Quality.UNKNOWN, f"{domain} read {end.text!r} at the end")
+    if carried is not None:
+        number = max(0, carried + end.number - (begin.number or 0 if begin else 0))
+        return _Delta(number, Quality.ESTIMATED, f"{domain} began from 0 during the run, as when it was offline")
     if begin is None:
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")
     if begin.number is None:
@@ -121,7 +127,7 @@ def _counted(domain: str, begin: Value | None, end: Value | None, missed: str) -
             return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
         return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
     if end.number < begin.number:
-        if begin.number - end.number <= begin.number * _NOISE:
+        if begin.number - end.number <= begin.number * NOISE:
             return _Delta(0, Quality.ESTIMATED, f"{domain} went back a little: nothing that it could tell was used")
         # It was reset (its domain was offline, or the mode changed): what it shows now was counted since.
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")

@@ -3,30 +3,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.groups.accounting import NOISE
+from resctrlmond.resctrl.counters import Reading, event, parse_value
 
 
-class LastRead(msgspec.Struct, frozen=True):
-    """One domain's values, by event, as the kernel gave them; ``time`` is RFC 3339, UTC."""
+class LastRead(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One domain's values, by event, as the kernel gave them; ``time`` is RFC 3339, UTC.
+
+    ``inode`` is that of its directory. ``carried`` has the events that began to count from 0 again, with what they
+    had counted when they were last read before that.
+    """
 
     time: str
     values: dict[str, str]
+    inode: int = 0
+    carried: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 # By domain, which is the path below mon_data. One that went offline keeps what was read of it last.
 Checkpoint = dict[str, LastRead]
 
 
-def with_readings(before: Checkpoint, time: str, readings: Iterable[Reading]) -> Checkpoint:
-    """The checkpoint after ``readings``, which were taken at ``time``."""
-    values: dict[str, dict[str, str]] = {}
+def with_readings(
+    before: Checkpoint, time: str, readings: Iterable[Reading], inodes: Mapping[str, int] | None = None
+) -> Checkpoint:
+    """The checkpoint after ``readings``, which were taken at ``time``; ``inodes`` are those at the baseline."""
+    domains: dict[str, list[Reading]] = {}
     for reading in readings:
-        values.setdefault(reading.domain, {})[reading.event] = reading.value.text
-    return before | {domain: LastRead(time, events) for domain, events in values.items()}
+        domains.setdefault(reading.domain, []).append(reading)
+    return before | {
+        domain: LastRead(
+            time,
+            {reading.event: reading.value.text for reading in of},
+            of[0].inode,
+            _carried(before.get(domain) or LastRead("", {}, (inodes or {}).get(domain, 0)), of),
+        )
+        for domain, of in domains.items()
+    }
+
+
+def _carried(last: LastRead, readings: Iterable[Reading]) -> dict[str, int]:
+    carried = dict(last.carried)
+    for reading in readings:
+        if not event(reading.event).restarts:
+            continue
+        known = parse_value(last.values.get(reading.event, "")).number
+        counted = int(known) if known is not None else 0
+        # A mode change makes no new directory; there it is seen by the value alone.
+        went_back = reading.value.number is not None and reading.value.number < counted - counted * NOISE
+        is_another = last.inode and reading.inode and last.inode != reading.inode
+        if went_back or is_another:
+            carried[reading.event] = carried.get(reading.event, 0) + counted
+    return carried
+
+
+def carried_of(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:
+    """What counters had counted before they began from 0 again, by domain and event."""
+    return {(domain, name): counted for domain, last in checkpoint.items() for name, counted in last.carried.items()}
 
 
 def readings_of(checkpoint: Checkpoint) -> list[Reading]:

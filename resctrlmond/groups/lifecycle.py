@@ -118,7 +118,10 @@ class Lifecycle:
         record = replace(record, created_at=utc_now())
         readings = self.tree.read(record.ref)
         self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings)
-        return self.book.put(replace(record, state=State.IDLE, reason="", in_limbo=False, baseline=quality))
+        inodes = {reading.domain: reading.inode for reading in readings}
+        return self.book.put(
+            replace(record, state=State.IDLE, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+        )
 
     def check_identity(self, record: Record) -> Found:
         """The record's own group; NoSuchGroup if it is gone or another one stands in its place."""
@@ -218,13 +221,13 @@ class Lifecycle:
         readings, now = self.tree.read(record.ref), utc_now()
         # In one file first: a domain that went offline has its last value there, and so has all that is not in a
         # file of its own yet when we are killed and the group goes away meanwhile.
-        self.snapshots.end(record.place, now, self.snapshots.checkpoint(record.place, now, readings))
+        self.snapshots.end(record.place, now, self.snapshots.checkpoint(record.place, now, readings, record.inodes))
 
     def checkpoint(self, record: Record) -> None:
         """Keep the counters as they are now, for when a group goes away unasked. Raises NoSuchGroup, NotWritten."""
         for group in record.standing:
             self.check_identity(group)
-            self.snapshots.checkpoint(group.place, utc_now(), self.tree.read(group.ref))
+            self.snapshots.checkpoint(group.place, utc_now(), self.tree.read(group.ref), group.inodes)
 
     def _stands(self, record: Record) -> bool:
         try:

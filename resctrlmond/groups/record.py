@@ -109,8 +109,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
 
     ``class_`` is the control group ("" is the root), ``follows`` whether it is still open and taken from the first
     task. ``nonce`` is the mtime (ns) that the group's directory bears. ``boot_id`` and times tell runs apart.
-    ``baseline`` is the quality of the begin readings as a whole. Of the records that wait for an RMID, the one of the
-    highest ``priority`` gets it.
+    ``baseline`` is the quality of the begin readings as a whole; ``inodes`` are those that the domains' directories
+    had then. Of the records that wait for an RMID, the one of the highest ``priority`` gets it.
 
     A workload whose tasks are in several classes has one group in each, for the kernel moves no task between classes
     through a group. ``further`` are those after the first: each is a record with a ``part``, by which it is known and
@@ -141,6 +141,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     created_at: str = ""
     completed_at: str = ""
     part: str = ""
+    inodes: dict[str, int] = msgspec.field(default_factory=dict)
     further: tuple[Record, ...] = ()
     earlier: Earlier | None = None
 

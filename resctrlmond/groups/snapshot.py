@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.checkpoint import Checkpoint
@@ -83,14 +83,16 @@ class Snapshots:
                 os.symlink(_live(live, reading), link)
                 os.rename(link, os.path.join(folder, reading.event))
 
-    def checkpoint(self, place: str, time: str, readings: Iterable[Reading]) -> list[Reading]:
+    def checkpoint(
+        self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int] | None = None
+    ) -> list[Reading]:
         """Keep values that were read at ``time``; what is known of other domains stays. Raises NotWritten.
 
-        Returns the last values of all domains.
+        ``inodes`` are the domains' at the baseline. Returns the last values of all domains.
         """
         path = os.path.join(self.path(place), _CHECKPOINT)
         with writing(path):
-            last = checkpoint.with_readings(self.last_read(place), time, readings)
+            last = checkpoint.with_readings(self.last_read(place), time, readings, inodes)
             write_file(path, checkpoint.encode(last))
         return checkpoint.readings_of(last)
 

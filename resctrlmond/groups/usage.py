@@ -40,11 +40,11 @@ def summed(live: Live) -> list[Reading]:
 
 def _so_far(snapshots: Snapshots, group: Record, live: Sequence[Reading]) -> list[Total]:
     """A domain that is not among the ``live`` readings counts as far as it was last read."""
+    now = checkpoint.with_readings(snapshots.last_read(group.place), "", live, group.inodes)
     here = {reading.domain for reading in live}
-    last_read = {domain: last for domain, last in snapshots.last_read(group.place).items() if domain not in here}
-    missed = {domain: f"{domain} went offline, last read at {last.time}" for domain, last in last_read.items()}
-    readings = [*live, *checkpoint.readings_of(last_read)]
-    return totals(snapshots.begin_values(group.place), readings, group.baseline, missed)
+    missed = {domain: f"{domain} went offline, last read at {now[domain].time}" for domain in now.keys() - here}
+    readings, carried = checkpoint.readings_of(now), checkpoint.carried_of(now)
+    return totals(snapshots.begin_values(group.place), readings, group.baseline, missed, carried)
 
 
 def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
@@ -58,7 +58,7 @@ def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
             missed[domain] = f"{group.reason}; " + (f"last read at {time}" if time else "never read before")
         elif time and time != completed_at:
             missed[domain] = f"{domain} went offline, last read at {time}"
-    return totals(begin, end, group.baseline, missed)
+    return totals(begin, end, group.baseline, missed, checkpoint.carried_of(last_read))
 
 
 def _earlier(name: str, text: str, earlier: Earlier) -> Total:

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Context, Decimal, localcontext
 
 
@@ -29,6 +29,14 @@ class Event:
     unit: str
     meaning: str
     source: str
+
+    @property
+    def restarts(self) -> bool:
+        """Whether it counts from 0 again when its domain comes back online: traffic does, telemetry runs on.
+
+        (domain_setup_l3_mon_state() in fs/resctrl/rdtgroup.c makes the state of all groups anew.)
+        """
+        return self.kind is Kind.CUMULATIVE and self.source == _L3
 
 
 _L3 = "Documentation/filesystems/resctrl.rst, L3_MON"
@@ -124,12 +132,15 @@ class Reading:
     """One event's value in one domain.
 
     ``domain`` is the path below mon_data: ``mon_L3_00``, ``mon_PERF_PKG_01``, and with Sub-NUMA Clustering also
-    ``mon_L3_00/mon_sub_L3_01``, whose values are already in the outer domain's.
+    ``mon_L3_00/mon_sub_L3_01``, whose values are already in the outer domain's. ``inode`` is the number of the
+    domain's directory, 0 where it is not known: a domain that was offline comes back with another one (kernfs gives
+    numbers out in a circle, __kernfs_new_node() in fs/kernfs/dir.c).
     """
 
     domain: str
     event: str
     value: Value
+    inode: int = field(default=0, compare=False)
 
     @property
     def is_part(self) -> bool:
@@ -169,10 +180,11 @@ _DEPTH = 2
 def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
     with os.scandir(directory) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    inode = os.stat(directory).st_ino
     for name, is_directory in found:
         try:
             if not is_directory:
-                yield Reading(domain, name, parse_value(_read_text(directory, name)))
+                yield Reading(domain, name, parse_value(_read_text(directory, name)), inode)
             elif depth < _DEPTH:
                 fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
                 try:
@@ -185,7 +197,7 @@ def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
             # A domain that cannot be looked into is no event, and a lack of ours is no value of a counter.
             if is_directory or error.errno in _OURS:
                 raise
-            yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)))
+            yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)), inode)
 
 
 def _read_text(directory: int, name: str) -> str:

@@ -64,6 +64,21 @@ def test_a_domain_comes_back(fs: Resctrl, second: Callable[[int], None]) -> None
         assert fs.read(group, SECOND, "mbm_total_bytes") == "0\n"
 
 
+def test_a_domain_that_comes_back_is_another_directory(fs: Resctrl, second: Callable[[int], None]) -> None:
+    """Its inode tells that its counters began anew; that of a domain that stayed online is the same."""
+    fs.make("mon_groups/a")
+
+    def inodes() -> list[int]:
+        return [os.stat(fs.path("mon_groups/a/mon_data", domain)).st_ino for domain in ("mon_L3_00", "mon_L3_01")]
+
+    before = inodes()
+    second(0)
+    second(1)
+    after = inodes()
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
 def test_one_cpu_is_enough(fs: Resctrl, second: Callable[[int], None]) -> None:
     """While one CPU of a cache is online, nothing changes."""
     switch((os.cpu_count() or 1) - 1, 0)

@@ -152,6 +152,50 @@ def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, 
     machine.check()
 
 
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["known", "unknown"])
+def test_a_domain_that_was_offline_counts_what_was_read_before_and_what_comes_after(
+    machine: Host, puppet: Puppet, checkpointed: bool
+) -> None:
+    """Its traffic begins from 0 again, as the baseline did: nothing goes back, and yet something is missing."""
+    machine.manager.assign(assignment("k", puppet.pid))
+    puppet.do("burn 0.2")
+    known = 0
+    if checkpointed:
+        machine.manager.upkeep.tick()
+        known = sum(int(last.values.get(TRAFFIC, 0)) for last in last_read(machine, "k").values())
+        assert known > 0
+    domains = ("mon_L3_00", DOMAIN)
+    for domain in domains:
+        Control(machine.mountpoint).offline(domain)
+        Control(machine.mountpoint).online(domain)
+    puppet.do("burn 0.4")
+    ended = machine.manager.release("k", owner="test")
+    traffic, energy = total(ended.totals), total(ended.totals, "core_energy")
+    files = machine.files("k")
+    since = sum(int(files[f"mon_data/{domain}/{TRAFFIC}.end"]) for domain in domains)
+    assert since > 0
+    assert (traffic.number, traffic.quality) == (known + since, Quality.ESTIMATED)
+    assert "began from 0" in traffic.reason
+    # The registers of the packages run on.
+    assert "began from 0" not in energy.reason
+    assert machine.restart().read("k")[2] == ended.totals
+
+
+def test_a_counter_that_began_from_0_under_the_same_roof_is_seen_by_its_value() -> None:
+    """As where the mode of bandwidth counters is changed: a reset, and not the noise of a sum."""
+
+    def after(*texts: str) -> dict[str, int]:
+        kept: checkpoint.Checkpoint = {}
+        for text in texts:
+            kept = checkpoint.with_readings(kept, "now", [Reading("d", TRAFFIC, parse_value(text), 7)])
+        return kept["d"].carried
+
+    assert after("100", "20", "30") == {TRAFFIC: 100}
+    assert after("100", "20", "30", "5", "9") == {TRAFFIC: 130}
+    assert after("100", "150", "149", "200") == {}
+    assert after("100", "Unavailable", "200") == {}
+
+
 def test_a_checkpoint_that_cannot_be_written_keeps_no_end_from_being_noted(
     host: Host, process: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
