@@ -61,7 +61,8 @@ class Joining:
         if before is None:
             record = self.making.new(key, assignment.class_for(where), ended)
             # With its member from the first word on: a claim without one would never end by itself.
-            record = self.making.make(_joined(record, member, assignment), ended, assignment.may_wait)
+            coming = replace(member, joining=True)
+            record = self.making.make(_joined(record, coming, assignment), ended, assignment.may_wait)
         else:
             record = before
         try:
@@ -70,12 +71,15 @@ class Joining:
                     check_has_rmid(before)
                 record, member = self._in_place(before, member, where, assignment)
             # On disk before the member's first task is moved.
-            record = self.book.put(_joined(record, member, assignment))
+            waits = record.home(member).state is State.PENDING
+            record = self.book.put(_joined(record, replace(member, joining=not waits), assignment))
             home = record.home(member)
-            if home.state is State.PENDING:
+            if waits:
                 return Assigned(record, Moved(0, 0))
             record, moved = self._move(record, member, moving, assignment)
-            member = replace(member, left=moved.outside, take_over=False, allow_class_change=False)
+            # As it stands: what was found in another class made it late.
+            joined = record.member(member.id) or member
+            member = replace(joined, left=moved.outside, joining=False, take_over=False, allow_class_change=False)
             return Assigned(self.book.put(replace(record.with_member(member), state=State.ACTIVE)), moved)
         except Exception:
             self._undo(record, before, ended)

@@ -61,6 +61,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A container, sandbox or process of a workload.
 
     ``part`` is the further group that it counts in (see Record), "" for the first one.
+    ``joining``: its tasks are about to be moved; after a crash nobody knows which were.
     ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: with the pid it names one process for
     ever. ``cgroup`` is the absolute path of its control group directory, "" if it has none of its own. ``left``
     counts tasks that could not be moved into the group. ``take_over`` and ``allow_class_change`` are
@@ -81,6 +82,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     part: str = ""
     take_over: bool = False
     allow_class_change: bool = False
+    joining: bool = False
 
     @property
     def has_tasks(self) -> bool:

@@ -62,12 +62,13 @@ class Sweeping:
             try:
                 record, moved = self._sweep(record, member)
             except ResctrlError as error:
-                record = self.book.put(record.with_member(replace(member, reason=str(error))))
+                # It may have ended by now, and was never in the group.
+                late = replace(member, late=True, joining=False, reason=str(error))
+                record = self.book.put(record.with_member(late).with_late(late))
                 continue
             if record.home(member).part == group.part or moved.moved:
-                late = replace(
-                    member, late=True, left=moved.outside, reason="", take_over=False, allow_class_change=False
-                )
+                late = replace(member, late=True, joining=False, left=moved.outside, reason="")
+                late = replace(late, take_over=False, allow_class_change=False)
                 joined = record.with_member(late).with_late(late)
                 record = self.book.put(replace(joined, state=State.ACTIVE))
         return record
@@ -79,22 +80,17 @@ class Sweeping:
         self.life.check_identities(record)
         for member in record.living:
             try:
-                was_outside = self._is_outside(record, member)
-                record, moved = self._sweep(record, member)
+                # What is moved now ran outside: the daemon was killed before it moved it, or it joined since.
+                record, _ = self._sweep(record, member)
+                record = replace(record, state=State.ACTIVE)
+                is_late = False  # or it is said already
             except ResctrlError:
-                continue
-            record = replace(record, state=State.ACTIVE)
-            if was_outside and moved.moved:
-                late = replace(member, late=True)
-                record = record.with_member(late).with_late(late)
-            self.book.put(record)
-
-    def _is_outside(self, record: Record, member: Member) -> bool:
-        if not member.pid:
-            return record.state is State.IDLE
-        where = self.tree.membership(member.pid)
-        ref = record.home(member).ref
-        return (where.class_, where.group) != (ref.class_, ref.name)
+                # It ended meanwhile. Where we were killed as it joined, nobody knows in which group it ran.
+                is_late = member.joining
+            joined = record.member(member.id) or member
+            joined = replace(joined, joining=False, late=joined.late or is_late)
+            record = record.with_member(joined)
+            record = self.book.put(record.with_late(joined) if is_late else record)
 
     def where(self, member: Member) -> Membership | None:
         """Where the member's first task is now; None if it has none."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.errors import NotWritten
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import State
@@ -134,6 +135,28 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
         forget(host)
         step += 1
     assert step > least
+
+
+def test_what_ran_outside_after_a_kill_and_ended_before_the_next_start_is_not_called_exact(
+    host: Host, process: Start, fuse: Fuse
+) -> None:
+    """The container starts all the same, unmonitored, and nobody is left to be found in which group."""
+    step = outside = 0
+    killed = True
+    while killed:
+        child = process()
+        killed = cut(fuse, step, lambda pid=child.pid: joined(host.manager, pid))  # type: ignore[misc]
+        was_inside = host.tree.membership(child.pid).group == CTR
+        child.kill()
+        child.wait()
+        for record in host.restart().records():
+            assert record.state is State.COMPLETED, step
+            totals = host.manager.read(CTR)[2]
+            outside += not was_inside
+            assert was_inside or Quality.EXACT not in {total.quality for total in totals}, step
+        forget(host)
+        step += 1
+    assert outside > 2
 
 
 def forget(host: Host) -> None:

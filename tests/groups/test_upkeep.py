@@ -83,6 +83,20 @@ def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
     assert host.manager.get(CTR).state is State.COMPLETED
 
 
+def test_what_joined_while_there_was_no_daemon_is_taken_in_at_its_start(
+    host: Host, process: Start, cgroup: str
+) -> None:
+    init, session = process(), process()
+    join(cgroup, init.pid)
+    host.manager.assign(assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
+    assert host.restart().get(CTR).baseline is Quality.EXACT
+    join(cgroup, session.pid)
+    assert host.restart().get(CTR).baseline is Quality.LATE
+    assert host.tree.membership(session.pid).group == CTR
+    end(session)
+    end(init)
+
+
 def test_a_cgroup_is_assigned_as_a_whole_and_says_that_it_ran(host: Host, process: Start, cgroup: str) -> None:
     children = [process() for _ in range(3)]
     for child in children:
