@@ -73,7 +73,6 @@ class Joining:
             # On disk before the member's first task is moved.
             waits = record.home(member).state is State.PENDING
             record = self.book.put(_joined(record, replace(member, joining=not waits), assignment))
-            home = record.home(member)
             if waits:
                 return Assigned(record, Moved(0, 0))
             record, moved = self._move(record, member, moving, assignment)
