@@ -14,6 +14,10 @@ import pytest
 
 from resctrlmond import __main__ as daemon
 from resctrlmond import oci_hook
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import State
+from resctrlmond.nri import __main__ as nri
+from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
 from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
 from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
@@ -23,6 +27,8 @@ from resctrlmond.startup import Exit
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.scd"))
 DAEMON = ROOT / "man" / "resctrlmond.8.scd"
+NRI = ROOT / "man" / "resctrlmon-nri.8.scd"
+OVERVIEW = ROOT / "man" / "resctrlmond.7.scd"
 HOOK = ROOT / "man" / "resctrlmon-oci-hook.8.scd"
 SIMULATOR = ROOT / "man" / "resctrlmond-sim.1.scd"
 
@@ -56,6 +62,14 @@ def warnings(roff: bytes) -> str:
     return done.stderr.decode()
 
 
+def lint(roff: bytes) -> list[str]:
+    """What mandoc, the other reader of manual pages, has against a page."""
+    command = ["mandoc", "-T", "lint", "-W", "warning"]
+    done = subprocess.run(command, input=roff, capture_output=True, timeout=60, check=False)
+    # scdoc's own: one paragraph macro more than needed, which changes nothing that is seen.
+    return [line for line in done.stdout.decode().splitlines() if "skipping paragraph macro: PP" not in line]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_page_builds_without_a_warning(page: Path) -> None:
     built = subprocess.run(["scdoc"], input=page.read_bytes(), capture_output=True, timeout=60, check=False)
@@ -63,15 +77,18 @@ def test_the_page_builds_without_a_warning(page: Path) -> None:
     name, number = page.stem.rsplit(".", 1)
     assert f'.TH "{name}" "{number}"' in built.stdout.decode()
     assert warnings(built.stdout) == ""
+    assert lint(built.stdout) == []
 
 
 def test_a_warning_would_be_seen() -> None:
-    assert "nosuch" in warnings(b'.TH "page" "8"\n.SH NAME\npage - is wrong\n.nosuch\n')
+    wrong = b'.TH "page" "8"\n.SH NAME\npage - is wrong\n.nosuch\n'
+    assert "nosuch" in warnings(wrong)
+    assert "nosuch" in " ".join(lint(wrong))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_of_ours_that_it_names_exist(page: Path) -> None:
-    ours = re.findall(r"\*(resctrl(?:mon|ctl)[a-z.-]*)\*\(([0-9])\)", page.read_text(encoding="utf-8"))
+    ours = re.findall(r"\*((?:org\.)?resctrl(?:mon|ctl)[\w.-]*)\*\(([0-9])\)", page.read_text(encoding="utf-8"))
     assert ours
     assert {f"{name}.{number}.scd" for name, number in ours} <= {known.name for known in PAGES}
 
@@ -148,3 +165,35 @@ def test_every_configuration_key_that_is_named_exists() -> None:
     named = set(re.findall(r"\*([a-z]+_[a-z_]+)\*(?!\()", DAEMON.read_text(encoding="utf-8")))
     assert named
     assert named <= keys
+
+
+def test_the_overview_names_every_other_page() -> None:
+    text = section(OVERVIEW, "DESCRIPTION")
+    named = {f"{name}.{number}.scd" for name, number in re.findall(r"\*([\w.-]+)\*\(([0-9])\)", text)}
+    assert named == {page.name for page in PAGES} - {OVERVIEW.name}
+
+
+def test_the_overview_tells_of_every_event_with_its_unit() -> None:
+    text = section(OVERVIEW, "EVENTS")
+    told = {}
+    for line in re.findall(r"^(\*\w+\*.*)$", text, re.MULTILINE):
+        unit = re.search(r" \((\w+)\)$", line)
+        told |= dict.fromkeys(re.findall(r"\*(\w+)\*", line), unit[1] if unit else "")
+    assert told == {name: event.unit for name, event in EVENTS.items()}
+
+
+def test_the_overview_tells_of_every_state_quality_and_word() -> None:
+    assert set(re.findall(r"^_(\w+)_$", section(OVERVIEW, "QUALITY"), re.MULTILINE)) == set(Quality)
+    assert set(State) <= set(re.findall(r"_(\w+)_", section(OVERVIEW, "LIFETIMES")))
+    words = re.search(r"has a word \((.*?)\)", section(OVERVIEW, "QUALITY"))
+    assert words
+    assert {Status(word.strip("_").lower()) for word in words[1].split(", ")} == set(Status) - {Status.OK}
+
+
+def test_every_option_and_exit_code_of_the_nri_plugin() -> None:
+    known = {option for action in nri._parser()._actions for option in action.option_strings}
+    assert options(NRI) == known
+    assert options(NRI, "SYNOPSIS") == known - {"-h", "--help", "--version"}
+    wrong = [sys.executable, "-m", "resctrlmond.nri", "--index", "x"]
+    refused = subprocess.run(wrong, capture_output=True, timeout=60, check=False)
+    assert exit_codes(NRI) == {0, refused.returncode}
