@@ -230,7 +230,15 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
 
 
 class UnreadableRecord(Exception):
-    """A record file that is damaged or of another version: it is kept, and told."""
+    """A record file that is damaged, or of another version: it is kept, and told. ``path`` is the file, ``key`` the
+    workload's by its name.
+    """
+
+    def __init__(self, path: str, why: str, *, is_of_other_version: bool = False) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.key = os.path.basename(path).removesuffix(_SUFFIX)
+        self.is_of_other_version = is_of_other_version
 
 
 def encode(record: Record) -> bytes:
@@ -246,10 +254,14 @@ def decode(data: bytes, path: str) -> Record:
     try:
         version = msgspec.json.decode(data, type=_Version).version
         if version != VERSION:
-            raise UnreadableRecord(f"{path}: written by another resctrlmond (version {version}, not {VERSION})")
+            raise UnreadableRecord(
+                path,
+                f"written by another resctrlmond (version {version}, not {VERSION}): it is left alone",
+                is_of_other_version=True,
+            )
         return msgspec.json.decode(data, type=Record)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise UnreadableRecord(f"{path}: no valid record: {error}") from error
+        raise UnreadableRecord(path, f"no valid record: {error}") from error
 
 
 class _Version(msgspec.Struct):
@@ -298,9 +310,9 @@ class Records:
             try:
                 record = decode(read_file(path), path)
                 if record.key + _SUFFIX != name:
-                    raise UnreadableRecord(f"{path}: speaks of another workload, {record.key!r}")
+                    raise UnreadableRecord(path, f"speaks of another workload, {record.key!r}")
             except (UnreadableRecord, OSError) as error:
                 self._unreadable.add(path)
-                yield error if isinstance(error, UnreadableRecord) else UnreadableRecord(f"{path}: {error}")
+                yield error if isinstance(error, UnreadableRecord) else UnreadableRecord(path, str(error))
             else:
                 yield record

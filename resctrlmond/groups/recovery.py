@@ -13,7 +13,7 @@ from resctrlmond.groups.keys import canonical_key
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.pending import Pending
 from resctrlmond.groups.plan import RECOVERED, Do, Step, recover
-from resctrlmond.groups.record import ROOT_PART, Claim, Record, State
+from resctrlmond.groups.record import ROOT_PART, Claim, Record, State, UnreadableRecord
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.sweeping import Sweeping
 from resctrlmond.groups.times import utc_now
@@ -22,7 +22,10 @@ from resctrlmond.resctrl.tree import Found
 
 
 class Recovery:
-    """Carries out the start-up plan (``plan.recover``). Every step takes the key it works on."""
+    """Carries out the start-up plan (``plan.recover``). Every step takes the key it works on.
+
+    ``unreadable`` are the records that could not be read.
+    """
 
     def __init__(
         self, life: Lifecycle, settings: Callable[[], Settings], *, sweeping: Sweeping, pending: Pending, ends: Ends
@@ -33,10 +36,12 @@ class Recovery:
         self.sweeping = sweeping
         self.pending = pending
         self.ends = ends
+        self.unreadable: list[UnreadableRecord] = []
 
     def recover(self) -> list[str]:
         """Take up where the last daemon stopped, whatever stopped it. Returns what an operator should know."""
-        problems = [str(item) for item in self.book.load()]
+        self.unreadable = self.book.load()
+        problems = [str(item) for item in self.unreadable]
         tree = self.life.tree
         plan = recover(self.book.all(), tree.scan(), self.life.mark.gid, self.life.mark.boot_id)
         # What goes wrong with one is no reason not to serve the others: the ticks will try it again.
@@ -92,12 +97,16 @@ class Recovery:
         """Our mark without a record: adopted if somebody is in it, else removed."""
         if self.life.tree.find(found.ref) != found:
             return  # a record had its name, and took it up
+        name = found.ref.name.removeprefix(self.settings().group_prefix)
+        if any(item.is_of_other_version and item.key == name for item in self.unreadable):
+            yield f"{found.path}: is ours, of a record that another resctrlmond wrote: left alone"
+            return
         if not self.life.tree.tasks(found.ref):
             self.life.tree.remove(found.ref)
             yield f"{found.path}: was ours, of no record and empty: removed"
             return
         try:
-            key = canonical_key(found.ref.name.removeprefix(self.settings().group_prefix))
+            key = canonical_key(name)
         except InvalidKey as error:
             yield f"{found.path}: is ours, of no record, and its name is no key: {error}"
             return

@@ -27,8 +27,15 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 
 
+def _log_complaint(key: str, error: ResctrlError | OSError) -> None:
+    log.error("%s: %s", key, error)
+
+
 class Upkeep:
-    """The manager's own initiative. Every step takes the key it works on."""
+    """The manager's own initiative. Every step takes the key it works on.
+
+    ``complain`` is told, once, of work that failed and is tried again.
+    """
 
     def __init__(
         self,
@@ -52,6 +59,7 @@ class Upkeep:
         self._complaints: dict[str, str] = {}
         # For a run that was lost: since when it has not been tried, and how often it was, in vain.
         self._tries: dict[str, tuple[float, int]] = {}
+        self.complain: Callable[[str, ResctrlError | OSError], None] = _log_complaint
 
     def tick(self) -> None:
         """Once a second: ends, retries, losses, pruning; and the control groups looked through every SWEEP_S."""
@@ -80,7 +88,7 @@ class Upkeep:
         except (ResctrlError, OSError) as error:
             text = str(error)
             if self._complaints.get(key) != text:
-                log.error("%s: %s", key, text)
+                self.complain(key, error)
             self._complaints[key] = text
         else:
             self._complaints.pop(key, None)
