@@ -98,6 +98,7 @@ install-files: man
 	$(INSTALL) -m 755 resctrlmond/oci_hook.py $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) systemd/*.service systemd/*.socket systemd/*.mount
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
+	$(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/catalog systemd/*.catalog
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf \
 	  $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus-service \

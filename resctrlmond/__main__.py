@@ -15,6 +15,7 @@ from resctrlmond import __version__, config, journal
 from resctrlmond.config import Config
 from resctrlmond.daemon import Daemon
 from resctrlmond.groups.farewell import release_all
+from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.startup import Exit, StartupError, prepare, startup_error
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return (_release_all if options.release_all else _serve)(options, loaded, gid)
     except ResctrlError as error:
         failed = startup_error(error)
-        log.error("%s", failed, extra=journal.fields(failed))
+        log.error("%s", failed, extra=journal.fields(failed, message_id=MessageId.CANNOT_START))
         return failed.exit
 
 

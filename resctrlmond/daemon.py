@@ -20,6 +20,8 @@ from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
 from resctrlmond.config import Config, ConfigError
 from resctrlmond.groups.record import Record
+from resctrlmond.message_ids import MessageId
+from resctrlmond.notices import Notices
 from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.startup import Ground, settings_of
@@ -46,6 +48,7 @@ class Daemon:
         self._notify = Notify()
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="verb")
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
+        self._notices = Notices(ground.manager.tree)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -57,9 +60,7 @@ class Daemon:
         # Not before READY=1: a reload ends with one. Until then the configuration is as good as just read.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _raise_descriptor_limit()
-        await loop.run_in_executor(self._workers, self._manager.recover)
-        for problem in self._manager.problems:
-            log.warning("%s", problem)
+        await loop.run_in_executor(self._workers, self._recover)
         watch = Watch(self._on_ended)
         dbus = self._dbus_door()
         self._follow_changes(loop, watch, dbus)
@@ -80,6 +81,17 @@ class Daemon:
             watch.close()
             self._workers.shutdown()
             log.info("stopped; groups stay, and are taken up at the next start")
+
+    def _recover(self) -> None:
+        manager = self._manager
+        manager.book.watch = self._notices.changed
+        manager.upkeep.complain = self._notices.unfinished
+        manager.recover()
+        unreadable = manager.recovery.unreadable
+        for record in unreadable:
+            self._notices.unreadable(record)
+        for problem in manager.problems[len(unreadable) :]:
+            log.warning("%s", problem)
 
     # -- doors
 
@@ -108,6 +120,7 @@ class Daemon:
                 dbus.changed(key, record)
 
         def from_worker(key: str, record: Record | None) -> None:
+            self._notices.changed(key, record)
             with contextlib.suppress(RuntimeError):  # the loop has ended: there is nobody left to tell
                 loop.call_soon_threadsafe(changed, key, record)
 
@@ -125,7 +138,7 @@ class Daemon:
         try:
             await loop.run_in_executor(self._workers, self._manager.ends.settle, key)
         except (ResctrlError, OSError) as error:
-            log.error("cannot note the end of %s: %s", key, error, extra=journal.fields(error, key=key))
+            self._notices.unfinished(key, error)
 
     async def _tick_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()
@@ -133,7 +146,7 @@ class Daemon:
         fed = status = ""
         while not self._stopping.is_set():
             try:
-                await loop.run_in_executor(self._workers, self._manager.upkeep.tick)
+                await loop.run_in_executor(self._workers, self._tick)
             except (ResctrlError, OSError) as error:
                 log.error("%s", error, extra=journal.fields(error))
             if feed is not None:
@@ -144,6 +157,10 @@ class Daemon:
                 fed = status
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), min(TICK_S, feed or TICK_S))
+
+    def _tick(self) -> None:
+        self._notices.tick()
+        self._manager.upkeep.tick()
 
     def _status(self) -> str:
         records = self._manager.records()
@@ -164,7 +181,8 @@ class Daemon:
         try:
             new = self._reload()
         except ConfigError as error:
-            log.error("the new configuration is wrong, the old one stays: %s", error, extra=journal.fields(error))
+            about = journal.fields(error, message_id=MessageId.CONFIG_REFUSED)
+            log.error("the new configuration is wrong, the old one stays: %s", error, extra=about)
         else:
             self._take(new)
         self._notify.ready(self._status())

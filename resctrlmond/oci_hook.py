@@ -21,6 +21,9 @@ import sys
 SOCKET = "/run/resctrlmond/org.resctrlmon.Manager"
 JOURNAL = "/run/systemd/journal/socket"
 
+# resctrlmond.message_ids.MessageId.UNMONITORED: the journal's catalogue explains it.
+MESSAGE_ID = "47f76e48a28c4accae8c5c9183767327"
+
 # The longest message to the daemon, its closing NUL included, and the longest answer.
 MAX_MESSAGE = 1 << 20
 MAX_REPLY = 1 << 16
@@ -163,7 +166,8 @@ def give_up(run: Run, reason: str) -> None:
     # One line each: a newline would begin another field of the journal's protocol.
     text = "".join(c if c.isprintable() else " " for c in f"{reason}; {outcome}")
     stage = "".join(c for c in run.stage if c.isprintable())
-    fields = f"MESSAGE={text}\nPRIORITY=4\nSYSLOG_IDENTIFIER=resctrlmon-oci-hook\nRESCTRLMON_STAGE={stage}\n"
+    fields = f"MESSAGE={text}\nMESSAGE_ID={MESSAGE_ID}\nPRIORITY=4\nSYSLOG_IDENTIFIER=resctrlmon-oci-hook\n"
+    fields += f"RESCTRLMON_STAGE={stage}\n"
     try:
         journal = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
         journal.sendto(fields.encode(), _socket.MSG_DONTWAIT, run.journal)

@@ -107,11 +107,12 @@ def _take_group(gid: int) -> None:
         return
     try:
         os.setegid(gid)
-    except PermissionError as error:
+    except OSError as error:
+        # EINVAL: the id does not exist in the user namespace, which the unit gives 65536 of them.
         raise PermissionDenied(
             f"cannot run with the group id {gid}, by which our monitoring groups are known",
             errno=error.errno or 0,
-            remedy="Start resctrlmond as root, or with Group= in its unit",
+            remedy="Start resctrlmond as root, or with Group= in its unit (one above 65535 takes PrivateUsers=no)",
         ) from error
 
 

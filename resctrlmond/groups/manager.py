@@ -60,7 +60,7 @@ class Manager:
         self.upkeep = Upkeep(
             self.life, self._settings, sweeping=sweeping, pending=pending, resuming=resuming, ends=self.ends
         )
-        self._recovery = Recovery(self.life, self._settings, sweeping=sweeping, pending=pending, ends=self.ends)
+        self.recovery = Recovery(self.life, self._settings, sweeping=sweeping, pending=pending, ends=self.ends)
         self.problems: list[str] = []
 
     def _settings(self) -> Settings:
@@ -68,7 +68,7 @@ class Manager:
 
     def recover(self) -> None:
         """Take up where the last daemon stopped: the only way to start. ``problems`` then says what was odd."""
-        self.problems = self._recovery.recover()
+        self.problems = self.recovery.recover()
 
     # -- verbs that write
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from resctrlmond import journal
 from resctrlmond.api.client import Client, ProtocolError, VarlinkError
 from resctrlmond.api.errors import VARLINK_PREFIX
+from resctrlmond.message_ids import MessageId
 
 log = logging.getLogger(__name__)
 
@@ -76,5 +77,9 @@ class Door:
 
     def _complain(self, text: str, error: OSError | None) -> None:
         if text != self._complaint:
-            log.warning("containers start unmonitored for now: %s", text, extra=journal.fields(error))
+            log.warning(
+                "containers start unmonitored for now: %s",
+                text,
+                extra=journal.fields(error, message_id=MessageId.UNMONITORED),
+            )
             self._complaint = text

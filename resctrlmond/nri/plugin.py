@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from resctrlmond import journal
 from resctrlmond.groups.errors import InvalidKey
+from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place
 from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.door import Away
@@ -71,7 +72,7 @@ class Plugin:
         containers = [container for part in self._chunks for container in part.containers]
         self._chunks.clear()
         for wrong in self._pods.replace_all(pods, containers):
-            log.warning("unmonitored: %s", wrong)
+            log.warning("unmonitored: %s", wrong, extra=journal.fields(message_id=MessageId.UNMONITORED))
         log.info("the runtime has %d pods and %d containers", len(pods), len(containers))
         now = time.monotonic()
         self._resync_at, self._rescan_at = now, now + FIRST_RESCAN_S
@@ -106,7 +107,7 @@ class Plugin:
                 case Event.POST_CREATE_CONTAINER | Event.START_CONTAINER | Event.POST_START_CONTAINER if container:
                     return self._take_start(container, told.event)
         except InvalidKey as error:
-            log.warning("unmonitored: %s", error, extra=journal.fields(error))
+            log.warning("unmonitored: %s", error, extra=journal.fields(error, message_id=MessageId.UNMONITORED))
         return None
 
     def _take_start(self, container: Container, event: Event) -> Step | None:

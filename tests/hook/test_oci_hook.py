@@ -125,7 +125,8 @@ class Host:
                 return entries
             assert text.endswith("\n")
             fields = [line.split("=", 1) for line in text[:-1].split("\n")]
-            assert [name for name, _ in fields] == ["MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "RESCTRLMON_STAGE"]
+            names = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "SYSLOG_IDENTIFIER", "RESCTRLMON_STAGE"]
+            assert [name for name, _ in fields] == names
             entries.append(dict(fields))
 
     def the_line(self) -> str:

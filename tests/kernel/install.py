@@ -26,6 +26,7 @@ def install(guest: Guest, staged: Path) -> None:
         f"systemd-sysusers {_names(staged, 'usr/lib/sysusers.d')}",
         f"systemd-tmpfiles --create {_names(staged, 'usr/lib/tmpfiles.d')}",
         f"python3 -m compileall -q {compiled}",
+        "journalctl --update-catalog",
         "systemctl daemon-reload",
         RELOAD_DBUS,
     ]

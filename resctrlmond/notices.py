@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator is told of workloads, records and the mount, each kind of message under its id."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from resctrlmond import journal
+from resctrlmond.groups.record import Record, State, UnreadableRecord
+from resctrlmond.message_ids import MessageId
+from resctrlmond.resctrl.errors import NotMounted, ResctrlError
+from resctrlmond.resctrl.tree import Tree
+
+log = logging.getLogger(__name__)
+
+
+class Notices:
+    """Tells of workloads as their records change, once for each thing that happened. From any thread."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._is_mounted = True
+        self._device = self._stat()
+        # The last that was told of each workload, by its generation and what became of which of its groups.
+        self._told: dict[str, set[tuple[int, str, State]]] = {}
+
+    def changed(self, key: str, record: Record | None) -> None:
+        """A record was written; None: it was dropped."""
+        if record is None:
+            self._told.pop(key, None)
+            return
+        for group in record.groups:
+            what = (record.generation, group.part, group.state)
+            is_news = group.state is State.FAILED or (group.state is State.LOST and not group.part)
+            # Freed RMIDs come back by themselves in a second or two.
+            is_waiting = group.state is State.PENDING and bool(group.reason) and not group.in_limbo
+            if (is_news or is_waiting) and what not in self._told.setdefault(key, set()):
+                self._told[key].add(what)
+                self._tell(group)
+
+    def _tell(self, group: Record) -> None:
+        about = {"key": group.key, "class": group.class_ or "/"}
+        match group.state:
+            case State.PENDING:
+                log.warning(
+                    "%s waits for an RMID, and is not counted until then: %s",
+                    group.key,
+                    group.reason,
+                    extra=journal.fields(**about, message_id=MessageId.RMIDS_EXHAUSTED),
+                )
+            case State.FAILED:
+                log.error(
+                    "%s is not monitored: %s",
+                    group.key,
+                    group.reason,
+                    extra=journal.fields(**about, message_id=MessageId.GROUP_FAILED),
+                )
+            case _ if not self.look():
+                log.info("%s is lost: %s", group.key, group.reason, extra=journal.fields(**about))
+            case _:
+                log.warning(
+                    "%s is lost: %s",
+                    group.key,
+                    group.reason,
+                    extra=journal.fields(**about, message_id=MessageId.GROUP_LOST),
+                )
+
+    def tick(self) -> None:
+        """Once a second: see whether another filesystem stands where resctrl was, or resctrl does again."""
+        # The kernel's table of mounts, which tells for sure, is long on a machine with many containers.
+        if self._stat() != self._device:
+            self.look()
+
+    def _stat(self) -> int:
+        try:
+            return os.stat(self._tree.path).st_dev
+        except OSError:
+            return -1
+
+    def look(self) -> bool:
+        """Whether resctrl is mounted; a change is told."""
+        self._device = self._stat()
+        was, reason = self._is_mounted, ""
+        try:
+            self._tree.check_mounted()
+        except NotMounted as error:
+            reason = str(error)
+        self._is_mounted = not reason
+        if was and reason:
+            log.error(
+                "resctrl was unmounted, and every monitoring group with it: %s",
+                reason,
+                extra=journal.fields(path=self._tree.path, message_id=MessageId.UNMOUNTED),
+            )
+        elif not was and not reason:
+            log.log(journal.NOTICE, "resctrl is mounted again on %s", self._tree.path)
+        return not reason
+
+    @staticmethod
+    def unreadable(record: UnreadableRecord) -> None:
+        """A record's file says nothing to this version."""
+        kind = MessageId.RECORD_OF_OTHER_VERSION if record.is_of_other_version else MessageId.RECORD_DAMAGED
+        log.warning("%s", record, extra=journal.fields(path=record.path, message_id=kind))
+
+    @staticmethod
+    def unfinished(key: str, error: ResctrlError | OSError) -> None:
+        """What must be done for a workload failed; it is tried again each second."""
+        log.error("%s: %s", key, error, extra=journal.fields(error, key=key, message_id=MessageId.UNFINISHED))

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that ask for an operator: told once, under their ids, which the catalogue and the manual page explain."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resctrlmond import oci_hook
+from resctrlmond.groups.lifecycle import replace
+from resctrlmond.groups.record import Record, State, UnreadableRecord
+from resctrlmond.message_ids import MessageId
+from resctrlmond.notices import Notices
+from resctrlmond.resctrl.errors import KernelRefused
+from resctrlmond.resctrl.tree import Tree
+from resctrlmond.sim.mount import Simulation, unmount
+
+ROOT = Path(__file__).parents[2]
+CATALOG = (ROOT / "systemd" / "resctrlmond.catalog").read_text(encoding="utf-8")
+RECORD = Record(key="web", group_name="web", state=State.ACTIVE, class_="gold")
+
+
+class Told:
+    """The entries since it was last asked: level, id and fields."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+        caplog.set_level(logging.DEBUG, "resctrlmond")
+
+    def __call__(self) -> list[tuple[int, str, dict[str, Any]]]:
+        entries = [(entry.levelno, getattr(entry, "fields", {})) for entry in self._caplog.records]
+        self._caplog.clear()
+        return [(level, fields.get("MESSAGE_ID", ""), fields) for level, fields in entries]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    return Told(caplog)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    (tmp_path / "resctrl").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt"):
+        yield Tree.open(str(tmp_path / "resctrl"), allow_simulation=True)
+
+
+def test_waiting_for_an_rmid_is_told_once_for_each_run(tree: Tree, told: Told) -> None:
+    notices = Notices(tree)
+    pending = replace(RECORD, state=State.PENDING)
+    notices.changed("web", pending)
+    notices.changed("web", replace(pending, reason="in limbo", in_limbo=True))
+    assert told() == []
+    waiting = replace(pending, reason="Out of RMIDs")
+    for _ in range(3):
+        notices.changed("web", waiting)
+    ((level, kind, fields),) = told()
+    assert (level, kind) == (logging.WARNING, MessageId.RMIDS_EXHAUSTED)
+    assert (fields["RESCTRLMON_KEY"], fields["RESCTRLMON_CLASS"]) == ("web", "gold")
+    notices.changed("web", replace(waiting, generation=2))
+    assert [kind for _, kind, _ in told()] == [MessageId.RMIDS_EXHAUSTED]
+    notices.changed("web", None)
+    notices.changed("web", waiting)
+    assert [kind for _, kind, _ in told()] == [MessageId.RMIDS_EXHAUSTED], "a dropped record was remembered"
+
+
+def test_a_further_group_that_waits_or_fails_is_told_and_its_loss_is_the_workloads(tree: Tree, told: Told) -> None:
+    notices = Notices(tree)
+    further = replace(RECORD, part="silver", class_="silver", state=State.FAILED, reason="no such class")
+    notices.changed("web", replace(RECORD, further=(further,)))
+    assert [(level, kind) for level, kind, _ in told()] == [(logging.ERROR, MessageId.GROUP_FAILED)]
+    lost = replace(further, state=State.LOST)
+    notices.changed("web", replace(RECORD, state=State.LOST, reason="gone", further=(lost,)))
+    assert [(level, kind) for level, kind, _ in told()] == [(logging.WARNING, MessageId.GROUP_LOST)]
+
+
+def test_an_unmount_is_told_once_and_not_for_each_workload(tree: Tree, told: Told) -> None:
+    notices = Notices(tree)
+    notices.tick()
+    assert told() == []
+    assert unmount(tree.path)
+    for key in ("one", "two"):
+        notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="unmounted"))
+    notices.tick()
+    assert [(level, kind) for level, kind, _ in told()] == [
+        (logging.ERROR, MessageId.UNMOUNTED),
+        (logging.INFO, ""),
+        (logging.INFO, ""),
+    ]
+    with Simulation(tree.path, "intel-rdt"):
+        notices.tick()
+        notices.tick()
+        assert len(told()) == 1, "that it is mounted again is told, once"
+
+
+def test_an_unmount_that_costs_nothing_is_told_too(tree: Tree, told: Told) -> None:
+    notices = Notices(tree)
+    assert unmount(tree.path)
+    notices.tick()
+    assert [kind for _, kind, _ in told()] == [MessageId.UNMOUNTED]
+
+
+def test_records_that_cannot_be_read_and_work_that_fails(tree: Tree, told: Told) -> None:
+    Notices.unreadable(UnreadableRecord("/run/r/k.json", "no valid record"))
+    Notices.unreadable(UnreadableRecord("/run/r/k.json", "version 2", is_of_other_version=True))
+    Notices.unfinished("web", KernelRefused("cannot", path="/sys/x", errno=5))
+    damaged, other, failed = told()
+    assert damaged[1:2] + other[1:2] + failed[1:2] == (
+        MessageId.RECORD_DAMAGED,
+        MessageId.RECORD_OF_OTHER_VERSION,
+        MessageId.UNFINISHED,
+    )
+    assert other[2]["RESCTRLMON_PATH"] == "/run/r/k.json"
+    assert (failed[2]["RESCTRLMON_KEY"], failed[2]["RESCTRLMON_PATH"], failed[2]["ERRNO"]) == ("web", "/sys/x", "5")
+
+
+# -- the catalogue and the page
+
+
+def entries() -> dict[str, str]:
+    """The catalogue's entries, by id."""
+    headed = re.split(r"^-- ([0-9a-f]{32})\n", CATALOG, flags=re.MULTILINE)
+    assert len(set(headed[1::2])) == len(headed[1::2])
+    return dict(zip(headed[1::2], headed[2::2], strict=True))
+
+
+def test_every_id_is_in_catalogue_and_page_and_is_told_somewhere() -> None:
+    assert entries().keys() == {kind.value for kind in MessageId}
+    page = (ROOT / "man" / "resctrlmond.8.scd").read_text(encoding="utf-8")
+    assert set(re.findall(r"^_([0-9a-f]{32})_$", page, re.MULTILINE)) == {kind.value for kind in MessageId}
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resctrlmond").rglob("*.py"))
+    for kind in MessageId:
+        assert f"MessageId.{kind.name}" in code, kind
+    assert oci_hook.MESSAGE_ID == MessageId.UNMONITORED
+
+
+@pytest.mark.parametrize("kind", MessageId)
+def test_an_entry_has_what_a_reader_needs(kind: MessageId) -> None:
+    head, _, text = entries()[kind].partition("\n\n")
+    fields = dict(line.split(": ", 1) for line in head.splitlines())
+    assert fields.keys() == {"Subject", "Defined-By", "Documentation"}
+    pages = re.findall(r"man:(\S+)\(([0-9])\)", fields["Documentation"])
+    assert pages
+    assert all((ROOT / "man" / f"{name}.{number}.scd").exists() for name, number in pages)
+    assert len(text.split()) > 20
+    assert max(map(len, text.splitlines())) <= 76
+    assert set(re.findall(r"@(\w+)@", head + text)) <= {"RESCTRLMON_KEY", "RESCTRLMON_PATH"}
+
+
+def test_commands_of_the_catalogue_exist() -> None:
+    for line in re.findall(r"^  (resctrlctl .*)$", CATALOG, re.MULTILINE):
+        verb = line.split()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "resctrlctl", verb, "--help"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, line
