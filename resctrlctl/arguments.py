@@ -16,6 +16,7 @@ _DESCRIPTION = "Show and steer the workloads that resctrlmond monitors, and run 
 _EPILOG = """\
 examples:
   resctrlctl list
+  resctrlctl list --pods
   resctrlctl show --json=pretty web.service
   resctrlctl run -- make -j8
   resctrlctl assign batch --cgroup /sys/fs/cgroup/batch.slice
@@ -142,6 +143,9 @@ def _common(*, first: bool) -> Parser:
 
 
 def _list(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--pods", action="store_true", help="list pods with their containers, those that are not monitored too"
+    )
     _root(verb)
 
 

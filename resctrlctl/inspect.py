@@ -10,7 +10,8 @@ from resctrlctl.ask import OK, Daemon, DaemonDown, Failure
 from resctrlctl.figures import printable
 from resctrlctl.screen import Json, Screen, complain
 from resctrlctl.tree_view import RUN, TreeView
-from resctrlmond.api.types import KeyRequest, ListReply, NoParameters, ReadReply, StatusReply
+from resctrlmond.api.pods import pods_of
+from resctrlmond.api.types import KeyRequest, ListPodsReply, ListReply, NoParameters, ReadReply, StatusReply
 from resctrlmond.resctrl.tree import DEFAULT_PATH
 
 
@@ -31,6 +32,15 @@ class Source:
             except DaemonDown:
                 self._view = self._fall_back()
         return self._view.groups()
+
+    def pods(self) -> ListPodsReply:
+        """All pods that are known; without the daemon, those that have a group."""
+        if self._view is None:
+            try:
+                return self._daemon.call("list the pods", "ListPods", NoParameters(), ListPodsReply)
+            except DaemonDown:
+                self._view = self._fall_back()
+        return ListPodsReply(pods=pods_of((), self._view.groups().groups), told=[])
 
     def read(self, key: str) -> ReadReply:
         """One of our groups with its counters and totals."""
@@ -54,6 +64,8 @@ class Source:
 
 def list_groups(args: argparse.Namespace, screen: Screen) -> int:
     """Print our groups and those of others."""
+    if args.pods:
+        return _list_pods(Source(args, screen), screen)
     reply = Source(args, screen).groups()
     if screen.json is not Json.OFF:
         screen.answer(reply)
@@ -62,6 +74,18 @@ def list_groups(args: argparse.Namespace, screen: Screen) -> int:
             screen.line(printable(key))
     else:
         screen.show(render.group_list(reply))
+    return OK
+
+
+def _list_pods(source: Source, screen: Screen) -> int:
+    reply = source.pods()
+    if screen.json is not Json.OFF:
+        screen.answer(reply)
+    elif screen.quiet:
+        for pod in reply.pods:
+            screen.line(printable(pod.key))
+    else:
+        screen.show(render.pod_list(reply))
     return OK
 
 

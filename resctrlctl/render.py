@@ -7,7 +7,19 @@ from collections.abc import Iterable, Mapping
 
 from resctrlctl.figures import count, figure, local_time, printable
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
-from resctrlmond.api.types import Foreign, Group, ListReply, Reading, ReadReply, StatusReply, Total
+from resctrlmond.api.types import (
+    Container,
+    Foreign,
+    Group,
+    ListPodsReply,
+    ListReply,
+    Pod,
+    Reading,
+    ReadReply,
+    StatusReply,
+    Total,
+)
+from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.groups.record import Member, State
 
 # A state that needs nobody's attention is in the normal tone.
@@ -26,6 +38,15 @@ _LIST_COLUMNS = (
     Column("SINCE"),
     Column("WORKLOAD"),
 )
+_POD_COLUMNS = (
+    Column("POD"),
+    Column("CONTAINER"),
+    Column("STATE"),
+    Column("GROUP"),
+    Column("CLASS"),
+    Column("KEY"),
+    Column("NOTE"),
+)
 _READING_COLUMNS = (Column("DOMAIN"), Column("EVENT"), Column("VALUE", right=True), Column("KIND"))
 _TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"), Column("REASON"))
 
@@ -37,6 +58,16 @@ def group_list(reply: ListReply) -> list[Block]:
     rows = [*map(_group_row, groups), *map(_foreign_row, foreign)]
     footer = f"{count(len(groups), 'group')}, {len(foreign)} foreign."
     return [Table(_LIST_COLUMNS, tuple(rows), footer)]
+
+
+def pod_list(reply: ListPodsReply) -> list[Block]:
+    """``list --pods``: each container of each pod, in order of the pods' names, and how its group stands."""
+    rows = [row for pod in reply.pods for row in _pod_rows(pod)]
+    containers = [container for pod in reply.pods for container in pod.containers]
+    unmonitored = sum(_is_missed(container) for container in containers)
+    counts = f"{count(len(reply.pods), 'pod')}, {count(len(containers), 'container')}, {unmonitored} unmonitored."
+    told = [f"{printable(one.owner)} told at {local_time(one.at)}" for one in reply.told]
+    return [Table(_POD_COLUMNS, tuple(rows), " ".join([counts, *(f"{words}." for words in told)]))]
 
 
 def group_show(reply: ReadReply) -> list[Block]:
@@ -116,6 +147,35 @@ def _group_row(group: Group) -> Row:
         workload(group.attributes),
     )
     return Row(cells, _TONES.get(group.state, Tone.NORMAL))
+
+
+def _is_missed(container: Container) -> bool:
+    return container.state in (ContainerState.RUNNING, ContainerState.PAUSED) and not container.monitored
+
+
+def _pod_rows(pod: Pod) -> list[Row]:
+    """A row for each container; a pod without one has a row as well."""
+    name = printable("/".join(filter(None, (pod.namespace, pod.name)))) or "-"
+    group = pod.group
+    of_pod = (str(group.state) if group else "-", class_name(group.class_) if group else "-", printable(pod.key))
+    waits = group.reason if group and not group.state.has_group else None
+    note = pod.reason or waits or "-"
+    tone = _TONES.get(group.state, Tone.NORMAL) if group else Tone.FAINT
+    if not pod.containers:
+        return [Row((name, "-", "-", *of_pod, printable(note)), tone)]
+    return [
+        Row(
+            (
+                name,
+                printable(container.name or container.id[:12]),
+                str(container.state),
+                *of_pod,
+                printable(container.reason or note),
+            ),
+            Tone.WARNING if _is_missed(container) and not pod.reason else tone,
+        )
+        for container in pod.containers
+    ]
 
 
 def _foreign_row(other: Foreign) -> Row:

@@ -45,7 +45,7 @@ __resctrlctl_command() {
 _resctrlctl() {
     local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket'
     local -A options=(
-        [list]='--root'
+        [list]='--pods --root'
         [show]='--root'
         [status]=''
         [create]='--class --claim --attribute --no-pending'

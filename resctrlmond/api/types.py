@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.inventory import ContainerState, Sandbox, Told
 from resctrlmond.groups.record import Claim, Member, State
 from resctrlmond.resctrl.counters import Kind, Status
 
@@ -89,6 +90,31 @@ class Capacity(Reply, frozen=True, kw_only=True):
     events: tuple[str, ...]
 
 
+class Container(Reply, frozen=True, kw_only=True):
+    """A container of a pod; ``monitored``: it counts in its pod's group, else ``reason`` where it runs."""
+
+    id: str
+    name: str
+    state: ContainerState
+    sandbox: str | None = None
+    pid: int | None = None
+    monitored: bool
+    reason: str | None = None
+
+
+class Pod(Reply, frozen=True, kw_only=True):
+    """A pod, with its group where it has one; ``reason``: why it has none."""
+
+    key: str
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    sandboxes: list[str]
+    containers: list[Container]
+    reason: str | None = None
+    group: Group | None = None
+
+
 class CreateRequest(Request, frozen=True, kw_only=True):
     """Create: make a workload's group, without a task yet."""
 
@@ -158,6 +184,15 @@ class MoveRequest(Request, frozen=True, kw_only=True):
     class_: str = msgspec.field(name="class")
 
 
+class NotePodsRequest(Request, frozen=True, kw_only=True):
+    """NotePods: what an owner knows of pods, in the place of what it told before of the same sandboxes."""
+
+    claim: str
+    pods: list[Sandbox] | None = None
+    gone: list[str] | None = None
+    fresh: bool | None = None
+
+
 class KeyRequest(Request, frozen=True, kw_only=True):
     """Get and Read: which workload."""
 
@@ -165,7 +200,7 @@ class KeyRequest(Request, frozen=True, kw_only=True):
 
 
 class NoParameters(Request, frozen=True, kw_only=True):
-    """List and Status take none."""
+    """List, ListPods and Status take none."""
 
 
 class GroupReply(Reply, frozen=True, kw_only=True):
@@ -204,6 +239,19 @@ class ListReply(Reply, frozen=True, kw_only=True):
 
     groups: list[Group]
     foreign: list[Foreign]
+
+
+class NotePodsReply(Reply, frozen=True, kw_only=True):
+    """How many sandboxes are now known of that owner."""
+
+    known: int
+
+
+class ListPodsReply(Reply, frozen=True, kw_only=True):
+    """All pods that are known, and when each owner told last."""
+
+    pods: list[Pod]
+    told: list[Told]
 
 
 class ReadReply(Reply, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from resctrlmond import __version__
 from resctrlmond.api import types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.errors import name_of
+from resctrlmond.api.pods import pods_of
 from resctrlmond.groups import accounting, plan
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
@@ -187,6 +188,19 @@ def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> ty
     )
 
 
+def _note_pods(manager: Manager, request: types.NotePodsRequest, _caller: Caller) -> types.NotePodsReply:
+    known = manager.inventory.note(
+        request.claim, request.pods or (), gone=request.gone or (), fresh=bool(request.fresh)
+    )
+    return types.NotePodsReply(known=known)
+
+
+def _list_pods(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListPodsReply:
+    noted, told = manager.inventory.all()
+    groups = [group_of(manager, record) for record in manager.records()]
+    return types.ListPodsReply(pods=pods_of(noted, groups), told=told)
+
+
 def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.GroupReply:
     return types.GroupReply(group=group_of(manager, manager.get(request.key)))
 
@@ -252,7 +266,9 @@ _TABLE = (
     Verb("RemoveMember", types.RemoveMemberRequest, types.GroupReply, Access.WRITE, _remove_member),
     Verb("Reconcile", types.ReconcileRequest, types.ReconcileReply, Access.WRITE, _reconcile),
     Verb("Move", types.MoveRequest, types.GroupReply, Access.WRITE, _move),
+    Verb("NotePods", types.NotePodsRequest, types.NotePodsReply, Access.WRITE, _note_pods),
     Verb("List", types.NoParameters, types.ListReply, Access.READ, _list),
+    Verb("ListPods", types.NoParameters, types.ListPodsReply, Access.READ, _list_pods),
     Verb("Get", types.KeyRequest, types.GroupReply, Access.READ, _get),
     Verb("Read", types.KeyRequest, types.ReadReply, Access.READ, _read),
     Verb("Status", types.NoParameters, types.StatusReply, Access.READ, _status),

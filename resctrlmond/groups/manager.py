@@ -9,6 +9,7 @@ from resctrlmond.groups import target
 from resctrlmond.groups.accounting import Total
 from resctrlmond.groups.book import Book
 from resctrlmond.groups.ends import Ends
+from resctrlmond.groups.inventory import Inventory
 from resctrlmond.groups.joining import Joining, claimed
 from resctrlmond.groups.keys import (
     attribute_value,
@@ -50,6 +51,7 @@ class Manager:
         self.tree = tree
         self.settings = settings
         self.book = Book(records)
+        self.inventory = Inventory()
         self.life = Lifecycle(tree, self.book, snapshots, mark)
         making = Making(self.life, self._settings)
         sweeping = Sweeping(self.life, making)

@@ -20,9 +20,11 @@ from typing import Any
 import msgspec
 
 from resctrlmond.api import types
+from resctrlmond.api.pods import pods_of
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
 from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.inventory import Noted, Told
 from resctrlmond.groups.record import Claim, Member, State
 from resctrlmond.resctrl.counters import Kind, Status
 
@@ -80,6 +82,7 @@ class FakeManager:
     tree: Path
     groups: dict[str, types.Group] = field(default_factory=dict)
     foreign: list[types.Foreign] = field(default_factory=list)
+    noted: list[Noted] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
     assign_takes_s: float = 0.0
@@ -121,6 +124,7 @@ class FakeManager:
             "Get": types.KeyRequest,
             "Read": types.KeyRequest,
             "List": types.NoParameters,
+            "ListPods": types.NoParameters,
             "Status": types.NoParameters,
         }
         return Interface(INTERFACE, text, {name: self._method(name, kind) for name, kind in requests.items()})
@@ -183,6 +187,9 @@ class FakeManager:
 
     def list(self, _request: types.NoParameters) -> types.ListReply:
         return types.ListReply(groups=list(self.groups.values()), foreign=self.foreign)
+
+    def listpods(self, _request: types.NoParameters) -> types.ListPodsReply:
+        return types.ListPodsReply(pods=pods_of(self.noted, self.groups.values()), told=[Told("nri", LATER)])
 
     def status(self, _request: types.NoParameters) -> types.StatusReply:
         return types.StatusReply(

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What owners tell of the pods that they know, those without a group too. In memory: whoever told tells it again."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from resctrlmond.groups.errors import InvalidRequest
+from resctrlmond.groups.keys import canonical_key, check_attributes, check_member_id, check_word
+from resctrlmond.groups.times import utc_now
+
+# Ten times what a kubelet runs (--max-pods is 110, and a sandbox that was replaced counts until it is removed).
+MAX_SANDBOXES = 2000
+MAX_CONTAINERS = 1000
+MAX_OWNERS = 16
+
+
+class ContainerState(enum.StrEnum):
+    """How a container is, in the words of CRI and NRI."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+
+class NotedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A container as its owner tells of it; ``reason``: why it is in no group."""
+
+    id: str
+    name: str
+    state: ContainerState
+    pid: int | None = None
+    reason: str | None = None
+
+
+class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A pod's sandbox with its containers; ``uid`` is the pod's or "", ``reason`` why it has no group."""
+
+    id: str
+    uid: str
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    containers: list[NotedContainer]
+    reason: str | None = None
+
+
+class Noted(NamedTuple):
+    """A sandbox, and the key of its workload."""
+
+    key: str
+    sandbox: Sandbox
+
+
+class Told(msgspec.Struct, frozen=True, rename="camel"):
+    """When an owner told last of its pods (RFC 3339, UTC)."""
+
+    owner: str
+    at: str
+
+
+class Inventory:
+    """Sandboxes by owner and id. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noted: dict[str, dict[str, Noted]] = {}
+        self._at: dict[str, str] = {}
+
+    def note(
+        self, owner: str, sandboxes: Iterable[Sandbox] = (), *, gone: Iterable[str] = (), fresh: bool = False
+    ) -> int:
+        """Put the sandboxes in the place of those with their ids, and forget those ``gone``; ``fresh``: all others.
+
+        Returns how many are now known of that owner. All or nothing. Raises InvalidRequest, InvalidKey,
+        InvalidAttributes.
+        """
+        check_word("claim", owner)
+        new = {sandbox.id: Noted(_checked(sandbox), sandbox) for sandbox in sandboxes}
+        left = set(gone)
+        with self._lock:
+            before = {} if fresh else self._noted.get(owner, {})
+            after = {name: one for name, one in {**before, **new}.items() if name not in left}
+            if len(after) > MAX_SANDBOXES:
+                raise InvalidRequest(f"{len(after)} sandboxes are more than {MAX_SANDBOXES}")
+            if owner not in self._noted and len(self._noted) >= MAX_OWNERS:
+                raise InvalidRequest(f"{MAX_OWNERS} owners tell of pods already")
+            self._noted[owner] = after
+            self._at[owner] = utc_now()
+            return len(after)
+
+    def all(self) -> tuple[list[Noted], list[Told]]:
+        """Everything that is known, and when each owner told last."""
+        with self._lock:
+            noted = [one for of_owner in self._noted.values() for one in of_owner.values()]
+            return noted, [Told(owner, at) for owner, at in self._at.items()]
+
+
+def _checked(sandbox: Sandbox) -> str:
+    """The key of the sandbox's workload, once all of it is found to be fit for records and terminals."""
+    check_member_id(sandbox.id)
+    check_attributes(sandbox.labels)
+    check_attributes({"name": sandbox.name, "namespace": sandbox.namespace, "reason": sandbox.reason or ""})
+    if len(sandbox.containers) > MAX_CONTAINERS:
+        raise InvalidRequest(f"sandbox {sandbox.id} has more than {MAX_CONTAINERS} containers")
+    for container in sandbox.containers:
+        check_member_id(container.id)
+        check_attributes({"name": container.name, "reason": container.reason or ""})
+    return canonical_key(sandbox.uid or sandbox.id)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""list --pods, in each form, against the in-memory manager; and from records, while there is no daemon."""
+
+from __future__ import annotations
+
+import json
+
+from resctrlmond.groups.inventory import ContainerState, Noted, NotedContainer, Sandbox
+from resctrlmond.groups.record import Member, State
+from tests.ctl.conftest import Ctl
+from tests.ctl.fake_manager import NOW, FakeManager
+
+POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
+OTHER = "7ca11e00-5ad0-4c0b-9f0e-0123456789ab"
+
+
+def note(manager: FakeManager, key: str, name: str, *containers: NotedContainer, reason: str | None = None) -> None:
+    """A pod as an adapter tells of it."""
+    sandbox = Sandbox(
+        id=f"box-{name}",
+        uid=key,
+        name=name,
+        namespace="shop",
+        labels={},
+        containers=list(containers),
+        reason=reason,
+    )
+    manager.noted.append(Noted(key, sandbox))
+
+
+def populate(manager: FakeManager) -> None:
+    """A pod in its group, one that is not selected, and one that only its group tells of."""
+    running = NotedContainer(id="c1" * 32, name="app", state=ContainerState.RUNNING, pid=4711)
+    refused = NotedContainer(id="c2" * 32, name="side", state=ContainerState.RUNNING, reason="it is in another group")
+    done = NotedContainer(id="c3" * 32, name="init", state=ContainerState.STOPPED)
+    note(manager, POD, "cart-0", running, refused, done)
+    note(
+        manager,
+        OTHER,
+        "debug",
+        NotedContainer(id="c4", name="sh", state=ContainerState.RUNNING),
+        reason="not selected",
+    )
+    member = Member(running.id, "container", "nri", pid=4711, started_at=NOW)
+    manager.add(POD, class_="gold", members=(member,))
+    by_hook = Member("c5" * 32, "container", "oci", pid=4712, started_at=NOW)
+    about = {"pod.namespace": "web", "pod.name": "old", "pod.uid": "x", "pod.label.app": "o"}
+    manager.add("x", attributes=about, members=(by_hook,))
+    manager.add("batch", attributes={"command": "make"})
+    manager.add("y", attributes={"pod.uid": "y"}, state=State.COMPLETED)
+
+
+def test_list_pods(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    done = ctl("list", "--pods", "--full")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "POD          CONTAINER     STATE    GROUP   CLASS  KEY                                   NOTE\n"
+        f"shop/cart-0  app           running  active  gold   {POD}  -\n"
+        f"shop/cart-0  side          running  active  gold   {POD}  it is in another group\n"
+        f"shop/cart-0  init          stopped  active  gold   {POD}  -\n"
+        f"shop/debug   sh            running  -       -      {OTHER}  not selected\n"
+        "web/old      c5c5c5c5c5c5  running  active  /      x                                     -\n"
+        "\n"
+        "3 pods, 5 containers, 2 unmonitored. nri told at 2026-11-21 11:20:00.\n"
+    )
+
+
+def test_list_pods_quiet_and_as_json(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    assert ctl("list", "--pods", "-q").stdout == f"{POD}\n{OTHER}\nx\n"
+    reply = json.loads(ctl("list", "--pods", "--json").stdout)
+    pods = {pod["key"]: pod for pod in reply["pods"]}
+    assert [one["monitored"] for one in pods[POD]["containers"]] == [True, False, False]
+    assert pods[POD]["containers"][0]["pid"] == 4711
+    assert pods[POD]["group"]["class"] == "gold"
+    assert "group" not in pods[OTHER]
+    assert pods[OTHER]["reason"] == "not selected"
+    assert pods["x"]["labels"] == {"app": "o"}
+    assert reply["told"] == [{"owner": "nri", "at": "2026-11-21T11:20:00Z"}]
+
+
+def test_a_pod_that_waits_for_an_rmid_and_one_without_containers(manager: FakeManager, ctl: Ctl) -> None:
+    note(manager, POD, "cart-0")
+    note(manager, OTHER, "cart-1", NotedContainer(id="c", name="app", state=ContainerState.RUNNING))
+    for key in (POD, OTHER):
+        manager.add(key, state=State.PENDING, reason="no RMID is free")
+    lines = ctl("list", "--pods", "--no-legend", "--full").stdout.splitlines()
+    assert [line.split()[:4] for line in lines] == [
+        ["shop/cart-0", "-", "-", "pending"],
+        ["shop/cart-1", "app", "running", "pending"],
+    ]
+    assert all(line.endswith("no RMID is free") for line in lines)
+
+
+def test_two_sandboxes_of_one_pod_are_one_pod(manager: FakeManager, ctl: Ctl) -> None:
+    for attempt, state in (("a", ContainerState.STOPPED), ("b", ContainerState.RUNNING)):
+        note(manager, POD, f"cart-{attempt}", NotedContainer(id=attempt, name="app", state=state))
+    [pod] = json.loads(ctl("list", "--pods", "--json").stdout)["pods"]
+    assert (pod["name"], pod["sandboxes"]) == ("cart-b", ["box-cart-a", "box-cart-b"])
+    assert [one["state"] for one in pod["containers"]] == ["stopped", "running"]
+    assert pod["containers"][1]["reason"] == "its pod has no group"
+
+
+def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:
+    hostile = "\x1b]0;owned\x07\n"
+    note(manager, POD, hostile, NotedContainer(id="c", name=hostile, state=ContainerState.RUNNING, reason=hostile))
+    shown = ctl("list", "--pods").stdout
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert len(shown.splitlines()) == 4
