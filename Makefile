@@ -105,6 +105,7 @@ install-files: man
 	  $(DESTDIR)$(PREFIX)/share/dbus-1/system-services/org.resctrlmon1.service
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/share/resctrlmond/hooks.d systemd/*.json
 	$(INSTALL) -D -m 644 systemd/resctrlmond.yaml $(DESTDIR)/etc/resctrlmond/resctrlmond.yaml
+	$(INSTALL) -D -m 644 systemd/nri.yaml $(DESTDIR)/etc/resctrlmond/nri.yaml
 	for page in $(PAGES); do \
 	  $(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man$${page##*.} $$page || exit 1; done
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash \

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import re
 import signal
 import sys
@@ -13,18 +14,20 @@ from collections.abc import Sequence
 
 from resctrlmond import __version__, config, journal
 from resctrlmond.notify import Notify
+from resctrlmond.nri import launched, settings
 from resctrlmond.nri.carrier import Carrier
+from resctrlmond.nri.connector import Connector
 from resctrlmond.nri.door import Door
-from resctrlmond.nri.mux import MuxError
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
-from resctrlmond.nri.session import Session
+from resctrlmond.nri.rival import Watch
+from resctrlmond.nri.selection import Selection
 
 log = logging.getLogger("resctrlmond.nri")
 
 NRI_SOCKET = "/var/run/nri/nri.sock"
-# Between two tries to connect: a runtime that starts is found soon, one that is not there costs nothing.
-RECONNECT_S = (0.2, 5.0)
+# sysexits(3), as of the daemon.
+EXIT_CONFIG = 78
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--socket", default=NRI_SOCKET, metavar="PATH", help="the runtime's NRI socket (%(default)s)")
     parser.add_argument(
         "--manager-socket", default=manager, metavar="PATH", help="resctrlmond's socket (%(default)s)"
+    )
+    parser.add_argument(
+        "--config", metavar="PATH", help=f"which pods are monitored ({settings.DEFAULT_PATH}, if it is there)"
     )
     parser.add_argument("--name", type=_name, default="resctrlmond", help="the plugin's name (%(default)s)")
     parser.add_argument(
@@ -67,21 +73,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the adapter until it is told to stop; returns the exit code."""
     options = _parser().parse_args(arguments)
     journal.setup(options.log_level, "resctrlmon-nri")
-    asyncio.run(_run(options))
-    return 0
+    try:
+        selection = settings.load(options.config)
+        by_runtime = launched.taken(os.environ)
+    except config.ConfigError as error:
+        log.error("%s", error, extra=journal.fields(error))
+        return EXIT_CONFIG
+    return asyncio.run(_run(options, selection, by_runtime))
 
 
-async def _run(options: argparse.Namespace) -> None:
-    plugin = Plugin(Carrier(Door(options.manager_socket), Pods()))
+async def _run(options: argparse.Namespace, selection: Selection, by_runtime: launched.Launched | None) -> int:
+    plugin = Plugin(Carrier(Door(options.manager_socket), Pods(selection)))
     notify = Notify()
+    watch = Watch(options.manager_socket, notify)
+    if by_runtime:
+        connecting = by_runtime.run(plugin, watch.say)
+    else:
+        connecting = Connector(options.socket, options.name, options.index, plugin, watch.say).run()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    work = {
-        asyncio.ensure_future(plugin.run()),
-        asyncio.ensure_future(_Connector(options, plugin, notify).run()),
-        asyncio.ensure_future(stopping.wait()),
-    }
+    work = [asyncio.ensure_future(one) for one in (plugin.run(), connecting, watch.run(), stopping.wait())]
     # Ready before there is a runtime: it may come later, or be restarted.
     notify.ready()
     done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -92,43 +104,7 @@ async def _run(options: argparse.Namespace) -> None:
     for task in done:
         task.result()
     log.info("stopped; groups stay, and are taken up at the next start")
-
-
-class _Connector:
-    """Keeps a connection to the runtime, or waits for one."""
-
-    def __init__(self, options: argparse.Namespace, plugin: Plugin, notify: Notify) -> None:
-        self._options = options
-        self._plugin = plugin
-        self._notify = notify
-        self._wait_s = RECONNECT_S[0]
-        self._said = ""
-
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            try:
-                await self._connect()
-            except (OSError, EOFError, MuxError) as error:
-                self._tell(getattr(error, "strerror", None) or str(error))
-            await asyncio.sleep(self._wait_s)
-            self._wait_s = min(2 * self._wait_s, RECONNECT_S[1])
-
-    async def _connect(self) -> None:
-        reader, writer = await asyncio.open_unix_connection(self._options.socket)
-        session = Session(reader, writer, self._plugin, self._configured)
-        await session.run(self._options.name, self._options.index)
-
-    def _configured(self, runtime: str) -> None:
-        log.info("registered with %s", runtime)
-        self._notify.status(f"registered with {runtime}")
-        self._wait_s, self._said = RECONNECT_S[0], ""
-
-    def _tell(self, reason: str) -> None:
-        if reason != self._said:
-            log.log(journal.NOTICE, "no runtime at %s: %s; waiting for one", self._options.socket, reason)
-            self._notify.status(f"waiting for a runtime at {self._options.socket}: {reason}")
-            self._said = reason
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 from resctrlmond import journal
 from resctrlmond.api import types
+from resctrlmond.groups.inventory import Sandbox as NotedSandbox
 from resctrlmond.nri import place
 from resctrlmond.nri.door import CLAIM, Door, Refused
+from resctrlmond.nri.inventory import chunks, inventory
 from resctrlmond.nri.pods import Member, Pods, attributes
 
 log = logging.getLogger(__name__)
@@ -18,6 +21,12 @@ log = logging.getLogger(__name__)
 # What is over cannot be ended again, and what is gone needs no group.
 _ALREADY = frozenset({"NoSuchGroup"})
 _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
+# What a runtime like Kata or gVisor tells for a container is the process of its sandbox: the virtual machine, or the
+# kernel that the containers are given.
+_COUNTED_AS_SANDBOX = {"pod.counted": "as a whole: its containers run within the sandbox's process"}
+NOTE = "NotePods"
+# No key has a slash.
+_INVENTORY = "/inventory"
 
 
 class Carrier:
@@ -27,6 +36,8 @@ class Carrier:
         self.pods = pods
         self._door = door
         self._refusals: dict[str, str] = {}
+        # What resctrlmond was told of the pods, by the sandboxes' ids.
+        self._noted: dict[str, NotedSandbox] = {}
 
     @property
     def is_hung(self) -> bool:
@@ -36,7 +47,7 @@ class Carrier:
     async def note(self, sandbox_id: str) -> None:
         """Claim the sandbox's workload, and note the sandbox as its member."""
         sandbox = self.pods.sandboxes.get(sandbox_id)
-        if sandbox is None or sandbox.is_settled:
+        if sandbox is None or sandbox.is_settled or sandbox.unselected:
             return
         try:
             await self._door.ask(
@@ -55,11 +66,16 @@ class Carrier:
         member = self.pods.members.get(container_id)
         if member is None or member.is_settled or not member.container.is_running:
             return
+        if not self.pods.is_selected(member):
+            return
         await self.note(member.container.sandbox)
         target = await asyncio.to_thread(_late_target if is_late else _early_target, member)
         if not target:
             log.debug("container %s has no process that could be found", container_id)
             return
+        sandbox = self.pods.sandboxes[member.container.sandbox]
+        if member.container.pid == sandbox.pod.pid != 0:
+            target["attributes"] = _COUNTED_AS_SANDBOX
         try:
             await self._door.ask(
                 "Assign",
@@ -104,6 +120,41 @@ class Carrier:
 
     async def resync(self) -> AsyncIterator[None]:
         """Compare what the runtime has with what resctrlmond has, and make up for every difference, one a step."""
+        async for step in self._compare():
+            yield step
+        await self.tell()
+
+    async def tell(self) -> None:
+        """Tell of what is new with any pod, monitored or not; of all of them to a daemon that knows none."""
+        now = inventory(self.pods, self._refusals)
+        changed = [sandbox for name, sandbox in now.items() if self._noted.get(name) != sandbox]
+        gone = [name for name in self._noted if name not in now]
+        try:
+            known = await self._note_pods(changed, gone=gone)
+            if known != len(now):
+                known = await self._note_pods(list(now.values()), fresh=True)
+            self._refusals.pop(_INVENTORY, None)
+        except Refused as error:
+            # Also a daemon from before there was an inventory.
+            self._refused(_INVENTORY, "resctrlctl list --pods is incomplete", error)
+        self._noted = now
+
+    async def _note_pods(self, pods: list[NotedSandbox], *, gone: Iterable[str] = (), fresh: bool = False) -> int:
+        known = 0
+        for number, chunk in enumerate(chunks(pods)):
+            is_first = number == 0
+            reply = await self._door.ask(
+                NOTE,
+                types.NotePodsReply,
+                claim=CLAIM,
+                pods=chunk,
+                gone=list(gone) if is_first else [],
+                fresh=fresh and is_first,
+            )
+            known = reply.known
+        return known
+
+    async def _compare(self) -> AsyncIterator[None]:
         listed = await self._door.ask("List", types.ListReply)
         groups = {group.key: group for group in listed.groups if not group.state.is_over}
         noted = {(key, one.id): one for key, group in groups.items() for one in group.members if one.lives}
@@ -120,17 +171,22 @@ class Carrier:
             await self.assign(name, is_late=True)
             yield
         for (key, name), one in noted.items():
-            if one.owner == CLAIM and not self._is_here(name):
+            if one.owner == CLAIM and self.pods.is_whole and not self._is_here(name):
                 await self.end(key, name)
                 yield
-        keys = sorted({sandbox.key for sandbox in self.pods.sandboxes.values()})
+        if not self.pods.is_whole:
+            # Pods that nobody told of yet may live on.
+            return
+        keys = sorted({sandbox.key for sandbox in self.pods.sandboxes.values() if not sandbox.unselected})
         done = await self._door.ask("Reconcile", types.ReconcileReply, claim=CLAIM, keys=keys)
         for key in done.released:
             log.log(journal.NOTICE, "%s: the runtime has no such pod any more", key, extra=journal.fields(key=key))
 
     def _is_here(self, name: str) -> bool:
-        member = self.pods.members.get(name)
-        return name in self.pods.sandboxes or (member is not None and member.container.is_running)
+        sandbox, member = self.pods.sandboxes.get(name), self.pods.members.get(name)
+        if sandbox is not None:
+            return not sandbox.unselected
+        return member is not None and member.container.is_running and self.pods.is_selected(member)
 
     def _refused(self, name: str, what: str, error: Refused) -> None:
         """Say it once for each: every rescan may meet it again."""
@@ -139,7 +195,7 @@ class Carrier:
         self._refusals[name] = str(error)
 
 
-def _early_target(member: Member) -> dict[str, str | int | bool]:
+def _early_target(member: Member) -> dict[str, Any]:
     """What to assign of a container that the runtime holds back until we answer: its one process."""
     container = member.container
     pid = container.pid or place.first_process(place.declared_cgroup(container.cgroups_path))
@@ -149,7 +205,7 @@ def _early_target(member: Member) -> dict[str, str | int | bool]:
     return {"pid": pid, "ownCgroup": own} if own else {"pid": pid}
 
 
-def _late_target(member: Member) -> dict[str, str | int | bool]:
+def _late_target(member: Member) -> dict[str, Any]:
     """What to assign of a container that runs: its control group, with all that it has started by now."""
     container = member.container
     own = place.own_cgroup(container.pid, container.id) if container.pid else member.cgroup

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.nri import nri_pb2
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
@@ -54,6 +55,7 @@ class Pod:
     name: str = ""
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    runtime_handler: str = ""
     pid: int = 0
 
 
@@ -64,17 +66,23 @@ class Container:
     id: str
     sandbox: str
     name: str = ""
-    is_running: bool = False
+    state: ContainerState = ContainerState.UNKNOWN
     pid: int = 0
     cgroups_path: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has processes."""
+        return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """The runtime introduces itself."""
+    """The runtime introduces itself; ``config`` is what it has to configure us with, "" for nothing."""
 
     runtime: str
     version: str
+    config: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,7 @@ def _decode(method: str, payload: bytes) -> Told | None:
     match method:
         case "Configure":
             configure = nri_pb2.ConfigureRequest.FromString(payload)
-            return Configure(configure.runtime_name, configure.runtime_version)
+            return Configure(configure.runtime_name, configure.runtime_version, configure.config)
         case "Synchronize":
             chunk = nri_pb2.SynchronizeRequest.FromString(payload)
             return Synchronize(tuple(map(_pod, chunk.pods)), tuple(map(_container, chunk.containers)), chunk.more)
@@ -148,11 +156,15 @@ def _happened(event: Event | None, told: nri_pb2.StateChangeEvent | nri_pb2.Even
 
 
 def _pod(pod: nri_pb2.PodSandbox) -> Pod:
-    return Pod(pod.id, pod.uid, pod.name, pod.namespace, dict(pod.labels), pod.pid)
+    return Pod(pod.id, pod.uid, pod.name, pod.namespace, dict(pod.labels), pod.runtime_handler, pod.pid)
 
 
-# ContainerState: paused, running.
-_RUNNING = (2, 3)
+_STATES = {
+    1: ContainerState.CREATED,
+    2: ContainerState.PAUSED,
+    3: ContainerState.RUNNING,
+    4: ContainerState.STOPPED,
+}
 
 
 def _container(told: nri_pb2.Container) -> Container:
@@ -160,7 +172,7 @@ def _container(told: nri_pb2.Container) -> Container:
         id=told.id,
         sandbox=told.pod_sandbox_id,
         name=told.name,
-        is_running=told.state in _RUNNING,
+        state=_STATES.get(told.state, ContainerState.UNKNOWN),
         pid=told.pid,
         cgroups_path=told.linux.cgroups_path,
     )

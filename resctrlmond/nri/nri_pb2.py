@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19resctrlmond/nri/nri.proto\x12\x0fresctrlmond.nri\"Q\n\x07Request\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x14\n\x0ctimeout_nano\x18\x04 \x01(\x03\"\'\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"D\n\x08Response\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.resctrlmond.nri.Status\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"A\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"}\n\x12SynchronizeRequest\x12)\n\x04pods\x18\x01 \x03(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12.\n\ncontainers\x18\x02 \x03(\x0b\x32\x1a.resctrlmond.nri.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"#\n\x13SynchronizeResponse\x12\x0c\n\x04more\x18\x02 \x01(\x08\"z\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12(\n\x03pod\x18\x02 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x03 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"g\n\x0c\x45ventRequest\x12(\n\x03pod\x18\x01 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x02 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"\xbb\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.resctrlmond.nri.PodSandbox.LabelsEntry\x12\x0b\n\x03pid\x18\t \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x89\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\x05\x12.\n\x05linux\x18\x0b \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"&\n\x0eLinuxContainer\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19resctrlmond/nri/nri.proto\x12\x0fresctrlmond.nri\"Q\n\x07Request\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x14\n\x0ctimeout_nano\x18\x04 \x01(\x03\"\'\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"D\n\x08Response\x12\'\n\x06status\x18\x01 \x01(\x0b\x32\x17.resctrlmond.nri.Status\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"@\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\"Q\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"}\n\x12SynchronizeRequest\x12)\n\x04pods\x18\x01 \x03(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12.\n\ncontainers\x18\x02 \x03(\x0b\x32\x1a.resctrlmond.nri.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"#\n\x13SynchronizeResponse\x12\x0c\n\x04more\x18\x02 \x01(\x08\"z\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12(\n\x03pod\x18\x02 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x03 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"g\n\x0c\x45ventRequest\x12(\n\x03pod\x18\x01 \x01(\x0b\x32\x1b.resctrlmond.nri.PodSandbox\x12-\n\tcontainer\x18\x02 \x01(\x0b\x32\x1a.resctrlmond.nri.Container\"\xd4\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.resctrlmond.nri.PodSandbox.LabelsEntry\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\t \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x89\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\x05\x12.\n\x05linux\x18\x0b \x01(\x0b\x32\x1f.resctrlmond.nri.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"&\n\x0eLinuxContainer\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\tb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'resctrlmond.nri.nri_pb2', globals())
@@ -31,23 +31,23 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _REGISTERPLUGINREQUEST._serialized_start=240
   _REGISTERPLUGINREQUEST._serialized_end=304
   _CONFIGUREREQUEST._serialized_start=306
-  _CONFIGUREREQUEST._serialized_end=371
-  _CONFIGURERESPONSE._serialized_start=373
-  _CONFIGURERESPONSE._serialized_end=408
-  _SYNCHRONIZEREQUEST._serialized_start=410
-  _SYNCHRONIZEREQUEST._serialized_end=535
-  _SYNCHRONIZERESPONSE._serialized_start=537
-  _SYNCHRONIZERESPONSE._serialized_end=572
-  _STATECHANGEEVENT._serialized_start=574
-  _STATECHANGEEVENT._serialized_end=696
-  _EVENTREQUEST._serialized_start=698
-  _EVENTREQUEST._serialized_end=801
-  _PODSANDBOX._serialized_start=804
-  _PODSANDBOX._serialized_end=991
-  _PODSANDBOX_LABELSENTRY._serialized_start=946
-  _PODSANDBOX_LABELSENTRY._serialized_end=991
-  _CONTAINER._serialized_start=994
-  _CONTAINER._serialized_end=1131
-  _LINUXCONTAINER._serialized_start=1133
-  _LINUXCONTAINER._serialized_end=1171
+  _CONFIGUREREQUEST._serialized_end=387
+  _CONFIGURERESPONSE._serialized_start=389
+  _CONFIGURERESPONSE._serialized_end=424
+  _SYNCHRONIZEREQUEST._serialized_start=426
+  _SYNCHRONIZEREQUEST._serialized_end=551
+  _SYNCHRONIZERESPONSE._serialized_start=553
+  _SYNCHRONIZERESPONSE._serialized_end=588
+  _STATECHANGEEVENT._serialized_start=590
+  _STATECHANGEEVENT._serialized_end=712
+  _EVENTREQUEST._serialized_start=714
+  _EVENTREQUEST._serialized_end=817
+  _PODSANDBOX._serialized_start=820
+  _PODSANDBOX._serialized_end=1032
+  _PODSANDBOX_LABELSENTRY._serialized_start=987
+  _PODSANDBOX_LABELSENTRY._serialized_end=1032
+  _CONTAINER._serialized_start=1035
+  _CONTAINER._serialized_end=1172
+  _LINUXCONTAINER._serialized_start=1174
+  _LINUXCONTAINER._serialized_end=1212
 # @@protoc_insertion_point(module_scope)

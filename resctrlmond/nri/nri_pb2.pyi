@@ -6,12 +6,14 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ["runtime_name", "runtime_version"]
+    __slots__ = ["config", "runtime_name", "runtime_version"]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_NAME_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    config: str
     runtime_name: str
     runtime_version: str
-    def __init__(self, runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, config: _Optional[str] = ..., runtime_name: _Optional[str] = ..., runtime_version: _Optional[str] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ["events"]
@@ -50,7 +52,7 @@ class LinuxContainer(_message.Message):
     def __init__(self, cgroups_path: _Optional[str] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
-    __slots__ = ["id", "labels", "name", "namespace", "pid", "uid"]
+    __slots__ = ["id", "labels", "name", "namespace", "pid", "runtime_handler", "uid"]
     class LabelsEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,14 +65,16 @@ class PodSandbox(_message.Message):
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_HANDLER_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     id: str
     labels: _containers.ScalarMap[str, str]
     name: str
     namespace: str
     pid: int
+    runtime_handler: str
     uid: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., runtime_handler: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RegisterPluginRequest(_message.Message):
     __slots__ = ["plugin_idx", "plugin_name"]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.resctrl.processes import leader
+from resctrlmond.resctrl.processes import leader, stat
 
 # Ids of containers and sandboxes, of containerd and CRI-O alike.
 _ID = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
@@ -50,6 +50,23 @@ def first_process(cgroup: str) -> int:
     """The one process in the control group; 0 if there are none or several."""
     there = {leader(tid) for tid in cgroups.tasks(cgroup)} - {0}
     return there.pop() if len(there) == 1 else 0
+
+
+def started(pid: int) -> int:
+    """The process's start time, field 22 of /proc/PID/stat; 0 if there is none of that number."""
+    found = stat(pid)
+    return found.start_time if found else 0
+
+
+def is_left(pid: int, container: str, cgroups_path: str) -> bool:
+    """Whether a container that is told to run has any process, as far as that can be seen from here."""
+    if pid and own_cgroup(pid, container):
+        return True
+    declared = declared_cgroup(cgroups_path)
+    if declared:
+        return cgroups.is_populated(declared)
+    # Its control group is gone, or was never told: then only the number is left to go by.
+    return not cgroups_path and bool(pid) and started(pid) > 0
 
 
 def pod_cgroup(pid: int, uid: str) -> str:

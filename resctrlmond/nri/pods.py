@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from resctrlmond.api.pods import LABEL
 from resctrlmond.groups.errors import InvalidAttributes, InvalidKey
 from resctrlmond.groups.keys import (
     MAX_ATTRIBUTES,
@@ -15,8 +16,8 @@ from resctrlmond.groups.keys import (
     check_member_id,
 )
 from resctrlmond.nri.messages import Container, Pod
+from resctrlmond.nri.selection import Selection
 
-_LABEL = "pod.label."
 # What the kubelet and containerd label for themselves says the pod's own fields again.
 _THEIR_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-containerd.")
 
@@ -25,13 +26,17 @@ _THEIR_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-conta
 class Sandbox:
     """One sandbox of a pod; ``key`` names its workload. ``is_settled``: resctrlmond knows it, or has refused it.
 
-    ``cgroup`` is the pod's control group, where it has one of its own that we have seen.
+    ``unselected`` is why its pod is not to be monitored, "" for one that is. ``cgroup`` is the pod's control group,
+    where it has one of its own that we have seen. ``started`` tells the process that holds its namespaces from later
+    ones of that number (field 22 of /proc/PID/stat), 0 until we have looked at it.
     """
 
     pod: Pod
     key: str
+    unselected: str = ""
     is_settled: bool = False
     cgroup: str = ""
+    started: int = 0
 
 
 @dataclass(slots=True)
@@ -50,17 +55,31 @@ class Member:
 class Pods:
     """All sandboxes and containers that exist, by their ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, selection: Selection | None = None) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
         self.members: dict[str, Member] = {}
+        self._selection = selection or Selection()
         # Ids that events tell of before the connection's list has come: they are newer than it.
         self._told: set[str] = set()
-        self._has_list = False
+        self._awaits_list = True
+        # Whether a list has ever come: without one, what is not known may live all the same.
+        self.is_whole = False
 
     def begin(self) -> None:
         """A new connection begins; what is known stays until its list replaces it."""
         self._told.clear()
-        self._has_list = False
+        self._awaits_list = True
+
+    def await_no_list(self) -> None:
+        """The connection's list will not come: NRI before 0.8 sends none to a plugin that the runtime launched."""
+        self._told.clear()
+        self._awaits_list = False
+
+    def select(self, selection: Selection) -> None:
+        """Select anew."""
+        self._selection = selection
+        for sandbox in self.sandboxes.values():
+            sandbox.unselected = selection.why_not(sandbox.pod)
 
     def replace_all(self, pods: Iterable[Pod], containers: Iterable[Container]) -> list[str]:
         """Take the runtime's list for the full truth. Returns what was wrong with those that cannot be taken."""
@@ -75,12 +94,14 @@ class Pods:
                 continue
             try:
                 one = self.add_sandbox(told) if isinstance(told, Pod) else self.add_member(told)
-                if told.id in before:
-                    one.is_settled, one.cgroup = before[told.id].is_settled, before[told.id].cgroup
+                if (known := before.get(told.id)) is not None:
+                    one.is_settled, one.cgroup = known.is_settled, known.cgroup
+                    if isinstance(one, Sandbox) and isinstance(known, Sandbox) and one.pod.pid == known.pod.pid:
+                        one.started = known.started
             except InvalidKey as error:
                 wrong.append(str(error))
-        self._told.clear()
-        self._has_list = True
+        self.await_no_list()
+        self.is_whole = True
         return wrong
 
     def add_sandbox(self, pod: Pod) -> Sandbox:
@@ -88,9 +109,10 @@ class Pods:
         known = self.sandboxes.get(pod.id)
         if known is None:
             check_member_id(pod.id)
-            known = self.sandboxes[pod.id] = Sandbox(pod, canonical_key(pod.uid or pod.id))
-        elif pod.pid:
-            known.pod = replace(known.pod, pid=pod.pid)
+            key = canonical_key(pod.uid or pod.id)
+            known = self.sandboxes[pod.id] = Sandbox(pod, key, self._selection.why_not(pod))
+        elif pod.pid and pod.pid != known.pod.pid:
+            known.pod, known.started = replace(known.pod, pid=pod.pid), 0
         return known
 
     def add_member(self, container: Container) -> Member:
@@ -123,25 +145,41 @@ class Pods:
 
     def tell(self, *ids: str) -> None:
         """An event has told of these."""
-        if not self._has_list:
+        if self._awaits_list:
             self._told.update(ids)
 
     def lives(self, key: str) -> bool:
-        """Whether the workload has a sandbox."""
-        return any(sandbox.key == key for sandbox in self.sandboxes.values())
+        """Whether the workload has a sandbox that is selected."""
+        return any(sandbox.key == key and not sandbox.unselected for sandbox in self.sandboxes.values())
+
+    def is_selected(self, member: Member) -> bool:
+        """Whether a container's pod is."""
+        sandbox = self.sandboxes.get(member.container.sandbox)
+        return sandbox is not None and not sandbox.unselected
 
 
 def attributes(pod: Pod) -> dict[str, str]:
     """What to call a pod's workload; labels as far as they fit resctrlmond's bounds, in the order of their names."""
-    given = {"pod.name": pod.name, "pod.namespace": pod.namespace, "pod.uid": pod.uid}
+    given = {
+        "pod.name": pod.name,
+        "pod.namespace": pod.namespace,
+        "pod.uid": pod.uid,
+        "pod.runtime_handler": pod.runtime_handler,
+    }
     found = {name: attribute_value(value) for name, value in given.items() if value}
-    for name, value in sorted(pod.labels.items()):
-        label = {_LABEL + name: attribute_value(value)}
-        if name.startswith(_THEIR_LABELS) or not _is_allowed(label):
+    labels = fitting_labels(pod.labels, MAX_ATTRIBUTES - len(found))
+    return found | {LABEL + name: value for name, value in labels.items()}
+
+
+def fitting_labels(labels: Mapping[str, str], most: int = MAX_ATTRIBUTES) -> dict[str, str]:
+    """The pod's own labels as far as they fit resctrlmond's bounds, in the order of their names."""
+    found: dict[str, str] = {}
+    for name, value in sorted(labels.items()):
+        if name.startswith(_THEIR_LABELS) or not _is_allowed({LABEL + name: attribute_value(value)}):
             continue
-        if len(found) == MAX_ATTRIBUTES:
+        if len(found) == most:
             break
-        found |= label
+        found[name] = attribute_value(value)
     return found
 
 

@@ -106,6 +106,8 @@ class Session:
         """Do what a call asks; what it must wait for."""
         match told:
             case messages.Configure():
+                if told.config:
+                    self._plugin.configure(told.config)
                 self._configured(f"{told.runtime} {told.version}")
             case messages.Synchronize():
                 self._plugin.synchronize(told)

@@ -17,6 +17,8 @@ from resctrlmond import oci_hook
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import State
 from resctrlmond.nri import __main__ as nri
+from resctrlmond.nri import settings as nri_settings
+from resctrlmond.nri.selection import Selection
 from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
 from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
@@ -121,6 +123,37 @@ def test_the_defaults_of_the_hook() -> None:
 
 def test_every_exit_code_of_the_daemon() -> None:
     assert exit_codes(DAEMON) == set(Exit)
+
+
+def test_every_option_of_the_nri_adapter() -> None:
+    known = {option for action in nri._parser()._actions for option in action.option_strings}
+    assert options(NRI) == known
+    assert options(NRI, "SYNOPSIS") == known - {"-h", "--help", "--version"}
+    text = section(NRI, "OPTIONS")
+    defaults = {action.dest: action.default for action in nri._parser()._actions}
+    for name in ("socket", "manager_socket", "name", "index", "log_level"):
+        assert f"Default: _{defaults[name]}_." in text
+
+
+def test_every_exit_code_of_the_nri_adapter() -> None:
+    assert exit_codes(NRI) == {0, 2, nri.EXIT_CONFIG}
+    unit = (ROOT / "systemd" / "resctrlmon-nri.service").read_text(encoding="utf-8")
+    assert f"RestartPreventExitStatus=2 {nri.EXIT_CONFIG}\n" in unit
+
+
+def test_every_configuration_key_of_the_nri_adapter() -> None:
+    text = section(NRI, "CONFIGURATION")
+    assert set(re.findall(r"^\*([a-zA-Z]+)\*: ", text, re.MULTILINE)) == set(nri_settings.KEYS)
+    assert nri_settings.DEFAULT_PATH in text
+    [example] = re.findall(r"```\n(namespaces.*?)```", NRI.read_text(encoding="utf-8"), re.DOTALL)
+    assert nri_settings.parse(example.encode(), "page") != Selection()
+
+
+def test_what_the_nri_adapter_says_of_keys_that_are_others() -> None:
+    text = section(NRI, "MOVING FROM NRI-RESCTRL-MON")
+    assert all(key in text for key in nri_settings.THEIRS)
+    keys = set(re.findall(r"'([a-z_]+)' in resctrlmond.yaml", " ".join(nri_settings.THEIRS.values())))
+    assert {f"*{key}*" for key in keys} <= set(re.findall(r"\*[a-z_]+\*", text))
 
 
 def test_every_exit_code_of_the_hook(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.nri import messages, nri_pb2
 from resctrlmond.nri.messages import Event
 from tests.nri.hostile import container, pod
@@ -60,7 +61,7 @@ def test_every_field_that_we_read() -> None:
             id="c" * 64,
             sandbox="a" * 64,
             name="app",
-            is_running=True,
+            state=ContainerState.RUNNING,
             pid=4243,
             cgroups_path=f"kubepods-pod1.slice:cri-containerd:{'c' * 64}",
         ),

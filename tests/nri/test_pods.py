@@ -6,6 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.groups.keys import check_attributes
 from resctrlmond.nri.messages import Container, Pod
 from resctrlmond.nri.pods import Pods, attributes
@@ -57,7 +58,7 @@ def test_a_later_word_adds_and_takes_nothing_away() -> None:
     pods.add_sandbox(Pod("s", UID, pid=5))
     assert pods.add_sandbox(Pod("s")).pod == Pod("s", UID, pid=5)
     pods.add_member(Container("c", "s", pid=7, cgroups_path="/x"))
-    member = pods.add_member(Container("c", "s", is_running=True))
+    member = pods.add_member(Container("c", "s", state=ContainerState.RUNNING))
     assert (member.container.pid, member.container.cgroups_path, member.key) == (7, "/x", UID)
 
 

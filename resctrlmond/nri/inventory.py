@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that the runtime has told, as resctrlmond is told of it: pods that are not monitored too. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from resctrlmond.groups.inventory import MAX_CONTAINERS, NotedContainer
+from resctrlmond.groups.inventory import Sandbox as NotedSandbox
+from resctrlmond.groups.keys import attribute_value
+from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
+
+# A request has at most 2 MiB (api/connection.py).
+_CHUNK_BYTES = 512 * 1024
+
+
+def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox]:
+    """All sandboxes with their containers, by id; ``refusals``: why a key or a container is unmonitored."""
+    containers: dict[str, list[NotedContainer]] = {name: [] for name in pods.sandboxes}
+    for member in pods.members.values():
+        of_sandbox = containers.get(member.container.sandbox)
+        if of_sandbox is not None and len(of_sandbox) < MAX_CONTAINERS:
+            of_sandbox.append(_container(member, refusals))
+    return {name: _sandbox(sandbox, containers[name], refusals) for name, sandbox in pods.sandboxes.items()}
+
+
+def chunks(sandboxes: list[NotedSandbox]) -> Iterator[list[NotedSandbox]]:
+    """The sandboxes in as many parts as requests have room for; at least one."""
+    chunk: list[NotedSandbox] = []
+    size = 0
+    for sandbox in sandboxes:
+        more = len(msgspec.json.encode(sandbox))
+        if chunk and size + more > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(sandbox)
+        size += more
+    yield chunk
+
+
+def _container(member: Member, refusals: Mapping[str, str]) -> NotedContainer:
+    container = member.container
+    return NotedContainer(
+        id=container.id,
+        name=attribute_value(container.name),
+        state=container.state,
+        pid=container.pid or None,
+        reason=attribute_value(refusals.get(container.id, "")) or None,
+    )
+
+
+def _sandbox(sandbox: Sandbox, containers: list[NotedContainer], refusals: Mapping[str, str]) -> NotedSandbox:
+    pod = sandbox.pod
+    return NotedSandbox(
+        id=pod.id,
+        uid=pod.uid,
+        name=attribute_value(pod.name),
+        namespace=attribute_value(pod.namespace),
+        labels=fitting_labels(pod.labels),
+        containers=containers,
+        reason=sandbox.unselected or attribute_value(refusals.get(sandbox.key, "")) or None,
+    )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether nri-resctrl-mon is on this host as well: two owners of the pods' groups do not go together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+
+from resctrlmond.notify import Notify
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+
+# The image's program, and the name under which its makefile installs it for the runtime to launch. Both fit into the
+# 15 bytes of a process's own name.
+_NAME = re.compile(r"(?:nri|[0-9]{2})-resctrl-mon")
+PLUGINS = "/opt/nri/plugins"
+SNAPSHOTS = "/run/nri-resctrl-mon"
+
+
+def rivals(
+    manager_socket: str, *, proc: str = "/proc", plugins: str = PLUGINS, snapshots: str = SNAPSHOTS
+) -> list[str]:
+    """What there is of nri-resctrl-mon, each in words; [] where there is none.
+
+    It is looked for by its processes' names, among the plugins that runtimes launch, and by its folder of values,
+    which may be ours, for readers that look there: it then has the group of ``manager_socket``. Which plugins are
+    connected to a runtime, the runtime alone knows.
+    """
+    found = [f"it runs as process {pid}" for pid in _processes(proc)]
+    found += [f"{plugins}/{name} is launched by the runtime" for name in _names(plugins)]
+    if _is_theirs(snapshots, manager_socket):
+        found.append(f"{snapshots} is not of resctrlmond")
+    return found
+
+
+def _processes(proc: str) -> Iterator[int]:
+    for name in sorted((name for name in os.listdir(proc) if name.isdecimal()), key=int):
+        with contextlib.suppress(OSError), open(f"{proc}/{name}/comm", encoding="utf-8", errors="replace") as file:
+            if _NAME.fullmatch(file.read().rstrip("\n")):
+                yield int(name)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
+    except OSError:
+        return []
+
+
+def _is_theirs(folder: str, manager_socket: str) -> bool:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        ours = os.stat(manager_socket).st_gid
+        return stat.S_ISDIR(found.st_mode) and (found.st_gid != ours or ours == 0)
+    # Without resctrlmond it cannot be told whose it is.
+    return False
+
+
+class Watch:
+    """Looks for rivals every minute, and tells the service manager how the adapter stands, with them in it."""
+
+    def __init__(self, manager_socket: str, notify: Notify) -> None:
+        self._manager_socket = manager_socket
+        self._notify = notify
+        self._status = ""
+        self._found: list[str] = []
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            found = await asyncio.to_thread(rivals, self._manager_socket)
+            if found != self._found:
+                self._found = found
+                if found:
+                    log.warning(
+                        "nri-resctrl-mon is on this host too: %s. Remove one of the two: each takes the other's "
+                        "containers for its own; see resctrlmon-nri(8)",
+                        "; ".join(found),
+                    )
+                else:
+                    log.info("nri-resctrl-mon is gone from this host")
+                if self._status:
+                    self.say(self._status)
+            await asyncio.sleep(LOOK_S)
+
+    def say(self, status: str) -> None:
+        """Tell how the adapter stands."""
+        self._status = status
+        self._notify.status(f"{status}; nri-resctrl-mon is here too" if self._found else status)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pods are monitored: by namespace and by labels, as Kubernetes selects. Pure."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from resctrlmond.nri.messages import Pod
+
+# What a label's name and value can be (Kubernetes, "Labels and Selectors", "Syntax and character set").
+_WORD = "[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_PREFIX = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+_NAME = re.compile(rf"(?=.{{1,317}}\Z)(?:(?=[^/]{{1,253}}/){_PREFIX}/)?{_WORD}")
+_VALUE = re.compile(f"(?:{_WORD})?")
+_TOKEN = re.compile(r"\s*(==|!=|[=!,()<>]|[^\s=!,()<>]+)")
+
+_EXAMPLE = 'Write it as for "kubectl -l", as in "app in (web, api), tier!=cache, !canary"'
+
+
+class SelectorError(ValueError):
+    """A selector that cannot be understood; its text says what and where."""
+
+
+class Operator(enum.Enum):
+    """How a label is compared. ``LIKE`` is nri-resctrl-mon's: a label that is not there counts as an empty one."""
+
+    IN = "in"
+    NOT_IN = "notin"
+    EXISTS = "exists"
+    ABSENT = "!"
+    LIKE = "like"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One condition on a pod's labels."""
+
+    label: str
+    operator: Operator
+    values: frozenset[str] = frozenset()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether the labels meet it. What has no such label meets NOT_IN."""
+        match self.operator:
+            case Operator.EXISTS:
+                return self.label in labels
+            case Operator.ABSENT:
+                return self.label not in labels
+            case Operator.LIKE:
+                return labels.get(self.label, "") in self.values
+            case Operator.IN:
+                return self.label in labels and labels[self.label] in self.values
+            case Operator.NOT_IN:
+                return self.label not in labels or labels[self.label] not in self.values
+
+    def __str__(self) -> str:
+        values = ", ".join(sorted(self.values))
+        match self.operator:
+            case Operator.EXISTS:
+                return self.label
+            case Operator.ABSENT:
+                return f"!{self.label}"
+            case Operator.LIKE:
+                return f"{self.label}: {values}"
+            case _:
+                return f"{self.label} {self.operator.value} ({values})"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The pods of these namespaces (none: of all) whose labels meet all requirements."""
+
+    namespaces: frozenset[str] = frozenset()
+    requirements: tuple[Requirement, ...] = ()
+
+    def why_not(self, pod: Pod) -> str:
+        """Why the pod is not selected; "" for one that is."""
+        if self.namespaces and pod.namespace not in self.namespaces:
+            return "not selected: its namespace is not among the configured ones"
+        for requirement in self.requirements:
+            if not requirement.holds(pod.labels):
+                return f"not selected: its labels do not meet '{requirement}'"
+        return ""
+
+
+def equal(labels: Mapping[str, str]) -> tuple[Requirement, ...]:
+    """Labels that must all be equal. Raises SelectorError for what no label can be."""
+    return tuple(
+        Requirement(_label(name), Operator.LIKE, frozenset({_label_value(value)})) for name, value in labels.items()
+    )
+
+
+def selector(text: str) -> tuple[Requirement, ...]:
+    """The requirements of a selector as kubectl takes it: label=value, ==, !=, in (), notin (), label, !label.
+
+    The numeric comparisons > and < are not taken. Raises SelectorError.
+    """
+    tokens = list(_tokens(text))
+    found = []
+    while tokens:
+        found.append(_requirement(tokens))
+        if tokens:
+            _expect(tokens, {","})
+            if not tokens:
+                raise SelectorError(f"nothing follows the last comma. {_EXAMPLE}")
+    return tuple(found)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    at = 0
+    text = text.rstrip()
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        assert found, "every character is in a token"
+        yield found[1]
+        at = found.end()
+
+
+def _requirement(tokens: list[str]) -> Requirement:
+    if tokens[0] == "!":
+        tokens.pop(0)
+        return Requirement(_label(_next(tokens)), Operator.ABSENT)
+    label = _label(tokens.pop(0))
+    if not tokens or tokens[0] == ",":
+        return Requirement(label, Operator.EXISTS)
+    operator = _expect(tokens, {"=", "==", "!=", "in", "notin"})
+    if operator in ("in", "notin"):
+        return Requirement(label, Operator(operator), _set(tokens))
+    value = tokens.pop(0) if tokens and tokens[0] != "," else ""
+    return Requirement(label, Operator.NOT_IN if operator == "!=" else Operator.IN, frozenset({_label_value(value)}))
+
+
+def _set(tokens: list[str]) -> frozenset[str]:
+    _expect(tokens, {"("})
+    values = set()
+    while True:
+        values.add(_label_value(tokens.pop(0) if tokens and tokens[0] not in ",)" else ""))
+        if _expect(tokens, {",", ")"}) == ")":
+            return frozenset(values)
+
+
+def _next(tokens: list[str]) -> str:
+    if not tokens:
+        raise SelectorError(f"it ends too early. {_EXAMPLE}")
+    return tokens.pop(0)
+
+
+def _expect(tokens: list[str], wanted: Collection[str]) -> str:
+    found = _next(tokens)
+    if found not in wanted:
+        raise SelectorError(f"{found[:64]!a} stands where one of {' '.join(sorted(wanted))} belongs. {_EXAMPLE}")
+    return found
+
+
+def _label(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise SelectorError(f"{text[:64]!a} is no label's name")
+    return text
+
+
+def _label_value(text: str) -> str:
+    if _VALUE.fullmatch(text) is None:
+        raise SelectorError(f"{text[:64]!a} is no label's value")
+    return text

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter's configuration: one YAML file, with the keys and meanings of nri-resctrl-mon where they are ours."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NoReturn
+
+import yaml
+
+from resctrlmond.config import ConfigError
+from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal, selector
+
+DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
+
+_MAX_BYTES = 64 * 1024
+
+KEYS = ("namespaces", "labelSelector")
+# Keys of nri-resctrl-mon that are somebody else's here: to pass over them would hide that they do nothing.
+THEIRS = {
+    "resctrlPath": "Remove it: resctrlmond knows the path ('resctrl' in resctrlmond.yaml)",
+    "telemetry": "Remove it: what was used is read from resctrlmond",
+    "snapshotDir": "Remove it: 'groups_dir' in resctrlmond.yaml is that",
+    "snapshotTTL": "Remove it: 'snapshot_ttl' in resctrlmond.yaml is that",
+}
+
+
+def load(path: str | None = None) -> Selection:
+    """The selection in a file; without ``path`` in ``DEFAULT_PATH``, which may be missing. Raises ConfigError."""
+    name = DEFAULT_PATH if path is None else path
+    try:
+        with open(name, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        if path is None:
+            return Selection()
+        raise _unreadable(name, error) from error
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    return parse(data, name)
+
+
+def parse(data: bytes, path: str) -> Selection:
+    """The selection in the bytes of a file, or of what a runtime hands over; ``path`` is for messages only.
+
+    Every plain value is the text that is written: a label's value may look like a number. Raises ConfigError.
+    """
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
+    nodes = _compose(data, path)
+    namespaces, requirements = frozenset[str](), tuple[Requirement, ...]()
+    if "namespaces" in nodes:
+        namespaces = _namespaces(nodes["namespaces"], path)
+    if "labelSelector" in nodes:
+        requirements = _requirements(nodes["labelSelector"], path)
+    return Selection(namespaces, requirements)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's composer without anchors, aliases and tags, and of a bounded depth."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        kind = "an anchor or alias" if isinstance(event, yaml.AliasEvent) or event.anchor is not None else ""
+        kind = kind or ("a tag" if event.tag is not None else "")
+        kind = kind or ("too deep a nesting" if self._depth > 8 else "")
+        if kind:
+            raise yaml.MarkedYAMLError(problem=f"{kind} is not taken", problem_mark=event.start_mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+
+def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
+    """The value of each key with its marks."""
+    try:
+        root = _Loader(data.decode()).get_single_node()
+    except UnicodeDecodeError as error:
+        _refuse(path, data.count(b"\n", 0, error.start), "not UTF-8", "Save the file in that encoding")
+    except yaml.reader.ReaderError as error:
+        line = data.decode().count("\n", 0, error.position)
+        _refuse(path, line, f"the character {chr(error.character)!r} is not allowed in YAML", "Remove it")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = "; ".join(part for part in (error.context, error.problem) if part)
+        _refuse(path, mark.line if mark else 0, what, "See resctrlmon-nri(8)")
+    if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        _refuse(path, root.start_mark.line, "no key and value", "See resctrlmon-nri(8)")
+    found: dict[str, yaml.Node] = {}
+    for key, value in root.value:
+        name, line = _text(key, path, "a key"), key.start_mark.line
+        if name in THEIRS:
+            _refuse(path, line, f"{name} is no key of this adapter", THEIRS[name])
+        if name not in KEYS:
+            close = difflib.get_close_matches(name[:64], KEYS, n=1)
+            remedy = f"Did you mean {close[0]}?" if close else f"Known keys are {', '.join(KEYS)}"
+            _refuse(path, line, f"unknown key {name[:64]!r}", remedy)
+        if name in found:
+            _refuse(path, line, f"{name} is set a second time", "Keep one")
+        found[name] = value
+    return found
+
+
+def _namespaces(node: yaml.Node, path: str) -> frozenset[str]:
+    if _is_empty(node):
+        return frozenset()
+    if not isinstance(node, yaml.SequenceNode):
+        _refuse(path, node.start_mark.line, "namespaces is no list", "Write it as [shop, web]")
+    found = set()
+    for one in node.value:
+        name = _text(one, path, "a namespace")
+        if not name:
+            _refuse(path, one.start_mark.line, "a namespace has no name", "Remove it")
+        found.add(name)
+    return frozenset(found)
+
+
+def _requirements(node: yaml.Node, path: str) -> tuple[Requirement, ...]:
+    try:
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(_text(key, path, "a label"), _text(value, path, "a value")) for key, value in node.value]
+            if len(dict(pairs)) < len(pairs):
+                _refuse(path, node.start_mark.line, "labelSelector names a label twice", "Keep one")
+            return equal(dict(pairs))
+        return selector(_text(node, path, "labelSelector"))
+    except SelectorError as error:
+        _refuse(path, node.start_mark.line, f"labelSelector: {error}", "See resctrlmon-nri(8)")
+
+
+def _text(node: yaml.Node, path: str, what: str) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        _refuse(path, node.start_mark.line, f"{what} is a list or a mapping", "Write one plain value")
+    return str(node.value)
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and not node.value
+
+
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    remedy = f"Name another file with --config; without it, and without {DEFAULT_PATH}, all pods are monitored"
+    return ConfigError("cannot read the configuration", path=path, errno=error.errno or 0, remedy=remedy)
+
+
+def _refuse(path: str, line: int, what: str, remedy: str) -> NoReturn:
+    raise ConfigError(f"{path}:{line + 1}: {what}", path=path, remedy=remedy) from None

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon can tell of pods and containers: all that the runtime told, monitored or not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from resctrlmond.api.client import VarlinkError
+from resctrlmond.groups.errors import InvalidAttributes, InvalidKey, InvalidRequest
+from resctrlmond.groups.inventory import MAX_SANDBOXES, ContainerState, Inventory, NotedContainer, Sandbox
+from resctrlmond.nri import inventory
+from resctrlmond.nri.carrier import Carrier
+from resctrlmond.nri.door import Door
+from resctrlmond.nri.messages import Container, Event, Pod
+from resctrlmond.nri.pods import Pods
+from tests.nri.conftest import UID, Node
+
+OTHER = "11111111-2222-4333-8444-555555555555"
+
+
+def listed(node: Node) -> dict[str, dict[str, Any]]:
+    """The pods as the daemon tells them, by key."""
+    return {pod["key"]: pod for pod in node.machine.call("ListPods")["pods"]}
+
+
+def states(node: Node, key: str = UID) -> dict[str, str]:
+    """The containers of a pod as the daemon tells them: name or id, and state."""
+    return {one["name"] or one["id"]: one["state"] for one in listed(node).get(key, {}).get("containers", ())}
+
+
+def test_containers_from_created_to_removed(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        container = node.container(pod, 0, state=1)
+        plugin.tell(Event.POST_CREATE_CONTAINER, pod, container)
+        node.until(lambda: states(node) == {"app": "created"}, "the container that was created")
+        container.pid = node.process()
+        plugin.tell(Event.START_CONTAINER, pod, container)
+        node.until(lambda: states(node) == {"app": "running"}, "the container that runs")
+        [told] = listed(node).values()
+        assert (told["name"], told["namespace"], told["labels"]) == ("web-0", "shop", {"app": "web"})
+        assert told["sandboxes"] == [pod.id]
+        assert told["group"] == node.group()
+        [one] = told["containers"]
+        assert (one["monitored"], one["pid"], one["sandbox"]) == (True, container.pid, pod.id)
+        node.end(container.pid)
+        plugin.tell(Event.STOP_CONTAINER, pod, container)
+        node.until(lambda: states(node) == {"app": "stopped"}, "the container that stopped")
+        plugin.tell(Event.REMOVE_CONTAINER, pod, container)
+        node.until(lambda: states(node) == {}, "no container")
+        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        node.until(lambda: listed(node) == {}, "no pod")
+
+
+def test_a_daemon_that_is_restarted_is_told_again(node: Node) -> None:
+    with node.connected() as plugin:
+        pods = [node.pod(), node.pod(OTHER, name="web-1")]
+        plugin.greet(pods, [node.container(pods[0], 0, state=4, name="init")])
+        node.until(lambda: set(listed(node)) == {UID, OTHER}, "both pods")
+        assert node.machine.stop() == 0
+        node.machine.start()
+        node.until(lambda: states(node) == {"init": "stopped"}, "the daemon to be told again")
+        assert {told["owner"] for told in node.machine.call("ListPods")["told"]} == {"nri"}
+
+
+def test_why_a_container_is_not_monitored(node: Node) -> None:
+    (node.machine.top / "resctrl" / "mon_groups" / OTHER).mkdir()
+    with node.connected() as plugin:
+        plugin.greet()
+        pod, foreign = node.pod(), node.pod(OTHER)
+        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, 0, name="unfound"))
+        plugin.tell(Event.START_CONTAINER, foreign, node.container(foreign, node.process()))
+        node.until(lambda: "is not ours" in listed(node).get(OTHER, {}).get("reason", ""), "both pods")
+        [unfound] = listed(node)[UID]["containers"]
+        assert (unfound["monitored"], unfound["reason"]) == (False, "it is not in its pod's group")
+        [refused] = listed(node)[OTHER]["containers"]
+        assert "is not ours" in refused["reason"]
+
+
+def test_a_daemon_without_the_verb_is_served_all_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.stop_adapter()
+    monkeypatch.setattr("resctrlmond.nri.carrier.NOTE", "NoSuchVerb")
+    carrier = Carrier(Door(node.machine.socket), Pods())
+    carrier.pods.replace_all([Pod("a" * 64, UID)], [])
+
+    async def resync() -> None:
+        async for _ in carrier.resync():
+            pass
+
+    for _ in range(2):
+        asyncio.run(resync())
+    assert node.living() == {"a" * 64}
+    assert caplog.text.count("list --pods is incomplete") == 1
+
+
+# -- what the daemon keeps
+
+
+def sandbox(id_: str, **fields: Any) -> Sandbox:
+    given = {"id": id_, "uid": "", "name": "n", "namespace": "s", "labels": {}, "containers": []} | fields
+    return Sandbox(**given)
+
+
+def test_what_is_noted_replaces_what_was_and_owners_are_apart() -> None:
+    kept = Inventory()
+    assert kept.note("nri", [sandbox("a"), sandbox("b")]) == 2
+    assert kept.note("other", [sandbox("a")]) == 1
+    assert kept.note("nri", [sandbox("a", name="new")], gone=["b", "never"]) == 1
+    noted, told = kept.all()
+    assert [(one.key, one.sandbox.name) for one in noted] == [("a", "new"), ("a", "n")]
+    assert [one.owner for one in told] == ["nri", "other"]
+    assert kept.note("nri", [sandbox("c")], fresh=True) == 1
+    assert kept.note("nri") == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "../x"},
+        {"uid": "../x"},
+        {"name": "\x1b[2J"},
+        {"labels": {f"l{number}": "" for number in range(65)}},
+        {"labels": {"a": "x" * 5000}},
+        {"reason": "a\nb"},
+        {"containers": [NotedContainer(id="/", name="", state=ContainerState.RUNNING)]},
+        {"containers": [NotedContainer(id="c", name="\0", state=ContainerState.RUNNING)]},
+        {"containers": [NotedContainer(id=f"c{n}", name="", state=ContainerState.RUNNING) for n in range(1001)]},
+    ],
+    ids=str,
+)
+def test_what_is_not_fit_to_be_shown_is_refused_and_nothing_is_noted(wrong: dict[str, Any]) -> None:
+    kept = Inventory()
+    with pytest.raises((InvalidKey, InvalidAttributes, InvalidRequest)):
+        kept.note("nri", [sandbox("good"), sandbox("bad", **wrong)])
+    assert kept.all() == ([], [])
+
+
+def test_there_are_bounds() -> None:
+    kept = Inventory()
+    with pytest.raises(InvalidRequest, match="more than 2000"):
+        kept.note("nri", [sandbox(f"s{number}") for number in range(MAX_SANDBOXES + 1)])
+    for number in range(16):
+        kept.note(f"owner{number}")
+    with pytest.raises(InvalidRequest, match="16 owners"):
+        kept.note("one more")
+
+
+def test_a_request_that_is_none_is_refused_at_the_door(node: Node) -> None:
+    with pytest.raises(VarlinkError, match="InvalidParameter"):
+        node.machine.call("NotePods", claim="nri", pods=[{"id": "a", "nonsense": 1}])
+
+
+# -- what the adapter makes of it
+
+
+def test_a_host_full_of_pods_is_told_in_parts() -> None:
+    pods = Pods()
+    labels = {f"l{number:02}": "v" * 1000 for number in range(60)}
+    pods.replace_all([Pod(f"s{number}", "", labels=labels) for number in range(50)], [])
+    everything = list(inventory.inventory(pods, {}).values())
+    parts = list(inventory.chunks(everything))
+    assert len(parts) > 3
+    assert [one for part in parts for one in part] == everything
+    assert list(inventory.chunks([])) == [[]]
+    kept = Inventory()
+    for part in parts:
+        known = kept.note("nri", part)
+    assert known == 50
+
+
+def test_hostile_names_are_made_fit() -> None:
+    pods = Pods()
+    pod = Pod("s", UID, name="\x1b]0;x\x07", namespace="a\nb", labels={"\0": "x", "ok": "\x9b1m", "y" * 200: "z"})
+    pods.replace_all([pod], [Container(f"c{number}", "s", name="\x00n" * 3000) for number in range(1200)])
+    noted = inventory.inventory(pods, {"c0": "why\n" * 9, UID: "\x1b"})
+    assert Inventory().note("nri", noted.values()) == 1
+    assert noted["s"].labels == {"ok": "1m"}
+    assert len(noted["s"].containers) == 1000

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter as a plugin that the runtime launches, and without the list that older runtimes never give those."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from resctrlmond.nri import nri_pb2, plugin
+from resctrlmond.nri.carrier import Carrier
+from resctrlmond.nri.door import Door
+from resctrlmond.nri.messages import Container, Event, Happened, Pod
+from resctrlmond.nri.pods import Pods
+from tests.nri.conftest import UID, Node, an_id
+from tests.nri.runtime import Plugin
+
+OTHER = "11111111-2222-4333-8444-555555555555"
+
+
+@contextmanager
+def launched(node: Node) -> Iterator[Plugin]:
+    """The adapter as containerd launches it: fd 3, and an environment of nothing but these three."""
+    if node.adapter is not None:
+        node.stop_adapter()
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    environment = {"NRI_PLUGIN_NAME": "resctrlmond", "NRI_PLUGIN_IDX": "42", "NRI_PLUGIN_SOCKET": "3"}
+    command = [
+        sys.executable,
+        "-m",
+        "resctrlmond.nri",
+        "--manager-socket",
+        node.machine.socket,
+        "--log-level",
+        "debug",
+    ]
+    with node.log.open("ab") as log, theirs:
+        launch = f"import os, sys; os.dup2({theirs.fileno()}, 3); os.execv(sys.argv[1], sys.argv[1:])"
+        node.adapter = subprocess.Popen(
+            [sys.executable, "-c", launch, *command], stderr=log, env=environment, pass_fds=[theirs.fileno()]
+        )
+    with Plugin(ours) as runtime:
+        yield runtime
+
+
+def test_the_life_of_a_pod_and_the_end_with_the_runtime(node: Node) -> None:
+    with launched(node) as runtime:
+        assert runtime.greet() == 0x677
+        assert runtime.name == "42-resctrlmond"
+        pod = node.pod()
+        container = node.start_container(runtime, pod)
+        assert node.machine.tasks(UID) == {container.pid}
+    assert node.adapter is not None
+    assert node.adapter.wait(30) == 0
+    node.adapter = None
+    assert node.living() == {pod.id, container.id}
+
+
+def test_the_configuration_that_the_runtime_has_for_us_selects(node: Node) -> None:
+    with launched(node) as runtime:
+        runtime.registered()
+        asked = nri_pb2.ConfigureRequest(runtime_name="containerd", config="namespaces: [other]\n")
+        runtime.call("Configure", asked.SerializeToString())
+        node.start_container(runtime, node.pod())
+        node.start_container(runtime, node.pod(OTHER, namespace="other"))
+        assert node.machine.groups() == [OTHER]
+
+
+def test_without_a_list_nothing_that_an_earlier_one_claimed_is_ended(node: Node) -> None:
+    """containerd 1.7.24 gives none to a plugin that it launches: what lives, it does not tell."""
+    node.machine.call("Create", key=OTHER, claim="nri")
+    with launched(node) as runtime:
+        runtime.registered()
+        runtime.configure()
+        container = node.start_container(runtime, node.pod())
+        assert node.machine.stop() == 0
+        missed = node.start_container(runtime, node.pod())
+        node.machine.start()
+        node.until(lambda: missed.id in node.living(), "what was missed to be made up for")
+        node.until(lambda: "serves again" in node.said(), "the daemon to be there")
+        assert container.id in node.living()
+        assert node.owners(OTHER) == {"nri"}
+
+
+def test_a_list_that_does_not_come_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "LIST_S", 0.05)
+    pods = Pods()
+    tested = plugin.Plugin(Carrier(Door("/none"), pods))
+
+    async def run() -> None:
+        working = asyncio.create_task(tested.run())
+        tested.begin()
+        pod = Pod("a" * 64, UID)
+        tested.happened(Happened(Event.START_CONTAINER, pod, Container("c" * 64, pod.id)))
+        assert pods._told
+        async with asyncio.timeout(20):
+            while pods._told:
+                await asyncio.sleep(0.01)
+        tested.happened(Happened(Event.START_CONTAINER, pod, Container("d" * 64, pod.id)))
+        assert not pods._told, "ids that are kept for a list which never comes would fill the memory"
+        assert not pods.is_whole
+        working.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"NRI_PLUGIN_SOCKET": "3"},
+        {"NRI_PLUGIN_SOCKET": "3", "NRI_PLUGIN_NAME": "a b", "NRI_PLUGIN_IDX": "00"},
+        {"NRI_PLUGIN_SOCKET": "99", "NRI_PLUGIN_NAME": "a", "NRI_PLUGIN_IDX": "00"},
+        {"NRI_PLUGIN_SOCKET": "1", "NRI_PLUGIN_NAME": "a", "NRI_PLUGIN_IDX": "00"},
+        {"NRI_PLUGIN_SOCKET": "x", "NRI_PLUGIN_NAME": "a", "NRI_PLUGIN_IDX": "00"},
+        {"NRI_PLUGIN_SOCKET": "3" * 30, "NRI_PLUGIN_NAME": "a", "NRI_PLUGIN_IDX": "00"},
+    ],
+    ids=str,
+)
+def test_half_of_a_launch_is_said_to_be_that(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "resctrlmond.nri"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (78, False)
+    assert "NRI_PLUGIN_SOCKET" in done.stderr
+
+
+# -- removals that nobody tells
+
+
+def test_a_pod_without_a_control_group_ends_when_all_its_processes_have(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox's process is gone, then its container's, and nobody tells of a removal."""
+    node.stop_adapter()
+    for name, value in (("UNTOLD_S", 0.2), ("RESCAN_S", 0.05), ("FIRST_RESCAN_S", 0.05)):
+        monkeypatch.setattr(plugin, name, value)
+    holder, pid, other = node.process(), node.process(), node.process()
+    tested = plugin.Plugin(Carrier(Door(node.machine.socket), Pods()))
+    gone, lives = Pod(an_id(), UID, pid=holder), Pod(an_id(), OTHER, pid=other)
+    # Nobody tells the process of this one, so nobody knows.
+    unknown = Pod(an_id(), "22222222-2222-4333-8444-555555555555")
+
+    async def reaches(key: str, state: str) -> None:
+        async with asyncio.timeout(30):
+            while (await asyncio.to_thread(node.group, key)).get("state") != state:
+                await asyncio.sleep(0.02)
+
+    async def run() -> None:
+        working = asyncio.create_task(tested.run())
+        tested._pods.replace_all([gone, lives, unknown], [])
+        tested._rescan_at = 0.0
+        await tested.happened(Happened(Event.START_CONTAINER, gone, Container(an_id(), gone.id, pid=pid)))
+        await reaches(UID, "active")
+        node.end(holder)
+        async with asyncio.timeout(30):
+            while not tested._pods.sandboxes[gone.id].started:
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert (await asyncio.to_thread(node.group, UID))["state"] == "active", "its container lives"
+        node.end(pid)
+        await reaches(UID, "completed")
+        for key in (OTHER, unknown.uid):
+            assert (await asyncio.to_thread(node.group, key))["state"] == "idle"
+        working.cancel()
+
+    asyncio.run(run())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nri-resctrl-mon on the same host is found, and said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.nri.rival import rivals
+from tests.nri.conftest import Node
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[str]:
+    """A socket as resctrlmond's: of root and the group that marks."""
+    path = str(tmp_path / "manager")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        os.chown(path, 0, 4242)
+        yield path
+
+
+@pytest.mark.parametrize("name", ["nri-resctrl-mon", "90-resctrl-mon"])
+def test_its_process(tmp_path: Path, manager: str, name: str) -> None:
+    program = tmp_path / name
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "600"]) as process:
+        try:
+            found = rivals(manager, plugins="/none", snapshots="/none")
+            assert found == [f"it runs as process {process.pid}"]
+        finally:
+            process.kill()
+    assert rivals(manager, plugins="/none", snapshots="/none") == []
+
+
+def test_its_place_among_the_plugins_that_are_launched(tmp_path: Path, manager: str) -> None:
+    for name in ("90-resctrl-mon", "10-other", "resctrl-mon"):
+        (tmp_path / name).touch()
+    found = rivals(manager, plugins=str(tmp_path), snapshots="/none")
+    assert found == [f"{tmp_path}/90-resctrl-mon is launched by the runtime"]
+
+
+def test_its_folder_is_told_from_ours(tmp_path: Path, manager: str) -> None:
+    folder = tmp_path / "nri-resctrl-mon"
+    folder.mkdir()
+    assert rivals(manager, plugins="/none", snapshots=str(folder)) == [f"{folder} is not of resctrlmond"]
+    os.chown(folder, 0, 4242)
+    assert rivals(manager, plugins="/none", snapshots=str(folder)) == []
+    assert rivals("/none", plugins="/none", snapshots=str(folder)) == [], "it cannot be told whose it is"
+
+
+def test_it_is_said_once_and_in_the_status(node: Node, tmp_path: Path) -> None:
+    node.stop_adapter()
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(str(tmp_path / "nri-notify"))
+    notify.settimeout(30)
+    program = tmp_path / "nri-resctrl-mon"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "600"]) as process, notify:
+        try:
+            node.start_adapter(NOTIFY_SOCKET=str(tmp_path / "nri-notify"))
+            with node.connected() as plugin:
+                plugin.greet()
+                told = iter(lambda: notify.recv(4096).decode(), "")
+                wanted = "STATUS=registered with containerd v1.7.24; nri-resctrl-mon is here too"
+                assert next(status for status in told if status == wanted)
+            said = f"nri-resctrl-mon is on this host too: it runs as process {process.pid}. Remove one of the two"
+            assert node.said().count(said) == 1
+        finally:
+            process.kill()

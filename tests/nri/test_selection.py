@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pods are monitored: what a selector means, what a configuration may say, and that the rest is left alone."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.config import ConfigError
+from resctrlmond.nri import nri_pb2, settings
+from resctrlmond.nri.messages import Event, Pod
+from resctrlmond.nri.selection import Selection, SelectorError, equal, selector
+from tests.nri.conftest import UID, Node
+
+ROOT = Path(__file__).parents[2]
+OTHER = "11111111-2222-4333-8444-555555555555"
+
+
+@pytest.mark.parametrize(
+    ("text", "selected", "not_selected"),
+    [
+        ("app=web", {"app": "web"}, {"app": "api"}),
+        ("app == web", {"app": "web", "x": "y"}, {}),
+        ("app!=web", {}, {"app": "web"}),
+        ("app in (web, api)", {"app": "api"}, {"app": "cache"}),
+        ("app in (web)", {"app": "web"}, {}),
+        ("app notin (web, api)", {}, {"app": "api"}),
+        ("app notin (web, api)", {"app": "cache"}, {"app": "web"}),
+        ("app", {"app": ""}, {}),
+        ("!app", {}, {"app": ""}),
+        ("app=", {"app": ""}, {}),
+        ("app in (,web)", {"app": ""}, {"app": "api"}),
+        ("app=web,tier!=cache, !canary", {"app": "web", "tier": "x"}, {"app": "web", "canary": "1"}),
+        ("app.kubernetes.io/name = web", {"app.kubernetes.io/name": "web"}, {"name": "web"}),
+        ("in in (in)", {"in": "in"}, {"in": "out"}),
+        ("", {}, None),
+        ("  ", {"a": "b"}, None),
+    ],
+)
+def test_what_a_selector_means(text: str, selected: dict[str, str], not_selected: dict[str, str] | None) -> None:
+    selection = Selection(requirements=selector(text))
+    assert selection.why_not(Pod("s", labels=selected)) == ""
+    if not_selected is not None:
+        assert selection.why_not(Pod("s", labels=not_selected)).startswith("not selected: its labels do not meet")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("=", ",", "app,", "app in", "app in (", "app in (a", "app in a", "app in (a b)", "app = a b", "!", "!=a"),
+        *("app > 1", "app < 1", "app in (a))", "-app", "app=-x", "a/b/c", "/a", "A.b/c", "app=" + "x" * 64, "a" * 64),
+        *("app==", "app notin ()x", "a=b=c", "x\0y", "app=ä"),
+    ],
+)
+def test_what_is_no_selector(text: str) -> None:
+    if text == "app==":
+        assert selector(text) == selector("app in ()")
+        return
+    with pytest.raises(SelectorError):
+        selector(text)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_selector_or_is_refused(text: str) -> None:
+    try:
+        requirements = selector(text)
+    except SelectorError:
+        return
+    # What it is said to be means the same.
+    assert selector(", ".join(map(str, requirements))) == requirements
+
+
+def test_equality_is_as_in_nri_resctrl_mon() -> None:
+    """All must match, and an empty value also matches a label that is not there."""
+    selection = Selection(requirements=equal({"app": "web", "canary": ""}))
+    assert not selection.why_not(Pod("s", labels={"app": "web"}))
+    assert not selection.why_not(Pod("s", labels={"app": "web", "canary": "", "more": "x"}))
+    assert selection.why_not(Pod("s", labels={"app": "web", "canary": "1"}))
+    assert selection.why_not(Pod("s", labels={"canary": ""}))
+
+
+def test_namespaces_are_exact_and_none_is_all() -> None:
+    assert not Selection().why_not(Pod("s", namespace="any"))
+    selection = Selection(frozenset({"shop"}))
+    assert not selection.why_not(Pod("s", namespace="shop"))
+    for other in ("", "shop2", "Shop", "sho"):
+        assert "namespace" in selection.why_not(Pod("s", namespace=other))
+
+
+# -- the file
+
+
+def test_the_keys_of_nri_resctrl_mon_as_it_has_them() -> None:
+    text = b"namespaces:\n- shop\n- web\nlabelSelector:\n  app: web\n  version: 1.10\n  on: yes\n"
+    found = settings.parse(text, "f")
+    assert found == Selection(frozenset({"shop", "web"}), equal({"app": "web", "version": "1.10", "on": "yes"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing", "---", "namespaces: []\nlabelSelector: {}\n", "namespaces:\nlabelSelector:\n", "null"]
+)
+def test_what_selects_all(text: str) -> None:
+    if text == "null":
+        with pytest.raises(ConfigError):
+            settings.parse(text.encode(), "f")
+    else:
+        assert settings.parse(text.encode(), "f") == Selection()
+
+
+def test_a_selector_in_words() -> None:
+    assert settings.parse(b"labelSelector: app in (web, api), !canary\n", "f").requirements == selector(
+        "app in (web,api),!canary"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("resctrlPath: /sys/fs/resctrl", "f:1: resctrlPath is no key of this adapter. Remove it"),
+        ("\ntelemetry:\n  prometheus:\n    enabled: true\n", "f:2: telemetry is no key of this adapter"),
+        ("namespace: [a]", "f:1: unknown key 'namespace'.*Did you mean namespaces"),
+        ("namespaces: shop", "f:1: namespaces is no list"),
+        ("namespaces: [[a]]", "f:1: a namespace is a list"),
+        ("namespaces: ['']", "f:1: a namespace has no name"),
+        ("labelSelector: [a]", "f:1: labelSelector is a list"),
+        ("labelSelector: {a: [b]}", "f:1: a value is a list"),
+        ("labelSelector: {a: b, a: c}", "f:1: labelSelector names a label twice"),
+        ("labelSelector: {-a: b}", "f:1: labelSelector: '-a' is no label's name"),
+        ("labelSelector: a in", "f:1: labelSelector: it ends too early"),
+        ("namespaces: [a]\nnamespaces: [b]", "f:2: namespaces is set a second time"),
+        ("namespaces: &a [b]", "f:1: .*anchor"),
+        ("namespaces: !!set {b}", "f:1: .*tag"),
+        ("a: " + "[" * 500, "f:1: .*nesting"),
+        ("namespaces: [", "f:[12]: "),
+        ("a: b: c", "f:1: "),
+        ("- a", "f:1: no key and value"),
+        ("namespaces: [a]\n---\nnamespaces: [b]", "f:2: "),
+        ("a\x01: b", "f:1: .*not allowed"),
+        ("#" * 70_000, "larger than"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings.parse(text.encode(), "f")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_configuration_or_are_refused(data: bytes) -> None:
+    try:
+        settings.parse(data, "f")
+    except ConfigError as error:
+        assert str(error).startswith("f:")
+
+
+def test_the_sample_has_every_key_with_what_holds_without_it() -> None:
+    sample = (ROOT / "systemd" / "nri.yaml").read_text(encoding="utf-8")
+    assert settings.parse(sample.encode(), "sample") == Selection()
+    uncommented = [
+        line.removeprefix("#") for line in sample.splitlines() if line.startswith("#") and ": " in line[:20]
+    ]
+    keys = {line.partition(":")[0] for line in uncommented if not line.startswith(" ")}
+    assert keys == set(settings.KEYS)
+    assert settings.parse("\n".join(uncommented).encode(), "sample") == Selection()
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--config"):
+        settings.load(str(tmp_path / "none"))
+    with pytest.raises(ConfigError):
+        settings.load(str(tmp_path))
+    assert settings.load() == Selection(), "without one of its own, all pods are monitored"
+
+
+# -- the adapter
+
+
+def configured(node: Node, text: str) -> None:
+    """Restart the adapter with that configuration."""
+    if node.adapter is not None:
+        node.stop_adapter()
+    path = node.machine.top / "nri.yaml"
+    path.write_text(text, encoding="utf-8")
+    node.start_adapter("--config", str(path))
+
+
+def reasons(node: Node) -> dict[str, str]:
+    """Why pods are not monitored, by key."""
+    return {pod["key"]: pod.get("reason", "") for pod in node.machine.call("ListPods")["pods"]}
+
+
+def test_a_pod_that_is_not_selected_is_told_and_left_alone(node: Node) -> None:
+    configured(node, "namespaces: [shop]\nlabelSelector: app in (web, api)\n")
+    with node.connected() as plugin:
+        plugin.greet()
+        pod, other = node.pod(), node.pod(OTHER, namespace="else")
+        labelled = node.pod("22222222-2222-4333-8444-555555555555", labels={"app": "cache"})
+        container = node.start_container(plugin, pod)
+        for unselected in (other, labelled):
+            plugin.tell(Event.RUN_POD_SANDBOX, unselected)
+            ended = node.start_container(plugin, unselected)
+            plugin.tell(Event.POST_START_CONTAINER, unselected, ended)
+            plugin.tell(Event.STOP_CONTAINER, unselected, ended)
+        assert node.machine.groups() == [UID]
+        assert node.machine.tasks(UID) == {container.pid}
+        node.until(lambda: len(reasons(node)) == 3, "all pods")
+        assert reasons(node)[UID] == ""
+        assert "namespace" in reasons(node)[OTHER]
+        assert "'app in (api, web)'" in reasons(node)[labelled.uid]
+        plugin.tell(Event.REMOVE_POD_SANDBOX, other)
+        node.until(lambda: OTHER not in reasons(node), "the pod to be forgotten")
+
+
+def test_a_pod_that_is_no_longer_selected_ends_and_one_that_is_now_is_taken_in(node: Node) -> None:
+    pod, other = node.pod(), node.pod(OTHER, namespace="else")
+    with node.connected() as plugin:
+        plugin.greet()
+        first = node.start_container(plugin, pod)
+    configured(node, "namespaces: [else]\n")
+    with node.connected() as plugin:
+        first.state = 3
+        second = node.container(other, node.process())
+        plugin.greet([pod, other], [first, second])
+        node.until(lambda: node.group()["state"] == "completed", "the end of the pod")
+        node.until(lambda: node.living(OTHER) == {other.id, second.id}, "the other one")
+
+
+def test_somebody_elses_member_of_a_pod_that_is_not_selected_is_not_ended(node: Node) -> None:
+    configured(node, "namespaces: [none]\n")
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        container = node.container(pod, node.process())
+        node.machine.call("Assign", key=UID, pid=container.pid, member=container.id, kind="container", claim="oci")
+        plugin.tell(Event.START_CONTAINER, pod, container)
+        plugin.tell(Event.STOP_CONTAINER, pod, container)
+        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        assert (node.owners(), node.living()) == ({"oci"}, {container.id})
+
+
+def test_what_the_runtime_hands_over_replaces_the_file_and_what_is_wrong_does_not(node: Node) -> None:
+    configured(node, "namespaces: [none]\n")
+    with node.connected() as plugin:
+        plugin.registered()
+        for text in ("nonsense: 1", "\0", "namespaces: [shop]"):
+            asked = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v2.1.9", config=text)
+            assert plugin.call("Configure", asked.SerializeToString()).status.code == 0
+        plugin.synchronize(nri_pb2.SynchronizeRequest())
+        container = node.start_container(plugin, node.pod())
+        assert node.machine.tasks(UID) == {container.pid}
+        assert node.said().count("pods are selected as before") == 2
+
+
+def test_a_configuration_that_is_wrong_ends_it_with_the_line_and_78(node: Node) -> None:
+    node.stop_adapter(signal.SIGTERM)
+    configured(node, "\nnamespaces: shop\n")
+    assert node.adapter is not None
+    assert node.adapter.wait(30) == 78
+    node.adapter = None
+    assert "nri.yaml:2: namespaces is no list" in node.said()
