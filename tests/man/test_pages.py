@@ -221,12 +221,3 @@ def test_the_overview_tells_of_every_state_quality_and_word() -> None:
     words = re.search(r"has a word \((.*?)\)", section(OVERVIEW, "QUALITY"))
     assert words
     assert {Status(word.strip("_").lower()) for word in words[1].split(", ")} == set(Status) - {Status.OK}
-
-
-def test_every_option_and_exit_code_of_the_nri_plugin() -> None:
-    known = {option for action in nri._parser()._actions for option in action.option_strings}
-    assert options(NRI) == known
-    assert options(NRI, "SYNOPSIS") == known - {"-h", "--help", "--version"}
-    wrong = [sys.executable, "-m", "resctrlmond.nri", "--index", "x"]
-    refused = subprocess.run(wrong, capture_output=True, timeout=60, check=False)
-    assert exit_codes(NRI) == {0, refused.returncode}
