@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from .install import install, stage
-from .machine import PROFILES, Guest, GuestDiedError, Machine, MachineError
+from .machine import MACHINES, Guest, GuestDiedError, Machine, MachineError
 
 HERE = Path(__file__).parent
+# Which kernel the guests have: the newest, or, for "6.12", Debian 13's own.
+OLDER = os.environ.get("RESCTRLMOND_KERNEL", "")
 NOT_BUILT = pytest.StashKey[str]()
+
+
+def machine(profile: str) -> Machine:
+    """The machine of a profile, with the kernel that this run is for."""
+    return Machine(f"{profile}-{OLDER}" if OLDER else profile)
 
 
 class Guests:
@@ -28,7 +36,7 @@ class Guests:
         """A fresh guest of a profile; the test fails if the host could not build it."""
         if reason := self._config.stash.get(NOT_BUILT, ""):
             pytest.fail(f"there is no test machine: {reason}", pytrace=False)
-        guest = self._open.enter_context(Machine(profile).start())
+        guest = self._open.enter_context(machine(profile).start())
         self.running.append(guest)
         return guest
 
@@ -105,8 +113,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
         try:
-            for profile in PROFILES:
-                Machine(profile).build()
+            for profile in MACHINES:
+                machine(profile.name).build()
         except MachineError as error:
             session.config.stash[NOT_BUILT] = str(error)
 

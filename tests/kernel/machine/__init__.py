@@ -13,9 +13,10 @@ from .errors import (
 )
 from .guest import Completed, Guest
 from .machine import Machine
-from .profiles import PROFILES, Profile
+from .profiles import MACHINES, PROFILES, Profile
 
 __all__ = [
+    "MACHINES",
     "PROFILES",
     "BuildError",
     "CommandError",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import MachineError
 from .machine import Machine
-from .profiles import PROFILES
+from .profiles import MACHINES, PROFILES
 
 
 def main() -> int:
@@ -18,6 +18,7 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     build = verbs.add_parser("build", help="make the saved states that are not there yet")
     build.add_argument("--profile", choices=list(PROFILES), action="append", help="only this one (may be repeated)")
+    build.add_argument("--all", action="store_true", help="those with an older kernel too")
     run = verbs.add_parser("run", help="run a shell command in a fresh guest")
     run.add_argument("--profile", choices=list(PROFILES), default="cat")
     run.add_argument("--share", type=Path, help="copy this file or folder to /root/<its name> first")
@@ -26,7 +27,8 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.verb == "build":
-            for name in arguments.profile or PROFILES:
+            everything = PROFILES if arguments.all else [machine.name for machine in MACHINES]
+            for name in arguments.profile or everything:
                 Machine(name).build()
             return 0
         return _run(arguments)

@@ -17,12 +17,23 @@ exec switch_root /new /sbin/init
 """
 
 
+# Run by rdinit=/symbols, it prints the addresses of the symbols that symbols=NAME|NAME names. What the kernel does
+# not know of its command line is in the environment of init.
+SYMBOLS = """\
+#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+/bin/busybox grep -wE "$symbols" /proc/kallsyms
+/bin/busybox poweroff -f
+"""
+
+
 def initramfs(busybox: bytes, virtio_blk: bytes | None) -> bytes:
     """A cpio archive in the "newc" format (kernel: Documentation/driver-api/early-userspace)."""
     entries = [(name, stat.S_IFDIR | 0o755, b"") for name in ("bin", "dev", "new", "proc", "sys")]
     entries += [
         ("bin/busybox", stat.S_IFREG | 0o755, busybox),
         ("init", stat.S_IFREG | 0o755, INIT.encode()),
+        ("symbols", stat.S_IFREG | 0o755, SYMBOLS.encode()),
     ]
     if virtio_blk is not None:  # None: built into the kernel
         entries.append(("virtio_blk.ko", stat.S_IFREG | 0o644, virtio_blk))

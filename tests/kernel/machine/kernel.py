@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stock Debian kernel that knows setcpuid=, unpacked for QEMU's direct boot, with its modules."""
+"""Stock Debian kernels, unpacked for QEMU's direct boot, with their modules."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from .errors import BuildError
 from .sources import private_apt
 from .tools import tool
 
-# Debian 13's own 6.12 lacks setcpuid= (Linux 6.14); its backports have it, and sid always will.
-SUITES = ("trixie-backports", "sid")
+# Lines of kernels, and the suites to look for one in. Debian 13's own lacks setcpuid= (Linux 6.14); its backports
+# have it, and sid always will.
+NEWEST, OF_DEBIAN_13 = "newest", "6.12"
+SUITES = {NEWEST: ("trixie-backports", "sid"), OF_DEBIAN_13: ("trixie",)}
 PACKAGE = "linux-image-cloud-amd64"
 
 
-def kernel() -> Path:
-    """The folder with vmlinux, modules/ and release; fetched on first use."""
-    return cache.artifact("kernel", kernel_key(), _build)
+def kernel(line: str) -> Path:
+    """The folder with vmlinux, modules/ and release; fetched on first use. ``line`` is one of ``SUITES``."""
+    return cache.artifact("kernel", kernel_key(line), lambda place: _build(place, line))
 
 
-def kernel_key() -> str:
+def kernel_key(line: str) -> str:
     """A hash of the recipe."""
-    return cache.key(Path(__file__))
+    return cache.key(Path(__file__), line)
 
 
-def _build(place: Path) -> None:
+def _build(place: Path, line: str) -> None:
     refused = []
-    for suite in SUITES:
+    for suite in SUITES[line]:
         work = place / suite
         try:
-            _fetch(place, work, suite)
+            _fetch(place, work, suite, needs_setcpuid=line == NEWEST)
             return
         except BuildError as error:
             cache.progress(f"no kernel from {suite}: {error}")
             refused.append(f"{suite}: {error}")
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    raise BuildError("no Debian suite gave a kernel that knows setcpuid=:\n" + "\n".join(refused))
+    raise BuildError("no Debian suite gave a fit kernel:\n" + "\n".join(refused))
 
 
-def _fetch(place: Path, work: Path, suite: str) -> None:
+def _fetch(place: Path, work: Path, suite: str, *, needs_setcpuid: bool) -> None:
     cache.progress(f"fetching a kernel from {suite}")
     environment = private_apt(work / "apt", suite)
     release = _release(environment)
@@ -59,7 +61,7 @@ def _fetch(place: Path, work: Path, suite: str) -> None:
     for deb in debs.glob("*.deb"):
         tool(["dpkg-deb", "-x", deb, work / "tree"])
     vmlinux = _unpacked((_only(work / "tree", f"**/vmlinuz*{release}", "**/vmlinuz*")).read_bytes())
-    if b"setcpuid" not in vmlinux:
+    if needs_setcpuid and b"setcpuid" not in vmlinux:
         raise BuildError(f"Linux {release} does not know setcpuid=")
     modules = _only(work / "tree", f"**/modules/{release}")
     (place / "vmlinux").write_bytes(vmlinux)
@@ -91,9 +93,9 @@ def _unpacked(bzimage: bytes) -> bytes:
     raise BuildError(f"the kernel is packed in an unknown way: it begins with {payload[:6].hex(' ')}")
 
 
-def module(name: str) -> bytes | None:
+def module(line: str, name: str) -> bytes | None:
     """A module as the kernel loads it; None if it is built in or there is no such module."""
-    found = sorted((kernel() / "modules").glob(f"kernel/**/{name}.ko*"))
+    found = sorted((kernel(line) / "modules").glob(f"kernel/**/{name}.ko*"))
     if not found:
         return None
     data = found[0].read_bytes()

@@ -6,16 +6,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from . import cache, packages, qemu
+from . import cache, debugger, packages, qemu
 from .errors import GuestDiedError
 from .guest import Guest
-from .kernel import kernel, kernel_key
+from .kernel import NEWEST, kernel, kernel_key
 from .profiles import PROFILES
 from .rootfs import rootfs, rootfs_key
 from .tools import tool
 
 BOOT_SECONDS = 240.0
 BOOTS = 2
+SOURCES = (__file__, qemu.__file__, debugger.__file__)
 
 
 class Machine:
@@ -43,18 +44,24 @@ class Machine:
             *qemu.machine_arguments(self.profile),
             self.profile.setup,
             qemu.version(),
-            rootfs_key(),
-            kernel_key(),
+            rootfs_key(self.profile.kernel),
+            kernel_key(self.profile.kernel),
         )
-        return cache.artifact(
-            f"state-{self.profile.name}", cache.key(Path(__file__), Path(qemu.__file__), *parts), self._save
-        )
+        return cache.artifact(f"state-{self.profile.name}", cache.key(*map(Path, SOURCES), *parts), self._save)
 
     def _qemu(self, disk: Path, memory: Path | None = None) -> qemu.Qemu:
-        return qemu.Qemu(self.profile, kernel() / "vmlinux", rootfs() / "initrd", disk, memory)
+        return qemu.Qemu(self.profile, self._vmlinux, self._initrd, disk, memory)
+
+    @property
+    def _vmlinux(self) -> Path:
+        return kernel(self.profile.kernel) / "vmlinux"
+
+    @property
+    def _initrd(self) -> Path:
+        return rootfs(self.profile.kernel) / "initrd"
 
     def _save(self, place: Path) -> None:
-        root = rootfs() / "root.ext4"
+        root = rootfs(self.profile.kernel) / "root.ext4"
         cache.progress(f"booting {self.profile.name} to save its state")
         disk = place / "disk.qcow2"
         for boot in range(1, BOOTS + 1):
@@ -72,7 +79,10 @@ class Machine:
                 cache.progress("the guest's kernel panicked: booting once more")
 
     def _boot_and_save(self, disk: Path, memory: Path) -> None:
-        with Guest(self._qemu(disk)) as guest:
+        process = self._qemu(disk)
+        with Guest(process) as guest:
+            if self.profile.kernel != NEWEST:
+                process.force(debugger.symbols(qemu.PROGRAM, qemu.cpu(self.profile), self._vmlinux, self._initrd))
             guest.run(
                 "systemctl is-system-running --wait || { systemctl --failed --no-pager; exit 1; }",
                 timeout=BOOT_SECONDS,

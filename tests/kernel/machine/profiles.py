@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from .kernel import NEWEST, OF_DEBIAN_13
 
 MONITORING = ("cqm", "cqm_llc", "cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local")
 ALLOCATION = ("rdt_a", "cat_l3")
@@ -21,7 +23,8 @@ class Profile:
     ``cpu_level`` is the highest basic CPUID leaf. A leaf above it reads as the highest one, so the kernel
     takes resctrl's limits (leaves 0xf and 0x10) from a leaf that speaks of something else: from leaf 4, the
     L1i cache, 64 RMIDs, 2 CLOSIDs and 3-bit masks; from leaf 0xb, the topology, more than 512 RMIDs.
-    ``features`` are forced by setcpuid=, ``smp`` is QEMU's -smp, ``setup`` a shell command, memory in MiB.
+    ``features`` are forced, by setcpuid= where the kernel knows it; ``smp`` is QEMU's -smp, ``setup`` a shell
+    command, memory in MiB, ``kernel`` the line of kernels that it is booted with.
     """
 
     name: str
@@ -30,16 +33,17 @@ class Profile:
     setup: str
     smp: str = "1"
     memory: int = 1024
+    kernel: str = NEWEST
 
 
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile("cat", 4, MONITORING + ALLOCATION, SHORT_LIMBO),
-        # Leaf 0xb gives a number of CLOSIDs that depends on the CPU that asks, so it tells of none.
-        Profile("monitoring-only", 11, MONITORING, MOUNT),
-        # Two sockets have two caches, so each group has two domains. More than one CPU under TCG is for this
-        # only: container starts, which patch the kernel's code, were seen to panic such a guest.
-        Profile("two-domains", 4, MONITORING + ALLOCATION, SHORT_LIMBO, smp="4,sockets=2,cores=2"),
-    )
-}
+MACHINES = (
+    Profile("cat", 4, MONITORING + ALLOCATION, SHORT_LIMBO),
+    # Leaf 0xb gives a number of CLOSIDs that depends on the CPU that asks, so it tells of none.
+    Profile("monitoring-only", 11, MONITORING, MOUNT),
+    # Two sockets have two caches, so each group has two domains. More than one CPU under TCG is for this
+    # only: container starts, which patch the kernel's code, were seen to panic such a guest.
+    Profile("two-domains", 4, MONITORING + ALLOCATION, SHORT_LIMBO, smp="4,sockets=2,cores=2"),
+)
+# The same machines with Debian 13's own kernel, for those who ask for them by name.
+OLDER = tuple(replace(machine, name=f"{machine.name}-6.12", kernel=OF_DEBIAN_13) for machine in MACHINES)
+PROFILES = {profile.name: profile for profile in MACHINES + OLDER}

@@ -77,18 +77,21 @@ cp "$root/usr/bin/busybox" "$place/busybox"
 """
 
 
-def rootfs() -> Path:
-    """The folder with initrd and root.ext4, which is for reading only: a guest writes to an overlay."""
-    return cache.artifact("root", rootfs_key(), _build)
+def rootfs(line: str) -> Path:
+    """The folder with initrd and root.ext4, which is for reading only: a guest writes to an overlay.
+
+    Each line of kernels has its own, with its modules.
+    """
+    return cache.artifact("root", rootfs_key(line), lambda place: _build(place, line))
 
 
-def rootfs_key() -> str:
+def rootfs_key(line: str) -> str:
     """A hash of the recipe and of all that it puts together."""
-    return cache.key(Path(__file__), Path(initramfs.__file__), AGENT, debian_key(), kernel_key())
+    return cache.key(Path(__file__), Path(initramfs.__file__), AGENT, debian_key(), kernel_key(line))
 
 
-def _build(place: Path) -> None:
-    archive, linux = debian(), kernel()
+def _build(place: Path, line: str) -> None:
+    archive, linux = debian(), kernel(line)
     cache.progress("making the root disk")
     extra = place / "extra.tar"
     extra.write_bytes(_extra())
@@ -97,7 +100,7 @@ def _build(place: Path) -> None:
     what = (archive, extra, linux / "modules", release, place, SIZE, *NOT_AT_BOOT)
     tool([*mapped, "bash", "-eu", "-o", "pipefail", "-c", ASSEMBLE, "assemble", *what])
     busybox = place / "busybox"
-    (place / "initrd").write_bytes(initramfs.initramfs(busybox.read_bytes(), module("virtio_blk")))
+    (place / "initrd").write_bytes(initramfs.initramfs(busybox.read_bytes(), module(line, "virtio_blk")))
     (place / "root.ext4").chmod(0o444)
     extra.unlink()
     busybox.unlink()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forces CPU features on a kernel that does not know setcpuid=, by QEMU's debugger stub, before it looks at them.
+
+The stub speaks GDB's remote protocol ("Debugging with GDB", appendix E). Six of its packets are all that it takes, so
+there is no gdb to install and no script to write for it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from .errors import BuildError, GuestDiedError
+from .tools import ENVIRONMENT
+
+# Word and bit of a feature in the kernel's table (arch/x86/include/asm/cpufeatures.h).
+FEATURES = {
+    "cat_l3": (7, 4),
+    "cqm": (9, 12),
+    "rdt_a": (9, 15),
+    "cqm_llc": (11, 0),
+    "cqm_occup_llc": (11, 1),
+    "cqm_mbm_total": (11, 2),
+    "cqm_mbm_local": (11, 3),
+}
+# Runs once, with the .bss cleared and before any feature is looked at (arch/x86/kernel/cpu/common.c).
+STOP_AT = "early_cpu_init"
+# What apply_forced_caps() adds to the features of each CPU, at boot and when it comes online.
+FORCED = "cpu_caps_set"
+SECONDS = 60.0
+
+
+def words(features: Iterable[str]) -> dict[int, int]:
+    """The 32-bit words of the kernel's table that have to be changed, by their index; KeyError for an unknown one."""
+    found: dict[int, int] = {}
+    for name in features:
+        word, bit = FEATURES[name]
+        found[word] = found.get(word, 0) | 1 << bit
+    return found
+
+
+def symbols(program: str, cpu: str, vmlinux: Path, initrd: Path) -> dict[str, int]:
+    """The addresses of STOP_AT and FORCED, told by the kernel itself in a boot of two seconds.
+
+    Debian's packages have no System.map with addresses (it is in the debug symbols, some hundred MB). An ELF image
+    that QEMU boots directly is not moved (KASLR is the decompressor's), so they are the same in the next boot.
+    """
+    command = [
+        *(program, "-machine", "q35,hpet=on", "-accel", "tcg", "-cpu", cpu, "-m", "256"),
+        *("-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"),
+        *("-kernel", str(vmlinux), "-initrd", str(initrd)),
+        *("-append", f"console=ttyS0 quiet panic=-1 rdinit=/symbols symbols={STOP_AT}|{FORCED}"),
+    ]
+    try:
+        told = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=True, env=ENVIRONMENT
+        ).stdout.decode(errors="replace")
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        raise BuildError(f"the kernel did not tell its symbols: {error}\n{error.stdout!r}") from error
+    return parsed(told)
+
+
+def parsed(kallsyms: str) -> dict[str, int]:
+    """The addresses in lines of /proc/kallsyms; BuildError if one is missing or hidden (printed as 0)."""
+    lines = re.findall(r"(?m)^([0-9a-f]+) \w (\w+)\r?$", kallsyms)
+    found = {name: int(address, 16) for address, name in lines if name in (STOP_AT, FORCED)}
+    if len(found) != 2 or 0 in found.values():
+        raise BuildError(f"/proc/kallsyms tells no addresses of {STOP_AT} and {FORCED}:\n{kallsyms[-2000:]}")
+    return found
+
+
+class Stub:
+    """A conversation with QEMU's stub; the machine stands still while it lasts."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = b""
+        connection.settimeout(SECONDS)
+
+    def ask(self, packet: str) -> str:
+        """One packet and its reply. GuestDiedError if the stub refuses it or says nothing."""
+        try:
+            self._connection.sendall(framed(packet))
+            reply = self._reply()
+            self._connection.sendall(b"+")
+        except OSError as error:
+            raise GuestDiedError(f"QEMU's debugger stub, asked {packet!r}: {error}", "") from error
+        if not reply or reply.startswith("E"):
+            raise GuestDiedError(f"QEMU's debugger stub refused {packet!r}: {reply or 'it does not know it'}", "")
+        return reply
+
+    def force(self, features: Iterable[str], addresses: dict[str, int]) -> None:
+        """Let a machine that was started halted run to STOP_AT, force the features there, and leave it to itself."""
+        stop = f"1,{addresses[STOP_AT]:x},1"  # 1: by the CPU, as there is no page to write a breakpoint into yet
+        self.ask(f"Z{stop}")
+        self.ask("c")
+        for word, bits in words(features).items():
+            address = addresses[FORCED] + 4 * word
+            value = int.from_bytes(bytes.fromhex(self.ask(f"m{address:x},4")), "little") | bits
+            self.ask(f"M{address:x},4:{value.to_bytes(4, 'little').hex()}")
+        self.ask(f"z{stop}")
+        self.ask("D")
+
+    def _reply(self) -> str:
+        while not (match := re.search(rb"\$([^#]*)#[0-9a-f]{2}", self._received)):
+            data = self._connection.recv(4096)
+            if not data:
+                raise ConnectionError("QEMU ended")
+            self._received += data
+        self._received = self._received[match.end() :]
+        return match[1].decode("ascii")
+
+
+def framed(packet: str) -> bytes:
+    """A packet as it is sent: its text with a sum modulo 256 behind it."""
+    data = packet.encode("ascii")
+    return b"$%s#%02x" % (data, sum(data) % 256)

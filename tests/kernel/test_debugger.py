@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What QEMU's debugger stub is told for a kernel that does not know setcpuid=; make conformance-all shows its use."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from .machine import BuildError, GuestDiedError
+from .machine.debugger import FORCED, STOP_AT, Stub, framed, parsed, words
+
+KALLSYMS = """\
+ffffffff83a16c90 T early_cpu_init\r
+ffffffff83e4b0c0 B cpu_caps_set\r
+ffffffff83a16aa0 t early_cpu_init_other\r
+"""
+ADDRESSES = {STOP_AT: 0xFFFFFFFF83A16C90, FORCED: 0xFFFFFFFF83E4B0C0}
+
+
+def test_features_are_bits_of_the_kernels_words() -> None:
+    assert words(["cqm", "rdt_a"]) == {9: 0x9000}
+    assert words(["cat_l3", "cqm_llc", "cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local"]) == {7: 0x10, 11: 0xF}
+    with pytest.raises(KeyError, match="no_such_feature"):
+        words(["no_such_feature"])
+
+
+def test_the_kernel_tells_its_addresses() -> None:
+    assert parsed("a line of QEMU's\n" + KALLSYMS) == ADDRESSES
+
+
+@pytest.mark.parametrize(
+    "text", ["", KALLSYMS.partition("\n")[2], KALLSYMS.replace("ffffffff83e4b0c0", "0000000000000000")]
+)
+def test_a_kernel_that_tells_none_is_not_booted(text: str) -> None:
+    with pytest.raises(BuildError, match="tells no addresses of early_cpu_init and cpu_caps_set"):
+        parsed(text)
+
+
+@contextlib.contextmanager
+def conversation(*replies: str) -> Iterator[tuple[Stub, socket.socket]]:
+    """A stub whose replies are there already, and its end of the connection."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"".join(b"+" + framed(reply) for reply in replies))
+        yield Stub(ours), theirs
+
+
+def test_bits_are_added_between_the_stop_and_the_farewell() -> None:
+    with conversation("OK", "T05thread:01;", "01000040", "OK", "OK", "OK") as (stub, theirs):
+        stub.force(["cqm"], ADDRESSES)
+        packets = ["Z1,ffffffff83a16c90,1", "c", "mffffffff83e4b0e4,4", "Mffffffff83e4b0e4,4:01100040"]
+        packets += ["z1,ffffffff83a16c90,1", "D"]
+        assert theirs.recv(4096) == b"".join(framed(packet) + b"+" for packet in packets)
+
+
+def test_a_packet_has_its_sum() -> None:
+    assert framed("c") == b"$c#63"
+    assert framed("Z1,10,1") == b"$Z1,10,1#" + b"%02x" % (sum(b"Z1,10,1") % 256)
+
+
+def test_a_stub_that_refuses_is_told() -> None:
+    with (
+        conversation("E22") as (stub, _),
+        pytest.raises(GuestDiedError, match="refused 'Z1,ffffffff83a16c90,1': E22"),
+    ):
+        stub.force(["cqm"], ADDRESSES)
+
+
+def test_a_stub_that_goes_is_told() -> None:
+    with conversation() as (stub, theirs):
+        theirs.close()
+        with pytest.raises(GuestDiedError, match="debugger stub, asked 'D'"):
+            stub.ask("D")
