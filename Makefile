@@ -2,6 +2,7 @@
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   everything that must hold, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, kernel against simulator
+# make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
 # make install DESTDIR=...   the files as a distribution places them
 # make deb     Debian packages in build/deb, made in a Debian 13 of their own
 
@@ -17,7 +18,7 @@ PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
-.PHONY: all setup demo check check-fast check-kernel check-package conformance bench fuzz proto lint man deb install install-modules install-files clean
+.PHONY: all setup demo check check-fast check-kernel check-package conformance conformance-all bench fuzz proto lint man deb install install-modules install-files clean
 
 all: setup
 
@@ -61,6 +62,16 @@ proto:
 conformance: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m tests.conformance.differential $(CONFORMANCE)
+
+# All rules on all machines, with the newest kernel and with Debian 13's own, and on the simulations of both; the table of
+# rules and targets is printed at the end of each part, with all that was run so far.
+conformance-all: setup
+	$(BIN)/python -m tests.kernel.machine build --all
+	rm -rf build/conformance
+	RESCTRL_CONFORMANCE=all $(BIN)/python -m pytest tests/conformance
+	$(BIN)/python -m pytest tests/kernel/test_conformance.py
+	RESCTRLMOND_KERNEL=6.12 $(BIN)/python -m pytest tests/kernel/test_conformance.py
+	$(BIN)/python -m tests.conformance.differential --all $(CONFORMANCE)
 
 # The daemon's verbs, killed or given an error at each of their system calls by strace; some minutes.
 crash: setup

@@ -19,9 +19,11 @@ _SPACE = " \t\n\v\f\r\xa0"
 class CommandStatus:
     """``info/last_cmd_status``: messages are appended until an operation that begins afresh clears them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_cuts: bool = True) -> None:
+        """``tells_cuts``: whether a mark follows where there was no room for everything (Linux 6.12: it does not)."""
         self._text = ""
         self._cut = False
+        self._tells_cuts = tells_cuts
 
     def clear(self) -> None:
         """Forgets all messages."""
@@ -36,7 +38,7 @@ class CommandStatus:
 
     def show(self) -> str:
         """The file's content: ``ok`` where there is nothing to say; where there was too much, a mark at the end."""
-        return (self._text or "ok\n") + ("[truncated]\n" if self._cut else "")
+        return (self._text or "ok\n") + ("[truncated]\n" if self._cut and self._tells_cuts else "")
 
 
 def _parse(text: str) -> int | None:

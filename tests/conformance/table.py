@@ -45,22 +45,22 @@ class Results:
 
 
 def lines(results: Results) -> list[str]:
-    """The table."""
+    """The table, a line for each target."""
     targets = list(results.by_target)
     failed = {name: {o.rule for o in outcomes if not o.passed} for name, outcomes in results.by_target.items()}
     shown = {name: {(o.section, o.rule) for o in outcomes} for name, outcomes in results.by_target.items()}
     counts = {name: Counter(section for section, _ in rules) for name, rules in shown.items()}
     sections = sorted({section for count in counts.values() for section in count})
-    wide = max([len(section) for section in sections] + [8])
-    columns = [max(len(target), 7) for target in targets]
+    wide = max([len(target) for target in targets] + [8])
+    columns = [*sections, "all", "red"]
 
     def row(first: str, cells: list[str]) -> str:
-        padded = (f"{cell:>{width}}" for cell, width in zip(cells, columns, strict=True))
+        padded = (f"{cell:>{max(len(column), 3)}}" for cell, column in zip(cells, columns, strict=True))
         return f"{first:<{wide}}  " + "  ".join(padded)
 
-    table = [row("rules of", targets)]
-    table += [row(name, [str(counts[target][name] or "-") for target in targets]) for name in sections]
-    table.append(row("all", [str(len(shown[target])) for target in targets]))
-    table.append(row("red", [str(len(failed[target])) for target in targets]))
+    table = [row("rules on", columns)]
+    for target in targets:
+        cells = [str(counts[target][section] or "-") for section in sections]
+        table.append(row(target, [*cells, str(len(shown[target])), str(len(failed[target]))]))
     table += [f"RED on {target}: {rule}" for target in targets for rule in sorted(failed[target])[:MOST_NAMED]]
     return table

@@ -27,6 +27,7 @@ SIMULATIONS = {
     "sim monitoring-only": ("monitoring-only", 64, None, 1),
     "sim two-domains": ("intel-rdt", 64, 2, 2),
 }
+OLDER = "-6.12"  # ends the name of a machine that has this kernel, and of the simulation that matches it
 
 
 class Mounter(Protocol):
@@ -51,10 +52,13 @@ class _Simulated:
     def __init__(self, name: str) -> None:
         from resctrlmond.sim.mount import Simulation
 
-        profile, rmids, closids, domains = SIMULATIONS[name]
+        profile, rmids, closids, domains = SIMULATIONS[name.removesuffix(OLDER)]
+        kernel = "6.12" if name.endswith(OLDER) else "newest"
         self.root = tempfile.mkdtemp(prefix="resctrlmond-conformance-")
         os.chmod(self.root, 0o755)
-        self._simulation: Simulation = Simulation(self.root, profile, rmids, closids=closids, domains=domains)
+        self._simulation: Simulation = Simulation(
+            self.root, profile, rmids, closids=closids, domains=domains, kernel=kernel
+        )
         self._simulation.start()
 
     def mount(self) -> None:
@@ -226,6 +230,6 @@ def kernel() -> Resctrl:
 
 
 def simulation(name: str) -> Resctrl:
-    """A simulation, by its name in ``SIMULATIONS``."""
+    """A simulation, by its name in ``SIMULATIONS``, or that with OLDER behind it."""
     mounter = _Simulated(name)
     return Resctrl(mounter.root, mounter, simulated=True)

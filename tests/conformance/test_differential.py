@@ -20,7 +20,6 @@ from .differential.targets import PROJECT, on_simulation
 
 CASES = Path(__file__).parent / "cases"
 ALL = slice(None)
-SIMULATION = {"cat": "sim cat", "monitoring-only": "sim monitoring-only", "two-domains": "sim two-domains"}
 # What rules show best: no sequence tells EBUSY from a wait, some bugs need a rare order, some end in a long wait.
 BY_RULES = {
     "enospc_for_ebusy": "test_rmids.py::test_limbo",
@@ -37,7 +36,7 @@ def cases() -> list[Path]:
 def replay(path: Path, part: slice = ALL, environment: dict[str, str] | None = None) -> list[Difference]:
     case: dict[str, Any] = json.loads(path.read_text())
     sequences, seen = case["sequences"][part], case["observations"][part]
-    found = on_simulation(SIMULATION[case["machine"]], environment)(sequences)
+    found = on_simulation(f"sim {case['machine']}", environment)(sequences)
     return [told for pair in zip(sequences, seen, found, strict=True) if (told := difference(*pair))]
 
 

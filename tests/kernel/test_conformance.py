@@ -48,7 +48,7 @@ def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str) -> None
     print(done.output)
     found = Results()
     for fields in json.loads(guest.read(f"{FOUND}/kernel.json")):
-        found.add(f"kernel {profile}", Outcome(*fields))
+        found.add(f"kernel {guest.profile}", Outcome(*fields))
     found.save(RESULTS)
     assert done.returncode == 0, done.output
     assert " passed" in done.output
@@ -62,11 +62,11 @@ def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str) -> None
 def test_random_operations_look_the_same_on_the_simulator(guests: Guests, profile: str) -> None:
     guest = guests.start(profile)
     put(guest)
-    there, here = on_guest(guest), on_simulation(MACHINES[profile][0])
-    sequences = generated(profile, SEED, OPERATIONS)
+    there, here = on_guest(guest), on_simulation(f"sim {guest.profile}")
+    sequences = generated(guest.profile, SEED, OPERATIONS)
     assert list(differences(sequences, there, here)) == []
     for path in sorted(CASES.glob("*.json")):
         case = json.loads(path.read_text())
-        if case["machine"] == profile:
+        if case["machine"] == guest.profile:
             found = zip(case["sequences"], case["observations"], there(case["sequences"]), strict=True)
             assert [str(told) for one in found if (told := difference(*one))] == [], f"{path} is not what happens now"

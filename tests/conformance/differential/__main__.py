@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.conformance.target import OLDER
 from tests.kernel.machine import Guest, Machine
 
 from .compare import difference, shrink
@@ -19,18 +20,15 @@ from .generator import LENGTH, Generator, Sequence
 from .targets import Execute, on_guest, on_simulation, put
 
 CASES = Path(__file__).parents[1] / "cases"
-# Machines of tests/kernel -> the simulation that matches it, and whether its pool is small enough to fill.
-MACHINES = {
-    "cat": ("sim cat", True),
-    "monitoring-only": ("sim monitoring-only", False),
-    "two-domains": ("sim two-domains", True),
-}
+# Machines of tests/kernel -> whether its pool is small enough to fill; "sim NAME" is the simulation that matches it.
+MACHINES = {"cat": True, "monitoring-only": False, "two-domains": True}
+EVERY_MACHINE = MACHINES | {name + OLDER: small for name, small in MACHINES.items()}
 MOST_SHRUNK = 3  # differences that are worth the time; they tend to be of one kind
 
 
 def generated(machine: str, seed: int, operations: int) -> list[Sequence]:
     """At least that many operations for a machine."""
-    generator = Generator(seed, allocation=machine != "monitoring-only", fill=MACHINES[machine][1])
+    generator = Generator(seed, allocation=not machine.startswith("monitoring-only"), fill=EVERY_MACHINE[machine])
     return [generator.sequence() for _ in range(-(-operations // LENGTH))]
 
 
@@ -70,7 +68,7 @@ def save(path: Path, machine: str, sequences: list[Sequence], there: Execute) ->
 def compare(machine: str, guest: Guest, seed: int, operations: int) -> int:
     """How many sequences differ on that machine; says so."""
     put(guest)
-    there, here = on_guest(guest), on_simulation(MACHINES[machine][0])
+    there, here = on_guest(guest), on_simulation(f"sim {machine}")
     sequences = generated(machine, seed, operations)
     total, begun = sum(map(len, sequences)), time.monotonic()
     found = list(differences(sequences, there, here))
@@ -88,7 +86,10 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python3 -m tests.conformance.differential", description=__doc__)
     made.add_argument("--seed", type=int, help="of the sequences (default: a new one, which is printed)")
     made.add_argument("--operations", type=int, default=12_000, help="in all (default: %(default)s)")
-    made.add_argument("--machine", choices=MACHINES, action="append", help="only this one; may be given repeatedly")
+    made.add_argument(
+        "--machine", choices=EVERY_MACHINE, action="append", help="only this one; may be given repeatedly"
+    )
+    made.add_argument("--all", action="store_true", help="those with an older kernel too")
     made.add_argument("--record", metavar="NAME", help="keep the sequences as cases/NAME-MACHINE.json instead")
     return made
 
@@ -97,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit status is 1 if anything differs."""
     options = parser().parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    machines = options.machine or list(MACHINES)
+    machines = options.machine or list(EVERY_MACHINE if options.all else MACHINES)
     differing = 0
     for machine in machines:
         with Machine(machine).start() as guest:
