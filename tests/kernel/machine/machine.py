@@ -14,7 +14,7 @@ from .profiles import PROFILES
 from .rootfs import rootfs, rootfs_key
 from .tools import tool
 
-BOOT_SECONDS = 240.0
+BOOT_SECONDS = 600.0
 BOOTS = 2
 SOURCES = (__file__, qemu.__file__, debugger.__file__)
 
