@@ -10,7 +10,7 @@ import select
 from collections.abc import Callable
 
 from resctrlmond.groups.record import Member, Record
-from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.processes import Process
 
 
@@ -54,7 +54,7 @@ class Watch:
     def _begin(self, key: str, member: Member) -> None:
         watched = _Watched(member)
         self._watched[key, member.id] = watched
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, NotRead):
             if member.pid:
                 self._watch_process(key, member, watched)
             if member.cgroup:

@@ -27,6 +27,7 @@ from resctrlmond.resctrl.errors import (
     NoSuchGroup,
     NoSuchProcess,
     NotMounted,
+    NotRead,
     PermissionDenied,
     ProcessChanged,
     ResctrlError,
@@ -83,6 +84,7 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     PermissionDenied: ErrorName("PermissionDenied", DENIED),
     KernelRefused: ErrorName("KernelRefused"),
     NotWritten: ErrorName("NotWritten"),
+    NotRead: ErrorName("NotRead"),
 }
 
 _EXIT_CODES = {row.name: row.exit_code for row in ERRORS.values()} | {"InternalError": FAILURE}

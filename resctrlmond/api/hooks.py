@@ -87,7 +87,7 @@ def _placement(pid: int, workload: Workload) -> tuple[str, str]:
     if not cgroup:
         return "", ""
     # Its own, if nobody else is in it: without a cgroup of its own a container sits in its maker's.
-    others = set(cgroups.tasks(cgroup)).difference(_threads(pid))
+    others = set(cgroups.tasks(cgroup)).difference(processes.threads(pid))
     pod, uid = pod_cgroup(cgroup)
     if not is_pod_uid(workload.key):
         pod = ""
@@ -99,13 +99,6 @@ def _placement(pid: int, workload: Workload) -> tuple[str, str]:
             path=cgroup,
         )
     return "" if others else cgroup, pod
-
-
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
 
 
 # The kubelet's names for a pod's control group: "pod<uid>" (cgroupfs), "kubepods-burstable-pod<uid>.slice" with

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 
 from resctrlmond.groups.errors import NotWritten
+from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for
 
 # A record or snapshot file is a few kilobytes; what is larger was not written by us.
 _LIMIT = 4 * 1024 * 1024
@@ -23,7 +25,8 @@ def writing(path: str) -> Iterator[None]:
             "cannot write what has to be remembered",
             path=str(error.filename or path),
             errno=error.errno or 0,
-            remedy="See that /run is writable and has space and inodes: df /run, df -i /run",
+            remedy=remedy_for(error.errno or 0)
+            or "See that /run is writable and has space and inodes: df /run, df -i /run",
         ) from error
 
 
@@ -53,7 +56,19 @@ def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """Read a whole file that is no link and not absurdly large; OSError says what else it is."""
+    """Read a whole file that is no link and not absurdly large; OSError says what else it is.
+
+    Raises NotRead where the fault is not the file's: what it holds is not known then, and not to be guessed.
+    """
+    try:
+        return _read_file(path)
+    except OSError as error:
+        if error.errno in LACKS:
+            raise not_read(error, "read what was remembered", path) from error
+        raise
+
+
+def _read_file(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         chunks = []
@@ -61,7 +76,7 @@ def read_file(path: str) -> bytes:
         while chunk := os.read(fd, 1 << 20):
             size += len(chunk)
             if size > _LIMIT:
-                raise OSError(27, "larger than any file of resctrlmond", path)  # EFBIG
+                raise OSError(errno.EFBIG, "larger than any file of resctrlmond", path)
             chunks.append(chunk)
         return b"".join(chunks)
     finally:

@@ -12,6 +12,7 @@ import msgspec
 
 from resctrlmond.groups.accounting import Quality, worst
 from resctrlmond.groups.files import read_file, write_file, writing
+from resctrlmond.resctrl.errors import reading
 from resctrlmond.resctrl.tree import GroupRef
 
 VERSION = 1
@@ -302,8 +303,13 @@ class Records:
                 os.unlink(path)
 
     def load(self) -> Iterator[Record | UnreadableRecord]:
-        """Every record of the folder, in order of the key; in the place of an unreadable one, why it is that."""
-        for name in sorted(os.listdir(self.folder)):
+        """Every record of the folder, in order of the key; in the place of an unreadable one, why it is that.
+
+        Raises NotRead where nobody can tell: who takes that for no record gives up the group that it speaks of.
+        """
+        with reading("list the records", self.folder):
+            names = sorted(os.listdir(self.folder))
+        for name in names:
             if name.startswith(".") or not name.endswith(_SUFFIX):
                 continue
             path = os.path.join(self.folder, name)

@@ -12,7 +12,8 @@ from resctrlmond.groups import checkpoint
 from resctrlmond.groups.checkpoint import Checkpoint
 from resctrlmond.groups.files import read_file, write_file, writing
 from resctrlmond.groups.times import seconds_since
-from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.resctrl import errors
+from resctrlmond.resctrl.counters import Reading, Status, Value, parse_value
 
 _BEGIN = ".begin"
 _END = ".end"
@@ -97,7 +98,7 @@ class Snapshots:
         return checkpoint.readings_of(last)
 
     def last_read(self, place: str) -> Checkpoint:
-        """The values last read, of every domain that ever was; {} if they were never read."""
+        """The values last read, of every domain that ever was; {} if they were never read. Raises NotRead."""
         try:
             return checkpoint.decode(read_file(os.path.join(self.path(place), _CHECKPOINT)))
         except OSError:
@@ -111,7 +112,7 @@ class Snapshots:
                 folder = os.path.join(top, "mon_data", reading.domain)
                 os.makedirs(folder, 0o755, exist_ok=True)
                 _write_value(folder, reading, _END)
-            for directory, _, names in os.walk(os.path.join(top, "mon_data")):
+            for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
                 for name in names:
                     if os.path.islink(os.path.join(directory, name)):
                         os.unlink(os.path.join(directory, name))
@@ -119,26 +120,28 @@ class Snapshots:
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
 
     def completed_at(self, place: str) -> str:
-        """When the end values were read; "" while there are none."""
+        """When the end values were read; "" while there are none. Raises NotRead."""
         return _text(os.path.join(self.path(place), "completed_at"))
 
     def begin_values(self, place: str) -> list[Reading]:
-        """The baseline as it was written; [] if there is none."""
+        """The baseline as it was written; [] if there is none. Raises NotRead."""
         return self._values(place, _BEGIN)
 
     def end_values(self, place: str) -> list[Reading]:
-        """The last values as they were written; [] if there are none."""
+        """The last values as they were written; [] if there are none. Raises NotRead."""
         return self._values(place, _END)
 
     def _values(self, place: str, suffix: str) -> list[Reading]:
         top = os.path.join(self.path(place), "mon_data")
         found = []
-        for directory, _, names in os.walk(top):
-            domain = os.path.relpath(directory, top)
-            for name in names:
-                if name.endswith(suffix) and not name.startswith("."):
-                    text = read_file(os.path.join(directory, name)).decode("utf-8", "replace")
-                    found.append(Reading(domain, name.removesuffix(suffix), parse_value(text)))
+        with errors.reading("list what was remembered", top):
+            for directory, folders, names in os.walk(top, onerror=_refused):
+                domain = os.path.relpath(directory, top)
+                # A file of ours that somebody made a folder of is still to be told.
+                for name in [*names, *folders]:
+                    if name.endswith(suffix) and not name.startswith("."):
+                        value = _value(os.path.join(directory, name))
+                        found.append(Reading(domain, name.removesuffix(suffix), value))
         return sorted(found, key=lambda reading: (reading.domain, reading.event))
 
     def set_aside(self, key: str, generation: int) -> None:
@@ -199,6 +202,22 @@ def _live(group: str, reading: Reading) -> str:
 
 def _write_value(folder: str, reading: Reading, suffix: str) -> None:
     write_file(os.path.join(folder, reading.event + suffix), reading.value.text.encode() + b"\n")
+
+
+def _value(path: str) -> Value:
+    """The value in a file of ours; what somebody made of that file is no number, and says why."""
+    try:
+        return parse_value(read_file(path).decode("utf-8", "replace"))
+    except FileNotFoundError:
+        raise  # the run ended under our eyes
+    except OSError as error:
+        return Value(Status.ERROR, os.strerror(error.errno or 0))
+
+
+def _refused(error: OSError) -> None:
+    """For os.walk(): a folder that is not there has no files; of one that cannot be listed nobody knows."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _text(path: str) -> str:

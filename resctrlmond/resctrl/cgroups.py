@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
-from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError
+from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import Mount, mounts
 
 
@@ -17,13 +17,15 @@ class NoSuchCgroup(ResctrlError):
 
 # On a v1 host, the hierarchies that every runtime puts its containers in, the most telling first.
 _V1 = ("systemd", "pids", "memory", "cpu")
+# What a control group's directory answers once it is removed.
+_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 def cgroup_of(pid: int) -> str:
     """The absolute path of the control group that a process is in; "" if only in the root, which tells nothing.
 
     On v1 hybrid hosts the unified hierarchy is preferred where the process has a control group of its own in it.
-    Raises NoSuchProcess.
+    Raises NoSuchProcess, NotRead.
     """
     where = _where(pid)
     points: dict[str, str] = {}
@@ -70,7 +72,7 @@ def _where(tid: int) -> dict[str, str]:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):
             raise NoSuchProcess(f"no process {tid}", path=path, errno=error.errno) from error
-        raise
+        raise not_read(error, f"tell the control group of thread {tid}", path) from error
     # A control group's name may hold every byte but the newline: a carriage return ends no line.
     entries = [line.split(":", 2) for line in text.split("\n") if line]
     # "" is v2; "name=systemd" is a named v1 hierarchy; "cpu,cpuacct" are controllers mounted together.
@@ -94,7 +96,8 @@ def _mounted_hierarchies(mount: Mount) -> list[str]:
 def check(path: str) -> str:
     """The canonical path of a control group that may be swept, given by a caller.
 
-    Raises NoSuchCgroup if it is none, PermissionDenied for the root of a hierarchy, whose tasks are everybody's.
+    Raises NoSuchCgroup if it is none, PermissionDenied for the root of a hierarchy, whose tasks are everybody's,
+    NotRead where the host's mounts cannot be read.
     """
     try:
         real = os.path.realpath(path)
@@ -110,26 +113,32 @@ def check(path: str) -> str:
 
 
 def tasks(path: str) -> list[int]:
-    """The thread ids in a control group and in all below it, threaded ones included; [] if it is gone."""
+    """The thread ids in a control group and all below it, also of threaded ones; [] if it is gone. Raises NotRead."""
     return [tid for directory in _directories(path) for tid in _tasks_here(directory)]
 
 
 def is_populated(path: str) -> bool:
-    """Whether a task is in the control group or below; False also when it is gone."""
+    """Whether a task is in the control group or below; False also when it is gone. Raises NotRead."""
+    file = os.path.join(path, "cgroup.events")
     try:
         # v2 knows it for the whole subtree (Documentation/admin-guide/cgroup-v2.rst, "cgroup.events").
-        with open(os.path.join(path, "cgroup.events"), encoding="ascii") as lines:
+        with open(file, encoding="ascii") as lines:
             return "populated 1\n" in lines
     except FileNotFoundError:
         return any(True for directory in _directories(path) for _ in _tasks_here(directory))
     except OSError as error:
         if error.errno == errno.ENODEV:
             return False
-        raise
+        raise not_read(error, "tell whether the control group has tasks", file) from error
 
 
 def _directories(path: str) -> Iterator[str]:
-    for directory, _, _ in os.walk(path):
+    def refused(error: OSError) -> None:
+        # One that is gone has no tasks; of one that cannot be listed nobody knows.
+        if error.errno not in _GONE:
+            raise not_read(error, "list the control group", path) from error
+
+    for directory, _, _ in os.walk(path, onerror=refused):
         yield directory
 
 
@@ -145,5 +154,5 @@ def _tasks_here(directory: str) -> list[int]:
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return []
-            raise
+            raise not_read(error, "list the tasks of the control group", os.path.join(directory, name)) from error
     return []

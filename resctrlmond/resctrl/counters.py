@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal, localcontext
 
+from resctrlmond.resctrl.errors import LACKS
+
 
 class Kind(enum.StrEnum):
     """What a value's difference means: a gauge has none, a cumulative counter's is the use in between."""
@@ -170,8 +172,6 @@ def read_mon_data(group: int) -> list[Reading]:
 
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ESTALE})
-# It passes, and then the counter can be read.
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 # mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy is as deep as the kernel goes.
 _DEPTH = 2
@@ -195,7 +195,7 @@ def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
             if error.errno in _GONE:
                 continue
             # A domain that cannot be looked into is no event, and a lack of ours is no value of a counter.
-            if is_directory or error.errno in _OURS:
+            if is_directory or error.errno in LACKS:
                 raise
             yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)), inode)
 

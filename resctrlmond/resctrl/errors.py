@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno as errno_
 import os
+from collections.abc import Iterator
 
 
 class ResctrlError(Exception):
@@ -93,6 +95,41 @@ class KernelRefused(ResctrlError):
     """The kernel refused for a reason of its own: ``status`` has its words."""
 
 
+class NotRead(ResctrlError):
+    """What the answer rests on cannot be read: a file of /proc, of a control group, or of ours under /run."""
+
+
+# What we lack passes, and says nothing of the file: who cannot open a file does not know what is in it.
+LACKS = frozenset({errno_.EMFILE, errno_.ENFILE, errno_.ENOMEM, errno_.EINTR, errno_.EAGAIN})
+_REMEDIES = {
+    errno_.EMFILE: "resctrlmond holds as many files as it may: see LimitNOFILE= of its unit",
+    errno_.ENFILE: "The machine holds as many files as it can: see /proc/sys/fs/file-nr and who holds them",
+    errno_.ENOMEM: "The kernel is out of memory: see 'free -m' and the kernel's log",
+    errno_.EIO: "The kernel's log (journalctl -k) may say more; what has passed by then is tried again",
+}
+
+
+def remedy_for(number: int) -> str:
+    """What to do about an errno that says nothing of the file, "" for all others."""
+    return _REMEDIES.get(number, "")
+
+
+def not_read(error: OSError, what: str, path: str = "") -> NotRead:
+    """The typed error for what could not be read; ``path`` is where, if the error itself says none."""
+    number = error.errno or 0
+    where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path
+    return NotRead(f"cannot {what}", path=where, errno=number, remedy=remedy_for(number))
+
+
+@contextlib.contextmanager
+def reading(what: str, path: str) -> Iterator[None]:
+    """Turn every OSError in here into NotRead: those that say something of the file are taken before."""
+    try:
+        yield
+    except OSError as error:
+        raise not_read(error, what, path) from error
+
+
 # The kernel's text for a task whose closid is not that of the mon_group's parent
 # (fs/resctrl/rdtgroup.c, __rdtgroup_move_task()).
 OTHER_CLASS_REMEDY = 'Use class "follow", or allowClassChange to move the process to that class'
@@ -149,4 +186,4 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
     # Linux 6.5, without a word), except for a task of another user.
     if number == errno_.EACCES or (number == errno_.EPERM and "permission" in said):
         return make(PermissionDenied)
-    return make(KernelRefused)
+    return make(KernelRefused, remedy_for(number) if number in LACKS else "")

@@ -8,6 +8,8 @@ import re
 import uuid
 from dataclasses import dataclass
 
+from resctrlmond.resctrl.errors import reading
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -21,8 +23,9 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """Every mount of this process's mount namespace, in the order they were made."""
-    with open("/proc/self/mountinfo", "rb") as table:
+    """Every mount of this process's mount namespace, in the order they were made. Raises NotRead."""
+    path = "/proc/self/mountinfo"
+    with reading("tell what is mounted", path), open(path, "rb") as table:
         text = os.fsdecode(table.read())
     return [parse(line) for line in text.split("\n") if line]
 
@@ -46,22 +49,21 @@ def parse(line: str) -> Mount:
 
 
 def mount_of(fd: int) -> Mount | None:
-    """The mount that the open file is on; None if it was unmounted since."""
-    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:
+    """The mount that the open file is on; None if it was unmounted since. Raises NotRead."""
+    path = f"/proc/self/fdinfo/{fd}"
+    with reading("tell what is mounted", path), open(path, encoding="ascii") as lines:
         number = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
     return next((mount for mount in mounts() if mount.mount_id == number), None)
 
 
 def boot_id() -> str:
-    """The running kernel's random id: two times with the same id are in the same boot."""
+    """The running kernel's random id: two times with the same id are in the same boot. Raises NotRead."""
     # Our unit hides all of /proc but processes (ProcSubset=pid), and tells this in its place.
     if told := os.environ.get("RESCTRLMOND_BOOT_ID"):
         return str(uuid.UUID(told))
-    fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 64).decode("ascii").strip()
-    finally:
-        os.close(fd)
+    path = "/proc/sys/kernel/random/boot_id"
+    with reading("tell the boot's id", path), open(path, encoding="ascii") as file:
+        return file.read().strip()
 
 
 def _unescape(text: str) -> str:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.errors import NoSuchProcess, not_read
 
 # include/linux/sched.h: the task is a kernel thread.
 _PF_KTHREAD = 0x00200000
+# What /proc says of a thread that is not there (any more).
+_GONE = (errno.ENOENT, errno.ESRCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,21 @@ class Stat:
 
 
 def stat(tid: int) -> Stat | None:
-    """The thread's parent, flags and start time (proc_pid_stat(5)); None if there is no such thread."""
+    """The thread's parent, flags and start time (proc_pid_stat(5)); None if there is no such thread.
+
+    Raises NotRead.
+    """
+    path = f"/proc/{tid}/stat"
     try:
-        fd = os.open(f"/proc/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             text = os.read(fd, 4096)
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESRCH):
+        if error.errno in _GONE:
             return None
-        raise
+        raise not_read(error, f"look at thread {tid}", path) from error
     # The name in parentheses may hold anything, parentheses too: count from the last one. Field 3 comes first.
     fields = text[text.rindex(b")") + 2 :].split()
     return Stat(parent=int(fields[1]), flags=int(fields[6]), start_time=int(fields[19]))
@@ -51,23 +57,38 @@ def pid_namespaces(pid: int) -> int:
     """In how many nested PID namespaces, counted from ours, a process has a number; 1 is ours alone, 0 is gone.
 
     From NSpid in /proc/PID/status, which anybody may read, where /proc/PID/ns/pid needs CAP_SYS_PTRACE.
+    Raises NotRead.
     """
     return len(_status(pid, "NSpid"))
 
 
 def leader(tid: int) -> int:
-    """The process that a thread is of, by the number of its first thread; 0 if it is gone."""
+    """The process that a thread is of, by the number of its first thread; 0 if it is gone. Raises NotRead."""
     return next(iter(_status(tid, "Tgid")), 0)
 
 
 def _status(tid: int, name: str) -> list[int]:
     """The numbers of one line of /proc/TID/status (proc_pid_status(5)); [] if there is no such thread."""
+    path = f"/proc/{tid}/status"
     try:
-        with open(f"/proc/{tid}/status", "rb") as lines:
+        with open(path, "rb") as lines:
             found = next((line for line in lines if line.startswith(f"{name}:".encode())), b"")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    except OSError as error:
+        if error.errno in _GONE:
+            return []
+        raise not_read(error, f"look at thread {tid}", path) from error
     return [int(number) for number in found.split()[1:]]
+
+
+def threads(pid: int) -> list[int]:
+    """The thread ids of a process now; [] once it is gone. Raises NotRead."""
+    path = f"/proc/{pid}/task"
+    try:
+        return [int(name) for name in os.listdir(path)]
+    except OSError as error:
+        if error.errno in _GONE:
+            return []
+        raise not_read(error, f"list the threads of process {pid}", path) from error
 
 
 class Process:
@@ -81,7 +102,7 @@ class Process:
 
     @classmethod
     def open(cls, pid: int, start_time: int | None = None) -> Self:
-        """Hold the process ``pid``, if it is the one with that ``start_time``. Raises NoSuchProcess."""
+        """Hold the process ``pid``, if it is the one with that ``start_time``. Raises NoSuchProcess, NotRead."""
         # What is no pid_t cannot even be asked for.
         if not 0 < pid < 2**31:
             raise NoSuchProcess(f"{pid} is no process id")
@@ -91,7 +112,7 @@ class Process:
             # The number is a thread's that leads no process: EINVAL, and since Linux 6.15 ENOENT.
             if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
                 raise NoSuchProcess(f"there is no process {pid}", errno=error.errno) from error
-            raise
+            raise not_read(error, f"hold process {pid}", f"/proc/{pid}") from error
         try:
             found = stat(pid)
             # While the pidfd shows it alive, the number is its own: what /proc tells is about this process.
@@ -107,11 +128,8 @@ class Process:
         return _has_ended(self.pidfd)
 
     def threads(self) -> list[int]:
-        """Its thread ids now; [] once it is gone."""
-        try:
-            return [int(name) for name in os.listdir(f"/proc/{self.pid}/task")]
-        except (FileNotFoundError, ProcessLookupError):
-            return []
+        """Its thread ids now; [] once it is gone. Raises NotRead."""
+        return threads(self.pid)
 
     def close(self) -> None:
         """Let go of it."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ SIMULATION_FSTYPE = "fuse.resctrlmond-sim"
 _MON_GROUPS = "mon_groups"
 # Directories of a control group that are no control groups themselves.
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
+# These say nothing of what is mounted: it is no reason to give up every group.
+_UNKNOWN = errors.LACKS | {errno.EIO}
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -89,7 +92,7 @@ class Tree:
         return cls(path, simulation)
 
     def check_mounted(self) -> None:
-        """Raise NotMounted if resctrl is not, or no longer, mounted at the path."""
+        """Raise NotMounted if resctrl is not, or no longer, mounted at the path; NotRead where nobody can tell."""
         if _identify(self.path) != self.simulation:
             raise errors.NotMounted("is another filesystem than before", path=self.path)
 
@@ -317,7 +320,12 @@ class Tree:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
     def _makes_groups(self, class_: str) -> bool:
-        return os.path.isdir(os.path.join(self.path, class_, _MON_GROUPS))
+        path = os.path.join(self.path, class_, _MON_GROUPS)
+        try:
+            with self._typed("look for the class", path):
+                return stat.S_ISDIR(os.stat(path).st_mode)
+        except (errors.NoSuchGroup, errors.NotMounted):
+            return False
 
     def _read_text(self, file: str, what: str) -> str:
         path = os.path.join(self.path, file)
@@ -339,6 +347,8 @@ def _identify(path: str) -> str | None:
     try:
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
+        if error.errno in _UNKNOWN:
+            raise errors.not_read(error, "tell whether resctrl is mounted", path) from error
         raise errors.NotMounted("is no directory", path=path, errno=error.errno or 0, remedy=remedy) from error
     try:
         mount = mount_of(fd)
@@ -360,4 +370,6 @@ def _profile(path: str) -> str:
     try:
         return os.getxattr(path, SIMULATION_ATTRIBUTE).decode("ascii", "replace")
     except OSError as error:
+        if error.errno in _UNKNOWN:
+            raise errors.not_read(error, "tell which simulator is mounted", path) from error
         raise errors.NotMounted("is no simulator of ours", path=path, errno=error.errno or 0) from error
