@@ -11,13 +11,13 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from resctrlmond import journal
 from resctrlmond.api import sockets, varlink_door
 from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
+from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.config import Config, ConfigError
 from resctrlmond.groups.record import Record
 from resctrlmond.message_ids import MessageId
@@ -25,6 +25,7 @@ from resctrlmond.notices import Notices
 from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.startup import Ground, settings_of
+from resctrlmond.ticking import Ticking
 from resctrlmond.watch import Watch
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-# One call at a time works on a key; a few more threads keep readers and other keys going beside it.
-_WORKERS = 8
+# What the verbs that run at the stop are given to end.
+_STOP_S = 2.0
 
 
 class Daemon:
@@ -46,9 +47,10 @@ class Daemon:
         self._reload = reload
         self._manager = ground.manager
         self._notify = Notify()
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="verb")
+        self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(ground.manager.tree)
+        self._ticking = Ticking(self._workers, self._tick)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,7 +62,7 @@ class Daemon:
         # Not before READY=1: a reload ends with one. Until then the configuration is as good as just read.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _raise_descriptor_limit()
-        await loop.run_in_executor(self._workers, self._recover)
+        await self._workers.run(Lane.UPKEEP, self._recover)
         watch = Watch(self._on_ended)
         dbus = self._dbus_door()
         self._follow_changes(loop, watch, dbus)
@@ -79,8 +81,16 @@ class Daemon:
             if dbus is not None:
                 await dbus.close()
             watch.close()
-            self._workers.shutdown()
-            log.info("stopped; groups stay, and are taken up at the next start")
+            self._stop_workers()
+
+    def _stop_workers(self) -> None:
+        if hanging := self._workers.close(_STOP_S):
+            # Python waits for its threads before it exits, and a thread in the kernel may never come back. The next
+            # start takes up what was cut short, as it does after a kill.
+            log.error("stopped with %d calls hanging in the kernel; groups stay", hanging)
+            logging.shutdown()
+            os._exit(os.EX_OK)
+        log.info("stopped; groups stay, and are taken up at the next start")
 
     def _recover(self) -> None:
         manager = self._manager
@@ -134,22 +144,18 @@ class Daemon:
         self._start(self._settle(key))
 
     async def _settle(self, key: str) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._workers, self._manager.ends.settle, key)
-        except (ResctrlError, OSError) as error:
+            await self._workers.run(Lane.ENDS, self._manager.ends.settle, key)
+        except ResctrlError as error:
             self._notices.unfinished(key, error)
 
     async def _tick_until_stopped(self) -> None:
-        loop = asyncio.get_running_loop()
         feed = watchdog_interval_s()
         fed = status = ""
         while not self._stopping.is_set():
-            try:
-                await loop.run_in_executor(self._workers, self._tick)
-            except (ResctrlError, OSError) as error:
-                log.error("%s", error, extra=journal.fields(error))
-            if feed is not None:
+            self._ticking.step()
+            self._manager.alerts["upkeep"] = self._ticking.trouble
+            if feed is not None and not self._ticking.is_stuck:
                 self._notify.watchdog()
             status = self._status()
             if status != fed:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from resctrlmond.api._bus import DBusError, Message, Variant
 from resctrlmond.api.access import Access, Caller
 from resctrlmond.api.dbus_interfaces import INTERFACES, Method
 from resctrlmond.api.verbs import VERBS, Service, group_of
+from resctrlmond.api.workers import Lane
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record
 from resctrlmond.resctrl.errors import PermissionDenied
@@ -82,9 +82,7 @@ class Objects:
         request = values.request(VERBS[name].request, given, options)
         reply = await self._service.call(name, request, caller)
         # Some hundred workloads take tens of milliseconds, which the event loop has not.
-        loop = asyncio.get_running_loop()
-        body = await loop.run_in_executor(self._service.workers, _body, method, reply)
-        return method.answers, body
+        return method.answers, await self._service.workers.run(Lane.RECORDS, _body, method, reply)
 
     # -- what every object has
 
@@ -99,8 +97,7 @@ class Objects:
                 return []
             case "org.freedesktop.DBus.ObjectManager.GetManagedObjects":
                 self._check(caller, Access.READ, method)
-                loop = asyncio.get_running_loop()
-                return [await loop.run_in_executor(self._service.workers, _managed, self._service.manager)]
+                return [await self._service.workers.run(Lane.RECORDS, _managed, self._service.manager)]
             case _:
                 return [self._introspect(str(call.path), caller)]
 

@@ -13,6 +13,7 @@ from resctrlmond.api._bus import Message, MessageType, Variant
 from resctrlmond.api.dbus_interfaces import INTERFACES
 from resctrlmond.api.dbus_objects import described
 from resctrlmond.api.verbs import Service
+from resctrlmond.api.workers import Lane
 from resctrlmond.groups.record import Record
 
 _log = logging.getLogger(__name__)
@@ -56,8 +57,7 @@ class Announcer:
 
     async def _described(self, records: list[Record]) -> dict[str, dict[str, Variant]]:
         service = self._service
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(service.workers, described, service.manager, records)
+        return await service.workers.run(Lane.RECORDS, described, service.manager, records)
 
     def _tell(self, key: str, before: dict[str, Variant] | None, now: dict[str, Variant] | None) -> None:
         path = names.group_path(key)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any
@@ -16,6 +15,7 @@ from resctrlmond.api.access import Access, Caller
 from resctrlmond.api.errors import name_of, parameters
 from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
 from resctrlmond.api.verbs import VERBS, Service
+from resctrlmond.api.workers import Lane
 from resctrlmond.resctrl.errors import ResctrlError
 
 MANAGER = "org.resctrlmon.Manager"
@@ -54,10 +54,9 @@ def _verb(service: Service, name: str) -> Callable[[Any, Peer], Awaitable[msgspe
 def _hook(service: Service) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:
     async def call(request: Any, peer: Peer) -> msgspec.Struct:
         caller = caller_of(peer)
-        loop = asyncio.get_running_loop()
         try:
             service.policy.check(caller, Access.WRITE, f"{HOOK}.Run")
-            return await loop.run_in_executor(service.workers, hooks.run, service.manager, request, caller)
+            return await service.workers.run(Lane.CHANGE, hooks.run, service.manager, request, caller)
         except ResctrlError as error:
             raise reply_of(error) from error
 

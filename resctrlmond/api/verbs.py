@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +12,21 @@ from resctrlmond.api import types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.pods import pods_of
+from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.groups import accounting, plan
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
 from resctrlmond.resctrl import counters
-from resctrlmond.resctrl.errors import NotMounted
 from resctrlmond.resctrl.tree import Found
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb: ``run`` is the blocking call, made in a worker thread after ``access`` was granted."""
+    """One verb: ``run`` is the blocking call, made in a thread of ``lane`` after ``access`` was granted."""
 
     name: str
+    lane: Lane
     request: type[types.Request]
     reply: type[types.Reply]
     access: Access
@@ -37,7 +36,7 @@ class Verb:
 class Service:
     """The manager as the doors see it: typed requests in, typed replies or ResctrlError out."""
 
-    def __init__(self, manager: Manager, policy: Policy, workers: Executor) -> None:
+    def __init__(self, manager: Manager, policy: Policy, workers: Workers) -> None:
         self.manager = manager
         self.policy = policy
         self.workers = workers
@@ -46,8 +45,7 @@ class Service:
         """Run a verb for a caller. Raises ResctrlError; PermissionDenied before anything is touched."""
         verb = VERBS[name]
         self.policy.check(caller, verb.access, name)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.workers, verb.run, self.manager, request, caller)
+        return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
 
 
 def group_of(manager: Manager, record: Record) -> types.Group:
@@ -184,7 +182,7 @@ def _move(manager: Manager, request: types.MoveRequest, _caller: Caller) -> type
 def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListReply:
     return types.ListReply(
         groups=[group_of(manager, record) for record in manager.records()],
-        foreign=[_foreign(found) for found in manager.foreign()],
+        foreign=[_foreign(found) for found in manager.survey.look().foreign],
     )
 
 
@@ -220,57 +218,40 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
     pending = sum(record.state is State.PENDING for record in records)
     # The kernel tells it only to who asks for an RMID.
     in_limbo = any(group.in_limbo for group in waiting) if waiting else None
-    groups = sum(record.state.has_group for record in records)
-    tree = manager.tree
-    try:
-        capacity = tree.capacity()
-        return types.StatusReply(
-            version=__version__,
-            mount=tree.path,
-            mounted=True,
-            simulation=tree.simulation,
-            rmids=min(resource.rmids for resource in capacity),
-            used=tree.used(),
-            pending=pending,
-            in_limbo=in_limbo,
-            groups=groups,
-            foreign=[_foreign(found) for found in manager.foreign()],
-            classes=tree.classes(),
-            capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in capacity],
-            problems=manager.problems,
-        )
-    except NotMounted as error:
-        return types.StatusReply(
-            version=__version__,
-            mount=tree.path,
-            mounted=False,
-            simulation=tree.simulation,
-            rmids=0,
-            used=0,
-            pending=pending,
-            in_limbo=in_limbo,
-            groups=groups,
-            foreign=[],
-            classes=[],
-            capacity=[],
-            problems=[*manager.problems, str(error)],
-        )
+    seen = manager.survey.look()
+    unmounted = str(seen.unmounted) if seen.unmounted else ""
+    problems = [*manager.problems, *filter(None, (*manager.alerts.values(), seen.hangs, unmounted))]
+    return types.StatusReply(
+        version=__version__,
+        mount=manager.tree.path,
+        mounted=seen.unmounted is None,
+        simulation=manager.tree.simulation,
+        rmids=min((resource.rmids for resource in seen.capacity), default=0),
+        used=seen.used,
+        pending=pending,
+        in_limbo=in_limbo,
+        groups=sum(record.state.has_group for record in records),
+        foreign=[_foreign(found) for found in seen.foreign],
+        classes=list(seen.classes),
+        capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in seen.capacity],
+        problems=problems,
+    )
 
 
 # A new verb is one row here, one method of the manager, and one line in each door's description.
 _TABLE = (
-    Verb("Create", types.CreateRequest, types.GroupReply, Access.WRITE, _create),
-    Verb("Assign", types.AssignRequest, types.AssignReply, Access.WRITE, _assign),
-    Verb("Release", types.ReleaseRequest, types.ReleaseReply, Access.WRITE, _release),
-    Verb("AddMember", types.AddMemberRequest, types.GroupReply, Access.WRITE, _add_member),
-    Verb("RemoveMember", types.RemoveMemberRequest, types.GroupReply, Access.WRITE, _remove_member),
-    Verb("Reconcile", types.ReconcileRequest, types.ReconcileReply, Access.WRITE, _reconcile),
-    Verb("Move", types.MoveRequest, types.GroupReply, Access.WRITE, _move),
-    Verb("NotePods", types.NotePodsRequest, types.NotePodsReply, Access.WRITE, _note_pods),
-    Verb("List", types.NoParameters, types.ListReply, Access.READ, _list),
-    Verb("ListPods", types.NoParameters, types.ListPodsReply, Access.READ, _list_pods),
-    Verb("Get", types.KeyRequest, types.GroupReply, Access.READ, _get),
-    Verb("Read", types.KeyRequest, types.ReadReply, Access.READ, _read),
-    Verb("Status", types.NoParameters, types.StatusReply, Access.READ, _status),
+    Verb("Create", Lane.CHANGE, types.CreateRequest, types.GroupReply, Access.WRITE, _create),
+    Verb("Assign", Lane.CHANGE, types.AssignRequest, types.AssignReply, Access.WRITE, _assign),
+    Verb("Release", Lane.CHANGE, types.ReleaseRequest, types.ReleaseReply, Access.WRITE, _release),
+    Verb("AddMember", Lane.CHANGE, types.AddMemberRequest, types.GroupReply, Access.WRITE, _add_member),
+    Verb("RemoveMember", Lane.CHANGE, types.RemoveMemberRequest, types.GroupReply, Access.WRITE, _remove_member),
+    Verb("Reconcile", Lane.CHANGE, types.ReconcileRequest, types.ReconcileReply, Access.WRITE, _reconcile),
+    Verb("Move", Lane.CHANGE, types.MoveRequest, types.GroupReply, Access.WRITE, _move),
+    Verb("NotePods", Lane.RECORDS, types.NotePodsRequest, types.NotePodsReply, Access.WRITE, _note_pods),
+    Verb("List", Lane.RECORDS, types.NoParameters, types.ListReply, Access.READ, _list),
+    Verb("ListPods", Lane.RECORDS, types.NoParameters, types.ListPodsReply, Access.READ, _list_pods),
+    Verb("Get", Lane.RECORDS, types.KeyRequest, types.GroupReply, Access.READ, _get),
+    Verb("Read", Lane.COUNTERS, types.KeyRequest, types.ReadReply, Access.READ, _read),
+    Verb("Status", Lane.RECORDS, types.NoParameters, types.StatusReply, Access.READ, _status),
 )
 VERBS = {verb.name: verb for verb in _TABLE}

@@ -35,6 +35,18 @@ class Book:
         with lock:
             yield
 
+    @contextlib.contextmanager
+    def writing_if_free(self, key: str) -> Iterator[bool]:
+        """Hold the key if nobody else does; whether it is held. For who must not wait: its holder may hang."""
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.RLock())
+        held = lock.acquire(blocking=False)
+        try:
+            yield held
+        finally:
+            if held:
+                lock.release()
+
     def get(self, key: str) -> Record | None:
         """The record of that key as it stands."""
         return self._records.get(key)

@@ -29,6 +29,7 @@ from resctrlmond.groups.recovery import Recovery
 from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.groups.survey import Survey
 from resctrlmond.groups.sweeping import Sweeping
 from resctrlmond.groups.target import FOLLOW, Assignment
 from resctrlmond.groups.times import utc_now
@@ -41,7 +42,7 @@ from resctrlmond.resctrl.errors import (
     NotMounted,
     ResctrlError,
 )
-from resctrlmond.resctrl.tree import Found, Tree
+from resctrlmond.resctrl.tree import Tree
 
 
 class Manager:
@@ -63,7 +64,10 @@ class Manager:
             self.life, self._settings, sweeping=sweeping, pending=pending, resuming=resuming, ends=self.ends
         )
         self.recovery = Recovery(self.life, self._settings, sweeping=sweeping, pending=pending, ends=self.ends)
+        self.survey = Survey(tree, mark.gid)
         self.problems: list[str] = []
+        # What is wrong at present, by what it is about; "" is nothing.
+        self.alerts: dict[str, str] = {}
 
     def _settings(self) -> Settings:
         return self.settings
@@ -204,13 +208,6 @@ class Manager:
     def records(self) -> list[Record]:
         """All records, ended ones until their time is over, in order of the key."""
         return self.book.all()
-
-    def foreign(self) -> list[Found]:
-        """The monitoring groups that do not bear our mark; [] while resctrl is not mounted, which Status tells."""
-        try:
-            return [found for found in self.tree.scan() if found.gid != self.life.mark.gid]
-        except NotMounted:
-            return []
 
     def read(self, key: str) -> tuple[Record, list[Reading], list[Total]]:
         """The counters now ([] once the workload is over), and the totals since the baseline. Raises NoSuchGroup."""

@@ -25,9 +25,9 @@ class Pending:
     def serve(self, guard: Callable[[str], AbstractContextManager[None]]) -> None:
         """Make the groups that wait for an RMID, in their order, until there is none for the next of them."""
         for waiting_group in waiting(self.book.all()):
-            with guard(waiting_group.key), self.book.writing(waiting_group.key):
+            with guard(waiting_group.key), self.book.writing_if_free(waiting_group.key) as is_free:
                 record = self.book.get(waiting_group.key)
-                for group in waiting([record] if record else []):
+                for group in waiting([record] if record and is_free else []):
                     if group.part == waiting_group.part and not self._make(group):
                         # One that comes free now is for this one, and not for who has waited less.
                         return

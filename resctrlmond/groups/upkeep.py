@@ -66,7 +66,10 @@ class Upkeep:
         settings = self.settings()
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for record in self.book.all():
-            with self._logged(record.key):
+            # Who is being worked on is left to its verb, which may hang, and seen to a second later.
+            with self._logged(record.key), self.book.writing_if_free(record.key) as is_free:
+                if not is_free:
+                    continue
                 try:
                     self._tick(record.key, settings)
                     if is_sweep:
@@ -77,8 +80,9 @@ class Upkeep:
             self._swept = time.monotonic()
         self.pending.serve(self._logged)
         for key in self.life.snapshots.set_aside_keys():
-            with self._logged(f"{key}, completed"), self.book.writing(key):
-                self.life.snapshots.prune(key, settings.snapshot_ttl_s)
+            with self._logged(f"{key}, completed"), self.book.writing_if_free(key) as is_free:
+                if is_free:
+                    self.life.snapshots.prune(key, settings.snapshot_ttl_s)
 
     @contextlib.contextmanager
     def _logged(self, key: str) -> Iterator[None]:

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +22,7 @@ import pytest
 import resctrlmond.api
 from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
+from resctrlmond.api.workers import Workers
 from resctrlmond.groups.manager import Manager
 
 NAME = "org.resctrlmon1"
@@ -111,7 +111,7 @@ class Lab:
     async def door(self) -> AsyncIterator[Any]:
         """The door, open, and told of the manager's changes as the daemon tells it."""
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(8) as workers:
+        with contextlib.closing(Workers()) as workers:
             door = self.module.DBusDoor(
                 Service(self.manager, Policy(readers=READERS), workers),
                 set_log_level=self.levels.append,

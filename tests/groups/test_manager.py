@@ -169,7 +169,7 @@ def test_foreign_groups_are_listed_and_never_touched(host: Host, process: Start)
         host.manager.create("k", owner="a")
     with pytest.raises(ForeignGroup):
         host.manager.assign(assignment("k", child.pid))
-    assert host.manager.foreign() == [before]
+    assert host.manager.survey.look().foreign == (before,)
     assert (host.manager.records(), host.folder("records"), host.folder("groups")) == ([], [], [])
     host.restart()
     assert host.tree.find(foreign) == before

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -255,3 +256,29 @@ def test_a_mount_that_goes_and_comes_is_survived(tmp_path: Path, process: Start)
         record = host.manager.assign(assignment("k", child.pid)).record
         assert (record.state, record.generation) == (State.ACTIVE, 2)
         host.check()
+
+
+def test_a_tick_passes_over_who_is_being_worked_on(host: Host, process: Start) -> None:
+    """A verb that hangs in the kernel with its key held stopped the upkeep of all others."""
+    held, other = process(), process()
+    host.manager.assign(assignment("held", held.pid, "oci"))
+    host.manager.assign(assignment("other", other.pid, "oci"))
+    end(held)
+    end(other)
+    holding, let_go = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with host.manager.book.writing("held"):
+            holding.set()
+            let_go.wait(60)
+
+    verb = threading.Thread(target=hang)
+    verb.start()
+    holding.wait(60)
+    host.manager.upkeep.tick()
+    assert host.manager.get("other").state is State.COMPLETED
+    assert host.manager.get("held").state is State.ACTIVE
+    let_go.set()
+    verb.join()
+    host.manager.upkeep.tick()
+    assert host.manager.get("held").state is State.COMPLETED

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manager's ticks, one after another; one that hangs in the kernel is left behind, and the next goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from resctrlmond import journal
+from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.groups.times import utc_now
+from resctrlmond.resctrl.errors import ResctrlError
+
+log = logging.getLogger(__name__)
+
+# A tick takes milliseconds. One that takes so long hangs in a system call on one workload, which it keeps locked: the
+# next tick passes that one over.
+HANGS_S = 10.0
+
+
+class Ticking:
+    """Starts a tick whenever ``step`` is called and none is at work. Lives in the event loop."""
+
+    def __init__(self, workers: Workers, tick: Callable[[], None], hangs_s: float = HANGS_S) -> None:
+        self._workers = workers
+        self._tick = tick
+        self._hangs_s = hangs_s
+        self._current: asyncio.Task[None] | None = None
+        self._begun = 0.0
+        self._hanging: set[asyncio.Task[None]] = set()
+        self.trouble = ""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no thread is left for a further tick: only a restart can help, if anything."""
+        return len(self._hanging) >= Lane.UPKEEP.value[1]
+
+    def step(self) -> None:
+        """Start the next tick if the last one has ended, or hangs."""
+        now = asyncio.get_running_loop().time()
+        if self._current is not None:
+            if now - self._begun < self._hangs_s:
+                return
+            log.error("upkeep hangs: a system call has not come back for %.0f s", self._hangs_s)
+            self._hanging.add(self._current)
+            self.trouble = self.trouble or f"upkeep of a workload has hung since {utc_now()}, in a system call"
+            self._current = None
+        if not self.is_stuck:
+            self._begun = now
+            self._current = asyncio.ensure_future(self._run())
+            self._current.add_done_callback(self._ended)
+
+    async def _run(self) -> None:
+        try:
+            await self._workers.run(Lane.UPKEEP, self._tick)
+        except ResctrlError as error:
+            log.error("%s", error, extra=journal.fields(error))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task is self._current:
+            self._current = None
+        self._hanging.discard(task)
+        if not self._hanging:
+            self.trouble = ""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a tick failed in a way that it should not", exc_info=error)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System calls that do not come back: what does not need them goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Callable
+
+from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
+from resctrlmond.startup import Exit
+from resctrlmond.ticking import Ticking
+from tests.daemon.conftest import Machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_stop(
+    machine: Machine, process: Start
+) -> None:
+    """The verbs shared eight threads: as many that hung in the kernel stopped every answer, and the tick."""
+    machine.start()
+    machine.call("Assign", key="before", pid=process().pid)
+    machine.call("Status")
+    Control(str(machine.top / "resctrl")).set_faults(Fault(on=Operation.MKDIR, milliseconds=12_000))
+    ended: list[str] = []
+
+    def hang(number: int) -> None:
+        try:
+            machine.call("Create", key=f"stuck-{number}")
+        except ConnectionError:
+            ended.append(f"{number}")
+
+    callers = [threading.Thread(target=hang, args=(number,)) for number in range(9)]
+    for caller in callers:
+        caller.start()
+    # All have written their records down, so they are at the kernel, or behind one that is.
+    while len([group for group in machine.call("List")["groups"] if group["state"] == "pending"]) < 8:
+        pass
+    assert machine.group("before")["state"] == "active"
+    status = machine.call("Status")
+    assert all(caller.is_alive() for caller in callers)
+    assert status["mounted"]
+    assert (status["used"], status["classes"]) == (2, [""])
+    assert any("no answer since" in problem for problem in status["problems"])
+    assert machine.stop() == Exit.OK
+    for caller in callers:
+        caller.join(20)
+    assert len(ended) == 9
+    assert "hanging in the kernel" in machine.log.read_text()
+
+
+def test_a_tick_that_hangs_is_left_behind_and_told() -> None:
+    """The first of them hangs: others go on beside it, until no thread is left for one more."""
+    go_on = threading.Event()
+    begun: list[int] = []
+
+    def tick() -> None:
+        begun.append(len(begun))
+        go_on.wait(60)
+
+    async def run() -> None:
+        workers = Workers()
+        ticking = Ticking(workers, tick, hangs_s=0)
+        for number in range(Lane.UPKEEP.value[1]):
+            assert not ticking.is_stuck
+            ticking.step()
+            while len(begun) <= number:
+                await asyncio.sleep(0.001)
+        assert "has hung since" in ticking.trouble
+        ticking.step()
+        assert ticking.is_stuck
+        ticking.step()
+        go_on.set()
+        while ticking.is_stuck or ticking.trouble:
+            await asyncio.sleep(0.001)
+        ticking.step()
+        while len(begun) <= Lane.UPKEEP.value[1]:
+            await asyncio.sleep(0.001)
+        assert workers.close() == 0
+
+    asyncio.run(run())
+
+
+def test_a_lane_that_is_full_holds_up_no_other() -> None:
+    go_on = threading.Event()
+
+    async def run() -> None:
+        workers = Workers()
+        stuck = [asyncio.ensure_future(workers.run(Lane.CHANGE, go_on.wait, 60)) for _ in range(9)]
+        for lane in set(Lane) - {Lane.CHANGE}:
+            assert await workers.run(lane, lambda: "done") == "done"
+        assert workers.close(0) == 8
+        go_on.set()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        assert workers.close() == 0
+
+    asyncio.run(run())
