@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from resctrlmond.groups.record import State
@@ -19,16 +20,16 @@ from tests.crash.verbs import VERBS, Scene, Verb
 from tests.groups.conftest import Host
 
 # By these a file or the tree is changed; an openat that only reads is one too many, which costs time alone.
-_CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat"
-_ANY = _CHANGES + ",read,getdents64,newfstatat,readlink,getxattr,/^pidfd_open"
+CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat"
+ANY = CHANGES + ",read,getdents64,newfstatat,readlink,getxattr,/^pidfd_open"
 
 
 class Blow(enum.Enum):
     """What happens at the system call: which ones, and what strace is told to do there."""
 
-    KILL = (_CHANGES, "signal=KILL")
-    EIO = (_ANY, "error=EIO")
-    ENOSPC = (_CHANGES, "error=ENOSPC")
+    KILL = (CHANGES, "signal=KILL")
+    EIO = (ANY, "error=EIO")
+    ENOSPC = (CHANGES, "error=ENOSPC")
     EINTR = ("openat,read,write", "error=EINTR")
     EMFILE = ("openat,/^pidfd_open", "error=EMFILE")
 
@@ -84,14 +85,14 @@ class Harness:
         self._drain(scene, where)
         return outcome
 
-    def sweep(self, name: str, blow: Blow, every: int = 1) -> Counter[str]:
-        """Blows on each system call of the verb, or every so many; how often it ended which way."""
+    def sweep(self, name: str, blow: Blow, every: int = 1) -> Struck:
+        """Blows on each system call of the verb, or every so many."""
         points = [
             (call, number)
             for call, most in sorted(self.calls(VERBS[name], blow).items())
             for number in range(1, most + 1)
         ]
-        return Counter(self.strike(name, blow, call, number) for call, number in points[every // 2 :: every])
+        return struck_at(points[every // 2 :: every], lambda call, number: self.strike(name, blow, call, number))
 
     def _scene(self, verb: Verb) -> Scene:
         if not self.host.tree.has_class("gold"):
@@ -178,8 +179,32 @@ def _tracer(pid: int) -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("TracerPid:"))
 
 
-def report(name: str, blow: Blow, outcomes: Counter[str]) -> None:
-    """One line for the verb."""
+@dataclass
+class Struck:
+    """How often a verb ended which way, and which blows did harm."""
+
+    outcomes: Counter[str]
+    harm: list[str]
+
+
+def struck_at(points: Iterable[tuple[str, int]], strike: Callable[[str, int], str]) -> Struck:
+    """Blow after blow; one that did harm is the last, for the machine is no longer what the next one needs."""
+    struck = Struck(Counter(), [])
+    for call, number in points:
+        try:
+            struck.outcomes[strike(call, number)] += 1
+        except AssertionError as error:
+            struck.outcomes["harmed"] += 1
+            struck.harm.append(str(error))
+            break
+    return struck
+
+
+def report(name: str, blow: Blow, struck: Struck, harm: list[str]) -> Counter[str]:
+    """One line for the verb; its outcomes, and its harm added to the rest."""
+    outcomes = struck.outcomes
     told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-    sys.stdout.write(f"{name:24} {blow.name:7} {outcomes.total():4} calls: {told}\n")
+    sys.stdout.write(f"{name:32} {blow.name:7} {outcomes.total():4} points: {told}\n")
     sys.stdout.flush()
+    harm += struck.harm
+    return outcomes

@@ -14,7 +14,7 @@ import pytest
 
 from resctrlmond.groups.lifecycle import Mark
 from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Records, State
+from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.target import Assignment
@@ -72,8 +72,11 @@ class Host:
         return sorted(os.listdir(os.path.join(self.run, name)))
 
     def check(self) -> None:
-        """What holds whatever happened: every group of ours has one record, and every record its groups."""
-        records = self.manager.records()
+        """What holds whatever happened."""
+        self.check_records(self.manager.records())
+
+    def check_records(self, records: list[Record]) -> None:
+        """Every group of ours has one record, and every record its groups."""
         standing = {(found.ref, found.nonce) for found in self.ours()}
         wanted = {(group.ref, group.nonce) for record in records for group in record.standing}
         assert standing == wanted

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interrupts the daemon itself at its n-th system call, by a kill or an error, and looks at what is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from resctrlmond.sim.mount import Simulation
+from tests.crash.deeds import DEEDS
+from tests.crash.harness import ANY, CHANGES, Blow, Struck, struck_at
+from tests.crash.site import Site
+
+# The event loop's own.
+_DOORS = "accept4,recvfrom,recvmsg,sendto,sendmsg,socket,getsockopt,epoll_ctl,epoll_pwait,epoll_wait"
+_KINDS = {
+    Blow.KILL: (f"{CHANGES},sendto,sendmsg", "signal=KILL"),
+    Blow.EIO: (f"{ANY},{_DOORS}", "error=EIO"),
+    Blow.ENOSPC: (CHANGES, "error=ENOSPC"),
+    Blow.EINTR: (f"openat,read,write,{_DOORS}", "error=EINTR"),
+    Blow.EMFILE: ("openat,/^pidfd_open,accept4,recvmsg,socket,epoll_ctl", "error=EMFILE"),
+}
+# Of a start the opening of files is left out: nearly all are Python's own modules.
+_STARTS = "write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat,flock,socket,bind,listen,sendto,getxattr"
+
+
+START = "start"
+# A tracer that lets go of a living process takes milliseconds.
+_LETS_GO_S = 0.5
+
+
+class DaemonHarness:
+    """Blows on one daemon's deeds, counted by what became of them."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.trace = str(site.top / "trace")
+
+    def points(self, name: str, blow: Blow) -> list[tuple[str, int]]:
+        """The system calls of the deed that the blow may fall on, each with its number in its thread, from 1 on."""
+        if name == START:
+            return self._start_points()
+        act = DEEDS[name].before(self.site)
+        with self._traced("-e", f"trace={_KINDS[blow][0]}", "-o", self.trace):
+            act()
+        self._back_to_rest()
+        return _numbered(self.trace)
+
+    def strike(self, name: str, blow: Blow, call: str, number: int) -> str:
+        """One blow; raises AssertionError where it did harm. Returns how the deed ended."""
+        if name == START:
+            return self._strike_start(blow, call, number)
+        where = f"daemon: {name}, {blow.name} at {call} {number}"
+        act = DEEDS[name].before(self.site)
+        inject = f"inject={call}:{_KINDS[blow][1]}:when={number}"
+        try:
+            with self._traced("-e", f"trace={call}", "-e", inject, "-o", "/dev/null"):
+                how = act()
+            assert how != "InternalError", how
+            if self.site.is_dead():
+                how = "killed" if blow is Blow.KILL else how
+                assert blow is Blow.KILL or name == "stop", "the daemon ended"
+            self._back_to_rest()
+        except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+            raise AssertionError(f"{where}: {error!r}") from error
+        return "refused" if how[0].isupper() else how
+
+    def sweep(self, name: str, blow: Blow, every: int = 1) -> Struck:
+        """Blows on each system call of the deed, or on every so many."""
+        points = self.points(name, blow)[every // 2 :: every]
+        return struck_at(points, lambda call, number: self.strike(name, blow, call, number))
+
+    # -- the start itself
+
+    def _start_points(self) -> list[tuple[str, int]]:
+        self._leave_much_to_do()
+        self._start("-e", f"trace={_STARTS}", "-o", self.trace)
+        self._back_to_rest()
+        return _numbered(self.trace)
+
+    def _strike_start(self, blow: Blow, call: str, number: int) -> str:
+        self._leave_much_to_do()
+        inject = f"inject={call}:{_KINDS[blow][1]}:when={number}"
+        how = self._start("-e", f"trace={call}", "-e", inject, "-o", "/dev/null")
+        try:
+            assert how != "killed" or blow is Blow.KILL, "the daemon was killed"
+            self._back_to_rest()
+        except (AssertionError, OSError) as error:
+            raise AssertionError(f"daemon: start, {blow.name} at {call} {number}: {error!r}") from error
+        return how
+
+    def _leave_much_to_do(self) -> None:
+        """One workload ended while no daemon ran, one lives in two classes, one group is of no record."""
+        site = self.site
+        ended, living, gold = site.process(), site.process(), site.process("gold")
+        site.use(site.assigned(ended), ended)
+        key = site.assigned(living, member="c1")
+        site.use(key, living)
+        site.assigned(gold, key=key, member="c2")
+        site.use(key, gold)
+        site.machine.kill()
+        site.end(ended)
+        os.mkdir(site.top / "resctrl" / "mon_groups" / "unrecorded")
+
+    def _start(self, *tracing: str) -> str:
+        machine = self.site.machine
+        while machine.told("", 0.01):
+            pass  # what the last daemon said
+        with machine.log.open("ab") as log:
+            machine.daemon = subprocess.Popen(
+                ["strace", "-f", "-qq", *tracing, *machine.command()],
+                env={**os.environ, "NOTIFY_SOCKET": machine.notify_path},
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 20
+        while machine.daemon.poll() is None and time.monotonic() < deadline:
+            if machine.told("READY=1", 0.1):
+                break
+        code = machine.daemon.poll()
+        if code is None:
+            os.killpg(machine.daemon.pid, signal.SIGKILL)
+            machine.daemon.wait()
+        machine.daemon = None
+        return "done" if code is None else "killed" if code == -signal.SIGKILL else f"exit code {code}"
+
+    # -- hands
+
+    def _back_to_rest(self) -> None:
+        if self.site.is_dead():
+            self.site.restart()
+        self.site.check()
+        self.site.drain()
+
+    @contextlib.contextmanager
+    def _traced(self, *tracing: str) -> Iterator[None]:
+        pid = self.site.pid
+        strace = subprocess.Popen(["strace", "-f", "-qq", *tracing, "-p", str(pid)], stderr=subprocess.PIPE)
+        while not _all_traced(pid, strace.pid):
+            assert strace.poll() is None, strace.communicate()[1]
+            time.sleep(0.002)
+        try:
+            yield
+        finally:
+            strace.send_signal(signal.SIGINT)
+            # It may wait for ever for a process of several threads that it has killed itself.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                strace.wait(_LETS_GO_S)
+            strace.kill()
+            strace.communicate()
+
+
+def _all_traced(pid: int, tracer: int) -> bool:
+    line = f"TracerPid:\t{tracer}\n"
+    return all(line in status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status"))
+
+
+def _numbered(trace: str) -> list[tuple[str, int]]:
+    """Of each system call as many as the thread made that made the most."""
+    made: Counter[tuple[str, str]] = Counter()
+    with open(trace, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            thread, _, rest = line.partition(" ")
+            if "(" in rest and "resumed>" not in rest:
+                made[rest.strip().partition("(")[0], thread] += 1
+    most: dict[str, int] = {}
+    for (call, _), number in made.items():
+        most[call] = max(most.get(call, 0), number)
+    return [(call, number) for call, top in sorted(most.items()) for number in range(1, top + 1)]
+
+
+@contextlib.contextmanager
+def machine(top: Path, name: str) -> Iterator[DaemonHarness]:
+    """A machine of its own for the blows on one deed."""
+    (top / "resctrl").mkdir(parents=True)
+    settings = DEEDS[name].settings if name in DEEDS else ""
+    with (
+        Simulation(str(top / "resctrl"), "intel-rdt", 2000, virtual_cpus=2),
+        contextlib.closing(Site(top, settings)) as site,
+    ):
+        yield DaemonHarness(site)

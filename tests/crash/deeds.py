@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon is interrupted at: its verbs over the varlink socket, and what it does by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from resctrlmond.api.client import VarlinkError
+from tests.crash.site import Site
+
+_WAIT_S = 8.0
+
+
+@dataclass(frozen=True)
+class Deed:
+    """``before`` prepares, and returns what is interrupted; that tells how it ended. ``settings``: of the daemon."""
+
+    before: Callable[[Site], Callable[[], str]]
+    settings: str = ""
+
+
+def _until(site: Site, holds: Callable[[], bool]) -> str:
+    """What the daemon does unasked has been done, or it has died."""
+    deadline = time.monotonic() + _WAIT_S
+    while not site.is_dead() and time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionError):
+            if holds():
+                return "done"
+        time.sleep(0.02)
+    return "cut"
+
+
+def _create(site: Site) -> Callable[[], str]:
+    key = uuid.uuid4().hex
+    return lambda: site.attempt("Create", key=key, claim="other")
+
+
+def _assign(site: Site) -> Callable[[], str]:
+    child, key = site.process(), uuid.uuid4().hex * 2
+
+    def act() -> str:
+        return site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1")
+
+    return act
+
+
+def _hook(site: Site) -> Callable[[], str]:
+    child, container = site.process(), uuid.uuid4().hex * 2
+    state = {"ociVersion": "1.2.0", "id": container, "status": "creating", "pid": child.pid, "bundle": "/b"}
+    return lambda: site.attempt("org.resctrlmon.Hook.Run", stage="createRuntime", state=json.dumps(state))
+
+
+def _used(site: Site, class_: str = "") -> tuple[str, int]:
+    child = site.process(class_)
+    key = site.assigned(child, member="c1")
+    site.use(key, child)
+    return key, child.pid
+
+
+def _assign_again(site: Site) -> Callable[[], str]:
+    key = site.assigned(site.process(), member="c1")
+    site.call("Release", key=key, claim="oci")
+    child = site.process()
+    return lambda: site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1")
+
+
+def _assign_another_class(site: Site) -> Callable[[], str]:
+    key, _ = _used(site)
+    other = site.process("gold")
+    return lambda: site.attempt("Assign", key=key, pid=other.pid, claim="oci", member="c2")
+
+
+def _release(site: Site) -> Callable[[], str]:
+    key, _ = _used(site)
+    return lambda: site.attempt("Release", key=key, claim="oci")
+
+
+def _move(site: Site) -> Callable[[], str]:
+    key, _ = _used(site)
+    return lambda: site.attempt("Move", key=key, class_="gold")
+
+
+def _reconcile(site: Site) -> Callable[[], str]:
+    _used(site)
+    _used(site)
+    return lambda: site.attempt("Reconcile", claim="oci", keys=[])
+
+
+def _end(site: Site) -> Callable[[], str]:
+    child = site.process()
+    key = site.assigned(child, member="c1")
+    site.use(key, child)
+
+    def act() -> str:
+        site.end(child)
+        return _until(site, lambda: str(site.machine.group(key)["state"]) == "completed")
+
+    return act
+
+
+def _read(site: Site) -> Callable[[], str]:
+    key, _ = _used(site)
+    return lambda: site.attempt("Read", key=key)
+
+
+def _status(site: Site) -> Callable[[], str]:
+    _used(site)
+    return lambda: site.attempt("Status")
+
+
+def _list(site: Site) -> Callable[[], str]:
+    _used(site)
+    return lambda: site.attempt("List")
+
+
+def _checkpoint(site: Site) -> Callable[[], str]:
+    key, _ = _used(site)
+    path = site.top / "run" / "groups" / key / "checkpoint"
+
+    def act() -> str:
+        before = os.stat(path).st_mtime_ns if path.exists() else 0
+        return _until(site, lambda: path.exists() and os.stat(path).st_mtime_ns != before)
+
+    return act
+
+
+def _prune(site: Site) -> Callable[[], str]:
+    key = site.assigned(site.process(), member="c1")
+
+    def gone() -> bool:
+        try:
+            site.machine.group(key)
+        except VarlinkError:
+            return True
+        return False
+
+    def act() -> str:
+        how = site.attempt("Release", key=key, claim="oci")
+        return _until(site, gone) if how == "done" else how
+
+    return act
+
+
+def _lost(site: Site) -> Callable[[], str]:
+    key, _ = _used(site)
+    path = site.machine.group(key)["path"]
+
+    def act() -> str:
+        os.rmdir(path)
+        return _until(site, lambda: str(site.machine.group(key)["state"]) == "lost")
+
+    return act
+
+
+def _reload(site: Site) -> Callable[[], str]:
+    _used(site)
+
+    def act() -> str:
+        os.kill(site.pid, signal.SIGHUP)
+        deadline = time.monotonic() + _WAIT_S
+        while not site.is_dead() and time.monotonic() < deadline:
+            if site.machine.told("READY=1", 0.2):
+                return "done"
+        return "cut"
+
+    return act
+
+
+def _stop(site: Site) -> Callable[[], str]:
+    _used(site)
+
+    def act() -> str:
+        os.kill(site.pid, signal.SIGTERM)
+        return "done" if _until(site, site.is_dead) == "cut" and site.is_dead() else "cut"
+
+    return act
+
+
+DEEDS: dict[str, Deed] = {
+    "Create": Deed(_create),
+    "Assign": Deed(_assign),
+    "Assign (again)": Deed(_assign_again),
+    "Assign (another class)": Deed(_assign_another_class),
+    "Hook.Run": Deed(_hook),
+    "Release": Deed(_release),
+    "Reconcile": Deed(_reconcile),
+    "Move": Deed(_move),
+    "Read": Deed(_read),
+    "List": Deed(_list),
+    "Status": Deed(_status),
+    "end of a process": Deed(_end),
+    "checkpoint": Deed(_checkpoint, "checkpoint_interval: 1s\n"),
+    "prune": Deed(_prune, "snapshot_ttl: 0\n"),
+    "loss": Deed(_lost),
+    "reload": Deed(_reload),
+    "stop": Deed(_stop),
+}
