@@ -24,6 +24,7 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.notices import Notices
 from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.rivals import Rivals
 from resctrlmond.startup import Ground, settings_of
 from resctrlmond.ticking import Ticking
 from resctrlmond.watch import Watch
@@ -50,6 +51,7 @@ class Daemon:
         self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(ground.manager.tree)
+        self._rivals = Rivals(self._config.groups_dir.startswith)
         self._ticking = Ticking(self._workers, self._tick)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,6 +104,7 @@ class Daemon:
             self._notices.unreadable(record)
         for problem in manager.problems[len(unreadable) :]:
             log.warning("%s", problem)
+        self._notices.rivals = self._rivals
 
     # -- doors
 
@@ -167,6 +170,7 @@ class Daemon:
     def _tick(self) -> None:
         self._notices.tick()
         self._manager.upkeep.tick()
+        self._manager.alerts["rivals"] = self._rivals.alert()
 
     def _status(self) -> str:
         records = self._manager.records()

@@ -11,15 +11,20 @@ from resctrlmond.groups.record import Record, State, UnreadableRecord
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.errors import NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.rivals import Rivals
 
 log = logging.getLogger(__name__)
 
 
 class Notices:
-    """Tells of workloads as their records change, once for each thing that happened. From any thread."""
+    """Tells of workloads as their records change, once for each thing that happened. From any thread.
+
+    ``rivals`` hears of groups that somebody else removed; None at the start, which cannot know who did.
+    """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
+        self.rivals: Rivals | None = None
         self._is_mounted = True
         self._device = self._stat()
         # The last that was told of each workload, by its generation and what became of which of its groups.
@@ -59,6 +64,8 @@ class Notices:
             case _ if not self.look():
                 log.info("%s is lost: %s", group.key, group.reason, extra=journal.fields(**about))
             case _:
+                if self.rivals is not None:
+                    self.rivals.note(group.key)
                 log.warning(
                     "%s is lost: %s",
                     group.key,
