@@ -202,7 +202,10 @@ def _early_target(member: Member) -> dict[str, Any]:
     if not pid:
         return {}
     own = place.own_cgroup(pid, container.id)
-    return {"pid": pid, "ownCgroup": own} if own else {"pid": pid}
+    if own:
+        return {"pid": pid, "ownCgroup": own}
+    # The runtime may have waited in vain, and the number may be another process's by now.
+    return {} if _is_reused(member) else {"pid": pid}
 
 
 def _late_target(member: Member) -> dict[str, Any]:
@@ -213,4 +216,10 @@ def _late_target(member: Member) -> dict[str, Any]:
     if own:
         return {"cgroup": own}
     # Without one there is only the number to go by, which may be another process's by now.
-    return {"pid": container.pid, "late": True} if container.pid and not container.cgroups_path else {}
+    if not container.pid or container.cgroups_path or _is_reused(member):
+        return {}
+    return {"pid": container.pid, "late": True}
+
+
+def _is_reused(member: Member) -> bool:
+    return bool(member.started) and place.started(member.container.pid) != member.started

@@ -54,7 +54,7 @@ def first_process(cgroup: str) -> int:
 
 def started(pid: int) -> int:
     """The process's start time, field 22 of /proc/PID/stat; 0 if there is none of that number."""
-    found = stat(pid)
+    found = stat(pid) if pid else None
     return found.start_time if found else 0
 
 

@@ -105,6 +105,8 @@ class Plugin:
         self._list_until = None
         for wrong in self._pods.replace_all(pods, containers):
             log.warning("unmonitored: %s", wrong, extra=journal.fields(message_id=MessageId.UNMONITORED))
+        for member in self._pods.members.values():
+            member.started = member.started or place.started(member.container.pid)
         log.info("the runtime has %d pods and %d containers", len(pods), len(containers))
         now = time.monotonic()
         self._resync_at, self._rescan_at = now, now + FIRST_RESCAN_S
@@ -149,6 +151,8 @@ class Plugin:
         if event is Event.POST_CREATE_CONTAINER:
             return None
         member.container = replace(member.container, state=ContainerState.RUNNING)
+        # While the runtime waits for us, the number is the container's.
+        member.started = member.started or place.started(container.pid)
         if event is Event.START_CONTAINER:
             # A restart of containerd may bring the same event for what is known; asked again, resctrlmond says so.
             member.is_settled = False
@@ -290,7 +294,7 @@ class Plugin:
         return now - self._emptied.setdefault(name, now) >= UNTOLD_S
 
     async def _end_untold(self, name: str, why: str) -> None:
-        """A sandbox whose pod is gone: containerd 1.7 tells no end of those that it knows from before its restart."""
+        """A sandbox whose pod is gone: containerd (1.7, 2.1) tells no end of those from before its own restart."""
         self._emptied.pop(name, None)
         sandbox = self._pods.sandboxes.get(name)
         if sandbox is not None:
@@ -317,7 +321,7 @@ def _is_left(sandbox: Sandbox, containers: Iterable[Container]) -> bool:
     Of a sandbox whose process nobody told, it cannot be known: it is taken to be left.
     """
     pid = sandbox.pod.pid
-    started = place.started(pid) if pid else 0
+    started = place.started(pid)
     sandbox.started = sandbox.started or started
     if not pid or (started and started == sandbox.started):
         return True

@@ -43,13 +43,15 @@ class Sandbox:
 class Member:
     """One container of a sandbox; ``is_settled``: resctrlmond has it in its group, or has refused it.
 
-    ``cgroup`` is the path of its control group where we found it ourselves.
+    ``cgroup`` is the path of its control group where we found it ourselves. ``started`` tells the process that was
+    told from later ones of its number (field 22 of /proc/PID/stat), 0 where we did not look in time.
     """
 
     container: Container
     key: str
     is_settled: bool = False
     cgroup: str = ""
+    started: int = 0
 
 
 class Pods:
@@ -96,8 +98,7 @@ class Pods:
                 one = self.add_sandbox(told) if isinstance(told, Pod) else self.add_member(told)
                 if (known := before.get(told.id)) is not None:
                     one.is_settled, one.cgroup = known.is_settled, known.cgroup
-                    if isinstance(one, Sandbox) and isinstance(known, Sandbox) and one.pod.pid == known.pod.pid:
-                        one.started = known.started
+                    one.started = known.started if _pid(one) == _pid(known) else 0
             except InvalidKey as error:
                 wrong.append(str(error))
         self.await_no_list()
@@ -156,6 +157,10 @@ class Pods:
         """Whether a container's pod is."""
         sandbox = self.sandboxes.get(member.container.sandbox)
         return sandbox is not None and not sandbox.unselected
+
+
+def _pid(one: Sandbox | Member) -> int:
+    return one.pod.pid if isinstance(one, Sandbox) else one.container.pid
 
 
 def attributes(pod: Pod) -> dict[str, str]:

@@ -13,6 +13,7 @@ from resctrlmond.nri import place
 from resctrlmond.nri.messages import Event
 from resctrlmond.resctrl.mounts import mounts
 from tests.nri.conftest import UID, Node, an_id
+from tests.resctrl.puppets import Puppet, pause_for_start_time
 
 
 def settled(directory: str, *pids: int) -> str:
@@ -84,6 +85,27 @@ def test_a_pid_that_is_another_process_by_now_is_left_alone(node: Node, pod_cgro
         plugin.greet([pod], [gone, there])
         node.until(lambda: there.id in node.living(), "the one that is there")
         node.until(lambda: node.machine.tasks(UID) == {there.pid}, "it, and it alone")
+
+
+def test_a_number_that_was_given_to_another_process_meanwhile_is_left_alone(node: Node) -> None:
+    puppet, nursery = Puppet(), Puppet()
+    try:
+        with node.connected() as plugin:
+            plugin.greet()
+            pod = node.pod()
+            assert node.machine.stop() == 0
+            plugin.tell(Event.START_CONTAINER, pod, node.container(pod, puppet.pid))
+            other = node.container(pod, node.process())
+            plugin.tell(Event.START_CONTAINER, pod, other)
+            puppet.kill()
+            pause_for_start_time()
+            assert nursery.make(f"fork-as {puppet.pid}") == puppet.pid, "the number could not be had again"
+            node.machine.start()
+            node.until(lambda: other.id in node.living(), "the container that still runs")
+            node.until(lambda: node.machine.tasks(UID) == {other.pid}, "it, and it alone")
+    finally:
+        puppet.kill()
+        nursery.kill()
 
 
 def test_a_container_that_nobody_told_of_is_found_beside_its_sandbox(node: Node, pod_cgroup: str) -> None:

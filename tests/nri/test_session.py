@@ -136,6 +136,25 @@ def test_an_end_within_a_frame_keeps_the_group_and_a_new_connection_is_made(node
     assert "within a frame" in node.said()
 
 
+def test_an_end_within_a_list_in_chunks_forgets_the_chunks(node: Node) -> None:
+    """A runtime that is restarted in the middle of its list: what it told is no list, and is added to none."""
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+    half = node.pod("11111111-2222-4333-8444-555555555555")
+    with node.connected() as plugin:
+        plugin.registered()
+        plugin.configure()
+        chunk = nri_pb2.SynchronizeRequest(pods=[half], more=True)
+        assert plugin.call("Synchronize", chunk.SerializeToString()).status.code == OK
+        assert node.living() == {pod.id}, "half a list ends nothing"
+    with node.connected() as plugin:
+        plugin.greet([pod])
+        node.until(lambda: "the runtime has 1 pods" in node.said(), "the whole list")
+        assert node.machine.groups() == [UID]
+
+
 def test_a_list_that_cannot_be_read_ends_nothing_but_the_connection(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
