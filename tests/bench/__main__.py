@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from resctrlmond.api.client import Client
-from tests.bench import rows
+from tests.bench import nri, rows
 from tests.bench.host import Host, threaded
 from tests.bench.measure import Row, table
 
@@ -24,7 +24,12 @@ def measured(host: Host) -> list[Row]:
     with host.running():
         found = [*rows.starts(host, 5, 0)]
         with host.daemon(), Client(host.varlink) as client, threaded(1) as pid:
-            found += [*rows.hook(host, client, pid), *rows.lives(host, client, pid), *rows.listing(host, client)]
+            found += [
+                *rows.hook(host, client, pid),
+                *rows.lives(host, client, pid),
+                *nri.starts(host),
+                *rows.listing(host, client),
+            ]
         found += rows.starts(host, 3, rows.GROUPS)
         return [*found, *rows.ground(host)]
 

@@ -64,8 +64,15 @@ class Host:
                 self._until("READY=1")
                 yield process.pid, time.perf_counter() - started
             finally:
+                # What it told while nobody listened may have filled the socket: its last word must fit.
+                self._drain()
                 process.send_signal(signal.SIGTERM)
                 self._until("STOPPING=1")
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._notify.recv(4096, socket.MSG_DONTWAIT):
+                pass
 
     def _until(self, word: str) -> None:
         while word not in self._notify.recv(4096).decode().split("\n"):
