@@ -104,7 +104,8 @@ def waiting(records: Iterable[Record]) -> list[Record]:
 
 def served_before(record: Record, records: Iterable[Record]) -> Record | None:
     """The first of those that wait already and are to get an RMID before a group that is asked for now."""
-    others = (group for group in waiting(records) if (group.key, group.part) != (record.key, record.part))
+    # Without a reason it has not been refused an RMID: it is being made at this moment, and waits for nothing.
+    others = (group for group in waiting(records) if group.reason and group.key != record.key)
     return next((group for group in others if group.priority >= record.priority), None)
 
 

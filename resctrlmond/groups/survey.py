@@ -11,7 +11,7 @@ from resctrlmond.resctrl.errors import NotMounted, ResctrlError, not_read
 from resctrlmond.resctrl.tree import Capacity, Found, Tree
 
 # A look at hundreds of groups takes milliseconds; the kernel's mutex is held for tens of them at most.
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

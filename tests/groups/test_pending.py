@@ -251,6 +251,13 @@ def test_who_asks_now_does_not_overtake_who_waits(small: Host) -> None:
     assert states == {"waits": State.IDLE, "late": State.PENDING, "urgent": State.IDLE}
 
 
+def test_who_is_being_served_at_this_moment_is_not_waiting(small: Host) -> None:
+    """Its record stands before its group does; whoever comes in between must not be made to wait for it."""
+    begun = Record(key="begun", group_name="begun", state=State.PENDING)
+    small.manager.book.put(begun)
+    assert small.manager.create("k", owner="a").state is State.IDLE
+
+
 def test_what_assign_allowed_is_remembered_while_it_waits(small: Host, process: Start) -> None:
     child = process()
     foreign = small.make_foreign("foreign")
