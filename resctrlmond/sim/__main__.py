@@ -32,6 +32,10 @@ def profiles() -> str:
     return "\n".join(f"{profile.name:{width}}  {describe(profile)}" for profile in PROFILES.values())
 
 
+def _hexadecimal(text: str) -> int:
+    return int(text, 16)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
@@ -55,6 +59,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--counters", type=int, metavar="N", help="how many assignable bandwidth counters an L3 has")
     made.add_argument("--lag-ms", type=float, metavar="MS", help="how often telemetry is pushed (default: 2)")
     made.add_argument("--telemetry-bits", type=int, metavar="N", help="where telemetry wraps (default: 63)")
+    made.add_argument("--cbm-bits", type=int, metavar="N", help="how many bits a class's mask of an L3 has")
+    made.add_argument(
+        "--shareable-bits", type=_hexadecimal, metavar="MASK", help="the bits that the hardware uses too, hexadecimal"
+    )
+    made.add_argument("--sparse-masks", type=int, metavar="0|1", help="whether a mask may have holes (default: 0)")
+    made.add_argument("--events", metavar="NAMES", help="what an L3 counts, with commas: llc_occupancy,...")
+    made.add_argument("--cpus", type=int, metavar="N", help="how many CPUs it shows (default: those of this machine)")
     made.add_argument(
         "--residue",
         type=int,
@@ -81,8 +92,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.mountpoint is None:
         command.error("say where to mount: MOUNTPOINT is missing")
     try:
-        if options.virtual is not None and not 1 <= options.virtual <= 1024:
-            raise ValueError(f"{options.virtual} CPUs cannot be simulated: give 1 to 1024")
+        for cpus in (options.virtual, options.cpus):
+            if cpus is not None and not 1 <= cpus <= 1024:
+                raise ValueError(f"{cpus} CPUs cannot be simulated: give 1 to 1024")
+        if options.virtual is not None and options.cpus is not None:
+            raise ValueError("virtual tasks have CPUs of their own: leave --cpus out, or --virtual")
         profile = profile_named(
             options.profile,
             rmids=options.rmids,
@@ -92,11 +106,16 @@ def main(arguments: list[str] | None = None) -> int:
             kernel=options.kernel,
             lag_ms=options.lag_ms,
             telemetry_bits=options.telemetry_bits,
+            cbm_bits=options.cbm_bits,
+            shareable_bits=options.shareable_bits,
+            sparse_masks=options.sparse_masks,
+            events=options.events,
         )
         serve(
             options.mountpoint,
             profile,
             options.residue,
+            cpus=options.cpus,
             virtual_cpus=options.virtual,
             until_eof=options.until_eof,
         )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small languages of resctrl's files: last_cmd_status, numbers, task lists and CPU masks."""
+"""The small languages of resctrl's files: last_cmd_status, numbers and task lists."""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from resctrlmond.sim.tree import error
 
@@ -66,6 +66,14 @@ def parse_unsigned(text: str) -> int:
     return value
 
 
+def parse_unsigned_long(text: str, base: int) -> int | None:
+    """An integer as kstrtoul() reads it with base 10 or 16 (64 bits, ``0x`` may precede the latter); None if not."""
+    prefix, digits = ("(0x)?", "[0-9a-f]+") if base == 16 else ("()", "[0-9]+")
+    match = re.fullmatch(rf"\+?{prefix}({digits})\n?", text, re.IGNORECASE | re.ASCII)
+    value = int(match[2], base) if match else 2**64
+    return value if value < 2**64 else None
+
+
 def task_tokens(command: str) -> Iterator[str]:
     """The tokens of what was written to ``tasks``, one after the other (Linux 6.7 and newer).
 
@@ -77,24 +85,3 @@ def task_tokens(command: str) -> Iterator[str]:
         yield token.strip(_SPACE)
         if not comma:
             return
-
-
-def cpu_mask(cpus: Collection[int], total: int) -> str:
-    """CPUs as ``cpus`` shows them: hexadecimal, in groups of 32 bits with commas, as wide as ``total`` CPUs."""
-    bits = sum(1 << cpu for cpu in cpus)
-    words = []
-    for low in range(0, total, 32):
-        width = min(32, total - low)
-        words.append(f"{bits >> low & (1 << width) - 1:0{(width + 3) // 4}x}")
-    return ",".join(reversed(words)) + "\n"
-
-
-def cpu_list(cpus: Collection[int]) -> str:
-    """CPUs as ``cpus_list`` shows them: ``0-3,5``; an empty line for none."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and ranges[-1][1] == cpu - 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges) + "\n"

@@ -54,12 +54,20 @@ class Control:
         self._say(ACT, messages.Steal(tid, group))
 
     def offline(self, domain: str) -> None:
-        """The last CPU of a domain, such as ``mon_L3_01``, goes offline."""
+        """All CPUs of a domain, such as ``mon_L3_01``, go offline."""
         self._say(ACT, messages.Offline(domain))
 
     def online(self, domain: str) -> None:
-        """A CPU of the domain comes back."""
+        """All CPUs of the domain come back."""
         self._say(ACT, messages.Online(domain))
+
+    def cpu_offline(self, cpu: int) -> None:
+        """One CPU goes offline."""
+        self._say(ACT, messages.CpuOffline(cpu))
+
+    def cpu_online(self, cpu: int) -> None:
+        """One CPU comes back."""
+        self._say(ACT, messages.CpuOnline(cpu))
 
     # Virtual tasks, where the simulation was started with them
 

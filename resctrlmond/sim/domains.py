@@ -56,12 +56,18 @@ class Domains:
         """The numbers of the L3 caches that are online."""
         return [domain.number for domain in self.caches if self.is_online(domain)]
 
+    @property
+    def _leaves(self) -> list[tuple[Domain, Domain | None]]:
+        return [(part, domain if domain.parts else None) for domain in self.all for part in domain.parts or (domain,)]
+
+    @property
+    def leaves(self) -> list[Domain]:
+        """The domains that go and come by themselves: nodes instead of the caches that have them."""
+        return [leaf for leaf, _ in self._leaves]
+
     def set_online(self, name: str, online: bool) -> tuple[Domain, Domain | None] | None:
         """Switches a domain without parts: (it, the one it is a part of); None if there is nothing to switch."""
-        leaves = [
-            (part, domain if domain.parts else None) for domain in self.all for part in domain.parts or (domain,)
-        ]
-        found = next(((leaf, whole) for leaf, whole in leaves if leaf.name == name), None)
+        found = next(((leaf, whole) for leaf, whole in self._leaves if leaf.name == name), None)
         if found is None or self.is_online(found[0]) == online:
             return None
         if online:

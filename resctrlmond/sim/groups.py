@@ -8,7 +8,7 @@ import errno
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from resctrlmond.sim.commands import cpu_list, cpu_mask
+from resctrlmond.sim.cpusets import cpu_list, cpu_mask
 from resctrlmond.sim.domains import Domain, Domains
 from resctrlmond.sim.profiles import Event, Profile
 from resctrlmond.sim.tasks import Ids
@@ -26,6 +26,8 @@ class Group:
     directory: Directory
     parent: Group | None = None
     children: dict[str, Group] = dataclasses.field(default_factory=dict)
+    cpus: set[int] = dataclasses.field(default_factory=set)
+    mode: str = "shareable"
     sampled: float = float("-inf")  # when its tasks' CPU time was last counted for a reader
 
     @property
@@ -53,6 +55,12 @@ class Handlers:
     touch: Callable[[], None]
     show_tasks: Callable[[Group], str]
     write_tasks: Callable[[Group, Caller, str], None]
+    write_cpus: Callable[[Group, str], None]
+    write_cpus_list: Callable[[Group, str], None]
+    show_schemata: Callable[[Group], str]
+    write_schemata: Callable[[Group, str], None]
+    write_mode: Callable[[Group, str], None]
+    show_size: Callable[[Group], str]
     show_counter: Callable[[Group, Event, Domain], str]
     show_assignments: Callable[[Group], str]
     write_assignments: Callable[[Group, str], None]
@@ -98,15 +106,19 @@ class GroupFiles:
             handlers.write_tasks(group, caller, command)
 
         factory.file(where, "tasks", FILE_RW, self._locked(partial(handlers.show_tasks, group)), write_tasks)
-        cpus = range(self._cpus) if group.ids == (0, 0) else ()
-        # CPU masks and schemata can be read, but not changed, here: opening them for writing is refused.
-        factory.file(where, "cpus", FILE_RW, self._locked(partial(cpu_mask, cpus, self._cpus)), None)
-        factory.file(where, "cpus_list", FILE_RW, self._locked(partial(cpu_list, cpus)), None)
+
+        def add(name: str, show: Show, write: Callable[[Group, str], None]) -> None:
+            factory.file(where, name, FILE_RW, self._locked(show), lambda _caller, command: write(group, command))
+
+        add("cpus", lambda: cpu_mask(group.cpus, self._cpus), handlers.write_cpus)
+        add("cpus_list", lambda: cpu_list(group.cpus), handlers.write_cpus_list)
         if self._profile.mbm_counters:
-            self._assignments(group, factory)
+            add("mbm_L3_assignments", partial(handlers.show_assignments, group), handlers.write_assignments)
         made = [where]
         if group.parent is None:
-            self._allocation_files(where, factory)
+            add("schemata", partial(handlers.show_schemata, group), handlers.write_schemata)
+            add("mode", lambda: f"{group.mode}\n", handlers.write_mode)
+            factory.file(where, "size", FILE_RO, self._locked(partial(handlers.show_size, group)))
             made.append(factory.directory(where, "mon_groups"))
         top = factory.directory(where, "mon_data")
         made.append(top)
@@ -122,27 +134,6 @@ class GroupFiles:
             return show()
 
         return show_locked
-
-    def _assignments(self, group: Group, factory: NodeFactory) -> None:
-        handlers = self._handlers
-
-        def write(_caller: Caller, command: str) -> None:
-            handlers.write_assignments(group, command)
-
-        show = partial(handlers.show_assignments, group)
-        factory.file(group.directory, "mbm_L3_assignments", FILE_RW, self._locked(show), write)
-
-    def _allocation_files(self, where: Directory, factory: NodeFactory) -> None:
-        profile = self._profile
-        mask = f"{(1 << profile.cbm_bits) - 1:x}"
-        factory.file(where, "schemata", FILE_RW, self._locked(partial(self._by_cache, mask)), None)
-        factory.file(where, "mode", FILE_RW, self._locked(lambda: "shareable\n"), None)
-        factory.file(where, "size", FILE_RO, self._locked(partial(self._by_cache, str(profile.cache_bytes))))
-
-    def _by_cache(self, value: str) -> str:
-        if not self._profile.can_allocate:
-            return ""
-        return "L3:" + ";".join(f"{number}={value}" for number in self._domains.online_caches()) + "\n"
 
     def add_domain(self, group: Group, top: Directory, domain: Domain, factory: NodeFactory) -> Iterator[Directory]:
         """The directory of a domain, and those of its parts, where they are online."""

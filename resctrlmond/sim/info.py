@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from resctrlmond.sim.abmc import Assignments
+from resctrlmond.sim.allocation import Allocation
 from resctrlmond.sim.commands import CommandStatus, parse_unsigned
 from resctrlmond.sim.groups import FILE_RO, FILE_RW, NodeFactory
 from resctrlmond.sim.profiles import Kind, Profile
@@ -27,11 +28,19 @@ def _taking(store: Callable[[str], None]) -> Store:
 class InfoFiles:
     """Fills ``info`` (res_common_files[] in fs/resctrl/rdtgroup.c)."""
 
-    def __init__(self, profile: Profile, status: CommandStatus, rmids: RmidPool, assignments: Assignments) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        status: CommandStatus,
+        rmids: RmidPool,
+        assignments: Assignments,
+        allocation: Allocation,
+    ) -> None:
         self._profile = profile
         self._status = status
         self._rmids = rmids
         self._assignments = assignments
+        self._cat = allocation
 
     def fill(self, root: Directory, factory: NodeFactory) -> None:
         """``info`` and all that is in it."""
@@ -82,13 +91,13 @@ class InfoFiles:
         self._rmids.threshold = self._profile.round_down(value)
 
     def _allocation(self, where: Directory, factory: NodeFactory) -> None:
-        bits, domains = self._profile.cbm_bits, range(self._profile.domains)
+        profile = self._profile
         for name, text in {
-            "num_closids": f"{self._profile.num_closids}\n",
-            "cbm_mask": f"{(1 << bits) - 1:x}\n",
+            "num_closids": f"{profile.num_closids}\n",
+            "cbm_mask": f"{(1 << profile.cbm_bits) - 1:x}\n",
             "min_cbm_bits": "1\n",
-            "shareable_bits": "0\n",
-            "sparse_masks": "0\n",
-            "bit_usage": ";".join(f"{domain}={'S' * bits}" for domain in domains) + "\n",
+            "shareable_bits": f"{profile.shareable_bits:x}\n",
+            "sparse_masks": f"{profile.sparse_masks:d}\n",
         }.items():
             factory.file(where, name, FILE_RO, partial(str, text))
+        factory.file(where, "bit_usage", FILE_RO, self._cat.show_usage)

@@ -76,18 +76,30 @@ class Steal(msgspec.Struct, tag_field="do", tag="steal", forbid_unknown_fields=T
 
 
 class Offline(msgspec.Struct, tag_field="do", tag="offline", forbid_unknown_fields=True):
-    """The last CPU of ``domain`` (``mon_L3_00``, ``mon_sub_L3_01``, ``mon_PERF_PKG_00``) goes offline."""
+    """All CPUs of ``domain`` (``mon_L3_00``, ``mon_sub_L3_01``) go offline; of ``mon_PERF_PKG_00`` its files go."""
 
     domain: str
 
 
 class Online(msgspec.Struct, tag_field="do", tag="online", forbid_unknown_fields=True):
-    """A CPU of ``domain`` comes back."""
+    """All CPUs of ``domain`` come back."""
 
     domain: str
 
 
-Act = MakeGroup | RemoveGroup | Steal | Offline | Online
+class CpuOffline(msgspec.Struct, tag_field="do", tag="cpu-offline", forbid_unknown_fields=True):
+    """The CPU with that number goes offline."""
+
+    cpu: int
+
+
+class CpuOnline(msgspec.Struct, tag_field="do", tag="cpu-online", forbid_unknown_fields=True):
+    """That CPU comes back."""
+
+    cpu: int
+
+
+Act = MakeGroup | RemoveGroup | Steal | Offline | Online | CpuOffline | CpuOnline
 
 
 class Spawn(msgspec.Struct, tag_field="do", tag="spawn", forbid_unknown_fields=True):

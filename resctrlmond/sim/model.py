@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 from resctrlmond.sim.abmc import Assignments
 from resctrlmond.sim.accounting import Accounting
+from resctrlmond.sim.allocation import Allocation
 from resctrlmond.sim.clock import Clock
 from resctrlmond.sim.commands import CommandStatus
 from resctrlmond.sim.counters import Counters
+from resctrlmond.sim.cpus import Cpus
 from resctrlmond.sim.domains import Domain, Domains
 from resctrlmond.sim.faults import Faults
 from resctrlmond.sim.groups import Group, GroupFiles, Handlers, NodeFactory
+from resctrlmond.sim.hotplug import Hotplug
 from resctrlmond.sim.info import InfoFiles
 from resctrlmond.sim.joining import Joining
 from resctrlmond.sim.messages import Operation, Truth
@@ -64,7 +68,20 @@ class Resctrl:
         # Every directory that stands for a group (kernfs' priv), and every control group by its CLOSID.
         self._group_of: dict[Directory, Group] = {}
         self._classes = {DEFAULT.closid: self.default}
+        self.cpus = Cpus(table.cpus, self.status, self._classes.values)
+        self.cpus.set_online(range(table.cpus), True)
+        self.allocation = Allocation(profile, self.status, self._classes.values, self.domains.online_caches)
         self._group_files = GroupFiles(profile, self.domains, table.cpus, self._handlers())
+        self.hotplug = Hotplug(
+            domains=self.domains,
+            cpus=self.cpus,
+            rmids=self.rmids,
+            counters=self.counters,
+            assignments=self.assignments,
+            allocation=self.allocation,
+            accounting=self.accounting,
+            place=self._place,
+        )
         self._populate()
 
     def _handlers(self) -> Handlers:
@@ -72,6 +89,12 @@ class Resctrl:
             touch=self._touch,
             show_tasks=self._show_tasks,
             write_tasks=self._write_tasks,
+            write_cpus=partial(self._write_cpus, as_list=False),
+            write_cpus_list=partial(self._write_cpus, as_list=True),
+            show_schemata=self.allocation.show_schemata,
+            write_schemata=self.allocation.write_schemata,
+            write_mode=self.allocation.write_mode,
+            show_size=self.allocation.show_size,
             show_counter=self._show_counter,
             show_assignments=lambda group: self.assignments.show_group(group.ids.rmid),
             write_assignments=lambda group, command: self.assignments.write_group(group.ids.rmid, command),
@@ -85,7 +108,8 @@ class Resctrl:
     def _populate(self) -> None:
         factory = NodeFactory((0, 0), self.clock.wall_ns())
         self._fill(self.default, factory)
-        InfoFiles(self.profile, self.status, self.rmids, self.assignments).fill(self.root, factory)
+        info = InfoFiles(self.profile, self.status, self.rmids, self.assignments, self.allocation)
+        info.fill(self.root, factory)
         self.assignments.new_group(DEFAULT.rmid)
 
     def _fill(self, group: Group, factory: NodeFactory) -> None:
@@ -130,6 +154,8 @@ class Resctrl:
         control = parent is self.root and self.profile.can_allocate
         over = self._may_hold(parent, name, control=control)
         ids = self._allocate(None if control else over.ids.closid)
+        if control:
+            self._begin_class(ids)
         factory = NodeFactory((caller.uid, caller.gid), self.clock.wall_ns())
         directory = factory.directory(parent, name, mode & 0o7777)
         group = Group(name, ids, directory, None if control else over)
@@ -167,6 +193,13 @@ class Resctrl:
             self.status.say("Out of RMIDs")
             raise
 
+    def _begin_class(self, ids: Ids) -> None:
+        try:
+            self.allocation.begin(ids.closid)
+        except OSError:
+            self.rmids.free(ids.rmid, self.clock.monotonic())
+            raise
+
     def _group_at(self, node: Node) -> Group | None:
         """The group whose own directory this is."""
         group = self._group_of.get(node) if isinstance(node, Directory) else None
@@ -189,10 +222,12 @@ class Resctrl:
         for rmid in group.rmids:
             self.assignments.drop_group(rmid)
             self.rmids.free(rmid, now)
+        self.cpus.release(group)
         if group.parent:
             del group.parent.children[group.name]
         else:
             del self._classes[group.ids.closid]
+        self.accounting.give_cpus(self.cpus.owners())
         self._remove(node)
 
     def _remove(self, node: Node) -> None:
@@ -235,6 +270,8 @@ class Resctrl:
             self.status.say("Source must be a MON group")
         elif target.name != "mon_groups" or name == "mon_groups":
             self.status.say("Destination must be a mon_groups subdirectory")
+        elif group.cpus and self._group_of.get(target) is not group.parent:
+            self.status.say("Cannot move a MON group that monitors CPUs")
         elif name in target.children:
             raise error(errno.EEXIST)
         else:
@@ -250,26 +287,8 @@ class Resctrl:
         self._joining.write(group, Caller(0, 0, tid), str(tid))
         self.accounting.update_cache()
 
-    # CPUs come and go
-
-    def set_online(self, name: str, online: bool) -> None:
-        """The last CPU of a domain goes offline, or one comes back (resctrl_offline_mon_domain() and its like).
-
-        Its directories go from all groups and come anew; traffic begins at 0 then, telemetry goes on. Raises
-        ENOENT for a domain that is not there, or is in that state already.
-        """
-        self.accounting.look()
-        switched = self.domains.set_online(name, online)
-        if switched is None:
-            raise error(errno.ENOENT)
-        leaf, whole = switched
-        if leaf in self.domains.caches or whole:  # packages have neither limbo nor traffic
-            node = leaf.nodes[0]
-            self.rmids.set_online(node, online)
-            if online:
-                self.counters.restart_node(node)
-            else:
-                self.assignments.drop_domain(leaf.number)
+    def _place(self, leaf: Domain, whole: Domain | None, online: bool) -> None:
+        """Makes or removes the directories of a domain that has come or gone."""
         factory = NodeFactory((0, 0), self.clock.wall_ns())
         for group in self.groups:
             where, shown = self._group_files.place(group, leaf, whole, online=online)
@@ -292,6 +311,12 @@ class Resctrl:
             self._joining.write(group, caller, command)
         finally:
             self.accounting.update_cache()
+
+    def _write_cpus(self, group: Group, command: str, *, as_list: bool) -> None:
+        self._touch()
+        self.accounting.look()
+        self.cpus.write(group, command, as_list=as_list)
+        self.accounting.give_cpus(self.cpus.owners())
 
     def _show_counter(self, group: Group, event: Event, domain: Domain) -> str:
         self.faults.strike(Operation.READ, group.path, domain.name, event.name)

@@ -95,17 +95,24 @@ def unmount(mountpoint: str) -> bool:
 
 
 def serve(
-    mountpoint: str, profile: Profile, residue: int | None, *, virtual_cpus: int | None, until_eof: bool
+    mountpoint: str,
+    profile: Profile,
+    residue: int | None,
+    *,
+    cpus: int | None = None,
+    virtual_cpus: int | None,
+    until_eof: bool,
 ) -> None:
     """Mounts, says so on standard output, and serves until SIGTERM, SIGINT, SIGHUP or an unmount.
 
-    ``virtual_cpus``: not on the host's tasks but on virtual ones, on so many CPUs. ``until_eof``: also until
-    standard input ends, as it does when the parent process dies.
+    ``cpus``: how many CPUs are shown instead of the host's; on those that the host does not have nothing runs, and
+    those that it has more are counted anew from 0. ``virtual_cpus``: not on the host's tasks but on virtual ones, on
+    so many CPUs. ``until_eof``: also until standard input ends, as it does when the parent process dies.
     """
     check_mountpoint(mountpoint)
     fuse = load_fuse()
     mountpoint = os.path.abspath(mountpoint)
-    procs = ProcTable.open() if virtual_cpus is None else ProcTable()
+    procs = ProcTable.open(cpus) if virtual_cpus is None else ProcTable()
     virtual = (VirtualTasks(virtual_cpus), Stopwatch()) if virtual_cpus else None
 
     def announce() -> None:
@@ -174,7 +181,8 @@ class Simulation:
 
     A process of its own, so that file operations of this one never wait for this one. It unmounts and ends when
     the block does, when it gets SIGTERM, and when this process dies. ``residue`` as in ``Counters``; the numbers as
-    in ``profile_named``; ``virtual_cpus``: tasks are virtual (see ``Control``), on so many CPUs.
+    in ``profile_named``; ``cpus``: how many it shows (see ``serve``); ``virtual_cpus``: tasks are virtual (see
+    ``Control``), on so many CPUs.
     Raises ``SimulationFailed``, and ``ValueError`` for a profile or number that does not exist.
     """
 
@@ -190,6 +198,11 @@ class Simulation:
         kernel: str = Kernel.NEWEST,
         lag_ms: float | None = None,
         telemetry_bits: int | None = None,
+        cbm_bits: int | None = None,
+        shareable_bits: int | None = None,
+        sparse_masks: int | None = None,
+        events: str | None = None,
+        cpus: int | None = None,
         residue: int | None = None,
         virtual_cpus: int | None = None,
     ) -> None:
@@ -202,9 +215,15 @@ class Simulation:
             "kernel": kernel,
             "lag_ms": lag_ms,
             "telemetry_bits": telemetry_bits,
+            "cbm_bits": cbm_bits,
+            "shareable_bits": shareable_bits,
+            "sparse_masks": sparse_masks,
+            "events": events,
         }
         self.profile = profile_named(profile, **numbers)
-        numbers |= {"profile": profile, "residue": residue, "virtual": virtual_cpus}
+        numbers |= {"profile": profile, "residue": residue, "cpus": cpus, "virtual": virtual_cpus}
+        if shareable_bits is not None:
+            numbers["shareable_bits"] = f"{shareable_bits:x}"
         # As the command line has them: --lag-ms 0.5
         self._options = [
             word

@@ -93,9 +93,13 @@ class Orders:
             case messages.Steal(tid, group):
                 self._model.steal(self._node(group), tid)
             case messages.Offline(domain):
-                self._model.set_online(domain, False)
+                self._model.hotplug.set_domain(domain, False)
             case messages.Online(domain):
-                self._model.set_online(domain, True)
+                self._model.hotplug.set_domain(domain, True)
+            case messages.CpuOffline(cpu):
+                self._model.hotplug.set_cpu(cpu, False)
+            case messages.CpuOnline(cpu):
+                self._model.hotplug.set_cpu(cpu, True)
 
     def _order(self, value: bytes) -> None:
         assert self._virtual is not None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 from collections.abc import Mapping
@@ -29,18 +30,24 @@ class ProcTable:
 
     Without ``fork_events``, forks have to be found by listing all threads. Which thread of a process forked a child
     is then told by ``/proc/PID/task/TID/children``, and by nobody on a kernel without CONFIG_PROC_CHILDREN.
-    Without ``exit_records`` nobody tells what a task used between the last look at it and its end.
+    Without ``exit_records`` nobody tells what a task used between the last look at it and its end. ``cpus``: how many
+    there are instead of the host's own; of more than that the numbers begin at 0 again.
     """
 
-    def __init__(self, fork_events: ForkEvents | None = None, exit_records: ExitRecords | None = None) -> None:
-        self.cpus = os.cpu_count() or 1
+    def __init__(
+        self,
+        fork_events: ForkEvents | None = None,
+        exit_records: ExitRecords | None = None,
+        cpus: int | None = None,
+    ) -> None:
+        self.cpus = cpus or os.cpu_count() or 1
         self._fork_events = fork_events
         self._exit_records = exit_records
 
     @classmethod
-    def open(cls) -> Self:
+    def open(cls, cpus: int | None = None) -> Self:
         """With all that the kernel tells us."""
-        return cls(ForkEvents.open(), ExitRecords.open())
+        return cls(ForkEvents.open(), ExitRecords.open(), cpus)
 
     def close(self) -> None:
         """Ends the subscriptions."""
@@ -80,7 +87,8 @@ class ProcTable:
         # Kernels without CONFIG_SCHED_INFO have only clock ticks of user and system time.
         run, _, _ = (_read(f"/proc/{tid}/task/{tid}/schedstat") or "").partition(" ")
         cpu_ns = int(run or 0) or (int(fields[11]) + int(fields[12])) * _NS_PER_TICK
-        return TaskStat(tid, int(fields[1]), int(fields[19]), cpu_ns, int(fields[36]), running=fields[0] == "R")
+        cpu = int(fields[36]) % self.cpus
+        return TaskStat(tid, int(fields[1]), int(fields[19]), cpu_ns, cpu, running=fields[0] == "R")
 
     def credentials(self, tid: int) -> tuple[int, int] | None:
         """(real uid, saved uid) of a thread."""
@@ -100,12 +108,12 @@ class ProcTable:
 
     def host_cpu_ns(self) -> Mapping[int, int]:
         """CPU time per CPU: user, nice, system, irq and softirq (proc_stat(5))."""
-        busy: dict[int, int] = {}
+        busy: collections.Counter[int] = collections.Counter()
         for line in (_read("/proc/stat") or "").splitlines():
             name, *fields = line.split()
             if name.startswith("cpu") and name != "cpu":
                 ticks = [int(field) for field in fields]
-                busy[int(name[3:])] = (sum(ticks[:3]) + sum(ticks[5:7])) * _NS_PER_TICK
+                busy[int(name[3:]) % self.cpus] += (sum(ticks[:3]) + sum(ticks[5:7])) * _NS_PER_TICK
         return busy
 
     def _status_line(self, tid: int, label: str) -> list[int]:

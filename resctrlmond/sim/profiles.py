@@ -75,6 +75,9 @@ class Profile:
     smallest part that counts, and a whole L3 where there is one per cache. ``cache_bytes`` is the size of one L3,
     ``scale_bytes`` the unit that its counters are multiples of.
 
+    A class's mask of an L3 has ``cbm_bits`` bits; ``shareable_bits`` of them are used by the hardware too, and a mask
+    may have holes with ``sparse_masks``.
+
     ``mbm_counters`` is how many assignable bandwidth counters each L3 has; None: every RMID has its own, always.
     Telemetry of a package is pushed every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, fraction included.
     """
@@ -90,6 +93,8 @@ class Profile:
     package_events: tuple[Event, ...] = ()
     nodes_per_cache: int = 1
     mbm_counters: int | None = None
+    shareable_bits: int = 0
+    sparse_masks: bool = False
     kernel: Kernel = Kernel.NEWEST
     lag_seconds: float = 0.002
     telemetry_bits: int = TELEMETRY_BITS
@@ -182,12 +187,17 @@ def profile_named(
     kernel: str = Kernel.NEWEST,
     lag_ms: float | None = None,
     telemetry_bits: int | None = None,
+    cbm_bits: int | None = None,
+    shareable_bits: int | None = None,
+    sparse_masks: int | None = None,
+    events: str | None = None,
 ) -> Profile:
     """The profile of that name, with other numbers where given.
 
     RMIDs 2 to 65536, CLOSIDs 2 to 256 (where the machine allocates), domains 1 to 64, bandwidth counters 1 to 1024
-    (where they are assigned), lag 0 to 1000 ms, telemetry 20 to 63 bits. Raises ``ValueError`` with a sentence for
-    the user where the name or a number is not one that exists.
+    (where they are assigned), lag 0 to 1000 ms, telemetry 20 to 63 bits, masks 1 to 32 bits, of which any may be
+    shareable, with holes (1) or without (0); ``events`` of the L3 by name, with commas. Raises ``ValueError`` with a
+    sentence for the user where the name or a number is not one that exists.
     """
     if name not in PROFILES:
         raise ValueError(f"there is no profile {name!r}: choose one of {', '.join(PROFILES)}")
@@ -214,7 +224,30 @@ def profile_named(
     if telemetry_bits is not None:
         _within(telemetry_bits, 20, TELEMETRY_BITS, "bits of telemetry", f"20 to {TELEMETRY_BITS}")
         profile = dataclasses.replace(profile, telemetry_bits=telemetry_bits)
+    masks = {"cbm_bits": cbm_bits, "shareable_bits": shareable_bits, "sparse_masks": sparse_masks}
+    profile = _with_masks(profile, {name: value for name, value in masks.items() if value is not None})
+    if events is not None:
+        profile = dataclasses.replace(profile, cache_events=_cache_events(events))
     return _on_kernel(profile, Kernel(kernel))
+
+
+def _with_masks(profile: Profile, numbers: dict[str, int]) -> Profile:
+    if numbers and not profile.can_allocate:
+        raise ValueError(f"the profile {profile.name} has no masks: leave {', '.join(numbers)} out")
+    bits = numbers.get("cbm_bits", profile.cbm_bits)
+    _within(bits, 1, 32, "bits of a mask", "1 to 32")
+    _within(numbers.get("shareable_bits", 0), 0, (1 << bits) - 1, "as shareable bits", f"0 to {(1 << bits) - 1:#x}")
+    _within(numbers.get("sparse_masks", 0), 0, 1, "as sparse masks", "0 or 1")
+    return dataclasses.replace(profile, **numbers)  # type: ignore[arg-type]  # they are all numbers
+
+
+def _cache_events(names: str) -> tuple[Event, ...]:
+    """The events of these names, in the kernel's order."""
+    wanted = set(names.split(","))
+    if unknown := wanted - {event.name for event in _L3_MONITORING}:
+        known = ", ".join(event.name for event in _L3_MONITORING)
+        raise ValueError(f"{', '.join(sorted(unknown))} cannot be simulated: give some of {known}")
+    return tuple(event for event in _L3_MONITORING if event.name in wanted)
 
 
 def _on_kernel(profile: Profile, kernel: Kernel) -> Profile:

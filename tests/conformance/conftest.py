@@ -11,7 +11,7 @@ import pytest
 
 from .actors import Actor, Troupe
 from .table import Outcome, Results, lines
-from .target import OLDER, REAL_ROOT, SIMULATIONS, Resctrl, kernel, simulation
+from .target import OLDER, REAL_ROOT, SIMULATIONS, Resctrl, kernel, options, simulation
 
 HERE = Path(__file__).parent
 KERNEL = "kernel"
@@ -44,8 +44,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _capabilities(name: str) -> set[str]:
     """The markers that the target satisfies."""
     if name != KERNEL:
-        profile, *_, domains = SIMULATIONS[name.removesuffix(OLDER)]
-        allocates, occupancy = profile != "monitoring-only", profile != "monitoring-only"
+        from resctrlmond.sim.mount import Simulation
+
+        profile = Simulation("", **options(name)).profile
+        allocates, occupancy, domains = profile.can_allocate, profile.has_limbo, profile.domains
     else:
         root = kernel()
         allocates, occupancy, domains = root.can_allocate, root.has_occupancy, len(root.domains)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .actors import outcome, write
 
@@ -21,13 +23,22 @@ REAL_ROOT = os.environ.get("RESCTRL_CONFORMANCE_ROOT", "")
 # no freed RMID would ever be clean there.
 SHORT_LIMBO = "29360191"
 
-# name -> (profile, RMIDs, classes, domains) of the simulations that match the machines of tests/kernel
-SIMULATIONS = {
-    "sim cat": ("intel-rdt", 64, 2, 1),
-    "sim monitoring-only": ("monitoring-only", 64, None, 1),
-    "sim two-domains": ("intel-rdt", 64, 2, 2),
+# What the processor of tests/kernel claims of its cache: masks of three bits, all shared with the hardware.
+_CACHE = {"closids": 2, "cbm_bits": 3, "shareable_bits": 7, "sparse_masks": 1}
+_EVENTS = "llc_occupancy,mbm_total_bytes,mbm_local_bytes"
+# name -> options of the simulations that match the machines of tests/kernel, and of one that has no occupancy
+SIMULATIONS: dict[str, dict[str, Any]] = {
+    "sim cat": {"profile": "intel-rdt", "cpus": 1, **_CACHE},
+    "sim monitoring-only": {"profile": "monitoring-only", "cpus": 1, "events": _EVENTS},
+    "sim two-domains": {"profile": "intel-rdt", "cpus": 4, "domains": 2, **_CACHE},
+    "sim no-occupancy": {"profile": "monitoring-only", "cpus": 1},
 }
 OLDER = "-6.12"  # ends the name of a machine that has this kernel, and of the simulation that matches it
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options of a simulation, by its name in SIMULATIONS with or without OLDER at its end."""
+    return SIMULATIONS[name.removesuffix(OLDER)] | {"kernel": "6.12" if name.endswith(OLDER) else "newest"}
 
 
 class Mounter(Protocol):
@@ -35,6 +46,9 @@ class Mounter(Protocol):
 
     def mount(self) -> None:
         """Mounts it."""
+
+    def switch(self, cpu: int, online: bool) -> None:
+        """Takes a CPU offline, or brings it back; nothing to do if that is how it is."""
 
     def close(self) -> None:
         """Leaves everything as it was."""
@@ -44,6 +58,9 @@ class _Kernel:
     def mount(self) -> None:
         subprocess.run(["mount", "-t", "resctrl", "resctrl", REAL_ROOT], check=True, capture_output=True)
 
+    def switch(self, cpu: int, online: bool) -> None:
+        Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(f"{online:d}")
+
     def close(self) -> None:
         pass
 
@@ -52,18 +69,21 @@ class _Simulated:
     def __init__(self, name: str) -> None:
         from resctrlmond.sim.mount import Simulation
 
-        profile, rmids, closids, domains = SIMULATIONS[name.removesuffix(OLDER)]
-        kernel = "6.12" if name.endswith(OLDER) else "newest"
         self.root = tempfile.mkdtemp(prefix="resctrlmond-conformance-")
         os.chmod(self.root, 0o755)
-        self._simulation: Simulation = Simulation(
-            self.root, profile, rmids, closids=closids, domains=domains, kernel=kernel
-        )
+        self._simulation: Simulation = Simulation(self.root, **options(name))
         self._simulation.start()
 
     def mount(self) -> None:
         self._simulation.stop()
         self._simulation.start()
+
+    def switch(self, cpu: int, online: bool) -> None:
+        from resctrlmond.sim.control import Control
+
+        control = Control(self.root)
+        with contextlib.suppress(FileNotFoundError):  # that is how it is already
+            (control.cpu_online if online else control.cpu_offline)(cpu)
 
     def close(self) -> None:
         self._simulation.stop()
@@ -77,6 +97,8 @@ class Resctrl:
         self.root = root
         self.simulated = simulated
         self._mounter = mounter
+        # How many CPUs there are, numbered from 0; all are root's now.
+        self.cpus = int(re.split("[-,]", self.read("cpus_list").strip())[-1]) + 1
         if not simulated and self.has_occupancy and self.read("info/L3_MON/max_threshold_occupancy") == "0\n":
             self.write("info/L3_MON/max_threshold_occupancy", SHORT_LIMBO)
 
@@ -111,6 +133,23 @@ class Resctrl:
     def domains(self) -> list[str]:
         """The names in ``mon_data``, sorted."""
         return sorted(os.listdir(self.path("mon_data")))
+
+    @property
+    def last_cache(self) -> list[int]:
+        """The CPUs of the last L3."""
+        if self.simulated:
+            return list(range(self.cpus - self.cpus // len(self.domains), self.cpus))
+        text = Path(f"/sys/devices/system/cpu/cpu{self.cpus - 1}/cache/index3/shared_cpu_list").read_text()
+        return [
+            cpu
+            for low, _, high in (part.partition("-") for part in text.strip().split(","))
+            for cpu in range(int(low), int(high or low) + 1)
+        ]
+
+    def switch(self, online: bool, *cpus: int) -> None:
+        """Takes CPUs offline, or brings them back."""
+        for cpu in cpus:
+            self._mounter.switch(cpu, online)
 
     @property
     def is_6_16(self) -> bool:

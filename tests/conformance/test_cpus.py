@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs of a group: which masks are taken, and where the CPUs come from."""
+"""cpus and cpus_list: which masks and lists are taken, where the CPUs come from, and where they go."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pytest
 
 from .actors import outcome
 from .target import Resctrl
 
-pytestmark = pytest.mark.kernel_only("the simulator lets nobody write to the masks of CPUs")
+NOT_THE_PARENTS = ("EINVAL", "Can only add CPUs to mongroup that belong to parent\n")
+BAD = "Bad CPU list/mask\n"
+ROOT_KEEPS = ("EINVAL", "Can't drop CPUs from default group\n")
 
 
 @pytest.fixture
@@ -18,44 +21,141 @@ def a(fs: Resctrl) -> str:
     return fs.make("mon_groups/a")
 
 
-def cpus(fs: Resctrl, group: str) -> str:
-    return fs.read(group, "cpus_list")
+@pytest.fixture
+def rest(fs: Resctrl) -> str:
+    """What root has without CPU 0."""
+    return {1: "\n", 2: "1\n"}.get(fs.cpus, f"1-{fs.cpus - 1}\n")
+
+
+def cpus(fs: Resctrl, *groups: str) -> list[str]:
+    return [fs.read(group, "cpus_list") for group in groups]
+
+
+# What may be written
+
+
+def test_all_begin_in_root(fs: Resctrl, a: str) -> None:
+    """Root has all CPUs; a new group has none, which is an empty line of cpus_list and zeroes in cpus."""
+    assert int(fs.read("cpus").replace(",", ""), 16) == (1 << fs.cpus) - 1
+    assert cpus(fs, "", a) == ["0\n" if fs.cpus == 1 else f"0-{fs.cpus - 1}\n", "\n"]
+    assert fs.read(a, "cpus") == fs.read("cpus").translate(str.maketrans("1237f", "00000"))
+
+
+def tried(fs: Resctrl, path: str, texts: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+    """What came of each text, and the CPUs that the group has then, which had CPU 0 before."""
+    found = {}
+    for text in texts:
+        fs.write(f"{os.path.dirname(path)}/cpus_list", "0")
+        found[text] = (*fs.tries(path, text), *cpus(fs, os.path.dirname(path)))
+    return found
+
+
+def test_lists(fs: Resctrl, a: str) -> None:
+    """cpus_list takes numbers and ranges, parted by commas or white space; nothing after a NUL is seen.
+
+    A range may take so many out of every so many, the first of them; ``all`` in either case is every CPU.
+    """
+    last = fs.cpus - 1
+    texts = ["0", "0\n", " 0\t\n", "0,", ",0", "0,0", "0 0", "0\n0", "00", "0-0", "0\0zz", "0-0:1/1", "0-0:1/2"]
+    assert tried(fs, f"{a}/cpus_list", texts) == dict.fromkeys(texts, ("OK", "ok\n", "0\n"))
+    texts = ["all", "ALL", f"0-{last}", "0-N", "N,0-N", "all:1/1", "0-N:1/1"]
+    assert tried(fs, f"{a}/cpus_list", texts) == dict.fromkeys(texts, ("OK", "ok\n", *cpus(fs, "")))
+    texts = ["N", "N-N", f"{last}"]
+    assert tried(fs, f"{a}/cpus_list", texts) == dict.fromkeys(texts, ("OK", "ok\n", f"{last}\n"))
+
+
+@pytest.mark.two_domains
+def test_patterns(fs: Resctrl, a: str) -> None:
+    """A range may take so many out of every so many; the first of them are taken."""
+    wanted = {"0-3:1/2": "0,2\n", "1-3:2/3": "1-2\n", "all:1/3": "0,3\n", "0-3:0/2": "\n", "0-2:3/9": "0-2\n"}
+    assert tried(fs, f"{a}/cpus_list", wanted) == {text: ("OK", "ok\n", got) for text, got in wanted.items()}
+
+
+def test_bad_lists(fs: Resctrl, a: str) -> None:
+    """What is no list is EINVAL, a CPU that cannot be ERANGE, a number above 32 bits EOVERFLOW; nothing changes."""
+    results = {
+        "EINVAL": [
+            "zz",
+            "-1",
+            "+0",
+            "0x0",
+            "1-0",
+            "0-",
+            "0--0",
+            "n",
+            "none",
+            "allx",
+            "0_0",
+            "0:1/2",
+            "0-0:1",
+            "0-0:1/0",
+            "0-0:2/1",
+            "0-0:1/",
+            "0-0:/1",
+        ],
+        "ERANGE": ["9999", "0,9999", "0-9999", f"{fs.cpus}"],
+        "EOVERFLOW": ["5000000000", "0-0:5000000000/1", "9" * 30],
+    }
+    wanted = {text: (name, BAD, "0\n") for name, texts in results.items() for text in texts}
+    # As long as it and one more, which is 0 in 32 bits.
+    wanted["4294967295"] = ("EINVAL", BAD, "0\n")
+    assert tried(fs, f"{a}/cpus_list", wanted) == wanted
+
+
+def test_masks(fs: Resctrl, a: str) -> None:
+    """cpus takes a hexadecimal mask in one line. Whatever precedes a word of eight digits is taken along with it."""
+    texts = ["1", "1\n", "01", "00000001", "1,", ",1", " 1\t", "1\n5", "1\0zz", "x00000001", "-00000001,"]
+    assert tried(fs, f"{a}/cpus", texts) == dict.fromkeys(texts, ("OK", "ok\n", "0\n"))
+    assert int(fs.read(a, "cpus").replace(",", ""), 16) == 1
+
+
+def test_bad_masks(fs: Resctrl, a: str) -> None:
+    """What is no mask is EINVAL; words or masks too long, and CPUs that cannot be, are EOVERFLOW."""
+    results = {
+        "EINVAL": ["zz", "0-1", "-1", "+1", "0x1", "1_1", "all", "N", "x1"],
+        # The last one has a word more than any machine has CPUs for.
+        "EOVERFLOW": [f"{1 << fs.cpus:x}", "000000001", ",".join(["ffffffff"] * 33), ",".join(["0"] * 257)],
+    }
+    wanted = {text: (name, BAD, "0\n") for name, texts in results.items() for text in texts}
+    assert tried(fs, f"{a}/cpus", wanted) == wanted
+
+
+def test_nothing_is_no_cpu(fs: Resctrl, a: str) -> None:
+    """Where nothing is written, the group has no CPU any more."""
+    wanted = dict.fromkeys(["\n", " ", ",", "\0", " ,\n"], ("OK", "ok\n", "\n"))
+    assert tried(fs, f"{a}/cpus_list", wanted) == tried(fs, f"{a}/cpus", wanted) == wanted
+
+
+def test_a_write_clears_the_status(fs: Resctrl, a: str) -> None:
+    """A write to cpus begins with an empty last_cmd_status; in Linux 6.12 it leaves it as it is."""
+    said = fs.soil()
+    assert fs.tries(f"{a}/cpus_list", "0") == ("OK", "ok\n" if fs.is_6_16 else said)
+    assert fs.tries(f"{a}/cpus_list", "zz")[1] == ("" if fs.is_6_16 else said) + "Bad CPU list/mask\n"
+
+
+# Where CPUs come from
 
 
 def test_a_cpu_goes_to_a_monitoring_group_and_stays_in_root(fs: Resctrl, a: str) -> None:
     """A monitoring group takes a CPU of its control group, which has it still."""
     before = cpus(fs, "")
     assert fs.tries(f"{a}/cpus_list", "0\n") == ("OK", "ok\n")
-    assert (cpus(fs, a), cpus(fs, "")) == ("0\n", before)
-    assert int(fs.read(a, "cpus").replace(",", ""), 16) == 1
-
-
-def test_an_empty_mask_gives_the_cpus_back(fs: Resctrl, a: str) -> None:
-    """An empty list leaves the group without a CPU."""
-    fs.write(f"{a}/cpus_list", "0\n")
-    assert fs.tries(f"{a}/cpus_list", "\n") == ("OK", "ok\n")
-    assert cpus(fs, a) == "\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "result"),
-    [
-        ("cpus_list", "zz\n", "EINVAL"),
-        ("cpus_list", "9999\n", "ERANGE"),
-        ("cpus_list", "5000000000\n", "EOVERFLOW"),
-        ("cpus", "zz\n", "EINVAL"),
-        ("cpus", "0-1\n", "EINVAL"),
-        ("cpus", "ffffffff,ffffffff,ffffffff,ffffffff\n", "EOVERFLOW"),
-    ],
-)
-def test_bad_masks(fs: Resctrl, a: str, name: str, text: str, result: str) -> None:
-    """What is no mask or no list, or has CPUs that cannot be, is refused."""
-    assert fs.tries(f"{a}/{name}", text) == (result, "Bad CPU list/mask\n")
+    assert cpus(fs, a, "") == ["0\n", *before]
 
 
 def test_root_keeps_its_cpus(fs: Resctrl) -> None:
     """CPUs cannot be taken from root by writing to root."""
-    assert fs.tries("cpus_list", "\n") == ("EINVAL", "Can't drop CPUs from default group\n")
+    before = cpus(fs, "")
+    assert fs.tries("cpus_list", "\n") == ROOT_KEEPS
+    assert fs.tries("cpus", "0\n") == ROOT_KEEPS
+    assert cpus(fs, "") == before
+
+
+def test_roots_own_cpus_written_to_root(fs: Resctrl, a: str) -> None:
+    """What root has may be written to it; its monitoring groups lose theirs by that."""
+    fs.write(f"{a}/cpus_list", "0")
+    assert fs.tries("cpus_list", cpus(fs, "")[0]) == ("OK", "ok\n")
+    assert cpus(fs, a) == ["\n"]
 
 
 def test_a_cpu_is_in_one_monitoring_group(fs: Resctrl, a: str) -> None:
@@ -63,30 +163,89 @@ def test_a_cpu_is_in_one_monitoring_group(fs: Resctrl, a: str) -> None:
     fs.write(f"{a}/cpus_list", "0\n")
     b = fs.make("mon_groups/b")
     fs.write(f"{b}/cpus_list", "0\n")
-    assert (cpus(fs, a), cpus(fs, b)) == ("\n", "0\n")
+    assert cpus(fs, a, b) == ["\n", "0\n"]
+
+
+@pytest.mark.two_domains
+def test_only_the_cpus_named_move(fs: Resctrl, a: str) -> None:
+    """Groups keep the CPUs that are not named; a new list takes the place of the old one."""
+    b = fs.make("mon_groups/b")
+    fs.write(f"{a}/cpus_list", "0-2")
+    fs.write(f"{b}/cpus_list", "1,3")
+    assert cpus(fs, a, b) == ["0,2\n", "1,3\n"]
+    fs.write(f"{b}/cpus", "c")
+    assert cpus(fs, a, b, "") == ["0\n", "2-3\n", "0-3\n"]
 
 
 @pytest.mark.allocation
-def test_a_control_group_takes_cpus_from_root(fs: Resctrl) -> None:
-    """A control group has its CPUs for itself; rmdir gives them back to root."""
+def test_a_control_group_takes_cpus_from_root(fs: Resctrl, rest: str) -> None:
+    """A control group has its CPUs for itself; an empty list and rmdir give them back to root."""
     before = cpus(fs, "")
     fs.make("class")
-    assert fs.tries("class/cpus_list", "0\n") == ("OK", "ok\n")
-    assert cpus(fs, "class") == "0\n"
-    assert cpus(fs, "") != before
+    for _ in range(2):
+        assert fs.tries("class/cpus_list", "0\n") == ("OK", "ok\n")
+        assert cpus(fs, "class", "") == ["0\n", rest]
+        assert fs.tries("class/cpus_list", "\n") == ("OK", "ok\n")
+        assert cpus(fs, "class", "") == ["\n", *before]
+    fs.write("class/cpus_list", "0\n")
     fs.rmdir("class")
     assert cpus(fs, "") == before
 
 
 @pytest.mark.allocation
-def test_a_monitoring_group_takes_only_its_control_groups(fs: Resctrl) -> None:
-    """A CPU of another control group is refused."""
+def test_a_control_group_takes_cpus_from_monitoring_groups(fs: Resctrl, a: str) -> None:
+    """What a control group takes, a monitoring group elsewhere has no more, and cannot take back."""
+    fs.make("class")
+    fs.write(f"{a}/cpus_list", "0")
+    fs.write("class/cpus_list", "0")
+    assert cpus(fs, a) == ["\n"]
+    assert fs.tries(f"{a}/cpus_list", "0") == NOT_THE_PARENTS
+
+
+@pytest.mark.allocation
+def test_root_takes_cpus_from_a_control_group(fs: Resctrl) -> None:
+    """Root takes CPUs by writing to root; the control group and what is in it have them no more."""
+    before = cpus(fs, "")
     fs.make("class")
     fs.make("class/mon_groups/m")
-    assert fs.tries("class/mon_groups/m/cpus_list", "0\n") == (
-        "EINVAL",
-        "Can only add CPUs to mongroup that belong to parent\n",
-    )
+    fs.write("class/cpus_list", "0")
+    fs.write("class/mon_groups/m/cpus_list", "0")
+    assert fs.tries("cpus_list", before[0]) == ("OK", "ok\n")
+    assert cpus(fs, "class", "class/mon_groups/m", "") == ["\n", "\n", *before]
+
+
+@pytest.mark.allocation
+def test_a_monitoring_group_takes_only_its_control_groups(fs: Resctrl) -> None:
+    """A CPU of another control group is refused, and one of its own is taken."""
+    fs.make("class")
+    fs.make("class/mon_groups/m")
+    assert fs.tries("class/mon_groups/m/cpus_list", "0\n") == NOT_THE_PARENTS
+    fs.write("class/cpus_list", "0")
+    assert fs.tries("class/mon_groups/m/cpus_list", "0\n") == ("OK", "ok\n")
+    assert cpus(fs, "class", "class/mon_groups/m") == ["0\n", "0\n"]
+
+
+@pytest.mark.allocation
+@pytest.mark.parametrize("text", ["0", "\n"])
+def test_a_write_to_a_control_group_empties_its_monitoring_groups(fs: Resctrl, text: str) -> None:
+    """The monitoring groups in a control group lose all CPUs when its mask is written, even the same one."""
+    fs.make("class")
+    fs.make("class/mon_groups/m")
+    fs.write("class/cpus_list", "0")
+    fs.write("class/mon_groups/m/cpus_list", "0")
+    fs.write("class/cpus_list", text)
+    assert cpus(fs, "class", "class/mon_groups/m") == [text.strip() + "\n", "\n"]
+
+
+@pytest.mark.allocation
+def test_a_monitoring_group_that_goes_leaves_its_cpus_to_its_control_group(fs: Resctrl, rest: str) -> None:
+    """After rmdir of the monitoring group the control group has the CPU still."""
+    fs.make("class")
+    fs.make("class/mon_groups/m")
+    fs.write("class/cpus_list", "0")
+    fs.write("class/mon_groups/m/cpus_list", "0")
+    fs.rmdir("class/mon_groups/m")
+    assert cpus(fs, "class", "") == ["0\n", rest]
 
 
 @pytest.mark.allocation
@@ -97,7 +256,7 @@ def test_a_group_with_cpus_stays_with_its_parent(fs: Resctrl, a: str) -> None:
     assert outcome(lambda: os.rename(fs.path(a), fs.path("class/mon_groups/a"))) == "EPERM"
     assert fs.status == "Cannot move a MON group that monitors CPUs\n"
     os.rename(fs.path(a), fs.path("mon_groups/b"))
-    assert cpus(fs, "mon_groups/b") == "0\n"
+    assert cpus(fs, "mon_groups/b") == ["0\n"]
 
 
 def test_a_removed_group_gives_its_cpus_back(fs: Resctrl, a: str) -> None:
@@ -105,6 +264,34 @@ def test_a_removed_group_gives_its_cpus_back(fs: Resctrl, a: str) -> None:
     fs.write(f"{a}/cpus_list", "0\n")
     fs.rmdir(a)
     b = fs.make("mon_groups/b")
-    assert cpus(fs, b) == "\n"
+    assert cpus(fs, b) == ["\n"]
     fs.write(f"{b}/cpus_list", "0\n")
-    assert cpus(fs, b) == "0\n"
+    assert cpus(fs, b) == ["0\n"]
+
+
+def test_an_unmount_gives_all_back(fs: Resctrl, a: str) -> None:
+    """After unmount and mount all CPUs are root's."""
+    before = cpus(fs, "")
+    fs.make("class" if fs.can_allocate else "mon_groups/b")
+    fs.write("class/cpus_list" if fs.can_allocate else "mon_groups/b/cpus_list", "0")
+    assert fs.unmount() == "OK"
+    fs.mount()
+    assert cpus(fs, "") == before
+
+
+def test_tasks_stay_where_they_are(fs: Resctrl, a: str) -> None:
+    """Who runs on a group's CPU is no member of the group for that."""
+    fs.write(f"{a}/cpus_list", "0")
+    assert fs.members(a) == set()
+    assert fs.groups_of(os.getpid()) == ("/", "")
+
+
+def test_old_descriptors(fs: Resctrl, a: str) -> None:
+    """After rmdir an open cpus is ENODEV."""
+    fd = os.open(fs.path(a, "cpus_list"), os.O_RDWR)
+    try:
+        fs.rmdir(a)
+        assert outcome(lambda: os.write(fd, b"0\n")) == "ENODEV"
+        assert outcome(lambda: os.pread(fd, 64, 0)) == "ENODEV"
+    finally:
+        os.close(fd)

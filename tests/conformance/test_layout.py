@@ -226,12 +226,3 @@ def test_assign_mode_without_assignable_counters(fs: Resctrl) -> None:
     """Where counters need no assignment, mbm_assign_mode (6.18 and newer) reads ``[default]``."""
     if fs.is_6_16:
         assert fs.read("info/L3_MON/mbm_assign_mode") == "[default]\n"
-
-
-def test_cpus_begin_in_root(fs: Resctrl) -> None:
-    """All CPUs are root's at first, a new group has none, and an empty list is an empty line."""
-    fs.make("mon_groups/a")
-    assert int(fs.read("cpus").replace(",", ""), 16).bit_count() == os.cpu_count()
-    assert fs.read("mon_groups/a/cpus_list") == "\n"
-    assert set(fs.read("mon_groups/a/cpus").strip()) <= set("0,")
-    assert len(fs.read("mon_groups/a/cpus")) == len(fs.read("cpus"))

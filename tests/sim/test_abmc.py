@@ -192,10 +192,10 @@ def test_all_transactions_together_are_the_whole_traffic() -> None:
 
 def test_a_cache_that_goes_offline_has_no_counters(lab: Lab) -> None:
     lab.mkdir("mon_groups/a")
-    lab.model.set_online("mon_L3_01", False)
+    lab.model.hotplug.set_domain("mon_L3_01", False)
     assert lab.read(INFO + "num_mbm_cntrs") == "0=5\n"
     assert lab.read("mbm_L3_assignments") == "mbm_total_bytes:0=e\nmbm_local_bytes:0=e\n"
-    lab.model.set_online("mon_L3_01", True)
+    lab.model.hotplug.set_domain("mon_L3_01", True)
     assert lab.read(INFO + "available_mbm_cntrs") == "0=1;1=5\n"
     assert counter(lab, "a", domain=1) == "Unassigned"
 

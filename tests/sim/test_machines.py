@@ -72,14 +72,14 @@ def test_a_cache_that_goes_offline_takes_its_directory_everywhere_and_restarts_t
     lab, tid = busy("intel-aet", cpus=2)
     lab.mkdir("c")
     old = lab.file(DATA + "mon_L3_01/mbm_total_bytes")
-    lab.model.set_online("mon_L3_01", False)
+    lab.model.hotplug.set_domain("mon_L3_01", False)
     for group in ("", "c", "mon_groups/a"):
         assert domains(lab, group) == {"mon_L3_00", "mon_PERF_PKG_00", "mon_PERF_PKG_01"}
     assert old.removed
     assert lab.read("schemata") == "L3:0=fff\n"
     lab.mkdir("mon_groups/b")
     assert "mon_L3_01" not in domains(lab, "mon_groups/b")
-    lab.model.set_online("mon_L3_01", True)
+    lab.model.hotplug.set_domain("mon_L3_01", True)
     assert "mon_L3_01" in domains(lab, "mon_groups/b")
     assert lab.read(DATA + "mon_L3_01/mbm_total_bytes") == "0\n"
     lab.run(tid, 1.0, cpu=1)
@@ -91,33 +91,33 @@ def test_a_package_that_returns_goes_on_counting() -> None:
     lab, _ = busy("intel-aet", cpus=2)
     energy = DATA + "mon_PERF_PKG_01/core_energy"
     before = lab.read(energy)
-    lab.model.set_online("mon_PERF_PKG_01", False)
+    lab.model.hotplug.set_domain("mon_PERF_PKG_01", False)
     assert "mon_PERF_PKG_01" not in domains(lab, "mon_groups/a")
-    lab.model.set_online("mon_PERF_PKG_01", True)
+    lab.model.hotplug.set_domain("mon_PERF_PKG_01", True)
     assert lab.read(energy) == before == "2.500000\n"
 
 
 def test_an_l3_stays_until_its_last_node_goes_and_sums_up_those_that_are_there() -> None:
     lab, _ = busy("intel-snc2")
-    lab.model.set_online("mon_sub_L3_00", False)
+    lab.model.hotplug.set_domain("mon_sub_L3_00", False)
     assert lab.read(DATA + "mon_L3_00/mbm_total_bytes") == f"{GIB}\n"
     assert "mon_sub_L3_00" not in lab.directory(DATA + "mon_L3_00").children
-    lab.model.set_online("mon_sub_L3_01", False)
+    lab.model.hotplug.set_domain("mon_sub_L3_01", False)
     assert domains(lab, "mon_groups/a") == {"mon_L3_01"}
-    lab.model.set_online("mon_sub_L3_01", True)
+    lab.model.hotplug.set_domain("mon_sub_L3_01", True)
     assert "mon_sub_L3_00" not in lab.directory(DATA + "mon_L3_00").children
-    lab.model.set_online("mon_sub_L3_00", True)
+    lab.model.hotplug.set_domain("mon_sub_L3_00", True)
     assert {"mon_sub_L3_00", "mon_sub_L3_01"} < set(lab.directory(DATA + "mon_L3_00").children)
     assert refused(lambda: lab.mkdir(DATA + "mon_L3_00/mon_sub_L3_00/x")) == "EPERM"
 
 
 @pytest.mark.parametrize("name", ["mon_L3_07", "mon_PERF_PKG_00", "", "tasks", "mon_sub_L3_00"])
 def test_what_is_no_domain_cannot_be_switched(name: str) -> None:
-    assert refused(lambda: Lab("intel-rdt").model.set_online(name, False)) == "ENOENT"
+    assert refused(lambda: Lab("intel-rdt").model.hotplug.set_domain(name, False)) == "ENOENT"
 
 
 def test_a_domain_that_is_there_does_not_come_online() -> None:
-    assert refused(lambda: Lab("intel-rdt").model.set_online("mon_L3_00", True)) == "ENOENT"
+    assert refused(lambda: Lab("intel-rdt").model.hotplug.set_domain("mon_L3_00", True)) == "ENOENT"
 
 
 def test_a_domain_that_goes_lets_its_limbo_go() -> None:
@@ -127,7 +127,7 @@ def test_a_domain_that_goes_lets_its_limbo_go() -> None:
     lab.rmdir("mon_groups/a")
     assert refused(lambda: lab.mkdir("mon_groups/b")) == "EBUSY"
     for name in ("mon_L3_00", "mon_L3_01"):
-        lab.model.set_online(name, False)
+        lab.model.hotplug.set_domain(name, False)
     lab.mkdir("mon_groups/b")
 
 

@@ -58,6 +58,7 @@ class Conserved(RuleBasedStateMachine):
         self.lab.model.accounting.look()
         self.tasks.run(tid, ns, cpu)
         self.used[tid] += ns
+        self.lab.model.accounting.charge_default(tid, cpu, ns)
         if looked:
             self.lab.model.accounting.look()
 
@@ -66,6 +67,10 @@ class Conserved(RuleBasedStateMachine):
         tid = data.draw(st.sampled_from(sorted(self.tasks.tasks)))
         if tid != 1 and not any(task.tgid == tid != task.tid for task in self.tasks.tasks.values()):
             self.tasks.exit(tid)
+
+    @rule(path=PLACES, cpus=st.sets(st.integers(0, 3)))
+    def give_cpus(self, path: str, cpus: set[int]) -> None:
+        self.attempt("write", path + "/cpus_list", ",".join(map(str, cpus)) or "\n")
 
     @rule(seconds=st.floats(0, 3))
     def wait(self, seconds: float) -> None:

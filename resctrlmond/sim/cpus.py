@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files cpus and cpus_list: which CPUs are whose, what may be written, and CPUs that come and go."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection, Mapping
+
+from resctrlmond.sim.commands import CommandStatus
+from resctrlmond.sim.cpusets import parse_cpu_list, parse_cpu_mask
+from resctrlmond.sim.groups import Group
+from resctrlmond.sim.tree import error
+
+
+class Cpus:
+    """The masks of all groups (rdtgroup_cpus_write() in fs/resctrl/rdtgroup.c).
+
+    Every CPU that is online is in one control group; in one monitoring group of that, too, or in none. ``controls``
+    gives the control groups, the root's first.
+    """
+
+    def __init__(self, total: int, status: CommandStatus, controls: Callable[[], Collection[Group]]) -> None:
+        self.total = total
+        self.online = set(range(total))
+        self._status = status
+        self._controls = controls
+
+    @property
+    def _default(self) -> Group:
+        return next(iter(self._controls()))
+
+    def owners(self) -> Mapping[int, int]:
+        """CPU -> the RMID that counts what the default group's tasks do there; without those that stay root's."""
+        owners: dict[int, int] = {}
+        for control in self._controls():
+            for group in control.members:
+                owners.update(dict.fromkeys(group.cpus, group.ids.rmid))
+        return {cpu: rmid for cpu, rmid in owners.items() if rmid}
+
+    def write(self, group: Group, command: str, *, as_list: bool) -> None:
+        """Gives the group these CPUs and no others; what it has no more falls to the group above, or to root."""
+        try:
+            wanted = (parse_cpu_list if as_list else parse_cpu_mask)(command, self.total)
+        except OSError:
+            self._status.say("Bad CPU list/mask")
+            raise
+        if not wanted <= self.online:
+            raise self._refusal("Can only assign online CPUs")
+        if group.parent is None:
+            self._write_control(group, wanted)
+        else:
+            self._write_monitoring(group, group.parent, wanted)
+
+    def _refusal(self, why: str) -> OSError:
+        self._status.say(why)
+        return error(errno.EINVAL)
+
+    def _write_control(self, group: Group, wanted: set[int]) -> None:
+        if group is self._default and not group.cpus <= wanted:
+            raise self._refusal("Can't drop CPUs from default group")
+        self._default.cpus |= group.cpus - wanted
+        for other in self._controls():
+            if other is not group:
+                for loser in other.members:
+                    loser.cpus -= wanted
+        group.cpus = wanted
+        # Its monitoring groups lose all, even what it keeps.
+        for child in group.children.values():
+            child.cpus = set()
+
+    def _write_monitoring(self, group: Group, parent: Group, wanted: set[int]) -> None:
+        if not wanted <= parent.cpus:
+            raise self._refusal("Can only add CPUs to mongroup that belong to parent")
+        for other in parent.children.values():
+            other.cpus -= wanted
+        group.cpus = wanted
+
+    def release(self, group: Group) -> None:
+        """The group goes: a control group's CPUs are root's; a monitoring group's were its parent's all the time."""
+        if group.parent is None:
+            self._default.cpus |= group.cpus
+
+    def set_online(self, cpus: Collection[int], online: bool) -> None:
+        """CPUs that go offline are in no group, those that come online in root alone."""
+        if online:
+            self.online.update(cpus)
+            self._default.cpus.update(cpus)
+            return
+        self.online.difference_update(cpus)
+        for control in self._controls():
+            for group in control.members:
+                group.cpus.difference_update(cpus)
