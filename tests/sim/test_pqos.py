@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intel's pqos, a program that knows nothing of us, takes the simulation for resctrl and monitors a process in it.
+"""Intel's pqos, a program that knows nothing of us, takes the simulation for resctrl: it monitors and allocates.
 
 In a mount namespace of its own. What is made up there for it, besides the simulation: a /sys/fs in which there is a
 place to mount, the word resctrl in /proc/filesystems, and the processor flags of such a machine in /proc/cpuinfo.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,15 +36,18 @@ make_up("filesystems", lambda text: text + "nodev\tresctrl\n")
 flags = "cqm rdt_a cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local cat_l3"
 make_up("cpuinfo", lambda text: re.sub("(?m)^flags.*", lambda line: line[0] + " " + flags, text))
 with Simulation("/sys/fs/resctrl", "intel-rdt"):
-    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    burner = subprocess.Popen(["taskset", "1", sys.executable, "-c", "while True: pass"])
     told = {"display": run("pqos", "-I", "-d"), "show": run("pqos", "-I", "-s")}
     # Not its perf events, which are no part of resctrl and not there on every machine.
     quiet = ["--disable-mon-ipc", "--disable-mon-llc_miss"]
     events = ";".join(f"{event}:{burner.pid}" for event in ("llc", "mbt", "mbl"))
     told["monitor"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-p", events)
+    told["core"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-m", "llc:0;mbt:0;mbl:0")
     told["groups"] = sorted(os.listdir("/sys/fs/resctrl/mon_groups"))
     told["classes"] = sorted(name for name in os.listdir("/sys/fs/resctrl") if name.startswith("COS"))
     told["pid"] = burner.pid
+    told["allocate"] = run("pqos", "-I", "-e", "llc:1=0x3", "-a", "llc:1=0")
+    told["allocated"] = run("pqos", "-I", "-s")
     burner.kill()
     burner.wait()
 print(json.dumps(told))
@@ -82,11 +86,34 @@ def test_pqos_makes_its_classes_and_shows_them(told: dict[str, object]) -> None:
     assert "L3CA COS3 => MASK 0xfff" in output(told, "show")
 
 
-def test_pqos_monitors_a_process_and_cleans_up(told: dict[str, object]) -> None:
+def last_row(text: str) -> dict[str, str]:
     # A note for the user comes first.
-    table = output(told, "monitor").partition("Time,")
-    last = list(csv.DictReader(io.StringIO(table[1] + table[2])))[-1]
+    table = text.partition("Time,")
+    return list(csv.DictReader(io.StringIO(table[1] + table[2])))[-1]
+
+
+def test_pqos_monitors_a_process(told: dict[str, object]) -> None:
+    last = last_row(output(told, "monitor"))
     assert last["PID"] == str(told["pid"])
     assert float(last["LLC[KB]"]) == 1024
     assert 0 < float(last["MBL[MB/s]"]) < float(last["MBT[MB/s]"])
+
+
+def test_pqos_monitors_a_core(told: dict[str, object]) -> None:
+    """It makes a group that has the core: what the burner, in no group itself, uses there counts for it."""
+    last = last_row(output(told, "core"))
+    assert last["Core"] == "0"
+    assert float(last["LLC[KB]"]) == 1024
+    assert 0 < float(last["MBL[MB/s]"]) < float(last["MBT[MB/s]"])
+
+
+def test_pqos_cleans_up(told: dict[str, object]) -> None:
     assert told["groups"] == []
+
+
+def test_pqos_allocates(told: dict[str, object]) -> None:
+    assert "L3CA COS1 => MASK 0x3" in output(told, "allocate")
+    shown = output(told, "allocated")
+    assert "L3CA COS1 => MASK 0x3" in shown
+    assert "L3CA COS0 => MASK 0xfff" in shown
+    assert re.search("Core 0, .*=> COS1", shown)
