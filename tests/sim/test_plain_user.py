@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain user's own simulation, as on a Debian whose /dev/fuse everybody may open."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+NOBODY = "65534"
+# Root becomes a plain user who can read whatever the tests are in, and change nothing that is not his, in a mount
+# namespace of his own with the device as Debian has it.
+AS_NOBODY = """\
+mknod "$1/fuse" c 10 229; chmod 666 "$1/fuse"; mount --bind "$1/fuse" /dev/fuse; shift
+exec setpriv --reuid 65534 --regid 65534 --clear-groups \\
+    --inh-caps -all,+dac_read_search --ambient-caps -all,+dac_read_search -- "$@"
+"""
+JOB = """\
+import os, sys
+from resctrlmond.sim.mount import Simulation
+
+with Simulation(sys.argv[1], "intel-aet"):
+    group = sys.argv[1] + "/mon_groups/mine"
+    os.mkdir(group)
+    os.utime(group, ns=(1, 1))
+    with open(group + "/tasks", "w") as tasks:
+        tasks.write(str(os.getpid()))
+    with open(group + "/tasks") as tasks:
+        assert str(os.getpid()) in tasks.read().split()
+    os.rmdir(group)
+    print(os.listdir(sys.argv[1] + "/mon_groups"))
+"""
+
+
+def test_makes_and_removes_groups(tmp_path: Path) -> None:
+    # Not in tmp_path: fusermount3 looks for the place as the user, to whom root's folders are closed.
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-c", JOB, place]
+        if os.geteuid() == 0:
+            os.chown(place, int(NOBODY), int(NOBODY))
+            command = ["unshare", "--mount", "sh", "-euc", AS_NOBODY, "sh", str(tmp_path), *command]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
