@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.package.build import packages
-from tests.package.source import changelog, next_entry, version
+from tests.package.source import DEBIAN, changelog, next_entry, version
 
 from .conftest import Guests
 from .host import BUSYBOX, RUN, TREE, Host, parse_where
 
 # A first run fetches a Debian to build the packages in.
 pytestmark = pytest.mark.timeout(1800)
+PING = "busctl call org.resctrlmon1 /org/resctrlmon1 org.freedesktop.DBus.Peer Ping"
 FOREIGN = "11111111-2222-4333-8444-555555555555"
 REPOSITORIES = "/srv"
 # The guest's dpkg leaves documentation out, and its apt knows archives that a machine without network does not reach.
@@ -100,17 +101,26 @@ def test_installing_starts_nothing_and_what_is_started_then_works(upgraded: Admi
     refused = host.run("resctrlmond --simulate /tmp/simulated", check=False, timeout=LONG)
     assert refused.returncode == 1
     assert "pip install" in refused.output
+    # What is disabled is not started behind the administrator's back by who calls it on the bus.
+    called = host.run(PING, check=False)
+    assert called.returncode != 0
+    assert host.out("systemctl is-active resctrlmond.service || :") == "inactive"
+
+    # The package's own test of the service, which autopkgtest runs on a machine of its own.
+    host.guest.put(DEBIAN / "tests" / "service", "/root/service")
+    host.run("sh -x /root/service", timeout=LONG)
+    host.check_foreign()
 
     host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
     where = host.out(f"podman run --rm --network none --rootfs {BUSYBOX} cat /proc/self/cpu_resctrl_groups", LONG)
     key = parse_where(where)[1]
     host.until(lambda: host.state(key) == "completed", "the container's end")
     assert "completed_at" in host.snapshot(key)
-    assert host.out("busctl call org.resctrlmon1 /org/resctrlmon1 org.freedesktop.DBus.Peer Ping") == ""
+    assert host.out(PING) == ""
     host.check_foreign()
 
 
-def test_a_running_container_is_not_touched_by_upgrade_restart_and_reload(upgraded: Administrator) -> None:
+def test_a_running_container_is_not_touched_by_whatever_is_restarted_or_reloaded(upgraded: Administrator) -> None:
     host = upgraded
     install(host)
     key = host.container("upgraded")
@@ -131,6 +141,16 @@ def test_a_running_container_is_not_touched_by_upgrade_restart_and_reload(upgrad
     assert host.identity(key) == before[0]
     host.start()
     assert (host.identity(key), host.begins(key)) == before[:2]
+
+    host.run("systemctl daemon-reexec", timeout=LONG)
+    assert host.state(key) == "active"
+    host.run("systemctl restart dbus.service", timeout=LONG)
+    host.until(lambda: host.run(PING, check=False).returncode == 0, "the daemon to be back on the bus", LONG)
+    pid = host.pid()
+    host.run(f"kill -STOP {pid}")
+    host.until(lambda: host.pid() not in (0, pid) and host.state(key) == "active", "the watchdog's bite", LONG)
+    assert (host.identity(key), host.begins(key)) == before[:2]
+    host.check_foreign()
     host.run("podman rm -f -t 0 upgraded", timeout=LONG)
     host.until(lambda: host.state(key) == "completed", "the container's end")
     host.check_foreign()

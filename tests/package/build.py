@@ -31,7 +31,7 @@ def packages(text: str | None = None) -> Path:
     return cache.artifact("packages", key, lambda place: build(place, archive, options)) / "out"
 
 
-def build(place: Path, archive: bytes, options: str = "") -> None:
+def build(place: Path, archive: bytes, options: str = "", script: str = BUILD) -> None:
     """Build once, into *place*/out, with the build's output as build.log; ``options`` are DEB_BUILD_OPTIONS."""
     cache.progress("building the Debian packages")
-    (place / "build.log").write_text(builder.run(place, archive, BUILD, options), encoding="utf-8")
+    (place / "build.log").write_text(builder.run(place, archive, script, options), encoding="utf-8")

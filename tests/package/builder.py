@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debian 13 to build in: made once by mmdebstrap, unpacked afresh for each build, root or not."""
+"""Debian roots to build and to test in: made once by mmdebstrap, unpacked afresh for each use, root or not."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.kernel.machine import cache
@@ -18,10 +19,10 @@ from .source import DEBIAN
 # Beyond what debian/control asks for: what the finished packages are looked at with.
 LOOKED_AT_WITH = ("lintian", "systemd", "python3-protobuf")
 
-# As in a package's installation the owners matter, so a user runs this with his ids mapped to the root's. The build
-# itself is a plain user's, without network, in an empty /proc of its own.
+# As in a package's installation the owners matter, so a user runs this with his ids mapped to the root's. The script
+# itself is a plain user's or root's, without network, in an empty /proc of its own.
 RUN = """\
-archive=$1 work=$2 script=$3 root=$(mktemp -d "$2/root.XXXXXX"); shift 3
+archive=$1 work=$2 who=$3 script=$4 root=$(mktemp -d "$2/root.XXXXXX"); shift 4
 trap 'umount -R "$root" 2>/dev/null || :; rm -rf "$root"' EXIT
 mount -t tmpfs -o mode=755 none "$root"
 tar -xp --zstd --numeric-owner --exclude='./dev/*' -C "$root" -f "$archive"
@@ -29,15 +30,19 @@ mount -t proc proc "$root/proc"
 for node in null zero full random urandom; do
     touch "$root/dev/$node"; mount --bind "/dev/$node" "$root/dev/$node"
 done
+if [ "$who" = 0 ]; then
+    mount --rbind /sys "$root/sys"
+    if [ -e /dev/fuse ]; then touch "$root/dev/fuse"; mount --bind /dev/fuse "$root/dev/fuse"; fi
+fi
 ln -s /proc/self/fd "$root/dev/fd"; mkdir -m 1777 "$root/dev/shm"
 mkdir "$root/dev/pts"; mount -t devpts -o newinstance,ptmxmode=666 none "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
-mkdir -m 755 "$root/build"; chown 1000:1000 "$root/build"
+mkdir -m 755 "$root/build"; chown "$who:$who" "$root/build"
 printf 'builder:x:1000:1000::/build:/bin/sh\\n' >>"$root/etc/passwd"; printf 'builder:x:1000:\\n' >>"$root/etc/group"
 ip link set lo up 2>/dev/null || :
 # Whoever ignores a signal hands that down, and the build's tests send some.
 clean="env --default-signal -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/build LC_ALL=C.UTF-8"
-user() { chroot --userspec=1000:1000 "$root" $clean "$@"; }
+user() { chroot --userspec="$who:$who" "$root" $clean "$@"; }
 user tar -x -C /build <"$work/in.tar"
 user sh -eu -c "cd /build; $script" build "$@"
 user tar -c -C /build/out . >"$work/out.tar"
@@ -54,32 +59,41 @@ def packages() -> list[str]:
     return sorted({name[1].replace("debhelper-compat", "debhelper") for name in names if name} | {*LOOKED_AT_WITH})
 
 
+def root(suite: str, names: Sequence[str]) -> Path:
+    """A Debian of that suite with these packages, as an archive root.tar.zst; fetched on first use."""
+    key = cache.key(suite, *names)
+    return cache.artifact(f"root-of-{suite}", key, lambda place: _build(place, suite, names)) / "root.tar.zst"
+
+
 def builder() -> Path:
-    """The archive builder.tar.zst; fetched on first use."""
-    key = cache.key(SUITE, *packages())
-    return cache.artifact("builder", key, _build) / "builder.tar.zst"
+    """The root that the packages are built in."""
+    return root(SUITE, packages())
 
 
-def run(work: Path, source: bytes, script: str, *arguments: str) -> str:
-    """Unpack *source* (a tar archive) in /build and run a shell script there, as a user without network.
+def run(
+    work: Path, source: bytes, script: str, *arguments: str, archive: Path | None = None, is_root: bool = False
+) -> str:
+    """Unpack *source* (a tar archive) in /build and run a shell script there, without network.
 
-    What it leaves in /build/out comes to *work*/out. Returns its output; BuildError with its end if it fails.
+    It runs in the builder, or in the root *archive*, as a user or as root. What it leaves in /build/out comes to
+    *work*/out. Returns its output; BuildError with its end if it fails.
     """
     require()
     (work / "in.tar").write_bytes(source)
     own = ("--mount", "--pid", "--fork", "--net", "--uts", "--ipc")
     mapped: tuple[str, ...] = () if os.geteuid() == 0 else ("--map-root-user", "--map-auto")
-    inside = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run", builder(), work, script, *arguments)
+    who = "0" if is_root else "1000"
+    inside = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run", archive or builder(), work, who, script, *arguments)
     said = tool(["unshare", *own, *mapped, "--", *inside])
     (work / "out").mkdir()
     tool(["tar", "-x", "-C", work / "out", "-f", work / "out.tar"])
-    for archive in ("in.tar", "out.tar"):
-        (work / archive).unlink()
+    for name in ("in.tar", "out.tar"):
+        (work / name).unlink()
     return said
 
 
-def _build(place: Path) -> None:
-    cache.progress("building the packages' Debian, two minutes on an idle host; the next runs find it built")
+def _build(place: Path, suite: str, names: Sequence[str]) -> None:
+    cache.progress(f"fetching a Debian {suite} for the packages, a minute or two on an idle host; it is kept")
     tool(
         [
             "mmdebstrap",
@@ -88,9 +102,11 @@ def _build(place: Path) -> None:
             "--format=tar",
             '--aptopt=APT::Install-Recommends "false"',
             '--aptopt=Acquire::Languages "none"',
-            f"--include={','.join(packages())}",
-            SUITE,
-            place / "builder.tar.zst",
-            mirror().line(SUITE),
+            # sid's is valid for a week only, and there are mirrors that stand still.
+            '--aptopt=Acquire::Check-Valid-Until "false"',
+            f"--include={','.join(names)}",
+            suite,
+            place / "root.tar.zst",
+            mirror().line(suite),
         ]
     )

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,8 @@ import pytest
 from tests.kernel.machine.tools import tool
 
 from . import builder
-from .build import build, packages
-from .source import changelog, next_entry, source, version
+from .build import BUILD, build, packages
+from .source import PROJECT, changelog, next_entry, source, version
 
 # A first run fetches a Debian to build in.
 pytestmark = pytest.mark.timeout(1800)
@@ -75,6 +76,22 @@ def test_who_has_what(built: Path) -> None:
     assert not [path for path in modules if "/sim/" in path or path.endswith(".pyc")]
 
 
+def test_every_page_unit_and_command_is_in_a_package(built: Path) -> None:
+    everywhere = set().union(*(files(package) for package in built.glob("*.deb")))
+    pages = {page.stem for page in (PROJECT / "man").glob("*.scd")} - {"resctrlmond-sim.1"}
+    assert {f"/usr/share/man/man{page[-1]}/{page}.gz" for page in pages} == {
+        path for path in everywhere if path.startswith("/usr/share/man/")
+    }
+    units = {
+        file.name for file in (PROJECT / "systemd").iterdir() if file.suffix in (".service", ".socket", ".mount")
+    }
+    assert {f"/usr/lib/systemd/system/{unit}" for unit in units} <= everywhere
+    assert "/usr/lib/systemd/catalog/resctrlmond.catalog" in everywhere
+    scripts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"].keys()
+    commands = {path.removeprefix("/usr/bin/") for path in everywhere if path.startswith("/usr/bin/")}
+    assert commands == scripts - {"resctrlmond-sim"}
+
+
 def test_only_the_configuration_is_a_conffile(built: Path, tmp_path: Path) -> None:
     text = control(deb(built, "resctrlmond"), "conffiles", tmp_path / "control")
     assert text.split() == ["/etc/resctrlmond/resctrlmond.yaml"]
@@ -111,11 +128,48 @@ def test_a_second_build_is_the_same_to_the_byte(built: Path, again: Path) -> Non
         }
 
 
+# Another folder, language, zone, umask and home; another time and host name are another run's by themselves.
+ELSEWHERE = f"""\
+mkdir -p other/place; mv resctrlmond* other/place/; cd other/place
+export TZ=Pacific/Auckland LC_ALL=C HOME=/nonexistent USER=other; umask 027
+{BUILD}
+mv out /build/out
+"""
+
+
 @pytest.fixture
 def again(tmp_path: Path) -> Iterator[Path]:
-    """Another build, not taken from the cache; the tests that the first one ran are not run again."""
-    build(tmp_path, source(changelog()), options="nocheck")
+    """Another build, under other circumstances; the tests that the first one ran are not run again."""
+    build(tmp_path, source(changelog()), "nocheck", ELSEWHERE)
     yield tmp_path / "out"
+
+
+# As a distribution's machines run them: the packages are installed with apt, and each test is started by the runner.
+# The one that needs a machine of its own is run in a guest, with the other tests of an installed package.
+AUTOPKGTEST = """\
+mkdir out
+status=0; autopkgtest --output-dir /tmp/results in/*.deb in/*.dsc -- null >log 2>&1 || status=$?
+cat log /tmp/results/summary
+test $status -eq 0 || test $status -eq 2
+"""
+
+
+@pytest.mark.parametrize("suite", ["trixie", "sid"])
+def test_autopkgtest_on_what_apt_installs_from_that_debian_alone(built: Path, tmp_path: Path, suite: str) -> None:
+    own = {"resctrlmond", "python3-resctrlmond", "resctrlmon-nri"}
+    depends = {
+        re.split(r"[ :(]", word.strip())[0]
+        for package in built.glob("*.deb")
+        for word in tool(["dpkg-deb", "--field", package, "Depends"]).split(",")
+    }
+    tools = {"autopkgtest", "apt-utils", "systemd", "python3-hypothesis", "python3-pytest", "python3-pytest-timeout"}
+    inside = io.BytesIO()
+    with tarfile.open(fileobj=inside, mode="w") as archive:
+        archive.add(built, "in")
+    place = builder.root(suite, sorted(depends - own | tools))
+    said = builder.run(tmp_path, inside.getvalue(), AUTOPKGTEST, archive=place, is_root=True)
+    summary = dict(re.findall(r"^(\w+) +(PASS|FAIL|SKIP)\b", said, re.MULTILINE))
+    assert summary == {"commands": "PASS", "modules": "PASS", "service": "SKIP"}, said[-8000:]
 
 
 def test_a_later_version_is_later() -> None:
