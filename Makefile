@@ -4,6 +4,7 @@
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, kernel against simulator
 # make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
 # make install DESTDIR=...   the files as a distribution places them
+# make wheel   the source distribution and the wheel, in dist
 # make deb     Debian packages in build/deb, made in a Debian 13 of their own
 
 SHELL = /bin/sh
@@ -18,7 +19,8 @@ PYTHONDIR ?= $(PREFIX)/lib/python3/dist-packages
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
-.PHONY: all setup demo check check-fast check-kernel check-package conformance conformance-all bench fuzz proto lint man deb install install-modules install-files clean
+.PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
+.PHONY: bench fuzz truth proto lint man deb wheel install install-modules install-files clean
 
 all: setup
 
@@ -43,8 +45,8 @@ check-kernel: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m pytest tests/kernel --ignore=tests/kernel/test_package.py
 
-# Builds the Debian packages, twice, reads them with lintian, and installs, upgrades and purges them in a guest. Not a
-# part of check: it fetches a second Debian, to build in.
+# Builds the Debian packages, twice, reads them with lintian, runs autopkgtest on Debian 13 and sid, and installs, upgrades
+# and purges them in a guest. Not a part of check: it fetches three more Debians, to build and to test in.
 check-package: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m pytest tests/package tests/kernel/test_package.py
@@ -124,6 +126,14 @@ install-files: man
 
 deb:
 	$(PYTHON) -m tests.package --output build/deb
+
+wheel: setup
+	$(BIN)/python -m build --outdir dist
+
+# The wheel with each Python from 3.11 on that there is, and with that of Debian's sid, which is fetched.
+# PYTHONS="--version 3.12" for one of them.
+check-pythons: setup
+	$(BIN)/python -m tests.package.pythons $(PYTHONS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
