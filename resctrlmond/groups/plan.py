@@ -157,5 +157,4 @@ def _idle_for(record: Record) -> float:
     """How many seconds ago the last member ended; negative while one lives."""
     if record.living:
         return -1.0
-    # A clock that was set back must not keep a dead workload: what seems to lie ahead counts as just ended.
-    return min((max(0.0, seconds_since(member.ended_at)) for member in record.members), default=0.0)
+    return min((seconds_since(member.ended_at) for member in record.members), default=0.0)

@@ -42,11 +42,15 @@ class Outside(Host):
 class Site:
     """A machine, its daemon, workloads and a foreign group. The simulation's tasks use CPU time when told to."""
 
-    def __init__(self, top: Path, settings: str = "") -> None:
+    def __init__(
+        self, top: Path, settings: str = "", *wrapper: str, module: str = "resctrlmond", **environment: str
+    ) -> None:
         self.top = top
         self.machine = Machine(top)
-        defaults = f"group: {MARK}\nlog_level: debug\nlinger: 0\nsnapshot_ttl: 1h\n"
-        self.machine.config.write_text(defaults + settings)
+        self.machine.module = module
+        given = settings or "snapshot_ttl: 1h\n"
+        given += "" if "snapshot_ttl" in given else "snapshot_ttl: 1h\n"
+        self.machine.config.write_text(f"group: {MARK}\nlog_level: debug\nlinger: 0\n{given}")
         self.control = Control(str(top / "resctrl"))
         self.outside = Outside(top)
         self.children: list[subprocess.Popen[bytes]] = []
@@ -56,7 +60,8 @@ class Site:
         self._theirs = self.process()
         self.outside.tree.write_task(FOREIGN.path, self._theirs.pid)
         self._foreign = self.outside.tree.find(FOREIGN)
-        self.machine.start()
+        self._wrapper, self._environment = wrapper, environment
+        self.machine.start(*wrapper, **environment)
 
     @property
     def pid(self) -> int:
@@ -119,7 +124,7 @@ class Site:
         """The daemon anew, as after a kill."""
         if self.machine.daemon is not None:
             self.machine.kill()
-        self.machine.start()
+        self.machine.start(*self._wrapper, **self._environment)
 
     def check(self) -> None:
         """Every group has its record, every record its groups and files, and nothing of others was touched."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +12,7 @@ import pytest
 from resctrlmond.sim.mount import Simulation
 from tests.crash import daemon
 from tests.crash.harness import Blow, Harness, Struck
-from tests.groups.conftest import MARK, Host
-
-
-@pytest.fixture
-def marked() -> Iterator[None]:
-    """Run with the group id that marks our groups, as the daemon does."""
-    before = os.getegid()
-    os.setegid(MARK)
-    yield
-    os.setegid(before)
+from tests.groups.conftest import Host
 
 
 @pytest.fixture

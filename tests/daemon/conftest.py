@@ -27,6 +27,7 @@ class Machine:
 
     def __init__(self, top: Path) -> None:
         self.top = top
+        self.module = "resctrlmond"
         self.run = top / "run"
         self.config = top / "resctrlmond.yaml"
         self.config.write_text("group: 4242\nlog_level: debug\nlinger: 0\nsnapshot_ttl: 1h\n")
@@ -40,7 +41,7 @@ class Machine:
 
     def command(self, *options: str) -> list[str]:
         place = ["--simulate", str(self.top), "--config", str(self.config)]
-        return [sys.executable, "-m", "resctrlmond", *place, *options]
+        return [sys.executable, "-m", self.module, *place, *options]
 
     def start(self, *wrapper: str, **environment: str) -> None:
         """Start a daemon and wait until it says that it is ready."""

@@ -255,6 +255,6 @@ def test_one_key_one_writer_and_locks_of_forgotten_keys_go(tmp_path: Path) -> No
 def test_times() -> None:
     assert 0 <= seconds_since(utc_now()) < 5
     assert seconds_since("2000-01-01T00:00:00.000000Z") > 8e8
-    assert seconds_since("2999-01-01T00:00:00.000000Z") < 0
+    assert 0 <= seconds_since("2999-01-01T00:00:00.000000Z") < 5
     for nonsense in ("", "yesterday", "2000-01-01T00:00:00Z", "2000-13-01T00:00:00.000000Z"):
         assert seconds_since(nonsense) == float("inf")

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.groups.conftest import MARK
+
+
+@pytest.fixture
+def marked() -> Iterator[None]:
+    """Run with the group id that marks our groups, as the daemon does."""
+    before = os.getegid()
+    os.setegid(MARK)
+    yield
+    os.setegid(before)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon in hostile surroundings: no descriptor left, /run full, the time of day set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api.client import Client, VarlinkError
+from resctrlmond.sim.mount import Simulation, unmount
+from tests.crash.site import Site
+from tests.daemon.conftest import MANAGER
+
+Make = Callable[..., Site]
+
+
+@pytest.fixture
+def site(tmp_path: Path, marked: None) -> Iterator[Make]:
+    """Makes a machine with a daemon on it: its settings, and the environment that it starts in."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Simulation(str(tmp_path / "resctrl"), "intel-rdt", 200, virtual_cpus=2))
+        yield lambda *args, **more: stack.enter_context(contextlib.closing(Site(tmp_path, *args, **more)))
+
+
+LIMIT = 50
+
+
+def opened(site: Site) -> int:
+    return len(os.listdir(f"/proc/{site.pid}/fd"))
+
+
+def fill(site: Site) -> list[socket.socket]:
+    """Connections, until the daemon has no descriptor left, or one, for one connection takes two."""
+    made = []
+    while opened(site) < LIMIT - 1:
+        made.append(socket.socket(socket.AF_UNIX))
+        made[-1].connect(site.machine.socket)
+        before = opened(site)
+        deadline = time.monotonic() + 1
+        while opened(site) == before and time.monotonic() < deadline:
+            time.sleep(0.005)
+    return made
+
+
+def test_no_descriptor_left(site: Make) -> None:
+    """It survives, says what is wrong, and loses nothing; with descriptors again it answers as before."""
+    here = site("checkpoint_interval: 1s\n", "prlimit", f"--nofile={LIMIT}")
+    worker = here.process()
+    key = here.assigned(worker, member="c1")
+    here.use(key, worker)
+    names = set()
+    for number in range(4):
+        child = here.process()
+        with Client(here.machine.socket) as client:
+            client.call(f"{MANAGER}.Get", {"key": key})  # connected before the last one is gone
+            made = fill(here)
+            for _ in range(number):
+                made.pop(0).close()
+            for verb, parameters in (
+                ("Assign", {"key": f"new-{number}", "pid": child.pid, "claim": "oci"}),
+                ("Read", {"key": key}),
+                ("Status", {}),
+                ("List", {}),
+            ):
+                try:
+                    client.call(f"{MANAGER}.{verb}", parameters)
+                except VarlinkError as error:
+                    names.add(error.name.removeprefix(f"{MANAGER}."))
+                    assert error.parameters["errno"] == "EMFILE", (number, verb, error)
+                    assert "LimitNOFILE=" in error.parameters["remedy"], (number, verb, error)
+            for one in made:
+                one.close()
+        assert not here.is_dead()
+        assert here.machine.group(key)["state"] == "active", number
+        here.check()
+    assert "NotRead" in names
+    here.drain()
+
+
+def test_a_full_run_folder(site: Make, tmp_path: Path) -> None:
+    """Not one inode is left in a tmpfs: no call half done, no end lost, and all goes on when there is room again."""
+    run = tmp_path / "run"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=400", "tmpfs", run], check=True)
+    try:
+        here = site()
+        worker = here.process()
+        key = here.assigned(worker, member="c1")
+        here.use(key, worker)
+        for number in range(12):
+            used = os.statvfs(run).f_files - os.statvfs(run).f_ffree
+            room = ["mount", "-o", f"remount,nr_inodes={used + number}", run]
+            subprocess.run(room, check=True)
+            child = here.process()
+            assert here.attempt("Assign", key=f"new-{number}", pid=child.pid, claim="oci") in ("NotWritten", "done")
+            assert here.attempt("Release", key=key, claim="nobody") in ("NotWritten", "done")
+            assert here.attempt("Read", key=key) == "done"
+            subprocess.run(["mount", "-o", "remount,nr_inodes=4000", run], check=True)
+            here.check()
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={used}", run], check=True)
+        # Its last values cannot be written: the group and its counters stay until they can be.
+        assert here.attempt("Release", key=key, claim="oci") == "NotWritten"
+        assert here.outside.tree.tasks(here.outside.ours()[0].ref)
+        subprocess.run(["mount", "-o", "remount,nr_inodes=4000", run], check=True)
+        assert here.attempt("Release", key=key, claim="oci") == "done"
+        here.drain()
+        here.close()
+    finally:
+        assert unmount(str(run))
+
+
+def ahead(clock: Path, seconds: int) -> None:
+    new = clock.with_suffix(".new")
+    new.write_text(f"{seconds}")
+    new.rename(clock)
+
+
+@pytest.mark.parametrize("days", [400, -400])
+def test_the_time_of_day_is_set(site: Make, tmp_path: Path, days: int) -> None:
+    """It is only ever shown: nothing ends, is kept, or is thrown away by it."""
+    clock = tmp_path / "clock"
+    ahead(clock, 0)
+    here = site("snapshot_ttl: 1h\npod_linger: 2s\n", module="tests.crash.stepped", STEPPED_CLOCK=str(clock))
+    worker, over, pod = here.process(), here.process(), here.process()
+    living = here.assigned(worker)
+    here.use(living, worker)
+    ended = here.assigned(over)
+    here.call("Release", key=ended, claim="oci")
+    # A pod without a control group: its end is a matter of time.
+    uid = here.assigned(pod, key="0f8fad5b-d9cb-469f-a165-70867728950e", member="c1")
+    here.end(pod)
+    assert here.machine.reaches(uid, "idle")
+    before = here.machine.group(ended)["completedAt"]
+    ahead(clock, days * 86_400)
+    stepped = here.assigned(here.process())
+    assert here.machine.group(stepped)["createdAt"][:4] != before[:4]
+    # Not at once, for the clock went forward, nor in a year, for it went back.
+    assert here.machine.reaches(uid, "completed")
+    # That was by a tick, which came by this one too.
+    assert here.machine.group(ended)["state"] == "completed"
+    assert here.machine.group(living)["state"] == "active"
+    here.check()
+    here.drain()
