@@ -126,6 +126,7 @@ class Carrier:
 
     async def tell(self) -> None:
         """Tell of what is new with any pod, monitored or not; of all of them to a daemon that knows none."""
+        self._forget_refusals()
         now = inventory(self.pods, self._refusals)
         changed = [sandbox for name, sandbox in now.items() if self._noted.get(name) != sandbox]
         gone = [name for name in self._noted if name not in now]
@@ -138,6 +139,12 @@ class Carrier:
             # Also a daemon from before there was an inventory.
             self._refused(_INVENTORY, "resctrlctl list --pods is incomplete", error)
         self._noted = now
+
+    def _forget_refusals(self) -> None:
+        """Of what is known no longer, nobody asks why it was refused."""
+        keys = {sandbox.key for sandbox in self.pods.sandboxes.values()}
+        known = keys | self.pods.members.keys() | self.pods.sandboxes.keys() | {_INVENTORY}
+        self._refusals = {name: why for name, why in self._refusals.items() if name in known}
 
     async def _note_pods(self, pods: list[NotedSandbox], *, gone: Iterable[str] = (), fresh: bool = False) -> int:
         known = 0

@@ -7,23 +7,27 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from resctrlmond.groups.inventory import MAX_CONTAINERS, NotedContainer
+from resctrlmond.groups.inventory import MAX_CONTAINERS, MAX_SANDBOXES, NotedContainer
 from resctrlmond.groups.inventory import Sandbox as NotedSandbox
 from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
 
 # A request has at most 2 MiB (api/connection.py).
 _CHUNK_BYTES = 512 * 1024
+# Kubernetes allows 63; who asks a runtime without it may give as much as a message holds.
+_LABEL_LENGTH = 256
 
 
 def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox]:
     """All sandboxes with their containers, by id; ``refusals``: why a key or a container is unmonitored."""
-    containers: dict[str, list[NotedContainer]] = {name: [] for name in pods.sandboxes}
+    # resctrlmond takes no more; those that came last are what is asked for.
+    sandboxes = dict(list(pods.sandboxes.items())[-MAX_SANDBOXES:])
+    containers: dict[str, list[NotedContainer]] = {name: [] for name in sandboxes}
     for member in pods.members.values():
         of_sandbox = containers.get(member.container.sandbox)
         if of_sandbox is not None and len(of_sandbox) < MAX_CONTAINERS:
             of_sandbox.append(_container(member, refusals))
-    return {name: _sandbox(sandbox, containers[name], refusals) for name, sandbox in pods.sandboxes.items()}
+    return {name: _sandbox(sandbox, containers[name], refusals) for name, sandbox in sandboxes.items()}
 
 
 def chunks(sandboxes: list[NotedSandbox]) -> Iterator[list[NotedSandbox]]:
@@ -58,7 +62,7 @@ def _sandbox(sandbox: Sandbox, containers: list[NotedContainer], refusals: Mappi
         uid=pod.uid,
         name=attribute_value(pod.name),
         namespace=attribute_value(pod.namespace),
-        labels=fitting_labels(pod.labels),
+        labels={label: value[:_LABEL_LENGTH] for label, value in fitting_labels(pod.labels).items()},
         containers=containers,
         reason=sandbox.unselected or attribute_value(refusals.get(sandbox.key, "")) or None,
     )

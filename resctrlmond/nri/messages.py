@@ -33,7 +33,8 @@ class Event(enum.IntEnum):
 # every version. Of what asks for an adjustment we want nothing: a delay there would hold up the creation.
 MASK = sum(1 << (event - 1) for event in Event)
 
-# NRI 0.12 has a method for each of them; before, and from then on for a plugin that has not, StateChange tells them.
+# NRI 0.12 has a method for each of them; before, and from then on for a plugin that has not, StateChange tells them,
+# but for StopContainer, which always had its own.
 METHODS = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "StopPodSandbox": Event.STOP_POD_SANDBOX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ LOOK_S = 60.0
 _NAME = re.compile(r"(?:nri|[0-9]{2})-resctrl-mon")
 PLUGINS = "/opt/nri/plugins"
 SNAPSHOTS = "/run/nri-resctrl-mon"
+_MOST = 3
 
 
 def rivals(
@@ -33,7 +35,7 @@ def rivals(
     which may be ours, for readers that look there: it then has the group of ``manager_socket``. Which plugins are
     connected to a runtime, the runtime alone knows.
     """
-    found = [f"it runs as process {pid}" for pid in _processes(proc)]
+    found = [f"it runs as process {pid}" for pid in itertools.islice(_processes(proc), _MOST)]
     found += [f"{plugins}/{name} is launched by the runtime" for name in _names(plugins)]
     if _is_theirs(snapshots, manager_socket):
         found.append(f"{snapshots} is not of resctrlmond")
@@ -43,7 +45,10 @@ def rivals(
 def _processes(proc: str) -> Iterator[int]:
     for name in sorted((name for name in os.listdir(proc) if name.isdecimal()), key=int):
         with contextlib.suppress(OSError), open(f"{proc}/{name}/comm", encoding="utf-8", errors="replace") as file:
-            if _NAME.fullmatch(file.read().rstrip("\n")):
+            # Anybody may call himself that; a plugin must be root to reach the runtime's socket. The folder tells
+            # whose it is: the files in it are root's also where a process does not let others look at it.
+            is_roots = os.stat(f"{proc}/{name}").st_uid == 0
+            if is_roots and _NAME.fullmatch(file.read().rstrip("\n")):
                 yield int(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ def selector(text: str) -> tuple[Requirement, ...]:
 
     The numeric comparisons > and < are not taken. Raises SelectorError.
     """
-    tokens = list(_tokens(text))
+    tokens = deque(_tokens(text))
     found = []
     while tokens:
         found.append(_requirement(tokens))
@@ -119,36 +120,36 @@ def _tokens(text: str) -> Iterator[str]:
         at = found.end()
 
 
-def _requirement(tokens: list[str]) -> Requirement:
+def _requirement(tokens: deque[str]) -> Requirement:
     if tokens[0] == "!":
-        tokens.pop(0)
+        tokens.popleft()
         return Requirement(_label(_next(tokens)), Operator.ABSENT)
-    label = _label(tokens.pop(0))
+    label = _label(tokens.popleft())
     if not tokens or tokens[0] == ",":
         return Requirement(label, Operator.EXISTS)
     operator = _expect(tokens, {"=", "==", "!=", "in", "notin"})
     if operator in ("in", "notin"):
         return Requirement(label, Operator(operator), _set(tokens))
-    value = tokens.pop(0) if tokens and tokens[0] != "," else ""
+    value = tokens.popleft() if tokens and tokens[0] != "," else ""
     return Requirement(label, Operator.NOT_IN if operator == "!=" else Operator.IN, frozenset({_label_value(value)}))
 
 
-def _set(tokens: list[str]) -> frozenset[str]:
+def _set(tokens: deque[str]) -> frozenset[str]:
     _expect(tokens, {"("})
     values = set()
     while True:
-        values.add(_label_value(tokens.pop(0) if tokens and tokens[0] not in ",)" else ""))
+        values.add(_label_value(tokens.popleft() if tokens and tokens[0] not in ",)" else ""))
         if _expect(tokens, {",", ")"}) == ")":
             return frozenset(values)
 
 
-def _next(tokens: list[str]) -> str:
+def _next(tokens: deque[str]) -> str:
     if not tokens:
         raise SelectorError(f"it ends too early. {_EXAMPLE}")
-    return tokens.pop(0)
+    return tokens.popleft()
 
 
-def _expect(tokens: list[str], wanted: Collection[str]) -> str:
+def _expect(tokens: deque[str], wanted: Collection[str]) -> str:
     found = _next(tokens)
     if found not in wanted:
         raise SelectorError(f"{found[:64]!a} stands where one of {' '.join(sorted(wanted))} belongs. {_EXAMPLE}")

@@ -163,7 +163,7 @@ def test_a_request_that_is_none_is_refused_at_the_door(node: Node) -> None:
 def test_a_host_full_of_pods_is_told_in_parts() -> None:
     pods = Pods()
     labels = {f"l{number:02}": "v" * 1000 for number in range(60)}
-    pods.replace_all([Pod(f"s{number}", "", labels=labels) for number in range(50)], [])
+    pods.replace_all([Pod(f"s{number}", "", labels=labels) for number in range(200)], [])
     everything = list(inventory.inventory(pods, {}).values())
     parts = list(inventory.chunks(everything))
     assert len(parts) > 3
@@ -172,7 +172,16 @@ def test_a_host_full_of_pods_is_told_in_parts() -> None:
     kept = Inventory()
     for part in parts:
         known = kept.note("nri", part)
-    assert known == 50
+    assert known == 200
+
+
+def test_more_pods_than_the_daemon_takes_are_told_as_far_as_it_does() -> None:
+    pods = Pods()
+    pods.replace_all([Pod(f"s{number}") for number in range(MAX_SANDBOXES + 5)], [])
+    noted = inventory.inventory(pods, {})
+    assert Inventory().note("nri", noted.values()) == MAX_SANDBOXES
+    assert "s5" in noted
+    assert "s4" not in noted
 
 
 def test_hostile_names_are_made_fit() -> None:

@@ -39,6 +39,21 @@ def test_its_process(tmp_path: Path, manager: str, name: str) -> None:
     assert rivals(manager, plugins="/none", snapshots="/none") == []
 
 
+def test_a_process_of_that_name_that_is_not_roots_is_none(tmp_path: Path, manager: str) -> None:
+    """Anybody may call his process so; only root gets at the runtime's socket."""
+    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'nri-resctrl-mon'); print(flush=True); time.sleep(600)"
+    # The system's Python: ours may be in a folder that is root's alone.
+    command = ["/usr/bin/python3", "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, user=65534, group=65534, cwd="/") as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline()
+            assert Path(f"/proc/{process.pid}/comm").read_text() == "nri-resctrl-mon\n"
+            assert rivals(manager, plugins="/none", snapshots="/none") == []
+        finally:
+            process.kill()
+
+
 def test_its_place_among_the_plugins_that_are_launched(tmp_path: Path, manager: str) -> None:
     for name in ("90-resctrl-mon", "10-other", "resctrl-mon"):
         (tmp_path / name).touch()
