@@ -59,7 +59,9 @@ class Carrier:
         except Refused as error:
             self._refused(sandbox.key, f"pod {sandbox.pod.namespace}/{sandbox.pod.name} is unmonitored", error)
         sandbox.is_settled = True
-        sandbox.cgroup = await asyncio.to_thread(place.pod_cgroup, sandbox.pod.pid, sandbox.key)
+        sandbox.cgroup = await asyncio.to_thread(
+            place.pod_cgroup, sandbox.pod.pid, sandbox.key, sandbox.pod.cgroup_parent
+        )
 
     async def assign(self, container_id: str, *, is_late: bool) -> None:
         """Put a running container into its pod's group; ``is_late``: it runs its own program already."""

@@ -57,6 +57,7 @@ class Pod:
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     runtime_handler: str = ""
+    cgroup_parent: str = ""
     pid: int = 0
 
 
@@ -157,7 +158,16 @@ def _happened(event: Event | None, told: nri_pb2.StateChangeEvent | nri_pb2.Even
 
 
 def _pod(pod: nri_pb2.PodSandbox) -> Pod:
-    return Pod(pod.id, pod.uid, pod.name, pod.namespace, dict(pod.labels), pod.runtime_handler, pod.pid)
+    return Pod(
+        id=pod.id,
+        uid=pod.uid,
+        name=pod.name,
+        namespace=pod.namespace,
+        labels=dict(pod.labels),
+        runtime_handler=pod.runtime_handler,
+        cgroup_parent=pod.linux.cgroup_parent,
+        pid=pod.pid,
+    )
 
 
 _STATES = {

@@ -51,8 +51,14 @@ class LinuxContainer(_message.Message):
     cgroups_path: str
     def __init__(self, cgroups_path: _Optional[str] = ...) -> None: ...
 
+class LinuxPodSandbox(_message.Message):
+    __slots__ = ["cgroup_parent"]
+    CGROUP_PARENT_FIELD_NUMBER: _ClassVar[int]
+    cgroup_parent: str
+    def __init__(self, cgroup_parent: _Optional[str] = ...) -> None: ...
+
 class PodSandbox(_message.Message):
-    __slots__ = ["id", "labels", "name", "namespace", "pid", "runtime_handler", "uid"]
+    __slots__ = ["id", "labels", "linux", "name", "namespace", "pid", "runtime_handler", "uid"]
     class LabelsEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +68,7 @@ class PodSandbox(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ID_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -69,12 +76,13 @@ class PodSandbox(_message.Message):
     UID_FIELD_NUMBER: _ClassVar[int]
     id: str
     labels: _containers.ScalarMap[str, str]
+    linux: LinuxPodSandbox
     name: str
     namespace: str
     pid: int
     runtime_handler: str
     uid: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., runtime_handler: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., runtime_handler: _Optional[str] = ..., linux: _Optional[_Union[LinuxPodSandbox, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RegisterPluginRequest(_message.Message):
     __slots__ = ["plugin_idx", "plugin_name"]

@@ -69,15 +69,23 @@ def is_left(pid: int, container: str, cgroups_path: str) -> bool:
     return not cgroups_path and bool(pid) and started(pid) > 0
 
 
-def pod_cgroup(pid: int, uid: str) -> str:
-    """The control group named for the pod that the process is in; "" if there is none, or the process is gone."""
+def pod_cgroup(pid: int, uid: str, cgroup_parent: str) -> str:
+    """The control group named for the pod that the process is in, else the declared one; "" if there is none."""
     with contextlib.suppress(NoSuchProcess):
         path = os.path.dirname(cgroups.cgroup_of(pid))
         while len(path) > 1:
             if _is_named_for_pod(uid, os.path.basename(path)):
                 return path
             path = os.path.dirname(path)
-    return ""
+    inner = pod_path(cgroup_parent, uid)
+    return next(filter(os.path.isdir, _candidates(inner)), "") if inner else ""
+
+
+def pod_path(cgroup_parent: str, uid: str) -> str:
+    """Where a declared parent of a pod's control groups is, below the hierarchy's root; "" if it is not the pod's."""
+    is_slice = cgroup_parent.endswith(".slice") and "/" not in cgroup_parent
+    inner = _slice_path(cgroup_parent) if is_slice else os.path.normpath("/" + cgroup_parent).lstrip("/")
+    return inner if _is_named_for_pod(uid, os.path.basename(inner)) else ""
 
 
 def containers_in(pod: str, known: Collection[str]) -> dict[str, str]:

@@ -265,7 +265,8 @@ class Plugin:
         found: dict[str, tuple[str, str]] = {}
         for name, sandbox in list(self._pods.sandboxes.items()):
             if not sandbox.cgroup:
-                sandbox.cgroup = await asyncio.to_thread(place.pod_cgroup, sandbox.pod.pid, sandbox.key)
+                parent = sandbox.pod.cgroup_parent
+                sandbox.cgroup = await asyncio.to_thread(place.pod_cgroup, sandbox.pod.pid, sandbox.key, parent)
             elif not await asyncio.to_thread(os.path.isdir, sandbox.cgroup):
                 await self._end_untold(name, "the pod's control group is gone")
                 yield
@@ -318,11 +319,14 @@ class Plugin:
 def _is_left(sandbox: Sandbox, containers: Iterable[Container]) -> bool:
     """Whether the process that held a sandbox's namespaces is left, or anything of its containers.
 
-    Of a sandbox whose process nobody told, it cannot be known: it is taken to be left.
+    Of a sandbox whose process nobody told, it cannot be known, and it is taken to be left, unless its pod has had a
+    control group of its own: this is asked only where there is none.
     """
     pid = sandbox.pod.pid
     started = place.started(pid)
     sandbox.started = sandbox.started or started
-    if not pid or (started and started == sandbox.started):
+    if started and started == sandbox.started:
+        return True
+    if not pid and not place.pod_path(sandbox.pod.cgroup_parent, sandbox.key):
         return True
     return any(one.is_running and place.is_left(one.pid, one.id, one.cgroups_path) for one in containers)

@@ -98,6 +98,9 @@ class Pods:
                 one = self.add_sandbox(told) if isinstance(told, Pod) else self.add_member(told)
                 if (known := before.get(told.id)) is not None:
                     one.is_settled, one.cgroup = known.is_settled, known.cgroup
+                    if isinstance(one, Sandbox) and isinstance(known, Sandbox) and not one.pod.pid:
+                        # containerd does not know it anew before the sandbox is asked for.
+                        one.pod = replace(one.pod, pid=known.pod.pid)
                     one.started = known.started if _pid(one) == _pid(known) else 0
             except InvalidKey as error:
                 wrong.append(str(error))

@@ -139,6 +139,41 @@ def test_a_pod_whose_control_group_is_gone_has_ended_though_nobody_told(node: No
         assert "control group is gone" in node.said()
 
 
+def test_a_pod_whose_process_the_list_does_not_tell_is_followed_by_its_declared_control_group(
+    node: Node, pod_cgroup: str
+) -> None:
+    """containerd (1.7.24, 2.1.9) tells none of the sandboxes from before its own restart."""
+    with node.connected() as plugin:
+        pod = node.pod(linux={"cgroup_parent": inner(pod_cgroup)})
+        plugin.greet([pod])
+        node.until(lambda: node.living() == {pod.id}, "the pod")
+        rescans = node.said().count("rescan of")
+        node.until(lambda: node.said().count("rescan of") > rescans, "a rescan")
+        assert node.group()["state"] == "idle"
+        assert emptied(pod_cgroup)
+        node.until(lambda: node.group()["state"] == "completed", "the end of the pod", 60)
+
+
+@pytest.mark.parametrize(
+    ("parent", "wanted"),
+    [
+        (f"/kubepods/burstable/pod{UID}", f"kubepods/burstable/pod{UID}"),
+        (
+            f"kubepods-burstable-pod{UID.replace('-', '_')}.slice",
+            f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice",
+        ),
+        (f"/a.slice/pod{UID}.slice", f"a.slice/pod{UID}.slice"),
+        (f"/../../pod{UID}", f"pod{UID}"),
+        ("/nrilab", ""),
+        ("", ""),
+        ("machine.slice", ""),
+        ("/kubepods/pod11111111-2222-4333-8444-555555555555", ""),
+    ],
+)
+def test_whether_a_declared_parent_is_the_pods_own(parent: str, wanted: str) -> None:
+    assert place.pod_path(parent, UID) == wanted
+
+
 def emptied(cgroup: str) -> bool:
     """Whether the control group could be removed."""
     try:
