@@ -79,6 +79,11 @@ conformance-all: setup
 crash: setup
 	$(BIN)/python -m tests.crash
 
+# Ten thousand short workloads, what was reported of each held against what it used; by us, and by models of others.
+# Some minutes; TRUTH="--seed N --workloads N" for another churn.
+truth: setup
+	$(BIN)/python -m tests.truth $(TRUTH)
+
 bench: setup
 	$(BIN)/python -m tests.bench
 

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon itself as an agent of the churn, asked over varlink, and killed at random moments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from resctrlmond.api.client import Client, NotRunning, ProtocolError, VarlinkError
+from resctrlmond.resctrl.counters import parse_value
+from tests.daemon.conftest import MANAGER, Machine
+from tests.truth.ours import OTHER, PROMISED, UNSEEN, reported
+from tests.truth.script import Owner
+from tests.truth.world import Life, Reported
+
+_OVER = ("completed", "lost", "failed")
+# A call takes some milliseconds: the daemon dies before it, in it, or after it was answered.
+_MOST_DELAY_S = 0.05
+# The daemon goes by the clock: so much of it goes by in one second of the script.
+_PAUSE_S = 0.02
+_GONE = (NotRunning, ProtocolError, ConnectionError)
+
+
+class Door:
+    """A running daemon. ``kills`` counts how often it was killed; that happens after this part of the calls began."""
+
+    def __init__(self, top: str, seed: int, kills: float = 0.03) -> None:
+        self._chance = random.Random(f"{seed} of the door")
+        self._kill = kills
+        self._machine = Machine(Path(top))
+        self._machine.start()
+        self._client = Client(self._machine.socket)
+        self._lives: dict[str, Life] = {}
+        self._untold: set[str] = set()
+        self._killers: list[threading.Timer] = []
+        self.kills = 0
+
+    def close(self) -> None:
+        """End the daemon."""
+        for killer in self._killers:
+            killer.cancel()
+            killer.join()
+        self._client.close()
+        self._machine.close()
+
+    def _ask(self, verb: str, **parameters: Any) -> dict[str, Any]:
+        return self._client.call(f"{MANAGER}.{verb}", {name.rstrip("_"): value for name, value in parameters.items()})
+
+    def _do(self, verb: str, *, insist: bool = True, **parameters: Any) -> dict[str, Any] | None:
+        """The answer. If the daemon dies it is started again, and asked again if we ``insist``; else None."""
+        if self._chance.random() < self._kill:
+            assert self._machine.daemon is not None
+            killer = threading.Timer(self._chance.random() * _MOST_DELAY_S, self._machine.daemon.kill)
+            self._killers.append(killer)
+            killer.start()
+        while True:
+            try:
+                return self._ask(verb, **parameters)
+            except _GONE:
+                self._start_again()
+                if not insist:
+                    return None
+
+    def _start_again(self) -> None:
+        for killer in self._killers:
+            killer.join()
+        self._killers.clear()
+        self._machine.kill()
+        self.kills += 1
+        self._machine.start()
+
+    def adopt(self, life: Life, late: bool) -> None:
+        of = life.of
+        self._lives[of.key] = life
+        asked = {
+            "key": of.key,
+            "pid": life.first.tid,
+            "member": f"c{life.container}",
+            "kind": "container",
+            "late": late,
+        }
+        # The hook asks once, and lets the container start whatever comes of it.
+        if self._do("Assign", insist=of.owner is not Owner.HOOK, claim=of.owner.value, **asked) is None:
+            self._untold.add(of.key)
+        elif of.second_claim:
+            self._do("Assign", claim=OTHER, **asked)
+
+    def move(self, life: Life, class_: str) -> bool:
+        try:
+            self._do("Move", key=life.of.key, class_=class_)
+        except VarlinkError:
+            return False  # it has no group, or several
+        return True
+
+    def group(self, life: Life) -> str:
+        try:
+            answer = self._do("Get", key=life.of.key)
+        except VarlinkError:
+            return ""
+        group = answer["group"] if answer else {}
+        return os.path.relpath(group["path"], self._machine.top / "resctrl") if group.get("path") else ""
+
+    def end(self, life: Life) -> None:
+        of = life.of
+        if of.owner is Owner.HOOK and (of.key in self._untold or not of.second_claim):
+            return  # nobody tells
+        answer = self._do("Release", key=of.key, claim=of.owner.value)
+        if of.second_claim:
+            answer = self._do("Release", key=of.key, claim=OTHER)
+        if answer and answer["completed"]:
+            life.reported = self._report(life, answer)
+
+    def second(self, number: int) -> None:
+        time.sleep(_PAUSE_S)
+        answer = self._do("List")
+        assert answer is not None
+        states = {group["key"]: group["state"] for group in answer["groups"]}
+        claimed = {group["key"] for group in answer["groups"] if group["claims"]}
+        for key, life in self._lives.items():
+            if not life.is_over or life.reported is not None:
+                continue
+            if key not in states:
+                life.reported = Reported(None, None, dict.fromkeys(PROMISED, UNSEEN), UNSEEN)
+            elif states[key] in _OVER and key not in claimed:
+                told = self._do("Read", key=key)
+                assert told is not None
+                life.reported = self._report(life, told)
+
+    def _report(self, life: Life, answer: dict[str, Any]) -> Reported:
+        read = self._do("Read", key=life.of.key)
+        if read is None or read["totals"] != answer["totals"]:
+            life.problems.append("Read says another thing than Release did")
+        said: dict[str, tuple[int | Decimal | None, str]] = {
+            total["event"]: (parse_value(total.get("value") or "").number, total["quality"])
+            for total in answer["totals"]
+        }
+        group = answer["group"]
+        folder = str(self._machine.run / "groups" / life.of.key)
+        return reported(life, folder, said, group["state"], group.get("reason") or "")
+
+    def forget(self, life: Life) -> None:
+        self._lives.pop(life.of.key, None)
+        self._untold.discard(life.of.key)
+
+    def left(self) -> list[str]:
+        """Groups of ours that stand when all is over; there must be none."""
+        with contextlib.suppress(*_GONE):
+            self._ask("Status")
+        return self._machine.groups()

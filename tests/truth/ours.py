@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our manager as an agent of the churn: restarted at random, and killed at random steps of its verbs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TypeVar
+
+from resctrlmond.groups.accounting import Total
+from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.target import Assignment
+from resctrlmond.resctrl.counters import EVENTS, Kind, parse_value
+from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
+from resctrlmond.sim.mount import Simulation
+from tests.groups.conftest import Host
+from tests.truth.script import Owner
+from tests.truth.world import Life, Reported
+
+T = TypeVar("T")
+OTHER = "other"  # a second owner of the same workload
+# What the daemon does by the clock it does here by the seconds of the script.
+SWEEP_S = 5
+CHECKPOINT_S = 10
+_NEVER = 1e9
+PROMISED = ("core_energy", "mbm_total_bytes")
+# The mark of what no record speaks of: the daemon was killed as the hook asked it. The hook's line is in the journal.
+UNSEEN = "unseen"
+# Everything by which a file or the tree is changed; an "open" counts if it is for writing.
+_CHANGES = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove", "os.symlink", "os.utime", "shutil.rmtree"}
+_MOST_CHANGES = 60
+
+
+class Trap:
+    """Kills the process that set it just before the change with that number."""
+
+    def __init__(self) -> None:
+        self._left = -1
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self._left < 0 or event not in _CHANGES:
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+
+    def springs(self, change: int, action: Callable[[], object]) -> bool:
+        """Do it in a process of its own, which has the trap; whether it was killed."""
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                self._left = change
+                action()
+                code = 0
+            except (NoSuchGroup, NoSuchProcess, ClassMismatch):
+                code = 0
+            finally:
+                os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL), status
+        return status != 0
+
+
+_TRAP = Trap()
+
+
+class Ours:
+    """The manager in this process. ``restarts`` and ``kills`` count; both happen to that part of the verbs."""
+
+    def __init__(
+        self, simulation: Simulation, run: str, seed: int, restarts: float = 0.01, kills: float = 0.02
+    ) -> None:
+        self._chance = random.Random(f"{seed} of the daemon")
+        self._restart, self._kill = restarts, kills
+        self.host = Host(simulation.mountpoint, run)
+        self._lives: dict[str, Life] = {}
+        self.restarts = self.kills = 0
+        self._untold: set[str] = set()
+        self._is_down = False
+        self._time_for_checkpoints(False)
+
+    def _time_for_checkpoints(self, now: bool) -> None:
+        # Each record has its first one at once, whatever the interval.
+        settings = dataclasses.replace(Settings(), checkpoint_interval_s=1e-9 if now else _NEVER)
+        self.host.settings = self.host.manager.settings = settings
+
+    def _do(self, verb: Callable[[], T]) -> T:
+        if not self._is_killed_in(verb) and self._chance.random() < self._restart:
+            self._is_down = True
+        self._start()
+        return verb()
+
+    def _is_killed_in(self, verb: Callable[[], object]) -> bool:
+        """Whether the daemon died on the way, or just after, before it could answer: it is down then."""
+        if self._chance.random() >= self._kill:
+            return False
+        self._start()
+        self.kills += _TRAP.springs(self._chance.randrange(_MOST_CHANGES), verb)
+        self._is_down = True
+        return True
+
+    def _start(self) -> None:
+        if self._is_down:
+            self.host.restart()
+            self.restarts += 1
+            self._is_down = False
+
+    def adopt(self, life: Life, late: bool) -> None:
+        of = life.of
+        self._lives[of.key] = life
+        owners = [of.owner.value, *([OTHER] if of.second_claim else [])]
+        for owner in owners:
+            assignment = Assignment(
+                key=of.key,
+                owner=owner,
+                pid=life.first.tid,
+                own_cgroup=life.cgroup,
+                member=f"c{life.container}",
+                kind="container",
+                late=late,
+            )
+
+            def assign(assignment: Assignment = assignment) -> object:
+                return self.host.manager.assign(assignment)
+
+            if owner == Owner.HOOK and self._is_killed_in(assign):
+                # The container starts all the same. Nobody asks again for it; the daemon is up a second later.
+                self._untold.add(of.key)
+                return
+            self._do(assign)
+
+    def move(self, life: Life, class_: str) -> bool:
+        try:
+            self._do(lambda: self.host.manager.move(life.of.key, class_))
+        except (NoSuchGroup, ClassMismatch):
+            # It has none, or one in each of several classes.
+            return False
+        return True
+
+    def group(self, life: Life) -> str:
+        record = self._record(life)
+        return record.ref.path if record and record.state.has_group else ""
+
+    def _record(self, life: Life) -> Record | None:
+        return self.host.manager.book.get(life.of.key)
+
+    def end(self, life: Life) -> None:
+        key, owner = life.of.key, life.of.owner
+        if owner is Owner.HOOK and (key in self._untold or not life.of.second_claim):
+            return  # nobody tells
+        released = self._do(lambda: self.host.manager.release(key, owner=owner.value))
+        if life.of.second_claim:
+            released = self._do(lambda: self.host.manager.release(key, owner=OTHER))
+        if released.completed:
+            life.reported = self._report(life, released.record, released.totals)
+
+    def second(self, number: int) -> None:
+        self._start()
+        self._time_for_checkpoints(number % CHECKPOINT_S == 0)
+        manager = self.host.manager
+        manager.upkeep.tick()
+        if number % SWEEP_S == 0:
+            for key in self._lives:
+                manager.upkeep.sweeping.sweep(key)
+        for life in self._lives.values():
+            record = self._record(life)
+            if record is None:
+                if life.is_over and life.reported is None:
+                    life.reported = Reported(None, None, dict.fromkeys(PROMISED, UNSEEN), UNSEEN)
+            elif record.state.is_over and not record.claims and life.is_over and life.reported is None:
+                life.reported = self._report(life, record, manager.read(life.of.key)[2])
+            elif record.state in (State.ACTIVE, State.IDLE) and (
+                number % CHECKPOINT_S == 0 or life.pieces_checked < 0
+            ):
+                life.pieces_checked = life.pieces
+
+    def _report(self, life: Life, record: Record, totals: list[Total]) -> Reported:
+        if self.host.manager.read(life.of.key)[2] != totals:
+            life.problems.append("Read says another thing than Release did")
+        said = {total.event.name: (total.number, total.quality.value) for total in totals}
+        return reported(life, os.path.join(self.host.run, "groups", life.of.key), said, record.state, record.reason)
+
+    def forget(self, life: Life) -> None:
+        manager, key = self.host.manager, life.of.key
+        self._lives.pop(key, None)
+        self._untold.discard(key)
+        if self._chance.random() < 0.5:
+            return  # a run of the same key finds this one, and sets it aside
+        with manager.book.writing(key):
+            manager.life.snapshots.delete(key)
+            manager.book.drop(key)
+
+
+def reported(
+    life: Life, folder: str, said: dict[str, tuple[int | Decimal | None, str]], state: str, reason: str
+) -> Reported:
+    """What is told of a run that is over: ``said`` by the daemon, and borne out by the files in ``folder``."""
+    for event, number in from_files(folder).items():
+        told, mark = said.get(event, (None, "none"))
+        if state == State.COMPLETED and mark in ("exact", "late") and told != number:
+            life.problems.append(f"{event}: the files say {number}, Release {told}")
+    joules, traffic = (said.get(event, (None, ""))[0] for event in PROMISED)
+    return Reported(
+        None if joules is None else Decimal(joules),
+        None if traffic is None else int(traffic),
+        # Without any figure it is said why: it never had an RMID.
+        {event: mark for event, (_, mark) in said.items()} or dict.fromkeys(PROMISED, "unknown"),
+        state,
+        reason,
+    )
+
+
+def from_files(folder: str) -> dict[str, int | Decimal]:
+    """End less begin of every event, added up over domains and classes, with nothing but the files."""
+    found: dict[str, int | Decimal] = {}
+    for end in Path(folder).glob("**/mon_data/*/*.end"):
+        first = end.with_suffix(".begin")
+        begin = parse_value(first.read_text()).number if first.exists() else None
+        last = parse_value(end.read_text()).number
+        if begin is not None and last is not None and EVENTS[end.stem].kind is Kind.CUMULATIVE:
+            found[end.stem] = found.get(end.stem, 0) + last - begin
+    return found

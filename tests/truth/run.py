@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine's part of the churn, by each agent in turn, from the mount to the last figure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from resctrlmond.sim.control import Control
+from resctrlmond.sim.mount import Simulation
+from tests.groups.conftest import MARK
+from tests.truth.compare import Tally
+from tests.truth.crew import Crew
+from tests.truth.door import Door
+from tests.truth.ours import Ours
+from tests.truth.peers import GoresctrlMonitor, InProcess, NriResctrlMon
+from tests.truth.script import CLASSES, CPUS, write
+from tests.truth.world import World
+
+# So few that the bursts of the script exhaust them.
+RMIDS = 44
+NAMES = ("resctrlmond", "nri-resctrl-mon", "goresctrl")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """So many workloads of that seed on a machine of its own; ``by_door``: through the daemon and its socket."""
+
+    seed: int
+    workloads: int
+    by_door: bool = False
+
+    def __str__(self) -> str:
+        return f"--seed {self.seed} --workloads {self.workloads}{' --by-door' if self.by_door else ''}"
+
+
+def run(part: Part) -> list[Tally]:
+    """What came of it, for us and for both models."""
+    # Sessions are found every five seconds of the clock, of which none goes by here.
+    script = write(part.seed, part.workloads, sessions=not part.by_door)
+    ours = Tally(NAMES[0])
+    with _machine(part.seed) as (simulation, top), Crew() as crew:
+        control = Control(simulation.mountpoint)
+
+        def make_class(name: str) -> None:
+            os.mkdir(os.path.join(simulation.mountpoint, name))
+
+        world = World(control, crew, make_class)
+        if part.by_door:
+            with contextlib.closing(Door(top, part.seed)) as door:
+                world.play(script, door, ours.add)
+                left = door.left()
+                ours.kills += door.kills
+        else:
+            agent = Ours(simulation, os.path.join(top, "run"), part.seed)
+            world.play(script, agent, ours.add)
+            left = [found.path for found in agent.host.ours()]
+            ours.kills += agent.kills
+            ours.restarts += agent.restarts - agent.kills
+        ours.violations += [f"{group} was left behind" for group in left]
+        ours.violations += [f"class {name} is gone" for name in CLASSES if not os.path.isdir(f"{top}/resctrl/{name}")]
+    return [ours, *_peers(part, ours)]
+
+
+def _peers(part: Part, ours: Tally) -> Iterator[Tally]:
+    for name, kind in zip(NAMES[1:], (NriResctrlMon, GoresctrlMonitor), strict=True):
+        script = write(part.seed, part.workloads, sessions=not part.by_door)
+        machine = InProcess(RMIDS, part.seed)
+        tally = Tally(name)
+        world = World(machine, None, machine.lab.mkdir)
+        world.play(script, kind(machine, part.seed), lambda life, tally=tally: tally.add(life, judged=False))  # type: ignore[misc]
+        if tally.used != ours.used:
+            ours.violations.append(f"the truth is not the same for {name}: {tally.used}, {ours.used}")
+        yield tally
+
+
+@contextlib.contextmanager
+def _machine(seed: int) -> Iterator[tuple[Simulation, str]]:
+    """A mounted machine whose RMIDs all have a past, and a folder in memory, as /run is."""
+    before = os.getegid()
+    os.setegid(MARK)
+    try:
+        with tempfile.TemporaryDirectory(prefix="resctrlmond-truth.", dir="/dev/shm") as top:
+            for folder in ("resctrl", "run"):
+                os.mkdir(os.path.join(top, folder))
+            mountpoint = os.path.join(top, "resctrl")
+            with Simulation(mountpoint, "intel-aet", RMIDS, residue=seed, virtual_cpus=CPUS) as simulation:
+                yield simulation, top
+    finally:
+        os.setegid(before)
