@@ -47,7 +47,7 @@ _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # A value has up to 20 digits and 9 decimals; the usual 28 digits would round it, and the sum of many domains more so.
 _EXACTLY = Context(prec=64)
 # A reset counter comes back from 0. One that stands within this part of where it was has not restarted.
-NOISE = Decimal("0.01")
+_NOISE = Decimal("0.01")
 
 
 def worst(*qualities: Quality) -> Quality:
@@ -127,7 +127,7 @@ def _counted(domain: str, begin: Value | None, end: Value | None, missed: str, c
             return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
         return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
     if end.number < begin.number:
-        if begin.number - end.number <= begin.number * NOISE:
+        if begin.number - end.number <= begin.number * _NOISE:
             return _Delta(0, Quality.ESTIMATED, f"{domain} went back a little: nothing that it could tell was used")
         # It was reset (its domain was offline, or the mode changed): what it shows now was counted since.
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")

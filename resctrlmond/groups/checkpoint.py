@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from resctrlmond.groups.accounting import NOISE
 from resctrlmond.resctrl.counters import Reading, event, parse_value
 
 
@@ -53,8 +52,9 @@ def _carried(last: LastRead, readings: Iterable[Reading]) -> dict[str, int]:
             continue
         known = parse_value(last.values.get(reading.event, "")).number
         counted = int(known) if known is not None else 0
-        # A mode change makes no new directory; there it is seen by the value alone.
-        went_back = reading.value.number is not None and reading.value.number < counted - counted * NOISE
+        # A mode change makes no new directory; there it is seen by the value alone. What falls by less is noise: taken
+        # for a new beginning it would count all that came before twice.
+        went_back = reading.value.number is not None and reading.value.number * 2 < counted
         is_another = last.inode and reading.inode and last.inode != reading.inode
         if went_back or is_another:
             carried[reading.event] = carried.get(reading.event, 0) + counted
