@@ -52,8 +52,8 @@ def _carried(last: LastRead, readings: Iterable[Reading]) -> dict[str, int]:
             continue
         known = parse_value(last.values.get(reading.event, "")).number
         counted = int(known) if known is not None else 0
-        # A mode change makes no new directory; there it is seen by the value alone. What falls by less is noise: taken
-        # for a new beginning it would count all that came before twice.
+        # A mode change makes no new directory; there it is seen by the value alone. What falls by less is noise:
+        # taken for a new beginning it would count all that came before twice.
         went_back = reading.value.number is not None and reading.value.number * 2 < counted
         is_another = last.inode and reading.inode and last.inode != reading.inode
         if went_back or is_another:
