@@ -182,6 +182,10 @@ class Resctrl:
         """``info/last_cmd_status``, whole."""
         return self.read("info/last_cmd_status")
 
+    def clear(self) -> None:
+        """Empties last_cmd_status: a write to tasks does it in Linux 6.12 too, where one to cpus does not."""
+        self.write("tasks", os.getpid())
+
     def soil(self) -> str:
         """Leaves a message in last_cmd_status, to see whether the next operation clears it."""
         assert outcome(lambda: self.write("tasks", "soil")) == "EINVAL"

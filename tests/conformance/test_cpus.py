@@ -46,6 +46,7 @@ def tried(fs: Resctrl, path: str, texts: Iterable[str]) -> dict[str, tuple[str, 
     found = {}
     for text in texts:
         fs.write(f"{os.path.dirname(path)}/cpus_list", "0")
+        fs.clear()
         found[text] = (*fs.tries(path, text), *cpus(fs, os.path.dirname(path)))
     return found
 
@@ -147,6 +148,7 @@ def test_root_keeps_its_cpus(fs: Resctrl) -> None:
     """CPUs cannot be taken from root by writing to root."""
     before = cpus(fs, "")
     assert fs.tries("cpus_list", "\n") == ROOT_KEEPS
+    fs.clear()
     assert fs.tries("cpus", "0\n") == ROOT_KEEPS
     assert cpus(fs, "") == before
 
@@ -221,6 +223,7 @@ def test_a_monitoring_group_takes_only_its_control_groups(fs: Resctrl) -> None:
     fs.make("class/mon_groups/m")
     assert fs.tries("class/mon_groups/m/cpus_list", "0\n") == NOT_THE_PARENTS
     fs.write("class/cpus_list", "0")
+    fs.clear()
     assert fs.tries("class/mon_groups/m/cpus_list", "0\n") == ("OK", "ok\n")
     assert cpus(fs, "class", "class/mon_groups/m") == ["0\n", "0\n"]
 
