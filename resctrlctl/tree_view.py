@@ -6,16 +6,16 @@ from __future__ import annotations
 import grp
 from dataclasses import dataclass, field
 
+import msgspec
+
 from resctrlctl.ask import Failure
+from resctrlmond.api import translate
 from resctrlmond.api.errors import NO_SUCH_WORKLOAD, name_of
-from resctrlmond.api.types import Foreign, Group, ListReply, Reading, ReadReply, Total
-from resctrlmond.groups import accounting
+from resctrlmond.api.types import Group, ListReply, ReadReply, Total
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.usage import Live, summed, used
-from resctrlmond.resctrl import counters
-from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found, Tree
 
@@ -58,11 +58,7 @@ class TreeView:
             raise _failure("list the groups", error) from error
         standing = {group.key for group in listed}
         listed += [_from_record(record) for key, record in self.records.items() if key not in standing]
-        foreign = [
-            Foreign(class_=group.ref.class_, name=group.ref.name, path=group.path)
-            for group in found
-            if group.gid != self.gid
-        ]
+        foreign = [translate.foreign(group) for group in found if group.gid != self.gid]
         return ListReply(groups=listed, foreign=foreign)
 
     def read(self, key: str) -> ReadReply:
@@ -88,12 +84,12 @@ class TreeView:
             }
         return ReadReply(
             group=self._group(found, record),
-            readings=[_reading(reading) for reading in summed(live)],
+            readings=[translate.reading(reading) for reading in summed(live)],
             totals=self._totals(record, live) if record else [],
         )
 
     def _totals(self, record: Record, live: Live) -> list[Total]:
-        return [_total(total) for total in used(self._snapshots(), record, live)]
+        return [translate.total(total) for total in used(self._snapshots(), record, live)]
 
     def _snapshots(self) -> Snapshots:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
@@ -127,49 +123,9 @@ class TreeView:
 
 
 def _from_record(record: Record, found: Found | None = None) -> Group:
-    return Group(
-        key=record.key,
-        class_=found.ref.class_ if found else record.class_,
-        classes=tuple(group.class_ for group in record.groups) if record.further else None,
-        state=record.state,
-        reason=record.reason or None,
-        in_limbo=record.in_limbo,
-        priority=record.priority,
-        path=found.path if found else None,
-        generation=record.generation,
-        loss=record.earlier.reason if record.earlier else None,
-        baseline=record.baseline,
-        claims=record.claims,
-        members=record.members,
-        attributes=record.attributes,
-        created_at=record.created_at or None,
-        completed_at=record.completed_at or None,
-    )
-
-
-def _reading(reading: counters.Reading) -> Reading:
-    of = event(reading.event)
-    value = reading.value
-    return Reading(
-        domain=reading.domain,
-        event=reading.event,
-        kind=of.kind,
-        unit=of.unit,
-        status=value.status,
-        value=None if value.number is None else value.text,
-        text=value.text,
-        part=reading.is_part,
-    )
-
-
-def _total(total: accounting.Total) -> Total:
-    return Total(
-        event=total.event.name,
-        unit=total.event.unit,
-        value=None if total.number is None else accounting.digits(total.number),
-        quality=total.quality,
-        reason=total.reason or None,
-    )
+    if found is not None:
+        record = msgspec.structs.replace(record, class_=found.ref.class_)
+    return translate.group(record, found.path if found else None)
 
 
 def _records(run: str) -> tuple[dict[str, Record], list[str]]:

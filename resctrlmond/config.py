@@ -20,7 +20,7 @@ from resctrlmond.resctrl.errors import ResctrlError
 DEFAULT_PATH = "/etc/resctrlmond/resctrlmond.yaml"
 
 # A configuration with every key and all of its comments has some 4 KiB.
-_MAX_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 # sun_path of unix(7) has 108 bytes, the last one NUL.
 _MAX_SOCKET_BYTES = 107
 
@@ -142,27 +142,37 @@ def load(path: str | None = None) -> Config:
 
     Raises ConfigError for a file that cannot be read or is wrong.
     """
-    name = DEFAULT_PATH if path is None else path
+    data = contents(path, DEFAULT_PATH, "the defaults hold")
+    return Config() if data is None else parse(data, path or DEFAULT_PATH)
+
+
+def contents(path: str | None, default: str, otherwise: str) -> bytes | None:
+    """The bytes of a configuration file; None where none was named and the ``default`` one is missing.
+
+    One byte more than is allowed tells of what is too large. ``otherwise``: what holds without a file. Raises
+    ConfigError.
+    """
+    name = default if path is None else path
     try:
         with open(name, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError as error:
-        if path is None:
-            return Config()
-        raise _unreadable(name, error) from error
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise _unreadable(name, error) from error
-    return parse(data, name)
+        if path is None and isinstance(error, FileNotFoundError):
+            return None
+        remedy = f"Name another file with --config; without it, and without {default}, {otherwise}"
+        raise ConfigError(
+            "cannot read the configuration", path=name, errno=error.errno or 0, remedy=remedy
+        ) from error
 
 
 def parse(data: bytes, path: str) -> Config:
     """The configuration in the bytes of a file; ``path`` is for messages only. Raises ConfigError."""
-    if len(data) > _MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        _refuse(path, data.count(b"\n", 0, error.start), "not UTF-8", "Save the file in that encoding")
+        refuse_line(path, data.count(b"\n", 0, error.start), "not UTF-8", "Save the file in that encoding")
     nodes = _compose(text, path)
     values = {key: _value(key, node, path) for key, node in nodes.items()}
     config = Config(**values)
@@ -218,23 +228,23 @@ def _compose(text: str, path: str) -> dict[str, yaml.ScalarNode]:
         root = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position)
-        _refuse(path, line, f"the character {chr(error.character)!r} is not allowed in YAML", "Remove it")
+        refuse_line(path, line, f"the character {chr(error.character)!r} is not allowed in YAML", "Remove it")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = "; ".join(part for part in (error.context, error.problem) if part)
-        _refuse(path, mark.line if mark else 0, what, 'Write one "key: value" a line')
+        refuse_line(path, mark.line if mark else 0, what, 'Write one "key: value" a line')
     if root is None or _is_empty(root):
         return {}
     if not isinstance(root, yaml.MappingNode):
-        _refuse(path, root.start_mark.line, "no key and value", 'Write one "key: value" a line')
+        refuse_line(path, root.start_mark.line, "no key and value", 'Write one "key: value" a line')
     found: dict[str, yaml.ScalarNode] = {}
     for key, value in root.value:
         line = key.start_mark.line
         if key.value not in _FIELDS:
-            _refuse(path, line, f"unknown key {_shown(key.value)}", _known_keys(key.value))
+            refuse_line(path, line, f"unknown key {_shown(key.value)}", _known_keys(key.value))
         if key.value in found:
             first = found[key.value].start_mark.line + 1
-            _refuse(path, line, f"{key.value} is set a second time", f"Line {first} sets it already; keep one")
+            refuse_line(path, line, f"{key.value} is set a second time", f"Line {first} sets it already; keep one")
         found[key.value] = value
     return found
 
@@ -252,15 +262,15 @@ def _value(key: str, node: yaml.ScalarNode, path: str) -> Any:
         # 2026-99-99 is a ValueError to PyYAML, 1:59:59:... without end an OverflowError, = a ConstructorError.
         remedy = f"Expected {expected}"
         if _is_empty(node):
-            _refuse(path, node.start_mark.line, f"{key} has no value", remedy)
-        _refuse(path, node.start_mark.line, f"{key} cannot be {_shown(node.value)}", remedy)
+            refuse_line(path, node.start_mark.line, f"{key} has no value", remedy)
+        refuse_line(path, node.start_mark.line, f"{key} cannot be {_shown(node.value)}", remedy)
 
 
 def _check_paths(config: Config, lines: Mapping[str, int], path: str) -> None:
     """What the paths must be to each other; a path that follows runtime_dir is reported at that key's line."""
 
     def refuse(key: str, what: str, remedy: str) -> NoReturn:
-        _refuse(path, lines.get(key, lines.get("runtime_dir", lines.get("resctrl", 0))), f"{key} {what}", remedy)
+        refuse_line(path, lines.get(key, lines.get("runtime_dir", lines.get("resctrl", 0))), f"{key} {what}", remedy)
 
     for key in ("runtime_dir", "groups_dir", "varlink_socket"):
         if _within(getattr(config, key), config.resctrl):
@@ -295,11 +305,6 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 64 else text[:61] + "...")
 
 
-def _unreadable(path: str, error: OSError) -> ConfigError:
-    remedy = f"Name another file with --config; without it, and without {DEFAULT_PATH}, the defaults hold"
-    return ConfigError("cannot read the configuration", path=path, errno=error.errno or 0, remedy=remedy)
-
-
-def _refuse(path: str, line: int, what: str, remedy: str) -> NoReturn:
+def refuse_line(path: str, line: int, what: str, remedy: str) -> NoReturn:
     """Raise ConfigError for a line, counted from 0 as YAML marks are."""
     raise ConfigError(f"{path}:{line + 1}: {what}", path=path, remedy=remedy) from None

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from resctrlmond import __version__
-from resctrlmond.api import types
+from resctrlmond.api import translate, types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.groups import accounting, plan
+from resctrlmond.groups import plan
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
-from resctrlmond.resctrl import counters
-from resctrlmond.resctrl.tree import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,53 +49,8 @@ class Service:
 def group_of(manager: Manager, record: Record) -> types.Group:
     """A record as the doors show it."""
     snapshots = manager.life.snapshots
-    return types.Group(
-        key=record.key,
-        class_=record.class_,
-        classes=tuple(group.class_ for group in record.groups) if record.further else None,
-        state=record.state,
-        reason=record.reason or None,
-        in_limbo=record.in_limbo,
-        priority=record.priority,
-        path=manager.tree.full_path(record.ref) if record.state.has_group else None,
-        snapshot=snapshots.path(record.key) if snapshots.exists(record.key) else None,
-        generation=record.generation,
-        loss=record.earlier.reason if record.earlier else None,
-        baseline=record.baseline,
-        claims=record.claims,
-        members=record.members,
-        attributes=record.attributes,
-        created_at=record.created_at or None,
-        completed_at=record.completed_at or None,
-    )
-
-
-def _foreign(found: Found) -> types.Foreign:
-    return types.Foreign(class_=found.ref.class_, name=found.ref.name, path=found.path)
-
-
-def _reading(reading: counters.Reading) -> types.Reading:
-    event = counters.event(reading.event)
-    return types.Reading(
-        domain=reading.domain,
-        event=reading.event,
-        kind=event.kind,
-        unit=event.unit,
-        status=reading.value.status,
-        value=reading.value.text if reading.value.status is counters.Status.OK else None,
-        text=reading.value.text,
-        part=reading.is_part,
-    )
-
-
-def _total(total: accounting.Total) -> types.Total:
-    return types.Total(
-        event=total.event.name,
-        unit=total.event.unit,
-        value=None if total.number is None else accounting.digits(total.number),
-        quality=total.quality,
-        reason=total.reason or None,
-    )
+    path = manager.tree.full_path(record.ref) if record.state.has_group else None
+    return translate.group(record, path, snapshots.path(record.key) if snapshots.exists(record.key) else None)
 
 
 def _owner(claim: str | None, caller: Caller) -> str:
@@ -152,7 +105,7 @@ def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) ->
     return types.ReleaseReply(
         group=group_of(manager, done.record),
         completed=done.completed,
-        totals=[_total(total) for total in done.totals],
+        totals=[translate.total(total) for total in done.totals],
     )
 
 
@@ -182,7 +135,7 @@ def _move(manager: Manager, request: types.MoveRequest, _caller: Caller) -> type
 def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListReply:
     return types.ListReply(
         groups=[group_of(manager, record) for record in manager.records()],
-        foreign=[_foreign(found) for found in manager.survey.look().foreign],
+        foreign=[translate.foreign(found) for found in manager.survey.look().foreign],
     )
 
 
@@ -207,8 +160,8 @@ def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types
     record, readings, totals = manager.read(request.key)
     return types.ReadReply(
         group=group_of(manager, record),
-        readings=[_reading(reading) for reading in readings],
-        totals=[_total(total) for total in totals],
+        readings=[translate.reading(reading) for reading in readings],
+        totals=[translate.total(total) for total in totals],
     )
 
 
@@ -231,7 +184,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         pending=pending,
         in_limbo=in_limbo,
         groups=sum(record.state.has_group for record in records),
-        foreign=[_foreign(found) for found in seen.foreign],
+        foreign=[translate.foreign(found) for found in seen.foreign],
         classes=list(seen.classes),
         capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in seen.capacity],
         problems=problems,

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
-from resctrlmond.config import ConfigError
+from resctrlmond.config import MAX_BYTES, ConfigError, contents, refuse_line
 from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal, selector
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
-
-_MAX_BYTES = 64 * 1024
 
 KEYS = ("namespaces", "labelSelector")
 # Keys of nri-resctrl-mon that are somebody else's here: to pass over them would hide that they do nothing.
@@ -27,17 +25,8 @@ THEIRS = {
 
 def load(path: str | None = None) -> Selection:
     """The selection in a file; without ``path`` in ``DEFAULT_PATH``, which may be missing. Raises ConfigError."""
-    name = DEFAULT_PATH if path is None else path
-    try:
-        with open(name, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError as error:
-        if path is None:
-            return Selection()
-        raise _unreadable(name, error) from error
-    except OSError as error:
-        raise _unreadable(name, error) from error
-    return parse(data, name)
+    data = contents(path, DEFAULT_PATH, "all pods are monitored")
+    return Selection() if data is None else parse(data, path or DEFAULT_PATH)
 
 
 def parse(data: bytes, path: str) -> Selection:
@@ -45,8 +34,8 @@ def parse(data: bytes, path: str) -> Selection:
 
     Every plain value is the text that is written: a label's value may look like a number. Raises ConfigError.
     """
-    if len(data) > _MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
     nodes = _compose(data, path)
     namespaces, requirements = frozenset[str](), tuple[Requirement, ...]()
     if "namespaces" in nodes:
@@ -80,29 +69,29 @@ def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
     try:
         root = _Loader(data.decode()).get_single_node()
     except UnicodeDecodeError as error:
-        _refuse(path, data.count(b"\n", 0, error.start), "not UTF-8", "Save the file in that encoding")
+        refuse_line(path, data.count(b"\n", 0, error.start), "not UTF-8", "Save the file in that encoding")
     except yaml.reader.ReaderError as error:
         line = data.decode().count("\n", 0, error.position)
-        _refuse(path, line, f"the character {chr(error.character)!r} is not allowed in YAML", "Remove it")
+        refuse_line(path, line, f"the character {chr(error.character)!r} is not allowed in YAML", "Remove it")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = "; ".join(part for part in (error.context, error.problem) if part)
-        _refuse(path, mark.line if mark else 0, what, "See resctrlmon-nri(8)")
+        refuse_line(path, mark.line if mark else 0, what, "See resctrlmon-nri(8)")
     if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         return {}
     if not isinstance(root, yaml.MappingNode):
-        _refuse(path, root.start_mark.line, "no key and value", "See resctrlmon-nri(8)")
+        refuse_line(path, root.start_mark.line, "no key and value", "See resctrlmon-nri(8)")
     found: dict[str, yaml.Node] = {}
     for key, value in root.value:
         name, line = _text(key, path, "a key"), key.start_mark.line
         if name in THEIRS:
-            _refuse(path, line, f"{name} is no key of this adapter", THEIRS[name])
+            refuse_line(path, line, f"{name} is no key of this adapter", THEIRS[name])
         if name not in KEYS:
             close = difflib.get_close_matches(name[:64], KEYS, n=1)
             remedy = f"Did you mean {close[0]}?" if close else f"Known keys are {', '.join(KEYS)}"
-            _refuse(path, line, f"unknown key {name[:64]!r}", remedy)
+            refuse_line(path, line, f"unknown key {name[:64]!r}", remedy)
         if name in found:
-            _refuse(path, line, f"{name} is set a second time", "Keep one")
+            refuse_line(path, line, f"{name} is set a second time", "Keep one")
         found[name] = value
     return found
 
@@ -111,12 +100,12 @@ def _namespaces(node: yaml.Node, path: str) -> frozenset[str]:
     if _is_empty(node):
         return frozenset()
     if not isinstance(node, yaml.SequenceNode):
-        _refuse(path, node.start_mark.line, "namespaces is no list", "Write it as [shop, web]")
+        refuse_line(path, node.start_mark.line, "namespaces is no list", "Write it as [shop, web]")
     found = set()
     for one in node.value:
         name = _text(one, path, "a namespace")
         if not name:
-            _refuse(path, one.start_mark.line, "a namespace has no name", "Remove it")
+            refuse_line(path, one.start_mark.line, "a namespace has no name", "Remove it")
         found.add(name)
     return frozenset(found)
 
@@ -126,27 +115,18 @@ def _requirements(node: yaml.Node, path: str) -> tuple[Requirement, ...]:
         if isinstance(node, yaml.MappingNode):
             pairs = [(_text(key, path, "a label"), _text(value, path, "a value")) for key, value in node.value]
             if len(dict(pairs)) < len(pairs):
-                _refuse(path, node.start_mark.line, "labelSelector names a label twice", "Keep one")
+                refuse_line(path, node.start_mark.line, "labelSelector names a label twice", "Keep one")
             return equal(dict(pairs))
         return selector(_text(node, path, "labelSelector"))
     except SelectorError as error:
-        _refuse(path, node.start_mark.line, f"labelSelector: {error}", "See resctrlmon-nri(8)")
+        refuse_line(path, node.start_mark.line, f"labelSelector: {error}", "See resctrlmon-nri(8)")
 
 
 def _text(node: yaml.Node, path: str, what: str) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        _refuse(path, node.start_mark.line, f"{what} is a list or a mapping", "Write one plain value")
+        refuse_line(path, node.start_mark.line, f"{what} is a list or a mapping", "Write one plain value")
     return str(node.value)
 
 
 def _is_empty(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and not node.value
-
-
-def _unreadable(path: str, error: OSError) -> ConfigError:
-    remedy = f"Name another file with --config; without it, and without {DEFAULT_PATH}, all pods are monitored"
-    return ConfigError("cannot read the configuration", path=path, errno=error.errno or 0, remedy=remedy)
-
-
-def _refuse(path: str, line: int, what: str, remedy: str) -> NoReturn:
-    raise ConfigError(f"{path}:{line + 1}: {what}", path=path, remedy=remedy) from None

@@ -167,7 +167,7 @@ def process() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 def puppet() -> Iterator[Puppet]:
     made = Puppet()
     yield made
-    made.end()
+    made.kill()
 
 
 @pytest.fixture

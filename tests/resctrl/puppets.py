@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
+
+from tests.commanded import Commanded
 
 # Reads commands from standard input, one a line, and answers each with one line.
 PROGRAM = """
@@ -103,26 +103,11 @@ for line in sys.stdin:
 """
 
 
-class Puppet:
-    """A process of its own session; its children die with it."""
+class Puppet(Commanded):
+    """A process that starts threads and children, and ends them."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-
-    def do(self, command: str) -> str:
-        """The answer to one command."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
+        super().__init__(PROGRAM)
 
     def make(self, command: str) -> int:
         """The number of what a command made."""
@@ -131,15 +116,6 @@ class Puppet:
     def threads(self) -> set[int]:
         """All its threads at this moment."""
         return {int(name) for name in os.listdir(f"/proc/{self.pid}/task")}
-
-    def kill(self) -> None:
-        """End it and let nothing of it stay; again for one that is ended does nothing."""
-        if self._process.returncode is None:
-            os.killpg(self.pid, 9)
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe
-                pipe.close()
 
 
 def pause_for_start_time() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.sim.mount import Simulation
+from tests.commanded import Commanded
 
 # Reads commands from standard input, one a line, and answers each with one line.
 _PUPPET = """
@@ -52,39 +51,18 @@ for line in sys.stdin:
 """
 
 
-class Puppet:
+class Puppet(Commanded):
     """A process that forks, starts threads and burns CPU time when it is told to."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PUPPET],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-
-    def do(self, command: str) -> str:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    def end(self) -> None:
-        os.killpg(self.pid, 9)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe
-            pipe.close()
+        super().__init__(_PUPPET)
 
 
 @pytest.fixture
 def puppet() -> Iterator[Puppet]:
     made = Puppet()
     yield made
-    made.end()
+    made.kill()
 
 
 class Mounted:

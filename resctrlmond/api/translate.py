@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records, readings and totals as the doors show them; also by who reads the tree without a daemon."""
+
+from __future__ import annotations
+
+from resctrlmond.api import types
+from resctrlmond.groups import accounting
+from resctrlmond.groups.record import Record
+from resctrlmond.resctrl import counters
+from resctrlmond.resctrl.tree import Found
+
+
+def group(record: Record, path: str | None, snapshot: str | None = None) -> types.Group:
+    """A record; ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files, if there."""
+    return types.Group(
+        key=record.key,
+        class_=record.class_,
+        classes=tuple(one.class_ for one in record.groups) if record.further else None,
+        state=record.state,
+        reason=record.reason or None,
+        in_limbo=record.in_limbo,
+        priority=record.priority,
+        path=path,
+        snapshot=snapshot,
+        generation=record.generation,
+        loss=record.earlier.reason if record.earlier else None,
+        baseline=record.baseline,
+        claims=record.claims,
+        members=record.members,
+        attributes=record.attributes,
+        created_at=record.created_at or None,
+        completed_at=record.completed_at or None,
+    )
+
+
+def foreign(found: Found) -> types.Foreign:
+    """A monitoring group that does not bear our mark."""
+    return types.Foreign(class_=found.ref.class_, name=found.ref.name, path=found.path)
+
+
+def reading(of: counters.Reading) -> types.Reading:
+    """One event in one domain."""
+    event, value = counters.event(of.event), of.value
+    return types.Reading(
+        domain=of.domain,
+        event=of.event,
+        kind=event.kind,
+        unit=event.unit,
+        status=value.status,
+        value=value.text if value.status is counters.Status.OK else None,
+        text=value.text,
+        part=of.is_part,
+    )
+
+
+def total(of: accounting.Total) -> types.Total:
+    """What was used of one event."""
+    return types.Total(
+        event=of.event.name,
+        unit=of.event.unit,
+        value=None if of.number is None else accounting.digits(of.number),
+        quality=of.quality,
+        reason=of.reason or None,
+    )
