@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The faults of other owners of monitoring groups (peers.md): each has a test that shows it impossible here."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+TOP = Path(__file__).parents[2]
+PAGE = Path(__file__).with_name("peers.md")
+FAULTS = 35
+
+
+def rows() -> list[list[str]]:
+    """The page's table: number, fault, what shows it impossible."""
+    lines = (line for line in PAGE.read_text().splitlines() if re.match(r"\| [0-9]+ \|", line))
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def functions(file: str) -> set[str]:
+    """The names of the functions in a file of this tree."""
+    tree = ast.parse((TOP / file).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+def test_every_fault_has_a_row_and_every_test_that_is_named_exists() -> None:
+    assert [int(row[0]) for row in rows()] == list(range(1, FAULTS + 1))
+    for number, fault, shown in rows():
+        named = re.findall(r"`(tests/\S+\.py)::(test_\w+)`", shown)
+        assert named, number
+        assert len(fault) > 20, number
+        for file, name in named:
+            assert name in functions(file), (number, file, name)
