@@ -43,6 +43,8 @@ def main() -> int:
         for part, found in zip(parts, pool.imap(run, parts), strict=True):
             for tally, more in zip(tallies, found, strict=True):
                 tally.merge(more)
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r{tallies[0].workloads} of {options.workloads}")
             for line in found[0].violations:
                 sys.stdout.write(f"BROKEN (make truth TRUTH='{part}'): {line}\n")
             sys.stdout.flush()

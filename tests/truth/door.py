@@ -22,8 +22,9 @@ from tests.truth.world import Life, Reported
 _OVER = ("completed", "lost", "failed")
 # A call takes some milliseconds: the daemon dies before it, in it, or after it was answered.
 _MOST_DELAY_S = 0.05
-# The daemon goes by the clock: so much of it goes by in one second of the script.
+# The daemon goes by the clock: so much of it goes by in one second of the script, and while an end is to be noticed.
 _PAUSE_S = 0.02
+_WAIT_S = 0.1
 _GONE = (NotRunning, ProtocolError, ConnectionError)
 
 
@@ -117,7 +118,8 @@ class Door:
             life.reported = self._report(life, answer)
 
     def second(self, number: int) -> None:
-        time.sleep(_PAUSE_S)
+        is_waiting = any(life.is_over and life.reported is None for life in self._lives.values())
+        time.sleep(_WAIT_S if is_waiting else _PAUSE_S)
         answer = self._do("List")
         assert answer is not None
         states = {group["key"]: group["state"] for group in answer["groups"]}
