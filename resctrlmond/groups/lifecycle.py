@@ -204,6 +204,10 @@ class Lifecycle:
         if not self.snapshots.is_complete(record.place):
             try:
                 self.check_identity(record)
+                if self.snapshots.is_bare(record.place):
+                    # Somebody removed its files: it ends all the same, and no total is made up of what is left.
+                    record = self.book.put(replace(record, baseline=Quality.UNKNOWN))
+                    self.snapshots.make_anew(record.place)
                 time.sleep(REPORTING_LAG_S)
                 self._end(record)
             except (NoSuchGroup, NotMounted) as error:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import msgspec
 
 from resctrlmond.groups.accounting import Quality, worst
+from resctrlmond.groups.errors import InvalidClass, InvalidKey
 from resctrlmond.groups.files import read_file, write_file, writing
+from resctrlmond.groups.keys import canonical_key, valid_class
 from resctrlmond.resctrl.errors import reading
 from resctrlmond.resctrl.tree import GroupRef
 
@@ -260,9 +262,22 @@ def decode(data: bytes, path: str) -> Record:
                 f"written by another resctrlmond (version {version}, not {VERSION}): it is left alone",
                 is_of_other_version=True,
             )
-        return msgspec.json.decode(data, type=Record)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        record = msgspec.json.decode(data, type=Record)
+        _check_names(record)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, InvalidKey, InvalidClass) as error:
         raise UnreadableRecord(path, f"no valid record: {error}") from error
+    return record
+
+
+def _check_names(record: Record) -> None:
+    """Raise InvalidKey or InvalidClass for what could not be a name of ours: each of them meets a path."""
+    for group in record.groups:
+        canonical_key(group.key)
+        if not valid_class(group.group_name):
+            raise InvalidKey(f"the group of {group.key} has no name")
+        valid_class(group.class_)
+        if group.part != ROOT_PART:
+            valid_class(group.part)
 
 
 class _Version(msgspec.Struct):

@@ -42,6 +42,15 @@ class Snapshots:
         """Whether the run has a snapshot: its begin files stand, all of them."""
         return os.path.isdir(self.path(place))
 
+    def is_bare(self, place: str) -> bool:
+        """Whether nothing is left of the begin values, for somebody removed them."""
+        return not any(os.path.lexists(os.path.join(self.path(place), name)) for name in ("created_at", "mon_data"))
+
+    def make_anew(self, place: str) -> None:
+        """Give a run a folder again that somebody removed, begin values and all. Raises NotWritten."""
+        with writing(self.path(place)):
+            os.makedirs(self.path(place), 0o755, exist_ok=True)
+
     def is_complete(self, place: str) -> bool:
         """Whether all end files are written."""
         return os.path.isfile(os.path.join(self.path(place), "completed_at"))
@@ -215,8 +224,8 @@ def _value(path: str) -> Value:
 
 
 def _refused(error: OSError) -> None:
-    """For os.walk(): a folder that is not there has no files; of one that cannot be listed nobody knows."""
-    if not isinstance(error, FileNotFoundError):
+    """For os.walk(): what is no folder has no files; of one that cannot be listed nobody knows."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         raise error
 
 

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from resctrlmond.groups.book import Book
 from resctrlmond.groups.errors import NotWritten
 from resctrlmond.groups.record import (
     MAX_ENDED_MEMBERS,
+    ROOT_PART,
     Claim,
     Member,
     Record,
@@ -46,10 +48,10 @@ members = st.builds(
 )
 records = st.builds(
     Record,
-    key=text,
-    class_=text,
+    key=st.sampled_from(["k", "unit@1.service", "0f8fad5b-d9cb-469f-a165-70867728950e"]),
+    class_=st.sampled_from(["", "gold", "a class \u00e9"]),
     follows=st.booleans(),
-    group_name=text,
+    group_name=st.sampled_from(["k", "host-" + "k" * 200]),
     state=st.sampled_from(State),
     reason=text,
     in_limbo=st.booleans(),
@@ -73,6 +75,34 @@ def test_what_is_written_is_read(record: Record) -> None:
 def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
     with pytest.raises(UnreadableRecord, match="the-file"):
         decode(data, "the-file")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"key": "../k"},
+        {"key": ""},
+        {"group_name": "../../etc"},
+        {"group_name": ".."},
+        {"group_name": ""},
+        {"class_": "../.."},
+        {"class_": "info"},
+        {"part": "../../.."},
+        {"further": (msgspec.structs.replace(RECORD, part=".."),)},
+        {"further": (msgspec.structs.replace(RECORD, class_="a/b"),)},
+    ],
+)
+def test_a_record_with_a_name_that_leads_elsewhere_is_refused(names: dict[str, Any]) -> None:
+    """What is in it meets paths in resctrl and in /run, and folders there are removed whole."""
+    data = encode(msgspec.structs.replace(RECORD, **names))
+    with pytest.raises(UnreadableRecord, match="no valid record"):
+        decode(data, "file")
+
+
+def test_a_record_of_a_further_group_in_the_root_is_read() -> None:
+    further = msgspec.structs.replace(RECORD, part=ROOT_PART)
+    record = msgspec.structs.replace(RECORD, class_="gold", further=(further,))
+    assert decode(encode(record), "file") == record
 
 
 @given(st.data())
