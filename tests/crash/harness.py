@@ -39,7 +39,7 @@ class End(enum.IntEnum):
 
     DONE = 0
     REFUSED = 3  # with an error that says what, where and why
-    RAW = 4  # with another one, which a door answers as InternalError: no harm, and no help either
+    RAW = 4  # with another one, of which a door could only say that it is our fault
     BROKEN = 5  # what must always hold did not
 
 
@@ -76,7 +76,7 @@ class Harness:
     def _struck(self, scene: Scene, verb: Verb, inject: list[str], where: str) -> str:
         status = self._run(scene, verb, inject)
         outcome = "killed" if status == -signal.SIGKILL else End(status).name.lower()
-        assert outcome != "broken", f"{where}: {self._written_down()}"
+        assert outcome not in ("raw", "broken"), f"{where}: {outcome}: {self._written_down()}"
         self.host.restart()
         try:
             self.host.check()
