@@ -61,7 +61,9 @@ def test_a_daemon_that_is_restarted_is_told_again(node: Node) -> None:
     with node.connected() as plugin:
         pods = [node.pod(), node.pod(OTHER, name="web-1")]
         plugin.greet(pods, [node.container(pods[0], 0, state=4, name="init")])
-        node.until(lambda: set(listed(node)) == {UID, OTHER}, "both pods")
+        node.until(lambda: states(node) == {"init": "stopped"}, "both pods")
+        [at] = node.machine.call("ListPods")["told"]
+        node.until(lambda: node.machine.call("ListPods")["told"] != [at], "the adapter to have nothing new to tell")
         assert node.machine.stop() == 0
         node.machine.start()
         node.until(lambda: states(node) == {"init": "stopped"}, "the daemon to be told again")
