@@ -163,7 +163,7 @@ def _create(verb: argparse.ArgumentParser) -> None:
     _class(verb)
     _claim(verb)
     _attribute(verb)
-    _no_pending(verb)
+    _waiting(verb)
 
 
 def _assign(verb: argparse.ArgumentParser) -> None:
@@ -179,7 +179,7 @@ def _assign(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--member", metavar="ID", help="the name under which the process or control group is noted")
     _claim(verb)
     _attribute(verb)
-    _no_pending(verb)
+    _waiting(verb)
 
 
 def _release(verb: argparse.ArgumentParser) -> None:
@@ -249,9 +249,14 @@ def _take_over(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--take-over", action="store_true", help="take tasks out of other monitoring groups")
 
 
-def _no_pending(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--no-pending", action="store_true", help="fail where no RMID is free, rather than wait for one"
+def _waiting(verb: argparse.ArgumentParser) -> None:
+    how = verb.add_mutually_exclusive_group()
+    how.add_argument("--no-pending", action="store_true", help="fail where no RMID is free, rather than wait for one")
+    how.add_argument(
+        "--priority",
+        type=int,
+        metavar="N",
+        help="who of those that wait gets an RMID first: -1000 to 1000, the highest",
     )
 
 

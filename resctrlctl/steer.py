@@ -23,6 +23,7 @@ def create(args: argparse.Namespace, screen: Screen) -> int:
         claim=args.claim,
         attributes=dict(args.attribute) or None,
         pending=False if args.no_pending else None,
+        priority=args.priority,
     )
     reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, types.GroupReply)
     if screen.json is not Json.OFF:
@@ -45,6 +46,7 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
         member=args.member,
         attributes=dict(args.attribute) or None,
         pending=False if args.no_pending else None,
+        priority=args.priority,
     )
     whom = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
     reply = Daemon(args.socket).call(f"assign {whom} to {args.key!r}", "Assign", request, types.AssignReply)

@@ -48,8 +48,8 @@ _resctrlctl() {
         [list]='--pods --root'
         [show]='--root'
         [status]=''
-        [create]='--class --claim --attribute --no-pending'
-        [assign]='--pid --cgroup --class --allow-class-change --take-over --member --claim --attribute --no-pending'
+        [create]='--class --claim --attribute --no-pending --priority'
+        [assign]='--pid --cgroup --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'
         [release]='--claim --reason'
         [move]=''
         [hooks]='--hooks-dir'
@@ -74,7 +74,7 @@ _resctrlctl() {
         fi
         case $word in
             # These take the next word.
-            --socket | --root | --class | --claim | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir)
+            --socket | --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir)
                 ((index++))
                 ;;
             -*) ;;
@@ -99,7 +99,7 @@ _resctrlctl() {
             __resctrlctl_words "$(cd /proc && compgen -G '[1-9]*')" "$current"
             return
             ;;
-        --claim | --attribute | --member | --reason | --key)
+        --claim | --priority | --attribute | --member | --reason | --key)
             return
             ;;
     esac

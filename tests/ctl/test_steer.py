@@ -27,6 +27,14 @@ def test_create(manager: FakeManager, ctl: Ctl) -> None:
     assert manager.called("Create") == [request]
 
 
+def test_who_waits_may_have_a_priority(manager: FakeManager, ctl: Ctl) -> None:
+    ctl("create", "web", "--priority", "-5")
+    ctl("assign", "web", "--pid", str(os.getpid()), "--priority", "1000")
+    assert [request.priority for verb in ("Create", "Assign") for request in manager.called(verb)] == [-5, 1000]
+    for wrong in (["--priority", "high"], ["--priority", "1", "--no-pending"]):
+        assert ctl("create", "web", *wrong).returncode == 2
+
+
 def test_create_leaves_out_what_was_not_said(manager: FakeManager, ctl: Ctl) -> None:
     assert ctl("create", "web", "-q").stdout == ""
     assert manager.called("Create") == [types.CreateRequest(key="web", claim="cli")]
