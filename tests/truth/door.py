@@ -15,7 +15,7 @@ from typing import Any
 from resctrlmond.api.client import Client, NotRunning, ProtocolError, VarlinkError
 from resctrlmond.resctrl.counters import parse_value
 from tests.daemon.conftest import MANAGER, Machine
-from tests.truth.ours import OTHER, PROMISED, UNSEEN, reported
+from tests.truth.ours import OTHER, reported, unseen
 from tests.truth.script import Owner
 from tests.truth.world import Life, Reported
 
@@ -128,7 +128,7 @@ class Door:
             if not life.is_over or life.reported is not None:
                 continue
             if key not in states:
-                life.reported = Reported(None, None, dict.fromkeys(PROMISED, UNSEEN), UNSEEN)
+                life.reported = unseen(life, key in self._untold)
             elif states[key] in _OVER and key not in claimed:
                 told = self._do("Read", key=key)
                 assert told is not None

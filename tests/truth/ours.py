@@ -177,7 +177,7 @@ class Ours:
             record = self._record(life)
             if record is None:
                 if life.is_over and life.reported is None:
-                    life.reported = Reported(None, None, dict.fromkeys(PROMISED, UNSEEN), UNSEEN)
+                    life.reported = unseen(life, life.of.key in self._untold)
             elif record.state.is_over and not record.claims and life.is_over and life.reported is None:
                 life.reported = self._report(life, record, manager.read(life.of.key)[2])
             elif record.state in (State.ACTIVE, State.IDLE) and (
@@ -200,6 +200,13 @@ class Ours:
         with manager.book.writing(key):
             manager.life.snapshots.delete(key)
             manager.book.drop(key)
+
+
+def unseen(life: Life, expected: bool) -> Reported:
+    """What no record speaks of; ``expected`` where the daemon was killed as the hook asked it, and nowhere else."""
+    if not expected:
+        life.problems.append("was taken in, and no record speaks of it")
+    return Reported(None, None, dict.fromkeys(PROMISED, UNSEEN), UNSEEN)
 
 
 def reported(
