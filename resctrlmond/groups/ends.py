@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from resctrlmond.groups.lifecycle import Lifecycle, replace
@@ -35,7 +34,7 @@ class Ends:
             settings = self.settings()
             over = claims_over(
                 record,
-                pod_is_gone=bool(record.pod_cgroup) and not os.path.isdir(record.pod_cgroup),
+                pod_is_gone=bool(record.pod_cgroup) and not cgroups.is_there(record.pod_cgroup),
                 group_is_empty=record.claimed_by(RECOVERED)
                 and not any(self.life.tree.tasks(group.ref) for group in record.standing),
                 linger_s=settings.linger_s,

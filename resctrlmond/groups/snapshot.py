@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.groups import checkpoint
@@ -39,12 +40,12 @@ class Snapshots:
         return os.path.join(self.groups, place)
 
     def exists(self, place: str) -> bool:
-        """Whether the run has a snapshot: its begin files stand, all of them."""
-        return os.path.isdir(self.path(place))
+        """Whether the run has a snapshot: its begin files stand, all of them. Raises NotRead."""
+        return stat.S_ISDIR(_mode(self.path(place)))
 
     def is_bare(self, place: str) -> bool:
-        """Whether nothing is left of the begin values, for somebody removed them."""
-        return not any(os.path.lexists(os.path.join(self.path(place), name)) for name in ("created_at", "mon_data"))
+        """Whether nothing is left of the begin values, for somebody removed them. Raises NotRead."""
+        return not any(_mode(os.path.join(self.path(place), name)) for name in ("created_at", "mon_data"))
 
     def make_anew(self, place: str) -> None:
         """Give a run a folder again that somebody removed, begin values and all. Raises NotWritten."""
@@ -52,8 +53,8 @@ class Snapshots:
             os.makedirs(self.path(place), 0o755, exist_ok=True)
 
     def is_complete(self, place: str) -> bool:
-        """Whether all end files are written."""
-        return os.path.isfile(os.path.join(self.path(place), "completed_at"))
+        """Whether all end files are written. Raises NotRead."""
+        return stat.S_ISREG(_mode(os.path.join(self.path(place), "completed_at")))
 
     def begin(self, place: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
         """Write the begin values, in one step; ``live`` is the group's directory in resctrl.
@@ -227,6 +228,15 @@ def _refused(error: OSError) -> None:
     """For os.walk(): what is no folder has no files; of one that cannot be listed nobody knows."""
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         raise error
+
+
+def _mode(path: str) -> int:
+    """What stands there, as st_mode, links not followed; 0 for nothing."""
+    with errors.reading("look for what was remembered", path):
+        try:
+            return os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
 
 def _text(path: str) -> str:

@@ -112,6 +112,17 @@ def check(path: str) -> str:
     return real
 
 
+def is_there(path: str) -> bool:
+    """Whether the control group's directory stands. Raises NotRead."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise not_read(error, "look for the control group", path) from error
+    return True
+
+
 def tasks(path: str) -> list[int]:
     """The thread ids in a control group and all below it, also of threaded ones; [] if it is gone. Raises NotRead."""
     return [tid for directory in _directories(path) for tid in _tasks_here(directory)]
