@@ -20,7 +20,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench fuzz truth proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash fuzz record truth proto lint man deb wheel install install-modules install-files clean
 
 all: setup
 
@@ -55,6 +55,11 @@ check-package: setup
 EXECUTIONS ?= 1000000
 fuzz: setup
 	$(BIN)/python -m tests.nri.fuzz $(EXECUTIONS)
+
+# What containerd and the adapter say to each other, anew, into tests/nri/recordings.
+record: setup
+	$(BIN)/python -m tests.kernel.machine build
+	$(BIN)/python -m tests.kernel.cri.record
 
 # The generated code is committed: protoc of Debian (3.21) writes what every later protobuf library imports.
 proto:

@@ -231,6 +231,25 @@ def test_a_pod_with_a_hostile_name_starts_unmonitored_and_the_next_is_served(
         assert "unmonitored" in node.said()
 
 
+def test_containers_within_their_sandboxs_process_are_counted_as_that_and_it_is_said(node: Node) -> None:
+    """Kata Containers and gVisor tell the virtual machine's process, or their kernel's, for each container."""
+    with node.connected() as plugin:
+        plugin.greet()
+        machine = node.process()
+        pod = node.pod(pid=machine, runtime_handler="kata-qemu")
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        first, second = (node.container(pod, machine, state=1) for _ in range(2))
+        for container in (first, second):
+            plugin.tell(Event.START_CONTAINER, pod, container)
+        assert node.machine.tasks(UID) == {machine}
+        assert node.living() == {pod.id, first.id, second.id}
+        attributes = node.group()["attributes"]
+        assert attributes["pod.runtime_handler"] == "kata-qemu"
+        assert attributes["pod.counted"].startswith("as a whole")
+        plugin.tell(Event.STOP_CONTAINER, pod, first)
+        assert node.machine.tasks(UID) == {machine}, "the other one is in there as well"
+
+
 def test_labels_beyond_the_bounds_are_left_out_and_the_pod_is_monitored(node: Node) -> None:
     labels = {f"l{number:03}": "v" for number in range(100)} | {"a" * 300: "long", "b": "x" * 5000, "c": "1\n2"}
     with node.connected() as plugin:

@@ -142,7 +142,7 @@ def test_a_pod_whose_control_group_is_gone_has_ended_though_nobody_told(node: No
 def test_a_pod_whose_process_the_list_does_not_tell_is_followed_by_its_declared_control_group(
     node: Node, pod_cgroup: str
 ) -> None:
-    """containerd (1.7.24, 2.1.9) tells none of the sandboxes from before its own restart."""
+    """containerd 1.7.24 tells none of the sandboxes from before its own restart."""
     with node.connected() as plugin:
         pod = node.pod(linux={"cgroup_parent": inner(pod_cgroup)})
         plugin.greet([pod])

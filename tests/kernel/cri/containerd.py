@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The versions of containerd that the guest can run: Debian 13's own, and unstable's from a folder beside it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kernel.machine import cache, sources
+from tests.kernel.machine.tools import tool
+
+# Of containerd 1.7, where NRI is off unless asked for. The native snapshotter needs nothing of the filesystem below.
+_CONFIG_2 = """
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:1"
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = {systemd}
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+  # The guest may be a slow one.
+  plugin_request_timeout = "20s"
+"""
+
+# Of containerd 2, where NRI is on.
+_CONFIG_3 = """
+version = 3
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "native"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "localhost/pause:1"
+[plugins."io.containerd.cri.v1.runtime"]
+  disable_apparmor = true
+  [plugins."io.containerd.cri.v1.runtime".containerd]
+    default_runtime_name = "runc"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+        SystemdCgroup = {systemd}
+[plugins."io.containerd.nri.v1.nri"]
+  plugin_request_timeout = "20s"
+"""
+
+_THERE = "/opt/containerd"
+_DROP_IN = f"""\
+[Service]
+Environment=PATH={_THERE}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
+ExecStart=
+ExecStart={_THERE}/containerd
+"""
+
+
+@dataclass(frozen=True)
+class Containerd:
+    """One version: its configuration, and the file that has the guest's service start it, "" for the guest's own."""
+
+    series: str
+    config: str
+    drop_in: str = ""
+
+
+TRIXIE = Containerd("1.7", _CONFIG_2)
+SID = Containerd("2.", _CONFIG_3, _DROP_IN)
+DROP_IN = "/run/systemd/system/containerd.service.d/unstable.conf"
+
+
+def programs() -> tuple[Path, str]:
+    """The folder with unstable's programs, and where it belongs in the guest.
+
+    Only these two: they need no library but libc, and a container's runc and all other tools are the guest's own.
+    """
+    return cache.artifact("containerd", cache.key(Path(__file__)), _build), _THERE
+
+
+def _build(place: Path) -> None:
+    cache.progress("fetching containerd of Debian unstable")
+    work = place / "work"
+    work.mkdir()
+    environment = sources.private_apt(work, "sid")
+    tool(["apt-get", "-q", "download", "containerd"], cwd=work, env=environment)
+    [package] = work.glob("containerd_*.deb")
+    tool(["dpkg-deb", "-x", package, work / "root"])
+    for program in ("containerd", "containerd-shim-runc-v2"):
+        (work / "root" / "usr" / "bin" / program).rename(place / program)
+    shutil.rmtree(work)

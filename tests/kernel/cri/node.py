@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host with a real containerd, driven as the kubelet does it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.kernel.host import WHERE, Host, parse_where
+from tests.kernel.machine import Guest
+from tests.kernel.machine.tools import tool
+
+from .containerd import DROP_IN, TRIXIE, Containerd, programs
+
+HERE = Path(__file__).parent
+THERE = "/root/cri"
+LOGS = "/run/pod-logs"
+
+_SERIAL = itertools.count(1)
+
+
+@dataclass
+class Pod:
+    """A pod that runs; ``config`` is how it was asked for."""
+
+    uid: str
+    config: dict[str, Any]
+    sandbox: str = ""
+    containers: list[str] = field(default_factory=list)
+
+
+class Node(Host):
+    """A host with containerd and the adapter in it; ``use`` has another containerd serve."""
+
+    containerd = TRIXIE
+
+    def cri(self, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+        """Calls of CRI, one after the other, and their answers in one."""
+        words = [word for method, parameters in calls for word in (method, json.dumps(parameters))]
+        answer: dict[str, Any] = json.loads(
+            self.out(f"cd {THERE} && python3 call.py {shlex.join(words)}", timeout=100)
+        )
+        return answer
+
+    def images(self) -> set[str]:
+        """The images that CRI knows of."""
+        return {tag for image in self.cri(("ListImages", {})).get("images", ()) for tag in image.get("repoTags", ())}
+
+    def pod(self, *, systemd: bool = False) -> Pod:
+        """Run a pod, without a container yet."""
+        number = next(_SERIAL)
+        uid = f"7a1d4c52-90b1-4d5f-8a6e-{number:012x}"
+        cgroup = f"/kubepods/burstable/pod{uid}"
+        if systemd:
+            cgroup = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+        config = {
+            "metadata": {"name": f"web-{number}", "uid": uid, "namespace": "shop"},
+            "logDirectory": f"{LOGS}/{uid}",
+            "labels": {"app": "web"},
+            "linux": {
+                "cgroupParent": cgroup,
+                "securityContext": {"namespaceOptions": {"network": 2, "pid": 1}},
+            },
+        }
+        pod = Pod(uid, config)
+        self.sandbox(pod)
+        return pod
+
+    def sandbox(self, pod: Pod) -> str:
+        """Give the pod a sandbox, another one if it had one."""
+        pod.config["metadata"]["attempt"] = pod.config["metadata"].get("attempt", -1) + 1
+        pod.sandbox = self.cri(("RunPodSandbox", {"config": pod.config}))["podSandboxId"]
+        return pod.sandbox
+
+    def container(self, pod: Pod, command: str = f"{WHERE}; exec sleep 600") -> tuple[str, tuple[str, str]]:
+        """Start a container; its id, and class and group as its own first instruction saw them."""
+        log = f"{len(pod.containers)}.log"
+        config = {
+            "metadata": {"name": f"app-{len(pod.containers)}"},
+            "image": {"image": "localhost/busybox:1"},
+            "command": ["/bin/sh", "-c", command],
+            "logPath": log,
+        }
+        asked = {"podSandboxId": pod.sandbox, "config": config, "sandboxConfig": pod.config}
+        container: str = self.cri(
+            ("CreateContainer", asked),
+            ("StartContainer", {"containerId": "$containerId"}),
+        )["containerId"]
+        pod.containers.append(container)
+        path = f"{LOGS}/{pod.uid}/{log}"
+        self.until(lambda: "mon:" in self.out(f"cat {path}"), "the container's first words")
+        # Each line is "<time> stdout F <text>".
+        return container, parse_where(self.out(f"cut -d' ' -f4- {path}"))
+
+    def remove_container(self, container: str) -> None:
+        """Stop it and remove it."""
+        self.cri(*((method, {"containerId": container}) for method in ("StopContainer", "RemoveContainer")))
+
+    def remove_sandbox(self, sandbox: str) -> None:
+        """Stop it and remove it, and what is in it."""
+        self.cri(*((method, {"podSandboxId": sandbox}) for method in ("StopPodSandbox", "RemovePodSandbox")))
+
+    def group(self, pod: Pod) -> dict[str, Any]:
+        """The pod's workload as the daemon has it."""
+        found: dict[str, Any] = self.call("Get", key=pod.uid)["group"]
+        return found
+
+    def living(self, pod: Pod) -> set[str]:
+        """The ids of its living members."""
+        return {one["id"] for one in self.group(pod)["members"] if not one.get("endedAt")}
+
+    def member(self, pod: Pod, name: str) -> dict[str, Any]:
+        """One of its members."""
+        found: dict[str, Any] = next(one for one in self.group(pod)["members"] if one["id"] == name)
+        return found
+
+    def registrations(self) -> int:
+        """How often containerd has taken the adapter in."""
+        return int(
+            self.out("journalctl -t resctrlmon-nri --no-pager -q | grep -c 'registered with containerd' || true")
+        )
+
+    def registered_again(self, before: int) -> None:
+        """Wait until containerd has taken the adapter in once more."""
+        self.until(lambda: self.registrations() > before, "the adapter's registration", 60)
+
+    def configure(self, *, systemd: bool) -> None:
+        """Start containerd with that driver of control groups, and wait for the adapter to be in it."""
+        before = self.registrations()
+        config = self.containerd.config.format(systemd=str(systemd).lower())
+        self.guest.write("/etc/containerd/config.toml", config)
+        self.run("systemctl restart containerd", timeout=100)
+        self.registered_again(before)
+
+    def use(self, containerd: Containerd) -> None:
+        """Have that containerd serve."""
+        self.containerd = containerd
+        if containerd.drop_in:
+            here, there = programs()
+            self.guest.put(here, there)
+            self.guest.write(DROP_IN, containerd.drop_in)
+            self.run("systemctl daemon-reload")
+
+
+@contextmanager
+def serving(guest: Guest, place: Path, containerd: Containerd) -> Iterator[Node]:
+    """A node whose containerd has the adapter and an image of busybox; ``place`` is a folder of ours to work in."""
+    for name in ("call.py", "image.py"):
+        shutil.copy(HERE / name, place)
+    tool(["protoc", f"--proto_path={HERE}", f"--python_out={place}", "cri.proto"])
+    guest.put(place, THERE)
+    node = Node(guest)
+    node.start()
+    node.guest.write(
+        "/run/systemd/system/resctrlmon-nri.service.d/debug.conf",
+        "[Service]\nExecStart=\nExecStart=/usr/bin/resctrlmon-nri --log-level debug\n",
+    )
+    node.run("systemctl daemon-reload && systemctl start resctrlmon-nri")
+    node.use(containerd)
+    node.configure(systemd=False)
+    said = node.out("journalctl -t resctrlmon-nri --no-pager -q")
+    assert f"registered with containerd {containerd.series}" in said, said
+    node.run(f"python3 {THERE}/image.py /bin/busybox {THERE}/image.tar")
+    node.run(f"ctr -n k8s.io images import --snapshotter native {THERE}/image.tar", timeout=100)
+    node.until(lambda: len(node.images()) == 2, "containerd's images")
+    yield node
+    assert "Traceback" not in node.out("journalctl -t resctrlmon-nri --no-pager -q")
