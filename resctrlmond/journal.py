@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import stat
+import sys
 from typing import Literal, TextIO
 
 from resctrlmond.resctrl.errors import ResctrlError
@@ -106,6 +107,11 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record).translate(_CONTROLS).replace("\n", "\n  ")
         return f"{self._identifier}: {record.levelname.lower()}: {text}"
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        # Where a line cannot be written, a traceback of that is no better; every other error is a bug to see.
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class JournalHandler(logging.Handler):

@@ -63,7 +63,7 @@ def read_file(path: str) -> bytes:
     try:
         return _read_file(path)
     except OSError as error:
-        if error.errno in LACKS:
+        if error.errno in LACKS or error.errno == errno.EIO:
             raise not_read(error, "read what was remembered", path) from error
         raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ from resctrlmond.groups.accounting import Quality, worst
 from resctrlmond.groups.errors import InvalidClass, InvalidKey
 from resctrlmond.groups.files import read_file, write_file, writing
 from resctrlmond.groups.keys import canonical_key, valid_class
-from resctrlmond.resctrl.errors import reading
+from resctrlmond.resctrl.errors import NotRead, reading
 from resctrlmond.resctrl.tree import GroupRef
 
 VERSION = 1
@@ -332,7 +333,10 @@ class Records:
                 record = decode(read_file(path), path)
                 if record.key + _SUFFIX != name:
                     raise UnreadableRecord(path, f"speaks of another workload, {record.key!r}")
-            except (UnreadableRecord, OSError) as error:
+            except (UnreadableRecord, NotRead, OSError) as error:
+                # What we lack will pass; a page of /run that is lost (EIO) stays so, and the others are to be served.
+                if isinstance(error, NotRead) and error.errno != errno.EIO:
+                    raise
                 self._unreadable.add(path)
                 yield error if isinstance(error, UnreadableRecord) else UnreadableRecord(path, str(error))
             else:

@@ -18,13 +18,15 @@ from tests.crash.harness import ANY, CHANGES, Blow, Struck, struck_at
 from tests.crash.site import Site
 
 # The event loop's own.
-_DOORS = "accept4,recvfrom,recvmsg,sendto,sendmsg,socket,getsockopt,epoll_ctl,epoll_pwait,epoll_wait"
+_DOORS = "accept4,recvfrom,recvmsg,sendto,sendmsg,socket,getsockopt"
+# Waiting itself is only ever interrupted (epoll_wait(2)).
+_WAITS = "epoll_pwait,epoll_wait"
 _KINDS = {
     Blow.KILL: (f"{CHANGES},sendto,sendmsg", "signal=KILL"),
-    Blow.EIO: (f"{ANY},{_DOORS}", "error=EIO"),
-    Blow.ENOSPC: (CHANGES, "error=ENOSPC"),
-    Blow.EINTR: (f"openat,read,write,{_DOORS}", "error=EINTR"),
-    Blow.EMFILE: ("openat,/^pidfd_open,accept4,recvmsg,socket,epoll_ctl", "error=EMFILE"),
+    Blow.EIO: (ANY, "error=EIO"),  # sockets never say it
+    Blow.ENOSPC: (f"{CHANGES},epoll_ctl", "error=ENOSPC"),  # max_user_watches
+    Blow.EINTR: (f"openat,read,write,{_DOORS},{_WAITS}", "error=EINTR"),
+    Blow.EMFILE: ("openat,/^pidfd_open,accept4,recvmsg,socket", "error=EMFILE"),
 }
 # Of a start the opening of files is left out: nearly all are Python's own modules.
 _STARTS = "write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat,flock,socket,bind,listen,sendto,getxattr"

@@ -30,7 +30,7 @@ def _until(site: Site, holds: Callable[[], bool]) -> str:
     """What the daemon does unasked has been done, or it has died."""
     deadline = time.monotonic() + _WAIT_S
     while not site.is_dead() and time.monotonic() < deadline:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, VarlinkError):
             if holds():
                 return "done"
         time.sleep(0.02)

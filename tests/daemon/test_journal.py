@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import logging
 import os
@@ -299,3 +300,13 @@ def test_a_second_setup_replaces_the_first(to_journal: Journal) -> None:
     assert [entry["SYSLOG_IDENTIFIER"] for entry in to_journal.waiting()] == [b"resctrlmond-nri"]
     ours = [one for one in logging.getLogger().handlers if isinstance(one, JournalHandler | ConsoleHandler)]
     assert len(ours) == 1
+
+
+def test_a_line_that_cannot_be_written_is_lost_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = ConsoleHandler("resctrlmond")
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # its end is refused as well
+        handler.stream = full
+        handler.handle(logging.LogRecord("x", logging.ERROR, __file__, 1, "lost", (), None))
+    handler.stream = sys.stderr
+    handler.handle(logging.LogRecord("x", logging.ERROR, __file__, 1, "told", (), None))
+    assert capsys.readouterr().err == "resctrlmond: error: told\n"
