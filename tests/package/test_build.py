@@ -93,8 +93,9 @@ def test_every_page_unit_and_command_is_in_a_package(built: Path) -> None:
 
 
 def test_only_the_configuration_is_a_conffile(built: Path, tmp_path: Path) -> None:
-    text = control(deb(built, "resctrlmond"), "conffiles", tmp_path / "control")
-    assert text.split() == ["/etc/resctrlmond/resctrlmond.yaml"]
+    for package, name in (("resctrlmond", "resctrlmond.yaml"), ("resctrlmon-nri", "nri.yaml")):
+        text = control(deb(built, package), "conffiles", tmp_path / "control")
+        assert text.split() == [f"/etc/resctrlmond/{name}"]
 
 
 def test_no_maintainer_script_starts_the_daemon_or_touches_the_mount(built: Path, tmp_path: Path) -> None:
