@@ -6,12 +6,11 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import signal
 import sys
 import time
 
 from tests.truth.compare import Tally, table
-from tests.truth.run import NAMES, Part, run
+from tests.truth.run import NAMES, Part, end_orderly, run
 
 # A machine for each so many: the simulator remembers every task that it ever had.
 PART = 250
@@ -40,7 +39,7 @@ def main() -> int:
     parts = list(_parts(options.seed, options.workloads, options.by_door))
     started = time.monotonic()
     tallies = [Tally(name) for name in NAMES]
-    with multiprocessing.get_context("spawn").Pool(options.jobs, _end_orderly, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.jobs, end_orderly, maxtasksperchild=1) as pool:
         for part, found in zip(parts, pool.imap(run, parts), strict=True):
             for tally, more in zip(tallies, found, strict=True):
                 tally.merge(more)
@@ -57,11 +56,6 @@ def main() -> int:
         f"{len(ours.violations)} promises broken; {time.monotonic() - started:.0f} s\n"
     )
     return 1 if ours.violations else 0
-
-
-def _end_orderly() -> None:
-    """A part that is told to end unmounts its machine and ends its processes first."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def _parts(seed: int, workloads: int, by_door: bool) -> list[Part]:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +42,16 @@ def test_nothing_is_lost_unsaid_and_nothing_is_counted_twice(part: Part) -> None
         assert (tally.workloads, tally.used) == (part.workloads, ours.used)
         assert tally.wrong > 0
     assert "lost without a mark" in table([ours, *peers])
+
+
+@pytest.mark.timeout(900)
+def test_the_command_prints_the_table() -> None:
+    command = [sys.executable, "-m", "tests.truth", "--seed", "3", "--workloads", "5"]
+    top = Path(__file__).parents[2]
+    done = subprocess.run(command, check=False, cwd=top, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    assert "5 " in next(line for line in done.stdout.splitlines() if line.startswith("workloads"))
+    assert "0 promises broken" in done.stdout
 
 
 def test_the_script_is_the_same_for_the_same_seed_and_has_all_that_happens() -> None:
