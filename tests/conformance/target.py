@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .actors import outcome, write
+from .actors import outcome, read, write
 
 if TYPE_CHECKING:
     from resctrlmond.sim.mount import Simulation
@@ -73,17 +72,24 @@ class _Simulated:
         os.chmod(self.root, 0o755)
         self._simulation: Simulation = Simulation(self.root, **options(name))
         self._simulation.start()
+        self._offline: set[int] = set()
 
     def mount(self) -> None:
         self._simulation.stop()
         self._simulation.start()
+        for cpu in self._offline:
+            self._order(cpu, False)
 
     def switch(self, cpu: int, online: bool) -> None:
+        if (cpu in self._offline) == online:
+            self._order(cpu, online)
+            self._offline ^= {cpu}
+
+    def _order(self, cpu: int, online: bool) -> None:
         from resctrlmond.sim.control import Control
 
         control = Control(self.root)
-        with contextlib.suppress(FileNotFoundError):  # that is how it is already
-            (control.cpu_online if online else control.cpu_offline)(cpu)
+        (control.cpu_online if online else control.cpu_offline)(cpu)
 
     def close(self) -> None:
         self._simulation.stop()
@@ -163,11 +169,11 @@ class Resctrl:
 
     def path(self, *names: str) -> str:
         """The absolute path."""
-        return os.path.join(self.root, *names)
+        return "/".join((self.root, *names))
 
     def read(self, *names: str) -> str:
         """The whole file."""
-        return Path(self.path(*names)).read_text(errors="surrogateescape")
+        return read(self.path(*names))
 
     def write(self, path: str, text: object) -> None:
         """One command to a file. OSError if it was refused."""
@@ -223,7 +229,7 @@ class Resctrl:
         if self.simulated:
             text = os.getxattr(self.root, f"user.resctrlmond.task.{tid}").decode()
         else:
-            text = Path(f"/proc/{tid}/cpu_resctrl_groups").read_text()
+            text = read(f"/proc/{tid}/cpu_resctrl_groups")
         control, monitor = text.splitlines()
         return control.removeprefix("res:"), monitor.removeprefix("mon:")
 
@@ -235,12 +241,15 @@ class Resctrl:
         return made
 
     def clean(self) -> None:
-        """Removes all groups."""
+        """Removes all groups, and gives root all of the cache."""
         for name in os.listdir(self.root):
             if os.path.isdir(self.path(name, "mon_groups")):
                 self.rmdir(name)
         for name in os.listdir(self.path("mon_groups")):
             self.rmdir(f"mon_groups/{name}")
+        if self.can_allocate:
+            full = self.read("info/L3/cbm_mask").strip()
+            self.write("schemata", re.sub("=[0-9a-f]+", f"={full}", self.read("schemata")))
 
     # Mounting
 

@@ -26,6 +26,13 @@ BY_RULES = {
     "anybody_may_move_anybody": "test_permissions.py::test_a_user_may_not_move_another_users",
     "tasks_stay_behind_on_rmdir": "test_rmdir.py::test_a_control_group_takes_its_monitoring_groups_along",
     "rename_loses_the_closid": "test_rename.py::test_to_another_control_group",
+    "monitoring_groups_take_any_cpu": "test_cpus.py::test_a_monitoring_group_takes_only_its_control_groups",
+    "removed_classes_keep_their_cpus": "test_cpus.py::test_a_control_group_takes_cpus_from_root",
+    "half_a_command_is_taken": "test_schemata.py::test_a_bad_command",
+    "masks_outlive_their_class": "test_schemata.py::test_a_class_made_again_begins_anew",
+    "monitoring_groups_keep_the_cpus_of_their_class": (
+        "test_cpus.py::test_a_write_to_a_control_group_empties_its_monitoring_groups"
+    ),
 }
 
 
@@ -57,7 +64,7 @@ def test_sequences_find_a_planted_bug(mutant: str, tmp_path: Path) -> None:
 def test_rules_find_a_planted_bug(mutant: str, rule: str, tmp_path: Path) -> None:
     """A simulator with a bug breaks the rule; the same rule holds without it in the run that this test is part of."""
     test = f"tests/conformance/{rule}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cat", test]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cat and not 6.12", test]
     chosen = {**environment(mutant, tmp_path), "RESCTRL_CONFORMANCE_RESULTS": str(tmp_path)}
     done = subprocess.run(command, cwd=PROJECT, env=chosen, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

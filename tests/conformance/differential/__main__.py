@@ -11,24 +11,27 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.conformance.target import OLDER
 from tests.kernel.machine import Guest, Machine
 
 from .compare import difference, shrink
 from .generator import LENGTH, Generator, Sequence
-from .targets import Execute, on_guest, on_simulation, put
+from .targets import AT_ONCE, Execute, on_guest, on_simulation, put
 
 CASES = Path(__file__).parents[1] / "cases"
 # Machines of tests/kernel -> whether its pool is small enough to fill; "sim NAME" is the simulation that matches it.
 MACHINES = {"cat": True, "monitoring-only": False, "two-domains": True}
 EVERY_MACHINE = MACHINES | {name + OLDER: small for name, small in MACHINES.items()}
+GUESTS = 3  # at a time
 MOST_SHRUNK = 3  # differences that are worth the time; they tend to be of one kind
 
 
 def generated(machine: str, seed: int, operations: int) -> list[Sequence]:
     """At least that many operations for a machine."""
-    generator = Generator(seed, allocation=not machine.startswith("monitoring-only"), fill=EVERY_MACHINE[machine])
+    allocation, two = not machine.startswith("monitoring-only"), machine.startswith("two-domains")
+    generator = Generator(seed, allocation=allocation, fill=EVERY_MACHINE[machine], switch=two)
     return [generator.sequence() for _ in range(-(-operations // LENGTH))]
 
 
@@ -65,20 +68,38 @@ def save(path: Path, machine: str, sequences: list[Sequence], there: Execute) ->
     print(f"    saved as {path}")
 
 
-def compare(machine: str, guest: Guest, seed: int, operations: int) -> int:
-    """How many sequences differ on that machine; says so."""
+class Total(NamedTuple):
+    """What was done on a machine, and how many sequences of it differ."""
+
+    operations: int
+    differing: int
+
+
+def compare(machine: str, guest: Guest, seed: int, operations: int) -> Total:
+    """Does so many operations on the machine and on its simulation; tells what differs when it is found."""
     put(guest)
     there, here = on_guest(guest), on_simulation(f"sim {machine}")
     sequences = generated(machine, seed, operations)
-    total, begun = sum(map(len, sequences)), time.monotonic()
-    found = list(differences(sequences, there, here))
+    total, begun, found = sum(map(len, sequences)), time.monotonic(), 0
+    for start in range(0, len(sequences), AT_ONCE):
+        if start:
+            print(f"{machine}: {start * LENGTH} operations, {found} differences so far", flush=True)
+        for sequence, told in list(differences(sequences[start : start + AT_ONCE], there, here)):
+            print(f"{machine}: seed {seed}: {told}", flush=True)
+            if found < MOST_SHRUNK:
+                _investigate(machine, sequence, there, here, f"{machine}-{seed}-{found}")
+            found += 1
     seconds = time.monotonic() - begun
-    print(f"{machine}: seed {seed}, {total} operations, {len(found)} differences, {seconds:.0f} s", flush=True)
-    for number, (sequence, told) in enumerate(found):
-        print(f"  {told}", flush=True)
-        if number < MOST_SHRUNK:
-            _investigate(machine, sequence, there, here, f"{machine}-{seed}-{number}")
-    return len(found)
+    print(f"{machine}: seed {seed}, {total} operations, {found} differences, {seconds:.0f} s", flush=True)
+    return Total(total, found)
+
+
+def record(machine: str, guest: Guest, name: str, seed: int, operations: int) -> Total:
+    """Keeps so many operations with what the kernel shows as a case."""
+    put(guest)
+    sequences = generated(machine, seed, operations)
+    save(CASES / f"{name}-{machine}.json", machine, sequences, on_guest(guest))
+    return Total(sum(map(len, sequences)), 0)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,15 +120,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     machines = options.machine or list(EVERY_MACHINE if options.all else MACHINES)
-    differing = 0
-    for machine in machines:
+    share = -(-options.operations // len(machines))
+
+    def run(machine: str) -> Total:
         with Machine(machine).start() as guest:
             if options.record:
-                put(guest)
-                sequences = generated(machine, seed, options.operations // len(machines))
-                save(CASES / f"{options.record}-{machine}.json", machine, sequences, on_guest(guest))
-            else:
-                differing += compare(machine, guest, seed, options.operations // len(machines))
+                return record(machine, guest, options.record, seed, share)
+            return compare(machine, guest, seed, share)
+
+    print(f"seed {seed}: {options.operations} operations on {', '.join(machines)}", flush=True)
+    with ThreadPoolExecutor(GUESTS) as pool:
+        totals = list(pool.map(run, machines))
+    operations, differing = (sum(numbers) for numbers in zip(*totals, strict=True))
+    done = f"all: {operations} operations on {len(machines)} machines, seed {seed}, {differing} differences"
+    print(done, flush=True)
     return 1 if differing else 0
 
 

@@ -24,6 +24,11 @@ from tests.conformance.target import Resctrl, kernel, simulation
 Observation = dict[str, Any]
 MARK = 10**18  # what utime sets is less; what the clock says is more
 GONE = "no such actor"
+# Groups, members, CPUs and masks are looked at after every third operation, and the last: what differs stays, and an
+# emulated processor takes its time for each look.
+LOOK = 3
+# Files whose content is the same on both.
+TOLD = {"last_cmd_status", "mon_features", "cpus", "cpus_list", "schemata", "size", "mode", "bit_usage", "cbm_mask"}
 
 
 class _Symbols(string.Formatter):
@@ -51,19 +56,29 @@ class Executor:
     def run(self, sequence: Sequence) -> list[Observation]:
         """What is seen after each operation."""
         try:
-            return [self._observe(operation) for operation in sequence]
+            return [
+                self._do(operation) | (self._look() if number % LOOK == 0 or number == len(sequence) else {})
+                for number, operation in enumerate(sequence, start=1)
+            ]
         finally:
             for fd in self._slots.values():
                 os.close(fd)
 
-    def _observe(self, operation: Operation) -> Observation:
+    def _do(self, operation: Operation) -> Observation:
         verb, *words = operation
         result = getattr(self, "do_" + verb)(*words)
-        groups = [".", *self._groups()]
         return {
             "result": self._symbolic(result) if isinstance(result, str) else result,
             "status": self._symbolic(self._fs.status),
+        }
+
+    def _look(self) -> Observation:
+        groups = [".", *self._groups()]
+        named = [group for group in groups if not group.endswith(" more")]
+        return {
             "members": {group: self._members(group) for group in groups},
+            "cpus": {group: self._text(group, "cpus_list") for group in named},
+            "masks": {group: self._text(group, "schemata") for group in named if "mon_groups" not in group},
             "where": {name: self._where(tid) for name, tid in self._tids.items()},
         }
 
@@ -86,6 +101,11 @@ class Executor:
         except PermissionError:
             return "EACCES"
         return [name for name, tid in self._tids.items() if tid in listed]
+
+    def _text(self, group: str, name: str) -> str:
+        found: list[str] = []
+        result = outcome(lambda: found.append(self._fs.read(group, name)))
+        return found[0] if found else result
 
     def _where(self, tid: int) -> str:
         try:
@@ -131,14 +151,13 @@ class Executor:
     def do_read(self, path: str) -> str:
         found: list[str] = []
         result = outcome(lambda: found.append(self._fs.read(path)))
-        # What a group's files say of tasks is seen anyway; CPUs, counts and events are the machine's own.
-        return found[0] if found and path.endswith("last_cmd_status") else result
+        # What a group's files say of tasks is seen anyway; counts are the machine's own.
+        return found[0] if found and path.rpartition("/")[2] in TOLD else result
 
     def do_list(self, path: str) -> str | list[str]:
         found: list[str] = []
         result = outcome(lambda: found.extend(self._fs.names(path)))
-        # Of two machines only one may monitor the occupancy of its cache.
-        return [name for name in found if not name.startswith(("fill-", "llc_"))] if result == "OK" else result
+        return [name for name in found if not name.startswith("fill-")] if result == "OK" else result
 
     def do_stat(self, path: str) -> list[str] | str:
         try:
@@ -176,6 +195,13 @@ class Executor:
         result = self._fs.unmount()
         self._fs.mount()
         return result
+
+    def do_cpu(self, number: str, online: str) -> str:
+        """A CPU goes offline or comes back, if there is one of that number besides the first."""
+        if not 0 < int(number) < self._fs.cpus:
+            return "no such CPU"
+        self._fs.switch(online == "online", int(number))
+        return "OK"
 
     # Descriptors
 
@@ -253,12 +279,20 @@ class Executor:
         if name in self._threads:
             self._threads.pop(name).tell("end_thread", tid=self._tids[name])
         else:
-            parent = self._actors[name]
-            parent.exit()
-            # Its zombies are reaped just after it has become one itself.
-            orphans = [self._tids[child] for child, actor in self._parents.items() if actor is parent]
-            wait_until(lambda: "Z" not in {state(pid) for pid in orphans})
+            self._end(self._actors[name], self._parents.get(name))
         return "OK"
+
+    def _end(self, actor: Actor, parent: Actor | None) -> None:
+        """Ends a process, and waits until all has come of it that will: other processors do it in their own time."""
+        actor.exit()
+        if parent and state(parent.pid) in ("Z", ""):
+            # Nobody waits for an orphan: it is reaped as soon as it is a zombie.
+            wait_until(lambda: state(actor.pid) == "")
+        threads = [self._tids[name] for name, owner in self._threads.items() if owner is actor]
+        wait_until(lambda: not any(state(tid) for tid in threads))
+        # Its zombies are reaped just after it has become one itself.
+        orphans = [self._tids[child] for child, owner in self._parents.items() if owner is actor]
+        wait_until(lambda: not {"Z", "X"} & {state(pid) for pid in orphans})
 
     def do_reap(self, name: str) -> str:
         parent = self._parents.get(name)
@@ -278,6 +312,7 @@ def execute(fs: Resctrl, sequences: list[Sequence]) -> list[list[Observation]]:
             found.append(Executor(fs, troupe).run(sequence))
             troupe.dismiss()
             fs.mount()
+            fs.switch(True, *range(1, fs.cpus))
             fs.clean()
     return found
 

@@ -37,20 +37,32 @@ FIXED = [
     "mon_groups/a/mon_data",
     "x/mon_groups",
 ]
-FILES = ["tasks", "cpus", "cpus_list", "mon_data/mon_L3_00/mbm_total_bytes"]
-# The simulator does not let anybody write to the masks of CPUs.
-WRITABLE = ["tasks", "tasks", "mon_data/mon_L3_00/mbm_total_bytes"]
+COUNTERS = ["mon_data/mon_L3_00/mbm_total_bytes", "mon_data/mon_L3_01/mbm_local_bytes"]
+FILES = ["tasks", "cpus", "cpus_list", "schemata", "size", "mode", *COUNTERS]
+WRITABLE = ["tasks", "tasks", "cpus", "cpus_list", "schemata", "mode", COUNTERS[0]]
 INFO = ["info/last_cmd_status", "info/L3_MON/num_rmids", "info/L3_MON/mon_features", "info/none"]
+INFO += ["info/L3/bit_usage", "info/L3/cbm_mask"]
 TOKENS = ["abc", "", "-5", "4194303", "0x", "08", "2147483648", "1 2", "x,y", "-0x7", "99999999999999999999", "0b1"]
 COMMANDS = ["\n", "\0", ",", "\n{P0}", "{P0}\n{P1}", "{P0},,{P1}", "{P0},\n{P1}", " ", "{P0} {P1}", "{P0}x"]
+# Good ones on some machine at least, twice as often as bad ones.
+LISTS = ["0", "1\n", "2", "3", "0-1", "1-3", "0,2", "2-3", "0-3", "all", "N", "1-N", "0-3:1/2", "\n", "0", "1"]
+BAD_LISTS = ["4", "9999", "zz", "3-1", "0-", "-1", "0x1", "0:1/2", "5000000000"]
+MASKS = ["1", "2", "3\n", "4", "8", "c", "e", "f", "01", "a,", "0", "\n", "00000003"]
+BAD_MASKS = ["10", "zz", "0x1", "1-2", "1,1", "000000001", "ffffffff"]
+DOMAINS = ["0=1", "0=3", "0=7", "0=5", "0=2", "1=4", "1=1", "1=6", "0= 6 ", "1=0x7", "0=1;1=2", "1=3;0=4", "0=7;1=7"]
+BAD_DOMAINS = ["0=0", "0=8", "0=zz", "0", "x=1", "2=1", "0=1;0=2", "", "0=1;;", "1=ff", "0=-1"]
+RESOURCES = ["L3", "L3", "L3", "L3", "L3", " L3 ", "L2", "MB", ""]
+CLASS_MODES = ["shareable", "exclusive", "pseudo-locksetup", "pseudo-locked", "", "shareable "]
 MODES = ["0", "400", "644", "600", "755", "700", "222"]
+ATTRIBUTED = ["", "", "/tasks", "/mon_data", "/cpus", "/cpus_list", "/schemata"]
 SLOTS = ["f", "g"]
+STATES = ["offline", "online"]
 
 
 class Generator:
     """Makes one sequence after the other; the same seed makes the same ones."""
 
-    def __init__(self, seed: int, *, allocation: bool, fill: bool = True) -> None:
+    def __init__(self, seed: int, *, allocation: bool, fill: bool = True, switch: bool = False) -> None:
         self._random = random.Random(seed)
         self._groups = MON + (CLASSES + INNER if allocation else [])
         self._fill = fill
@@ -62,6 +74,9 @@ class Generator:
             (7, self._rmdir),
             (5, self._rename),
             (20, self._write),
+            (9, self._write_cpus),
+            (6, self._write_masks),
+            (1, lambda: ["write", self._place("mode"), self._choose(CLASS_MODES) + self._end()]),
             (4, self._write_self),
             (7, self._fork),
             (5, self._thread),
@@ -70,17 +85,19 @@ class Generator:
             (4, lambda: ["read", self._file()]),
             (2, lambda: ["list", self._path()]),
             (3, lambda: ["stat", self._node()]),
-            (3, lambda: ["chmod", self._group() + self._choose(["", "/tasks", "/mon_data"]), self._mode()]),
+            (3, lambda: ["chmod", self._group() + self._choose(ATTRIBUTED), self._mode()]),
             (2, lambda: ["utime", self._group(), str(self._random.randrange(10**18))]),
             (2, lambda: ["chown", self._group() + self._choose(["", "/tasks"]), "65534"]),
             (4, self._as_nobody),
             (4, lambda: ["open", self._choose(SLOTS), self._group() + "/" + self._choose(WRITABLE)]),
             (4, lambda: ["pread", self._choose(SLOTS)]),
-            (3, lambda: ["pwrite", self._choose(SLOTS), self._command()]),
+            (3, lambda: ["pwrite", self._choose(SLOTS), self._any_command()]),
             (2, lambda: ["close", self._choose(SLOTS)]),
             (1, lambda: [self._choose(["unlink", "truncate"]), self._node()]),
             (1, lambda: ["create", self._group() + "/" + self._choose([*WRITABLE, "new"])]),
         ]
+        if switch:
+            self._kinds.append((2, lambda: ["cpu", self._choose(["1", "2", "2", "3", "3"]), self._choose(STATES)]))
 
     def sequence(self) -> Sequence:
         """``LENGTH`` operations on an empty tree, with the processes P0, P1 of root and N of an ordinary user."""
@@ -165,6 +182,38 @@ class Generator:
     def _write(self) -> Operation:
         group = "." if self._chance(0.15) else self._group()
         return ["write", f"{group}/tasks", self._command()]
+
+    def _end(self) -> str:
+        """Nearly always the newline that some files want."""
+        return "" if self._chance(0.08) else "\n"
+
+    def _place(self, name: str) -> str:
+        return ("." if self._chance(0.3) else self._group()) + "/" + name
+
+    def _cpus(self, name: str) -> str:
+        good, bad = (MASKS, BAD_MASKS) if name == "cpus" else (LISTS, BAD_LISTS)
+        return self._choose(bad if self._chance(0.15) else good)
+
+    def _masks(self) -> str:
+        lines = [
+            self._choose(RESOURCES) + ":" + self._choose(BAD_DOMAINS if self._chance(0.25) else DOMAINS)
+            for _ in range(self._random.choice([1, 1, 1, 1, 2]))
+        ]
+        return "\n".join(lines) + self._end()
+
+    def _write_cpus(self) -> Operation:
+        name = self._choose(["cpus", "cpus_list", "cpus_list"])
+        return ["write", self._place(name), self._cpus(name)]
+
+    def _write_masks(self) -> Operation:
+        controls = [".", *(group for group in self._groups if "mon_groups" not in group)]
+        return ["write", self._choose(controls) + "/schemata", self._masks()]
+
+    def _any_command(self) -> str:
+        kind = self._choose(["tasks", "tasks", "cpus", "cpus_list", "schemata"])
+        if kind == "tasks":
+            return self._command()
+        return self._masks() if kind == "schemata" else self._cpus(kind)
 
     def _write_self(self) -> Operation:
         return ["as", self._task(), "write", self._group() + "/tasks", self._choose(["0", "0\n", "-0"])]

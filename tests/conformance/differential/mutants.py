@@ -108,6 +108,55 @@ def _anybody_may_move_anybody() -> None:
     ProcTable.credentials = credentials  # type: ignore[method-assign]
 
 
+def _monitoring_groups_take_any_cpu() -> None:
+    from resctrlmond.sim.cpus import Cpus
+
+    def write(_self: Any, group: Any, parent: Any, wanted: set[int]) -> None:
+        for other in parent.children.values():
+            other.cpus -= wanted
+        group.cpus = wanted
+
+    Cpus._write_monitoring = write  # type: ignore[method-assign]
+
+
+def _removed_classes_keep_their_cpus() -> None:
+    from resctrlmond.sim.cpus import Cpus
+
+    Cpus.release = lambda *_: None  # type: ignore[method-assign]
+
+
+def _monitoring_groups_keep_the_cpus_of_their_class() -> None:
+    from resctrlmond.sim.cpus import Cpus
+
+    right: Callable[..., None] = Cpus._write_control
+
+    def write(self: Any, group: Any, wanted: set[int]) -> None:
+        before = {child.name: child.cpus & wanted for child in group.children.values()}
+        right(self, group, wanted)
+        for child in group.children.values():
+            child.cpus = before[child.name]
+
+    Cpus._write_control = write  # type: ignore[method-assign]
+
+
+def _half_a_command_is_taken() -> None:
+    from resctrlmond.sim.allocation import Allocation
+
+    right: Callable[..., None] = Allocation._stage
+
+    def stage(self: Any, group: Any, domain: str, masks: Any) -> None:
+        right(self, group, domain, masks)
+        self._masks |= masks
+
+    Allocation._stage = stage  # type: ignore[method-assign]
+
+
+def _masks_outlive_their_class() -> None:
+    from resctrlmond.sim.allocation import Allocation
+
+    Allocation.begin = lambda *_: None  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     plant.__name__.strip("_"): plant
     for plant in (
@@ -121,6 +170,11 @@ MUTANTS: dict[str, Callable[[], None]] = {
         _old_descriptors_live_on,
         _rename_loses_the_closid,
         _anybody_may_move_anybody,
+        _monitoring_groups_take_any_cpu,
+        _removed_classes_keep_their_cpus,
+        _monitoring_groups_keep_the_cpus_of_their_class,
+        _half_a_command_is_taken,
+        _masks_outlive_their_class,
     )
 }
 

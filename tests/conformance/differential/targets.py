@@ -23,7 +23,7 @@ PROJECT = Path(__file__).parents[3]
 PARTS = ("pyproject.toml", "tests/__init__.py", "tests/conformance")
 THERE = "/root/conformance"
 MODULE = "tests.conformance.differential.executor"
-AT_ONCE = 40  # sequences in one go, so that a time-out says something
+AT_ONCE = 10  # sequences in one go: few enough for the time-out, where several guests share a processor
 
 Execute = Callable[[list[Sequence]], list[list[Observation]]]
 
