@@ -24,7 +24,7 @@ APT = (
     "DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dir::Etc::sourcelist=/srv/sources.list "
     "-o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Dpkg::Options::=--path-include=/usr/share/man/*"
 )
-LONG = 200.0
+LONG = 600.0
 
 
 @pytest.fixture(scope="session")
