@@ -230,8 +230,9 @@ class Resctrl:
             text = os.getxattr(self.root, f"user.resctrlmond.task.{tid}").decode()
         else:
             text = read(f"/proc/{tid}/cpu_resctrl_groups")
-        control, monitor = text.splitlines()
-        return control.removeprefix("res:"), monitor.removeprefix("mon:")
+        # A name may have a newline in it.
+        control, _, monitor = text.removesuffix("\n").partition("\nmon:")
+        return control.removeprefix("res:"), monitor
 
     def fill(self) -> int:
         """Makes groups ``mon_groups/fill-N`` until there is no RMID left; how many."""
