@@ -132,6 +132,7 @@ class Upkeep:
         since, tries = self._tries.setdefault(record.key, (now, 0))
         if now < since + resumes_after_s(losses_in_a_row(settled) + tries):
             return
+        self.life.tree.check_mounted()  # an unmount may take long, and once it is over nothing is waited for
         self._tries[record.key] = now, tries + 1
         self.resuming.resume(settled)
         del self._tries[record.key]

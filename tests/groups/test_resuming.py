@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -123,6 +124,28 @@ def test_a_mount_that_comes_back_is_used_without_being_told(tmp_path: Path, proc
         assert states == {"k": (State.ACTIVE, 2), "empty": (State.IDLE, 2)}
         assert host.tree.membership(child.pid).group == "k"
         host.check()
+
+
+def test_an_unmount_that_takes_long_makes_nobody_wait_after_it(
+    tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it lasts nothing can be tried, so nothing was tried in vain."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    child = process()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.assign(assignment("k", child.pid))
+        assert unmount(host.mountpoint)
+        host.manager.upkeep.tick()
+    now = time.monotonic()
+    for seconds in range(1000):
+        monkeypatch.setattr("resctrlmond.groups.upkeep.time.monotonic", lambda passed=seconds: now + passed)
+        host.manager.upkeep.tick()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host.manager.upkeep.tick()
+        assert host.manager.get("k").state is State.ACTIVE
+    monkeypatch.undo()
 
 
 @pytest.mark.usefixtures("soon")
