@@ -46,6 +46,7 @@ class Sweeping:
         except NoSuchProcess:
             return record  # its end is about to be noted
         except ResctrlError as error:
+            record, member = self._as_noted(record, member)
             return self.book.put(record.with_member(replace(member, reason=str(error))))
         if moved.moved:
             log.info("%s: %d tasks that joined %s were taken in", record.key, moved.moved, member.id)
@@ -63,7 +64,8 @@ class Sweeping:
                 record, moved = self._sweep(record, member)
             except ResctrlError as error:
                 # It may have ended by now, and was never in the group.
-                late = replace(member, late=True, joining=False, reason=str(error))
+                record, outside = self._as_noted(record, member)
+                late = replace(outside, late=True, joining=False, reason=str(error))
                 record = self.book.put(record.with_member(late).with_late(late))
                 continue
             if record.home(member).part == group.part or moved.moved:
@@ -72,6 +74,11 @@ class Sweeping:
                 joined = record.with_member(late).with_late(late)
                 record = self.book.put(replace(joined, state=State.ACTIVE))
         return record
+
+    def _as_noted(self, record: Record, member: Member) -> tuple[Record, Member]:
+        """Both as they stand after a sweep that failed: it may have noted that they are late, or in another class."""
+        record = self.book.get(record.key) or record
+        return record, record.member(member.id) or member
 
     def rejoin(self, record: Record) -> None:
         """See to it that every living member is in its group: a kill may have come before its tasks were moved."""
@@ -87,6 +94,7 @@ class Sweeping:
             except ResctrlError:
                 # It ended meanwhile. Where we were killed as it joined, nobody knows in which group it ran.
                 is_late = member.joining
+                record, _ = self._as_noted(record, member)
             joined = record.member(member.id) or member
             joined = replace(joined, joining=False, late=joined.late or is_late)
             record = record.with_member(joined)

@@ -13,8 +13,9 @@ import pytest
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import ROOT_PART, State
 from resctrlmond.groups.target import Assignment
-from resctrlmond.resctrl.errors import ClassMismatch
+from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused
 from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import Tree
 from tests.groups.conftest import UID, Host, assignment, join
 from tests.groups.test_cut import CTR, Fuse, cut, forget, fuse
 
@@ -93,6 +94,28 @@ def test_a_process_without_a_control_group_is_followed_as_well(host: Host, proce
     host.manager.upkeep.tick()
     assert host.tree.membership(child.pid) == Membership(gold, "k")
     assert host.manager.get("k").further == ()
+
+
+def test_a_group_that_followed_is_not_forgotten_if_its_tasks_cannot_yet_be_moved(
+    host: Host, process: Start, gold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    host.tree.write_task(gold, child.pid)
+
+    def refuse(_tree: Tree, directory: str, _tid: int) -> None:
+        raise KernelRefused("not now", path=directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tree, "write_task", refuse)
+        host.manager.upkeep.tick()
+    record = host.manager.get("k")
+    assert (record.class_, record.state, record.baseline) == (gold, State.ACTIVE, Quality.LATE)
+    assert "not now" in record.members[0].reason
+    assert record.members[0].late
+    host.check()
+    host.manager.upkeep.tick()
+    assert host.tree.membership(child.pid) == Membership(gold, "k")
 
 
 def test_where_groups_cannot_be_renamed_a_second_one_is_made(
