@@ -46,6 +46,8 @@ class Door:
         self._client = Client(self._machine.socket, timeout_s=120)
         self._lives: dict[str, Life] = {}
         self._untold: set[str] = set()
+        # When the run that was reported last under a key began: a later one that nobody was told of is not that.
+        self._reported: dict[str, str] = {}
         self._killers: list[threading.Timer] = []
         self.kills = 0
 
@@ -131,10 +133,11 @@ class Door:
         assert answer is not None
         states = {group["key"]: group["state"] for group in answer["groups"]}
         claimed = {group["key"] for group in answer["groups"] if group["claims"]}
+        begun = {group["key"]: group.get("createdAt", "") for group in answer["groups"]}
         for key, life in self._lives.items():
             if not life.is_over or life.reported is not None:
                 continue
-            if key not in states:
+            if key not in states or (key in self._untold and begun[key] == self._reported.get(key)):
                 life.reported = unseen(life, key in self._untold)
             elif states[key] in _OVER and key not in claimed:
                 told = self._do("Read", key=key)
@@ -150,6 +153,7 @@ class Door:
             for total in answer["totals"]
         }
         group = answer["group"]
+        self._reported[life.of.key] = group.get("createdAt", "")
         folder = str(self._machine.run / "groups" / life.of.key)
         return reported(life, folder, said, group["state"], group.get("reason") or "")
 

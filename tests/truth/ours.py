@@ -87,6 +87,8 @@ class Ours:
         self._lives: dict[str, Life] = {}
         self.restarts = self.kills = 0
         self._untold: set[str] = set()
+        # When the run that was reported last under a key began: a later one that nobody was told of is not that.
+        self._reported: dict[str, str] = {}
         self._is_down = False
         self._time_for_checkpoints(False)
 
@@ -175,7 +177,8 @@ class Ours:
                 manager.upkeep.sweeping.sweep(key)
         for life in self._lives.values():
             record = self._record(life)
-            if record is None:
+            is_of_before = record is not None and record.created_at == self._reported.get(life.of.key)
+            if record is None or (is_of_before and life.of.key in self._untold):
                 if life.is_over and life.reported is None:
                     life.reported = unseen(life, life.of.key in self._untold)
             elif record.state.is_over and not record.claims and life.is_over and life.reported is None:
@@ -188,6 +191,7 @@ class Ours:
     def _report(self, life: Life, record: Record, totals: list[Total]) -> Reported:
         if self.host.manager.read(life.of.key)[2] != totals:
             life.problems.append("Read says another thing than Release did")
+        self._reported[life.of.key] = record.created_at
         said = {total.event.name: (total.number, total.quality.value) for total in totals}
         return reported(life, os.path.join(self.host.run, "groups", life.of.key), said, record.state, record.reason)
 
