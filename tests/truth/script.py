@@ -210,13 +210,22 @@ class _Story:
         elif dice < 0.25 and len(self.living) > 1:
             gone = self.chance.choice(self.living[1:])
             # The simulation's own tasks leave no zombie behind, of which a process's further threads could inherit.
-            if gone not in self.parents and self.sessions.get(gone, -EXEC_S) + EXEC_S <= second:
+            if gone not in self.parents and self.was_looked_at(second, gone):
                 self.living.remove(gone)
                 self.at(second, What.EXIT, task=gone)
-        elif dice < 0.27 and self.one.owner is Owner.POD and not (self.restarted or self.one.late_s):
+        elif (
+            dice < 0.27
+            and self.one.owner is Owner.POD
+            and not (self.restarted or self.one.late_s)
+            and all(self.was_looked_at(second, task) for task in self.living)
+        ):
             self.restarted = True
             self.living.clear()
             self.begin(second, What.RESTART)
+
+    def was_looked_at(self, second: int, task: int) -> bool:
+        """Whether it may end: a session that comes and goes between two looks is seen by nobody."""
+        return self.sessions.get(task, -EXEC_S) + EXEC_S <= second
 
     def begin(self, second: int, what: What, **more: int) -> int:
         task = self.tasks
