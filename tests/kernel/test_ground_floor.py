@@ -11,7 +11,8 @@ import pytest
 from .install import PROJECT
 from .machine import Guest
 
-PARTS = ("pyproject.toml", "resctrlmond", "tests/__init__.py", "tests/conftest.py", "tests/resctrl")
+TESTS = ("__init__.py", "conftest.py", "commanded.py", "resctrl")
+PARTS = ("pyproject.toml", "resctrlmond", *(f"tests/{name}" for name in TESTS))
 THERE = "/root/ground-floor"
 PYTEST = "python3 -m pytest tests/resctrl -q --durations=10 -p no:cacheprovider"
 RUN = f"cd {THERE} && RESCTRLMOND_TEST_ROOT=/sys/fs/resctrl {PYTEST} 2>&1"
