@@ -76,10 +76,13 @@ class Door:
             self._complaint = ""
 
     def _complain(self, text: str, error: OSError | None) -> None:
-        if text != self._complaint:
+        """Warn once for as long as it lasts: a socket that goes and comes back has a reason for each moment."""
+        if not self._complaint:
             log.warning(
                 "containers start unmonitored for now: %s",
                 text,
                 extra=journal.fields(error, message_id=MessageId.UNMONITORED),
             )
-            self._complaint = text
+        elif text != self._complaint:
+            log.info("resctrlmond is still away: %s", text)
+        self._complaint = text

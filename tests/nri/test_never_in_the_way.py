@@ -40,6 +40,19 @@ def test_without_the_daemon_containers_start_and_are_taken_in_late_when_it_is_ba
         assert "resctrlmond serves again" in node.said()
 
 
+def test_a_new_reason_for_its_absence_is_no_second_warning(node: Node) -> None:
+    """A daemon that starts removes the socket that it finds: a connection that is refused, then no such file."""
+    assert node.machine.stop() == 0
+    with node.connected() as plugin:
+        plugin.greet()
+        node.until(lambda: "(Connection refused)" in node.said(), "the warning")
+        os.unlink(node.machine.socket)
+        node.start_container(plugin, node.pod())
+        node.until(lambda: "resctrlmond is still away: " in node.said(), "the new reason")
+    assert node.said().count("start unmonitored for now") == 1
+    node.machine.start()
+
+
 def test_a_pod_that_was_removed_while_the_daemon_was_away_ends_when_it_is_back(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,12 +30,21 @@ def manager(tmp_path: Path) -> Iterator[str]:
         yield path
 
 
+def await_name(pid: int, name: str) -> None:
+    """exec closes what was inherited, which is what Popen waits for, before it gives the process its name."""
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}/comm").read_text() != f"{name}\n":
+        assert time.monotonic() < deadline, "the program was never called by its name"
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("name", ["nri-resctrl-mon", "90-resctrl-mon"])
 def test_its_process(tmp_path: Path, manager: str, name: str) -> None:
     program = tmp_path / name
     shutil.copy("/bin/sleep", program)
     with subprocess.Popen([program, "600"]) as process:
         try:
+            await_name(process.pid, name)
             assert f"it runs as process {process.pid}" in rivals(manager, plugins="/none", snapshots="/none")
         finally:
             process.kill()
