@@ -217,7 +217,7 @@ class Client:
         return await eventually(lambda: (path, member, [*body]) in self.signals)
 
 
-async def eventually(condition: Any, timeout_s: float = 5.0) -> bool:
+async def eventually(condition: Any, timeout_s: float = 60.0) -> bool:
     """Whether the condition becomes true within the time."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():

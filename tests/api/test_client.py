@@ -146,7 +146,7 @@ def test_permission_denied_is_told() -> None:
         path = str(directory / "socket")
         command = [sys.executable, "-c", textwrap.dedent(DENIED), path]
         root = Path(__file__).parents[2]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=root).stdout
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=root).stdout
     assert "access denied; root and the members of the group 'resctrlmon'" in told
     assert path in told
 

@@ -265,7 +265,7 @@ def test_a_client_cannot_pile_up_calls(lab: Lab, monkeypatch: pytest.MonkeyPatch
     async def run() -> None:
         async with lab.door(), Client(lab.address) as client, Client(lab.address) as other:
             go_on = threading.Event()
-            monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(10), Seen(""))[1])
+            monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(60), Seen(""))[1])
             calls = [asyncio.ensure_future(client.call("List")) for _ in range(70)]
             assert await eventually(lambda: sum(call.done() for call in calls) == 6)
             refused = [call.exception() for call in calls if call.done()]

@@ -126,7 +126,7 @@ def test_closing_answers_what_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     async def run() -> None:
         async with Client(lab.address) as client:
             go_on = threading.Event()
-            monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(10), Seen(""))[1])
+            monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(60), Seen(""))[1])
             async with lab.door() as door:
                 call = asyncio.ensure_future(client.call("List"))
                 assert await eventually(lambda: door._connection._calls)

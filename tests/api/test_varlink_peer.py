@@ -46,7 +46,7 @@ def server() -> Iterator[Running]:
 def who_is(server: Running, uid: int, gid: int, groups: list[int]) -> tuple[int, dict[str, Any]]:
     arguments = [server.path, *map(str, (uid, gid, *groups))]
     command = [sys.executable, "-c", textwrap.dedent(CALLER), *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     pid, _, reply = answer.partition(" ")
     return int(pid), json.loads(reply)["parameters"]
 

@@ -156,7 +156,7 @@ def passed(path: Path, environment: dict[str, str], *, other_pid: bool = False) 
             capture_output=True,
             text=True,
             check=True,
-            timeout=30,
+            timeout=60,
         )
     told, left = json.loads(done.stdout)
     assert left == []

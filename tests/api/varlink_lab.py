@@ -202,7 +202,7 @@ class Running:
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         assert self._thread.ident is not None
         self.thread_id = self._thread.ident
 
@@ -245,7 +245,7 @@ def running(path: str, limits: Limits | None = None, listener: socket.socket | N
 class Wire:
     """A client that sends exactly what it is told."""
 
-    def __init__(self, path: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, path: str, timeout_s: float = 60.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect(path)
         self.socket.settimeout(timeout_s)
@@ -300,7 +300,7 @@ def works(path: str) -> bool:
         return wire.reply() == {"parameters": {"text": "still here"}}
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

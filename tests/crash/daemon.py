@@ -121,7 +121,7 @@ class DaemonHarness:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while machine.daemon.poll() is None and time.monotonic() < deadline:
             if machine.told("READY=1", 0.1):
                 break

@@ -232,7 +232,7 @@ def serving(folder: Path) -> Iterator[FakeManager]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        assert started.wait(10), "the varlink server did not start"
+        assert started.wait(60), "the varlink server did not start"
         yield fake
     finally:
         loop.call_soon_threadsafe(stop.set)

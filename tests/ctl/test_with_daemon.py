@@ -59,7 +59,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
             stderr=opened,
         )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while ask("status", "-q").returncode != 0:
             assert daemon.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
@@ -67,7 +67,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield Host(top, ask)
     finally:
         daemon.send_signal(signal.SIGTERM)
-        ended = daemon.wait(20)
+        ended = daemon.wait(60)
     assert ended == 0, log.read_text()
 
 

@@ -54,7 +54,7 @@ class Machine:
             )
         assert self.told("READY=1"), self.log.read_text()
 
-    def told(self, wanted: str, timeout_s: float = 20) -> list[str]:
+    def told(self, wanted: str, timeout_s: float = 60) -> list[str]:
         """The first message with that line, and those lines; [] if none comes in time."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
@@ -78,7 +78,7 @@ class Machine:
         """SIGTERM; the exit code."""
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGTERM)
-        code = self.daemon.wait(20)
+        code = self.daemon.wait(60)
         self.daemon = None
         return code
 
@@ -97,7 +97,7 @@ class Machine:
     def tasks(self, group: str) -> set[int]:
         return {int(tid) for tid in (self.top / "resctrl" / "mon_groups" / group / "tasks").read_text().split()}
 
-    def reaches(self, key: str, state: str, timeout_s: float = 10) -> bool:
+    def reaches(self, key: str, state: str, timeout_s: float = 60) -> bool:
         """Whether the workload comes into that state."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

@@ -55,7 +55,7 @@ def execute(child: subprocess.Popen[bytes]) -> None:
     assert child.stdin
     child.stdin.write(b"go\n")
     child.stdin.flush()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while b"sleep" not in Path(f"/proc/{child.pid}/cmdline").read_bytes() and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -77,7 +77,7 @@ def hook(machine: Machine, stage: str, text: object, *options: str) -> tuple[int
     command = [sys.executable, "-IS", oci_hook.__file__, stage, "--socket", machine.socket]
     command += ["--timeout", "10", "--journal", "/nowhere", *options]
     given_ = text if isinstance(text, bytes) else json.dumps(text).encode()
-    done = subprocess.run(command, input=given_, capture_output=True, check=False, timeout=30)
+    done = subprocess.run(command, input=given_, capture_output=True, check=False, timeout=60)
     return done.returncode, done.stderr.decode()
 
 

@@ -177,7 +177,7 @@ def cgroup() -> Iterator[str]:
     path = os.path.join(top, f"resctrlmond-test-{os.getpid()}")
     os.mkdir(path)
     yield path
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while os.path.isdir(path) and time.monotonic() < deadline:
         for pid in Path(path, "cgroup.procs").read_text().split():
             os.kill(int(pid), signal.SIGKILL)

@@ -133,7 +133,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def _journal(guest: Guest) -> str:
     try:
-        return guest.run("journalctl -n 60 --no-pager", timeout=20, check=False).output
+        return guest.run("journalctl -n 60 --no-pager", timeout=60, check=False).output
     except GuestDiedError as error:
         return str(error)
     except MachineError as error:

@@ -100,7 +100,7 @@ class Host:
         """A process that goes on by itself, in no control group of ours; returns its pid."""
         return int(self.out(f"nohup setsid sh -c {shlex.quote(f'exec {command}')} >/dev/null 2>&1 & echo $!"))
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         """Wait for something that must come true."""
         end = time.monotonic() + seconds
         while not condition():

@@ -60,7 +60,7 @@ class Node:
         """End it; its exit code."""
         assert self.adapter is not None
         self.adapter.send_signal(number)
-        code = self.adapter.wait(30)
+        code = self.adapter.wait(60)
         self.adapter = None
         return code
 
@@ -113,7 +113,7 @@ class Node:
 
     # -- what must come true
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         """Wait for it."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -183,7 +183,7 @@ def pod_cgroup() -> Iterator[str]:
 
 
 def _remove(path: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     for directory, _, _ in os.walk(path, topdown=False):
         while os.path.isdir(directory) and time.monotonic() < deadline:
             with contextlib.suppress(OSError):

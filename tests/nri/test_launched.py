@@ -58,7 +58,7 @@ def test_the_life_of_a_pod_and_the_end_with_the_runtime(node: Node) -> None:
         container = node.start_container(runtime, pod)
         assert node.machine.tasks(UID) == {container.pid}
     assert node.adapter is not None
-    assert node.adapter.wait(30) == 0
+    assert node.adapter.wait(60) == 0
     node.adapter = None
     assert node.living() == {pod.id, container.id}
 

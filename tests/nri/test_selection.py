@@ -258,6 +258,6 @@ def test_a_configuration_that_is_wrong_ends_it_with_the_line_and_78(node: Node) 
     node.stop_adapter(signal.SIGTERM)
     configured(node, "\nnamespaces: shop\n")
     assert node.adapter is not None
-    assert node.adapter.wait(30) == 78
+    assert node.adapter.wait(60) == 78
     node.adapter = None
     assert "nri.yaml:2: namespaces is no list" in node.said()

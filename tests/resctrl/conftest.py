@@ -133,7 +133,7 @@ def tree(place: Place) -> Iterator[Tree]:
 
 def patiently(action: Callable[[], T]) -> T:
     """Do what needs an RMID, waiting for those that the test before has freed."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             return action()
@@ -145,7 +145,7 @@ def patiently(action: Callable[[], T]) -> T:
 
 def mkdir(path: str) -> None:
     """os.mkdir of a class or group by somebody else's hand, with the same patience."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             return os.mkdir(path)
@@ -205,7 +205,7 @@ def held(puppet: Puppet) -> Iterator[Process]:
 def _cgroup(root: str) -> Iterator[str]:
     path = tempfile.mkdtemp(prefix="resctrlmond-test-", dir=root)
     yield path
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     for directory, _, _ in os.walk(path, topdown=False):
         # The last process may still be on its way out.
         while os.path.isdir(directory):

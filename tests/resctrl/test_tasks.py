@@ -63,7 +63,7 @@ def test_threads_made_while_moving_are_in_or_told(
     tree: Tree, make: Make, place: Place, puppet: Puppet, held: Process
 ) -> None:
     puppet.do("chains")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     moved = move_process(tree, held, make("a"))
     # Threads that make their successor and end run away from whoever writes their numbers; then this is said.
     while moved.left:
@@ -89,7 +89,7 @@ def test_children_forked_while_moving_follow(tree: Tree, make: Make, puppet: Pup
     puppet.do("breed")
     assert move_process(tree, held, make("a")).left == frozenset()
     # Those that were forked before the move end soon; if later ones did not follow, some would always be outside.
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while outside := {child for child in _children(puppet.pid) if _outside(tree, child)}:
         assert time.monotonic() < end, outside
         time.sleep(0.1)
