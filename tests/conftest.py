@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests: a slow machine is no failure."""
+"""What holds for all tests: neither a slow machine nor a shell's background is a failure."""
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# A shell has the commands of its background ignore these, and they hand that down to all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)

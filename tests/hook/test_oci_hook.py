@@ -67,7 +67,7 @@ class Host:
         self.daemon.close()
         self.journal.close()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
 
     def listen(self, backlog: int = 8) -> None:
         self.daemon.bind(self.daemon_path)
@@ -76,12 +76,12 @@ class Host:
     def serve(self, *answer: bytes) -> None:
         """Answer one message, piece by piece, and say no more; ``received`` is all that the hook ever sends."""
         self.listen()
-        self.daemon.settimeout(10)
+        self.daemon.settimeout(60)
 
         def one() -> None:
             connection, _ = self.daemon.accept()
             with connection:
-                connection.settimeout(10)
+                connection.settimeout(60)
                 while not self.received.endswith(b"\0"):
                     chunk = connection.recv(65536)
                     if not chunk:
@@ -138,7 +138,7 @@ class Host:
     def parameters(self) -> dict[str, str]:
         """What the daemon was called with, once the hook has ended."""
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
         assert self.received.count(b"\0") == 1
         call = json.loads(self.received[:-1])
         assert call.keys() == {"method", "parameters"}
@@ -356,7 +356,7 @@ def test_behind_a_full_backlog_the_hook_waits_its_turn(host: Host) -> None:
     time.sleep(0.2)
     for one in waiting:
         one.close()
-    host.daemon.settimeout(10)
+    host.daemon.settimeout(60)
     while not host.received:
         connection, _ = host.daemon.accept()
         with connection:

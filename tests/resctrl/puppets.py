@@ -50,8 +50,10 @@ def breed():
         time.sleep(0.005)
 
 def give(number, make):
-    # The kernel hands out the number after the last one; another process may be quicker.
+    # The kernel hands out the number after the last one; another process may be quicker, and is waited for then.
     for _ in range(200):
+        while os.path.exists(f"/proc/{number}"):
+            time.sleep(0.001)
         with open("/proc/sys/kernel/ns_last_pid", "w") as last:
             last.write(str(number - 1))
         made = make()
