@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages on a fresh Debian 13, as an administrator meets them: install, upgrade, remove, purge."""
+"""The packages on a fresh Debian 13 and on sid, as an administrator meets them: install, upgrade, remove, purge."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def second() -> Path:
 class Administrator(Host):
     """A Debian host with one or two archives of ours on its disk, and somebody else's class and groups with tasks."""
 
-    def __init__(self, guests: Guests, **archives: Path) -> None:
-        super().__init__(guests.start("cat"))
+    def __init__(self, guests: Guests, profile: str, **archives: Path) -> None:
+        super().__init__(guests.start(profile))
         for name, folder in archives.items():
             self.guest.put(folder, f"{REPOSITORIES}/{name}")
         self.make_root()
@@ -78,9 +78,9 @@ class Administrator(Host):
         return self.out(command, timeout=LONG)
 
 
-@pytest.fixture
-def upgraded(guests: Guests, first: Path, second: Path) -> Iterator[Administrator]:
-    yield Administrator(guests, first=first, second=second)
+@pytest.fixture(params=["cat", "cat-sid"])
+def upgraded(request: pytest.FixtureRequest, guests: Guests, first: Path, second: Path) -> Iterator[Administrator]:
+    yield Administrator(guests, request.param, first=first, second=second)
 
 
 def install(host: Administrator) -> None:

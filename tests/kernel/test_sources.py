@@ -67,7 +67,5 @@ def test_the_hosts_own_mirror_is_found(tmp_path: Path, name: str, text: str, uri
 
 
 def test_a_line_names_keyring_and_suite() -> None:
-    assert (
-        Mirror("http://mirror/debian", "/key.gpg").line("sid")
-        == "deb [signed-by=/key.gpg] http://mirror/debian sid main"
-    )
+    line = Mirror("http://mirror/debian", "/key.gpg").line("sid")
+    assert line == "deb [signed-by=/key.gpg check-valid-until=no] http://mirror/debian sid main"

@@ -102,8 +102,6 @@ def _build(place: Path, suite: str, names: Sequence[str]) -> None:
             "--format=tar",
             '--aptopt=APT::Install-Recommends "false"',
             '--aptopt=Acquire::Languages "none"',
-            # sid's is valid for a week only, and there are mirrors that stand still.
-            '--aptopt=Acquire::Check-Valid-Until "false"',
             f"--include={','.join(names)}",
             suite,
             place / "root.tar.zst",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import MachineError
 from .machine import Machine
-from .profiles import MACHINES, PROFILES
+from .profiles import MACHINES, OLDER, PROFILES
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.verb == "build":
-            everything = PROFILES if arguments.all else [machine.name for machine in MACHINES]
+            everything = [machine.name for machine in (MACHINES + OLDER if arguments.all else MACHINES)]
             for name in arguments.profile or everything:
                 Machine(name).build()
             return 0

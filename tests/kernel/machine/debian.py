@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian 13's packages as a root filesystem in a tar archive, by mmdebstrap; no need to be root."""
+"""A Debian suite's packages as a root filesystem in a tar archive, by mmdebstrap; no need to be root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import cache
 from .sources import mirror
 from .tools import tool
 
-SUITE = "trixie"
+SUITE, UNSTABLE = "trixie", "sid"
 PACKAGES = (
     *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "dbus-bin", "udev"),
     *("kmod", "procps", "iproute2", "util-linux", "strace", "busybox-static", "zstd"),
@@ -22,19 +22,19 @@ PACKAGES = (
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
-def debian() -> Path:
+def debian(suite: str) -> Path:
     """The archive root.tar.zst, owners and modes as Debian gives them."""
-    return cache.artifact("debian", debian_key(), _build) / "root.tar.zst"
+    return cache.artifact("debian", debian_key(suite), lambda place: _build(place, suite)) / "root.tar.zst"
 
 
-def debian_key() -> str:
+def debian_key(suite: str) -> str:
     """A hash of the recipe, the package list with it."""
-    return cache.key(Path(__file__))
+    return cache.key(Path(__file__), suite)
 
 
-def _build(place: Path) -> None:
+def _build(place: Path, suite: str) -> None:
     cache.progress("building the guest, two minutes on an idle host; the next runs find it built")
-    cache.progress(f"fetching Debian {SUITE} with {len(PACKAGES)} named packages")
+    cache.progress(f"fetching Debian {suite} with {len(PACKAGES)} named packages")
     tool(
         [
             "mmdebstrap",
@@ -45,8 +45,8 @@ def _build(place: Path) -> None:
             '--aptopt=Acquire::Languages "none"',
             *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
             f"--include={','.join(PACKAGES)}",
-            SUITE,
+            suite,
             place / "root.tar.zst",
-            mirror().line(SUITE),
+            mirror().line(suite),
         ]
     )

@@ -44,7 +44,7 @@ class Machine:
             *qemu.machine_arguments(self.profile),
             self.profile.setup,
             qemu.version(),
-            rootfs_key(self.profile.kernel),
+            rootfs_key(self.profile.kernel, self.profile.suite),
             kernel_key(self.profile.kernel),
         )
         return cache.artifact(f"state-{self.profile.name}", cache.key(*map(Path, SOURCES), *parts), self._save)
@@ -58,10 +58,10 @@ class Machine:
 
     @property
     def _initrd(self) -> Path:
-        return rootfs(self.profile.kernel) / "initrd"
+        return rootfs(self.profile.kernel, self.profile.suite) / "initrd"
 
     def _save(self, place: Path) -> None:
-        root = rootfs(self.profile.kernel) / "root.ext4"
+        root = rootfs(self.profile.kernel, self.profile.suite) / "root.ext4"
         cache.progress(f"booting {self.profile.name} to save its state")
         disk = place / "disk.qcow2"
         for boot in range(1, BOOTS + 1):

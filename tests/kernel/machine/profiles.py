@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .debian import SUITE, UNSTABLE
 from .kernel import NEWEST, OF_DEBIAN_13
 
 MONITORING = ("cqm", "cqm_llc", "cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local")
@@ -24,7 +25,7 @@ class Profile:
     takes resctrl's limits (leaves 0xf and 0x10) from a leaf that speaks of something else: from leaf 4, the
     L1i cache, 64 RMIDs, 2 CLOSIDs and 3-bit masks; from leaf 0xb, the topology, more than 512 RMIDs.
     ``features`` are forced, by setcpuid= where the kernel knows it; ``smp`` is QEMU's -smp, ``setup`` a shell
-    command, memory in MiB, ``kernel`` the line of kernels that it is booted with.
+    command, memory in MiB, ``kernel`` the line of kernels that it is booted with, ``suite`` the Debian around it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Profile:
     smp: str = "1"
     memory: int = 1024
     kernel: str = NEWEST
+    suite: str = SUITE
 
 
 MACHINES = (
@@ -46,4 +48,6 @@ MACHINES = (
 )
 # The same machines with Debian 13's own kernel, for those who ask for them by name.
 OLDER = tuple(replace(machine, name=f"{machine.name}-6.12", kernel=OF_DEBIAN_13) for machine in MACHINES)
-PROFILES = {profile.name: profile for profile in MACHINES + OLDER}
+# The next Debian around the newest kernel, for those who ask for it.
+SID = replace(MACHINES[0], name="cat-sid", suite=UNSTABLE)
+PROFILES = {profile.name: profile for profile in (*MACHINES, *OLDER, SID)}

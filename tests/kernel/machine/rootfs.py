@@ -77,21 +77,21 @@ cp "$root/usr/bin/busybox" "$place/busybox"
 """
 
 
-def rootfs(line: str) -> Path:
+def rootfs(line: str, suite: str) -> Path:
     """The folder with initrd and root.ext4, which is for reading only: a guest writes to an overlay.
 
-    Each line of kernels has its own, with its modules.
+    Each line of kernels has its own, with its modules, for each suite.
     """
-    return cache.artifact("root", rootfs_key(line), lambda place: _build(place, line))
+    return cache.artifact("root", rootfs_key(line, suite), lambda place: _build(place, line, suite))
 
 
-def rootfs_key(line: str) -> str:
+def rootfs_key(line: str, suite: str) -> str:
     """A hash of the recipe and of all that it puts together."""
-    return cache.key(Path(__file__), Path(initramfs.__file__), AGENT, debian_key(), kernel_key(line))
+    return cache.key(Path(__file__), Path(initramfs.__file__), AGENT, debian_key(suite), kernel_key(line))
 
 
-def _build(place: Path, line: str) -> None:
-    archive, linux = debian(), kernel(line)
+def _build(place: Path, line: str, suite: str) -> None:
+    archive, linux = debian(suite), kernel(line)
     cache.progress("making the root disk")
     extra = place / "extra.tar"
     extra.write_bytes(_extra())
