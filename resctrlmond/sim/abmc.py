@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assignable bandwidth counters: which RMID counts what in which L3, and the files that steer it (Linux 6.18).
 
-The rules and texts are those of fs/resctrl/monitor.c and Documentation/filesystems/resctrl.rst.
+The rules and texts are those of fs/resctrl/monitor.c and Documentation/filesystems/resctrl.rst; what is said of a
+command that cannot be read ("Invalid input") is newer, and stands in the image of Linux 7.3.
 """
 
 from __future__ import annotations
@@ -39,13 +40,6 @@ def parse_bool(text: str) -> bool | None:
     if text[:1] and text[0] in _YES + _NO:
         return text[0] in _YES
     return {"on": True, "of": False}.get(text[:2].lower())
-
-
-def line(command: str) -> str:
-    """A command without the newline that it must end in (EINVAL)."""
-    if not command.endswith("\n"):
-        raise error(errno.EINVAL)
-    return command[:-1]
 
 
 class Assignments:
@@ -147,7 +141,7 @@ class Assignments:
         """Whether new groups get counters."""
         value = parse_bool(command)
         if value is None:
-            raise error(errno.EINVAL)
+            raise self._status.unreadable("mbm_assign_on_mkdir")
         self._begin()
         self._on_mkdir = value
 
@@ -159,8 +153,7 @@ class Assignments:
 
     def write_mode(self, command: str) -> None:
         """A real change frees all counters and restarts all of them."""
-        mode = line(command)
-        self._status.clear()
+        mode = self._status.line("mbm_assign_mode", command)
         if mode not in ("default", "mbm_event"):
             self._status.say("Unsupported assign mode")
             raise error(errno.EINVAL)
@@ -185,7 +178,7 @@ class Assignments:
 
     def write_filter(self, event: Event, command: str) -> None:
         """Other transactions from here on; the counters that count them restart."""
-        wanted = line(command)
+        wanted = self._status.line("event_filter", command)
         self._begin()
         names = [name.strip() for name in wanted.split(",")] if wanted else []
         for name in names:
@@ -212,7 +205,7 @@ class Assignments:
 
     def write_group(self, rmid: int, command: str) -> None:
         """``<event>:<domain or *>=<e or _>`` on every line; the first that fails ends it."""
-        wanted = line(command)
+        wanted = self._status.line("mbm_L3_assignments", command)
         self._begin("mbm_event mode is not enabled")
         self._settle()
         for assignment in wanted.split("\n"):

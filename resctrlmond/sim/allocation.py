@@ -89,20 +89,10 @@ class Allocation:
         of_bit = self._profile.cache_bytes // self._profile.cbm_bits
         return self._show(lambda cache: str(self._mask(group, cache).bit_count() * of_bit))
 
-    def _line(self, name: str, command: str) -> str:
-        """A command without the newline that it must end with; of one without, only newer kernels say so."""
-        if not command.endswith("\n"):
-            if not self._profile.is_old:
-                self._status.clear()
-                self._status.say(f"{name}: Invalid input")
-            raise error(errno.EINVAL)
-        self._status.clear()
-        return command[:-1].split("\0", 1)[0]
-
     def write_schemata(self, group: Group, command: str) -> None:
         """Lines of ``L3:0=ff;1=f0``. Nothing happens unless all of it is right (rdtgroup_schemata_write())."""
         masks: dict[tuple[int, int], int] = {}
-        for line in self._line("schemata", command).split("\n"):
+        for line in self._status.line("schemata", command).split("\n"):
             resource, colon, domains = line.partition(":")
             name = resource.strip(_SPACE)
             if not colon:
@@ -152,7 +142,7 @@ class Allocation:
 
     def write_mode(self, group: Group, command: str) -> None:
         """``shareable`` or ``exclusive`` (rdtgroup_mode_write())."""
-        mode = self._line("mode", command)
+        mode = self._status.line("mode", command)
         if mode == EXCLUSIVE and group.mode != EXCLUSIVE:
             if not self._profile.can_allocate:
                 raise self._refusal("Cannot be exclusive without CAT/CDP")

@@ -19,11 +19,11 @@ _SPACE = " \t\n\v\f\r\xa0"
 class CommandStatus:
     """``info/last_cmd_status``: messages are appended until an operation that begins afresh clears them."""
 
-    def __init__(self, *, tells_cuts: bool = True) -> None:
-        """``tells_cuts``: whether a mark follows where there was no room for everything (Linux 6.12: it does not)."""
+    def __init__(self, *, is_old: bool = False) -> None:
+        """``is_old``: that of Linux 6.12, which tells neither of what was cut nor of what it cannot read at all."""
         self._text = ""
         self._cut = False
-        self._tells_cuts = tells_cuts
+        self._is_old = is_old
 
     def clear(self) -> None:
         """Forgets all messages."""
@@ -38,7 +38,24 @@ class CommandStatus:
 
     def show(self) -> str:
         """The file's content: ``ok`` where there is nothing to say; where there was too much, a mark at the end."""
-        return (self._text or "ok\n") + ("[truncated]\n" if self._cut and self._tells_cuts else "")
+        return (self._text or "ok\n") + ("[truncated]\n" if self._cut and not self._is_old else "")
+
+    def line(self, file: str, command: str) -> str:
+        """A command without the newline that it must end with (EINVAL), and without what follows a NUL.
+
+        Begins afresh; ``file`` is whose command it is, for the message that newer kernels have where there is none.
+        """
+        if not command.endswith("\n"):
+            raise self.unreadable(file)
+        self.clear()
+        return command[:-1].split("\0", 1)[0]
+
+    def unreadable(self, file: str, number: int = errno.EINVAL) -> OSError:
+        """The refusal of a command that cannot be read at all: newer kernels begin afresh and say so."""
+        if not self._is_old:
+            self.clear()
+            self.say(f"{file}: Invalid input")
+        return error(number)
 
 
 def _parse(text: str) -> int | None:

@@ -77,13 +77,13 @@ class InfoFiles:
                 factory.file(directory, "event_filter", FILE_RW, partial(counters.show_filter, event), store)
 
     def _write_threshold(self, command: str) -> None:
-        status = CommandStatus() if self._profile.is_old else self._status  # Linux 6.12 says nothing of it
+        # Linux 6.12 says nothing of it.
+        status = CommandStatus(is_old=True) if self._profile.is_old else self._status
         status.clear()
         try:
             value = parse_unsigned(command)
-        except OSError:
-            status.say("max_threshold_occupancy: Invalid input")
-            raise
+        except OSError as refusal:
+            raise status.unreadable("max_threshold_occupancy", refusal.errno or errno.EINVAL) from refusal
         limit = self._profile.cache_bytes
         if value > limit:
             status.say(f"max_threshold_occupancy: Exceeds limit (before adjustment) of {limit} bytes")

@@ -48,7 +48,7 @@ class Resctrl:
     ) -> None:
         self.profile = profile
         self.clock = clock or Clock()
-        self.status = CommandStatus(tells_cuts=not profile.is_old)
+        self.status = CommandStatus(is_old=profile.is_old)
         self.faults = Faults()
         self.domains = Domains(profile)
         self.counters = Counters(profile, residue_seed)

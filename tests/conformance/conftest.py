@@ -23,6 +23,7 @@ MARKERS = (
     "allocation: makes control groups",
     "monitoring_only: tells what a machine without allocation does",
     "limbo: tells how freed RMIDs wait where occupancy is monitored",
+    "no_occupancy: tells how freed RMIDs do not wait where it is not",
     "two_domains: needs two L3 caches",
     "kernel_only(why): what the simulator does not show",
 )
@@ -52,7 +53,7 @@ def _capabilities(name: str) -> set[str]:
         root = kernel()
         allocates, occupancy, domains = root.can_allocate, root.has_occupancy, len(root.domains)
     found = {"allocation" if allocates else "monitoring_only"}
-    found |= {"limbo"} if occupancy else set()
+    found |= {"limbo" if occupancy else "no_occupancy"}
     found |= {"two_domains"} if domains > 1 else set()
     return found | ({"kernel_only"} if name == KERNEL else set())
 

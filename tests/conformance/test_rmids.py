@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from .actors import outcome, wait_until
-from .target import Resctrl
+from .target import SHORT_LIMBO, Resctrl
 
 OUT = "Out of RMIDs\n"
 
@@ -134,7 +134,6 @@ def test_a_freed_rmid_comes_back(full: Resctrl) -> None:
         ("0\n", "OK", ""),
     ],
 )
-@pytest.mark.limbo
 def test_commands_of_the_threshold(fs: Resctrl, text: str, result: str, words: str) -> None:
     """An unsigned number of any base, not more than the cache has; 7.3 says what is wrong, 6.12 leaves the status."""
     path = "info/L3_MON/max_threshold_occupancy"
@@ -149,15 +148,41 @@ def test_commands_of_the_threshold(fs: Resctrl, text: str, result: str, words: s
         fs.write(path, before)
 
 
-@pytest.mark.limbo
 def test_the_threshold_is_rounded_down(fs: Resctrl) -> None:
-    """The threshold is rounded down to the counter's unit."""
+    """The threshold is rounded down to the counter's unit, also where nothing waits for it."""
     path = "info/L3_MON/max_threshold_occupancy"
-    before = int(fs.read(path))
+    before = fs.read(path)
     try:
-        fs.write(path, before)
-        assert int(fs.read(path)) == before
-        fs.write(path, before - 1)
-        assert int(fs.read(path)) < before
+        fs.write(path, SHORT_LIMBO)
+        unit = int(fs.read(path))
+        fs.write(path, unit)
+        assert int(fs.read(path)) == unit
+        fs.write(path, unit - 1)
+        assert int(fs.read(path)) < unit
     finally:
         fs.write(path, before)
+
+
+@pytest.mark.no_occupancy
+def test_the_threshold_without_occupancy(fs: Resctrl) -> None:
+    """Where occupancy is not monitored the threshold is 0, and nobody asks for it."""
+    assert fs.read("info/L3_MON/max_threshold_occupancy") == "0\n"
+
+
+@pytest.mark.no_occupancy
+def test_without_occupancy_a_freed_rmid_is_free(full: Resctrl) -> None:
+    """Where occupancy is not monitored there is no limbo: the next mkdir has the RMID, and none is ever EBUSY."""
+    for _ in range(3):
+        full.rmdir("mon_groups/fill-0")
+        assert mkdir(full, "fill-0")[0] == "OK"
+        assert mkdir(full, "one-more")[0] == "ENOSPC"
+
+
+@pytest.mark.no_occupancy
+def test_without_occupancy_all_come_back_at_once(full: Resctrl) -> None:
+    """All groups of a full machine are removed, and as many made, without a wait between."""
+    names = full.names("mon_groups")
+    for name in names:
+        full.rmdir(f"mon_groups/{name}")
+    assert {mkdir(full, name)[0] for name in names} == {"OK"}
+    assert mkdir(full, "one-more")[0] == "ENOSPC"

@@ -143,8 +143,6 @@ def test_an_unmount_resets_masks(fs: Resctrl) -> None:
 @pytest.mark.monitoring_only
 def test_without_allocation(fs: Resctrl) -> None:
     """Where there is no allocation, root's schemata and size are empty, and no resource is known."""
-    if not os.path.exists(fs.path("schemata")):
-        return  # newer kernels may leave the files out
     assert (fs.read("schemata"), fs.read("size"), fs.read("mode")) == ("", "", "shareable\n")
     assert fs.tries("schemata", "L3:0=1\n") == ("EINVAL", "Unknown or unsupported resource name 'L3'\n")
     assert fs.tries("schemata", "L3\n") == ("EINVAL", "Missing ':'\n")

@@ -94,7 +94,7 @@ def test_a_control_group_counts_those_of_its_groups_that_have_a_counter(lab: Lab
 @pytest.mark.parametrize(
     ("written", "expected", "status"),
     [
-        ("mbm_total_bytes:0=e", "EINVAL", "Invalid memory transaction type x\n"),  # no newline: status untouched
+        ("mbm_total_bytes:0=e", "EINVAL", "mbm_L3_assignments: Invalid input\n"),  # no newline
         ("foo:0=e\n", "ENOENT", "Invalid event foo\n"),
         ("mbm_total_bytes:x=e\n", "EINVAL", "Missing domain id\n"),
         ("mbm_total_bytes:0\n", "EINVAL", "Missing domain id\n"),
@@ -155,6 +155,7 @@ def test_a_machine_without_assignable_counters_knows_the_default_mode_only(writt
 
 def test_without_assignment_at_mkdir_new_groups_have_none(lab: Lab) -> None:
     assert refused(lambda: lab.write(INFO + "mbm_assign_on_mkdir", "2")) == "EINVAL"
+    assert lab.status == "mbm_assign_on_mkdir: Invalid input\n"
     lab.write(INFO + "mbm_assign_on_mkdir", "0")
     lab.mkdir("mon_groups/a")
     assert counter(lab, "a") == "Unassigned"
@@ -176,6 +177,8 @@ def test_a_filter_lets_its_transactions_through_from_when_it_was_set(lab: Lab) -
     path = INFO + "event_configs/mbm_total_bytes/event_filter"
     assert refused(lambda: lab.write(path, "local_reads,nonsense\n")) == "EINVAL"
     assert lab.status == "Invalid memory transaction type nonsense\n"
+    assert refused(lambda: lab.write(path, "local_reads")) == "EINVAL"
+    assert lab.status == "event_filter: Invalid input\n"
     assert counter(lab, "a") == str(GIB)
     lab.write(path, "remote_reads,local_reads\n")
     assert lab.read(path) == "local_reads,remote_reads\n"

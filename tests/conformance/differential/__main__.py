@@ -22,15 +22,14 @@ from .targets import AT_ONCE, Execute, on_guest, on_simulation, put
 
 CASES = Path(__file__).parents[1] / "cases"
 # Machines of tests/kernel -> whether its pool is small enough to fill; "sim NAME" is the simulation that matches it.
-MACHINES = {"cat": True, "monitoring-only": False, "two-domains": True}
+MACHINES = {"cat": True, "monitoring-only": False, "two-domains": True, "no-occupancy": True}
 EVERY_MACHINE = MACHINES | {name + OLDER: small for name, small in MACHINES.items()}
-GUESTS = 3  # at a time
 MOST_SHRUNK = 3  # differences that are worth the time; they tend to be of one kind
 
 
 def generated(machine: str, seed: int, operations: int) -> list[Sequence]:
     """At least that many operations for a machine."""
-    allocation, two = not machine.startswith("monitoring-only"), machine.startswith("two-domains")
+    allocation, two = machine.startswith(("cat", "two-domains")), machine.startswith("two-domains")
     generator = Generator(seed, allocation=allocation, fill=EVERY_MACHINE[machine], switch=two)
     return [generator.sequence() for _ in range(-(-operations // LENGTH))]
 
@@ -110,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--machine", choices=EVERY_MACHINE, action="append", help="only this one; may be given repeatedly"
     )
+    made.add_argument("--guests", type=int, default=3, help="how many machines run at a time (default: %(default)s)")
     made.add_argument("--all", action="store_true", help="those with an older kernel too")
     made.add_argument("--record", metavar="NAME", help="keep the sequences as cases/NAME-MACHINE.json instead")
     return made
@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
             return compare(machine, guest, seed, share)
 
     print(f"seed {seed}: {options.operations} operations on {', '.join(machines)}", flush=True)
-    with ThreadPoolExecutor(GUESTS) as pool:
+    with ThreadPoolExecutor(options.guests) as pool:
         totals = list(pool.map(run, machines))
     operations, differing = (sum(numbers) for numbers in zip(*totals, strict=True))
     done = f"all: {operations} operations on {len(machines)} machines, seed {seed}, {differing} differences"

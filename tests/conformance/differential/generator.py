@@ -46,6 +46,8 @@ TOKENS = ["abc", "", "-5", "4194303", "0x", "08", "2147483648", "1 2", "x,y", "-
 COMMANDS = ["\n", "\0", ",", "\n{P0}", "{P0}\n{P1}", "{P0},,{P1}", "{P0},\n{P1}", " ", "{P0} {P1}", "{P0}x"]
 # Good ones on some machine at least, twice as often as bad ones.
 LISTS = ["0", "1\n", "2", "3", "0-1", "1-3", "0,2", "2-3", "0-3", "all", "N", "1-N", "0-3:1/2", "\n", "0", "1"]
+INFO_WRITABLE = [*INFO, "info/L3_MON/mbm_assign_mode", "info/L3_MON/mbm_assign_mode"]
+INFO_COMMANDS = ["default\n", "mbm_event\n", "default", "foo\n", "\n", "0\n", "abc"]
 BAD_LISTS = ["4", "9999", "zz", "3-1", "0-", "-1", "0x1", "0:1/2", "5000000000"]
 MASKS = ["1", "2", "3\n", "4", "8", "c", "e", "f", "01", "a,", "0", "\n", "00000003"]
 BAD_MASKS = ["10", "zz", "0x1", "1-2", "1,1", "000000001", "ffffffff"]
@@ -77,6 +79,7 @@ class Generator:
             (9, self._write_cpus),
             (6, self._write_masks),
             (1, lambda: ["write", self._place("mode"), self._choose(CLASS_MODES) + self._end()]),
+            (1, lambda: ["write", self._choose(INFO_WRITABLE), self._choose(INFO_COMMANDS)]),
             (4, self._write_self),
             (7, self._fork),
             (5, self._thread),
