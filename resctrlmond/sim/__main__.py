@@ -65,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--sparse-masks", type=int, metavar="0|1", help="whether a mask may have holes (default: 0)")
     made.add_argument("--events", metavar="NAMES", help="what an L3 counts, with commas: llc_occupancy,...")
+    made.add_argument(
+        "--debug", action="store_true", help="as with mount -o debug: groups have mon_hw_id, ctrl_hw_id"
+    )
     made.add_argument("--cpus", type=int, metavar="N", help="how many CPUs it shows (default: those of this machine)")
     made.add_argument(
         "--residue",
@@ -110,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
             shareable_bits=options.shareable_bits,
             sparse_masks=options.sparse_masks,
             events=options.events,
+            debug=options.debug,
         )
         serve(
             options.mountpoint,

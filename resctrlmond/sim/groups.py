@@ -114,6 +114,8 @@ class GroupFiles:
         add("cpus_list", lambda: cpu_list(group.cpus), handlers.write_cpus_list)
         if self._profile.mbm_counters:
             add("mbm_L3_assignments", partial(handlers.show_assignments, group), handlers.write_assignments)
+        if self._profile.debug:
+            self._show_ids(group, factory)
         made = [where]
         if group.parent is None:
             add("schemata", partial(handlers.show_schemata, group), handlers.write_schemata)
@@ -125,6 +127,13 @@ class GroupFiles:
         for domain in self._domains.all:
             made += self.add_domain(group, top, domain, factory)
         return made
+
+    def _show_ids(self, group: Group, factory: NodeFactory) -> None:
+        """What the mount option debug adds (rdtgroup_rmid_show() and rdtgroup_closid_show() in rdtgroup.c)."""
+        where = group.directory
+        factory.file(where, "mon_hw_id", FILE_RO, self._locked(lambda: f"{group.ids.rmid}\n"))
+        if group.parent is None:
+            factory.file(where, "ctrl_hw_id", FILE_RO, self._locked(lambda: f"{group.ids.closid}\n"))
 
     def _locked(self, show: Show) -> Show:
         """A file of a group, which is locked while it is read."""

@@ -202,6 +202,7 @@ class Simulation:
         shareable_bits: int | None = None,
         sparse_masks: int | None = None,
         events: str | None = None,
+        debug: bool = False,
         cpus: int | None = None,
         residue: int | None = None,
         virtual_cpus: int | None = None,
@@ -220,7 +221,7 @@ class Simulation:
             "sparse_masks": sparse_masks,
             "events": events,
         }
-        self.profile = profile_named(profile, **numbers)
+        self.profile = profile_named(profile, **numbers, debug=debug)
         numbers |= {"profile": profile, "residue": residue, "cpus": cpus, "virtual": virtual_cpus}
         if shareable_bits is not None:
             numbers["shareable_bits"] = f"{shareable_bits:x}"
@@ -231,6 +232,7 @@ class Simulation:
             if value is not None
             for word in (f"--{name.replace('_', '-')}", str(value))
         ]
+        self._options += ["--debug"] if debug else []
         self._server: subprocess.Popen[str] | None = None
 
     @property

@@ -80,6 +80,8 @@ class Profile:
 
     ``mbm_counters`` is how many assignable bandwidth counters each L3 has; None: every RMID has its own, always.
     Telemetry of a package is pushed every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, fraction included.
+
+    ``debug``: mounted with that option, so that groups tell their ids.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Profile:
     mbm_counters: int | None = None
     shareable_bits: int = 0
     sparse_masks: bool = False
+    debug: bool = False
     kernel: Kernel = Kernel.NEWEST
     lag_seconds: float = 0.002
     telemetry_bits: int = TELEMETRY_BITS
@@ -191,6 +194,7 @@ def profile_named(
     shareable_bits: int | None = None,
     sparse_masks: int | None = None,
     events: str | None = None,
+    debug: bool = False,
 ) -> Profile:
     """The profile of that name, with other numbers where given.
 
@@ -228,6 +232,7 @@ def profile_named(
     profile = _with_masks(profile, {name: value for name, value in masks.items() if value is not None})
     if events is not None:
         profile = dataclasses.replace(profile, cache_events=_cache_events(events))
+    profile = dataclasses.replace(profile, debug=debug)
     return _on_kernel(profile, Kernel(kernel))
 
 

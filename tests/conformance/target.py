@@ -9,12 +9,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .actors import outcome, read, write
-
-if TYPE_CHECKING:
-    from resctrlmond.sim.mount import Simulation
 
 # Set where the rules are to be shown on the real kernel, to the place where its resctrl is mounted.
 REAL_ROOT = os.environ.get("RESCTRL_CONFORMANCE_ROOT", "")
@@ -43,8 +40,8 @@ def options(name: str) -> dict[str, Any]:
 class Mounter(Protocol):
     """How a resctrl gets to its place, and away."""
 
-    def mount(self) -> None:
-        """Mounts it."""
+    def mount(self, *, debug: bool = False) -> None:
+        """Mounts it, with the option debug or without."""
 
     def switch(self, cpu: int, online: bool) -> None:
         """Takes a CPU offline, or brings it back; nothing to do if that is how it is."""
@@ -54,8 +51,9 @@ class Mounter(Protocol):
 
 
 class _Kernel:
-    def mount(self) -> None:
-        subprocess.run(["mount", "-t", "resctrl", "resctrl", REAL_ROOT], check=True, capture_output=True)
+    def mount(self, *, debug: bool = False) -> None:
+        option = ["-o", "debug"] if debug else []
+        subprocess.run(["mount", "-t", "resctrl", *option, "resctrl", REAL_ROOT], check=True, capture_output=True)
 
     def switch(self, cpu: int, online: bool) -> None:
         Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(f"{online:d}")
@@ -70,12 +68,14 @@ class _Simulated:
 
         self.root = tempfile.mkdtemp(prefix="resctrlmond-conformance-")
         os.chmod(self.root, 0o755)
-        self._simulation: Simulation = Simulation(self.root, **options(name))
+        self._kinds = {debug: Simulation(self.root, **options(name), debug=debug) for debug in (False, True)}
+        self._simulation = self._kinds[False]
         self._simulation.start()
         self._offline: set[int] = set()
 
-    def mount(self) -> None:
+    def mount(self, *, debug: bool = False) -> None:
         self._simulation.stop()
+        self._simulation = self._kinds[debug]
         self._simulation.start()
         for cpu in self._offline:
             self._order(cpu, False)
@@ -262,10 +262,10 @@ class Resctrl:
         assert "busy" in done.stderr, done.stderr
         return "EBUSY"
 
-    def mount(self) -> None:
+    def mount(self, *, debug: bool = False) -> None:
         """Mounts it, if it is not."""
         if not os.path.isdir(self.path("info")):
-            self._mounter.mount()
+            self._mounter.mount(debug=debug)
 
     def close(self) -> None:
         """Leaves everything as it was."""

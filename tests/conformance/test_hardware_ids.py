@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which RMID and CLOSID a group has, as the mount option debug tells, and in which order freed ones come back."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from .actors import outcome
+from .target import SHORT_LIMBO, Resctrl
+
+THRESHOLD = "info/L3_MON/max_threshold_occupancy"
+FREED = (9, 2, 5)  # groups, in the order in which they go
+
+
+def rmid(fs: Resctrl, group: str) -> int:
+    return int(fs.read(group, "mon_hw_id"))
+
+
+def free(fs: Resctrl) -> list[int]:
+    """Of a machine without a free RMID some groups go; their RMIDs in that order."""
+    fs.fill()
+    rmids = [rmid(fs, f"mon_groups/fill-{number}") for number in FREED]
+    for number in FREED:
+        fs.rmdir(f"mon_groups/fill-{number}")
+    return rmids
+
+
+def made(fs: Resctrl) -> list[int]:
+    """The RMIDs of as many new groups."""
+    return [rmid(fs, fs.make(f"mon_groups/new-{number}")) for number in FREED]
+
+
+def test_debug_shows_the_ids(debug: Resctrl) -> None:
+    """With the option debug each group has mon_hw_id, of mode 0444; that of root is 0."""
+    assert rmid(debug, "") == 0
+    group = debug.make("mon_groups/a")
+    assert 0 < rmid(debug, group) < debug.num_rmids
+    assert stat.S_IMODE(os.lstat(debug.path(group, "mon_hw_id")).st_mode) == 0o444
+    assert outcome(lambda: debug.write(f"{group}/mon_hw_id", "1")) == "EACCES"
+
+
+def test_control_groups_have_a_closid(debug: Resctrl) -> None:
+    """Control groups have ctrl_hw_id as well, root where it is the only one too; monitoring groups have none."""
+    assert debug.read("ctrl_hw_id") == "0\n"
+    assert "ctrl_hw_id" not in debug.names(debug.make("mon_groups/a"))
+
+
+@pytest.mark.allocation
+def test_the_lowest_closid_is_taken(debug: Resctrl) -> None:
+    """A control group gets the lowest CLOSID that is free, and an RMID of its own."""
+    debug.make("x")
+    assert (debug.read("x/ctrl_hw_id"), rmid(debug, "x") > 0) == ("1\n", True)
+    debug.rmdir("x")
+    debug.make("y")
+    assert debug.read("y/ctrl_hw_id") == "1\n"
+
+
+def test_without_debug_nothing_tells(fs: Resctrl) -> None:
+    """Without the option there is neither file."""
+    assert not {"mon_hw_id", "ctrl_hw_id"} & {*fs.names(), *fs.names(fs.make("mon_groups/a"))}
+
+
+def test_ids_are_each_ones_own(debug: Resctrl) -> None:
+    """No two groups have one RMID."""
+    groups = ["", *(debug.make(f"mon_groups/{name}") for name in "abcd")]
+    assert len({rmid(debug, group) for group in groups}) == len(groups)
+
+
+def test_an_rmid_stays_over_rename(debug: Resctrl) -> None:
+    """A group that is renamed has its RMID still."""
+    before = rmid(debug, debug.make("mon_groups/a"))
+    os.rename(debug.path("mon_groups/a"), debug.path("mon_groups/b"))
+    assert rmid(debug, "mon_groups/b") == before
+
+
+@pytest.mark.allocation
+def test_an_rmid_moves_to_another_class(debug: Resctrl) -> None:
+    """Also if it moves to another control group."""
+    before = rmid(debug, debug.make("mon_groups/a"))
+    debug.make("x")
+    os.rename(debug.path("mon_groups/a"), debug.path("x/mon_groups/a"))
+    assert rmid(debug, "x/mon_groups/a") == before
+
+
+@pytest.mark.no_occupancy
+def test_freed_rmids_come_back_in_their_order(debug: Resctrl) -> None:
+    """Without limbo, who was freed first is used first."""
+    assert free(debug) == made(debug)
+
+
+@pytest.mark.limbo
+def test_rmids_leave_limbo_in_the_order_of_their_numbers(debug: Resctrl) -> None:
+    """Those that are found clean by one look of the worker are free in the order of their numbers."""
+    before = debug.read(THRESHOLD)
+    debug.fill()
+    debug.write(THRESHOLD, 0)  # nobody leaves before all are there
+    try:
+        freed = free(debug)
+        debug.write(THRESHOLD, SHORT_LIMBO)
+        assert made(debug) == sorted(freed)
+    finally:
+        debug.write(THRESHOLD, before)
