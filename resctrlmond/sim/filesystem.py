@@ -299,6 +299,7 @@ class Filesystem:
                 raise error(errno.ENODEV)
             assert isinstance(opened.node, File), "read() is for files"
             if offset == 0:
+                self._model.reader = self._context()[2]
                 opened.content = opened.node.show().encode(errors="surrogateescape")
             return opened.content[offset : offset + size]
 

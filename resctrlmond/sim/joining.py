@@ -21,8 +21,8 @@ class Joining:
         self._table = table
         self._tasks = tasks
 
-    def show(self, group: Group) -> str:
-        """One thread a line; a control group lists those of its monitoring groups too."""
+    def show(self, group: Group, reader: int) -> str:
+        """One thread a line, as the thread ``reader`` knows it; a control group lists those inside too."""
         if group.parent is not None:
             tids = [m.tid for m in self._tasks.members() if m.ids.rmid == group.ids.rmid]
         elif not self._profile.can_allocate:
@@ -31,7 +31,7 @@ class Joining:
             tids = [tid for tid in self._table.threads() if self._tasks.ids(tid).closid == 0]
         else:
             tids = [m.tid for m in self._tasks.members() if m.ids.closid == group.ids.closid]
-        return "".join(f"{tid}\n" for tid in tids)
+        return "".join(f"{tid}\n" for tid in self._table.seen(tids, reader))
 
     def write(self, group: Group, caller: Caller, command: str) -> None:
         """Stops at the first task that fails; the ones before it have moved."""
@@ -52,10 +52,10 @@ class Joining:
 
     def _move(self, group: Group, caller: Caller, number: int) -> None:
         """One thread into the group; 0 is the caller itself. Raises ESRCH, EPERM or EINVAL."""
-        tid = number or caller.tid
-        credentials = self._table.credentials(tid)
-        if credentials is None:
-            self._status.say(f"No task {tid}")
+        tid = self._table.named(number, caller.tid) if number else caller.tid
+        credentials = None if tid is None else self._table.credentials(tid)
+        if tid is None or credentials is None:
+            self._status.say(f"No task {number}")
             raise error(errno.ESRCH)
         if caller.uid not in (0, *credentials):
             self._status.say(f"No permission to move task {tid}")
@@ -68,5 +68,5 @@ class Joining:
             self._status.say("Can't move task to different control group")
             raise error(errno.EINVAL)
         if not self._tasks.join(tid, group.ids):
-            self._status.say(f"No task {tid}")
+            self._status.say(f"No task {number}")
             raise error(errno.ESRCH)

@@ -56,6 +56,7 @@ class Resctrl:
         occupancy = self.counters.occupancy if profile.has_limbo else None
         self.rmids = RmidPool(profile.num_rmids, profile.nodes, profile.default_threshold, occupancy)
         self._table = table
+        self.reader = 0  # the thread that reads, for what it depends on who does; 0: one like us
         self.accounting = Accounting(profile, table, self.counters, self.ledger, self.clock.monotonic)
         self._tasks = self.accounting.tasks
         self.assignments = Assignments(
@@ -302,7 +303,7 @@ class Resctrl:
 
     def _show_tasks(self, group: Group) -> str:
         self.accounting.look(None if group is self.default else group.rmids)
-        return self._joining.show(group)
+        return self._joining.show(group, self.reader)
 
     def _write_tasks(self, group: Group, caller: Caller, command: str) -> None:
         self.faults.strike(Operation.TASKS, group.path)

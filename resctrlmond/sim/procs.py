@@ -6,11 +6,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from resctrlmond.sim.exits import ExitRecords
 from resctrlmond.sim.forks import ForkEvents
+from resctrlmond.sim.pidns import PidNamespaces
 from resctrlmond.sim.tasks import Exit, Fork, TaskStat
 
 _NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
@@ -43,6 +44,7 @@ class ProcTable:
         self.cpus = cpus or os.cpu_count() or 1
         self._fork_events = fork_events
         self._exit_records = exit_records
+        self._namespaces = PidNamespaces()
 
     @classmethod
     def open(cls, cpus: int | None = None) -> Self:
@@ -98,6 +100,14 @@ class ProcTable:
     def groups(self, tid: int) -> frozenset[int]:
         """The supplementary groups of a thread; none if it is gone."""
         return frozenset(self._status_line(tid, "Groups:"))
+
+    def named(self, number: int, asking: int) -> int | None:
+        """The thread that has this number in the PID namespace of the thread ``asking``; None if none has."""
+        return self._namespaces.named(number, self.threads, asking)
+
+    def seen(self, tids: Iterable[int], asking: int) -> list[int]:
+        """The numbers of threads in the PID namespace of the thread ``asking``, of those that are in it."""
+        return self._namespaces.seen(tids, asking)
 
     def forker(self, child: int, candidates: list[int]) -> int | None:
         """The thread whose list of children has ``child``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 
@@ -69,6 +69,12 @@ class TaskTable(Protocol):
 
     def credentials(self, tid: int) -> tuple[int, int] | None:
         """(uid, saved uid) of a thread; None if it is gone."""
+
+    def named(self, number: int, asking: int) -> int | None:
+        """The thread that has this number in the PID namespace of the thread ``asking``; None if none has."""
+
+    def seen(self, tids: Iterable[int], asking: int) -> list[int]:
+        """The numbers that these threads have there; who is not in that namespace is left out."""
 
     def forker(self, child: int, candidates: list[int]) -> int | None:
         """Which of these threads, all of one process, forked the process ``child``; None where nobody can tell."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from resctrlmond.sim.tasks import Exit, Fork, TaskStat
 from resctrlmond.sim.tree import error
@@ -117,6 +117,14 @@ class VirtualTasks:
         """(uid, saved uid) of a thread; None if it is gone."""
         task = self.tasks.get(tid)
         return (task.uid, task.uid) if task else None
+
+    def named(self, number: int, asking: int) -> int | None:  # noqa: ARG002 - they all share one namespace
+        """The same number."""
+        return number
+
+    def seen(self, tids: Iterable[int], asking: int) -> list[int]:  # noqa: ARG002
+        """The same numbers."""
+        return list(tids)
 
     def forker(self, child: int, candidates: list[int]) -> int | None:
         """Which of these threads forked ``child``."""

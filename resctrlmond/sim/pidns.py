@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of threads as somebody in another PID namespace knows them (pid_namespaces(7))."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable
+
+_NS_GET_PARENT = 0xB702  # linux/nsfs.h
+
+
+def _inode(tid: int) -> int:
+    """The PID namespace of a thread; 0 if it is gone, or nobody may know."""
+    try:
+        return os.stat(f"/proc/{tid}/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _ancestor(tid: int, generations: int) -> int:
+    """The namespace so many levels above a thread's own; 0 if the thread is gone."""
+    try:
+        descriptor = os.open(f"/proc/{tid}/ns/pid", os.O_RDONLY)
+        for _ in range(generations):
+            below, descriptor = descriptor, -1
+            try:
+                descriptor = fcntl.ioctl(below, _NS_GET_PARENT)
+            finally:
+                os.close(below)
+        found = os.fstat(descriptor).st_ino
+        os.close(descriptor)
+    except OSError:
+        return 0
+    return found
+
+
+def _numbers(tid: int) -> list[int]:
+    """A thread's numbers, from our namespace down to its own (NSpid in proc_pid_status(5)); none if it is gone."""
+    try:
+        with open(f"/proc/{tid}/status", encoding="ascii", errors="replace") as file:
+            return [int(word) for line in file if line.startswith("NSpid:") for word in line.split()[1:]]
+    except OSError:
+        return []
+
+
+class PidNamespaces:
+    """Translates between our numbers and those of who asks: a thread by our number, 0 for one that we cannot see."""
+
+    def __init__(self) -> None:
+        self._ours = os.stat("/proc/self/ns/pid").st_ino
+
+    def _is_ours(self, asking: int) -> bool:
+        return _inode(asking) in (self._ours, 0)
+
+    def seen(self, tids: Iterable[int], asking: int) -> list[int]:
+        """The numbers that these threads have for who asks; those that are not in that namespace are left out."""
+        if self._is_ours(asking):
+            return list(tids)
+        return [number for tid in tids if (number := self._number(tid, asking)) is not None]
+
+    def named(self, number: int, everybody: Callable[[], Iterable[int]], asking: int) -> int | None:
+        """Our number of the thread that has this one for who asks; None if nobody has."""
+        if self._is_ours(asking):
+            return number
+        return next((tid for tid in everybody() if self._number(tid, asking) == number), None)
+
+    @staticmethod
+    def _number(tid: int, asking: int) -> int | None:
+        numbers, depth = _numbers(tid), len(_numbers(asking)) - 1
+        if not 0 <= depth < len(numbers):
+            return None
+        return numbers[depth] if _ancestor(tid, len(numbers) - 1 - depth) == _inode(asking) else None

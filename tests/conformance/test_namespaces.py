@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writers and readers in a PID namespace of their own, as in a container: numbers are theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from .actors import Actor
+from .target import Resctrl
+
+
+class Container(NamedTuple):
+    """A process that is number 1 in its namespace, and its child, number 2 there."""
+
+    first: Actor
+    second: Actor
+
+
+@pytest.fixture
+def a(fs: Resctrl) -> str:
+    return fs.make("mon_groups/a")
+
+
+@pytest.fixture
+def container(actor: Actor) -> Container:
+    assert actor.tell("unshare") == 0
+    first = actor.fork()
+    return Container(first, first.fork())
+
+
+def where(fs: Resctrl, actor: Actor) -> str:
+    return fs.groups_of(actor.pid)[1]
+
+
+def test_numbers_are_the_writers(fs: Resctrl, a: str, container: Container) -> None:
+    """Who writes 1 moves the first process of its own namespace, not that of the host."""
+    before = fs.groups_of(1)
+    assert container.first.tell("write", path=fs.path(a, "tasks"), text="1") == "OK"
+    assert (where(fs, container.first), where(fs, container.second), fs.groups_of(1)) == ("a", "", before)
+    assert container.first.tell("write", path=fs.path(a, "tasks"), text="2") == "OK"
+    assert where(fs, container.second) == "a"
+
+
+def test_0_is_who_writes(fs: Resctrl, a: str, container: Container) -> None:
+    """0 is the writing process in every namespace."""
+    assert container.second.tell("write", path=fs.path(a, "tasks"), text="0") == "OK"
+    assert (where(fs, container.first), where(fs, container.second)) == ("", "a")
+
+
+def test_who_is_not_seen_is_not_there(fs: Resctrl, a: str, actors: Callable[[], Actor], container: Container) -> None:
+    """A number that only the host has is ESRCH, with the number as it was written."""
+    outside = actors().pid
+    assert container.first.tell("write", path=fs.path(a, "tasks"), text=f"{outside}") == "ESRCH"
+    assert fs.status == f"No task {outside}\nError while processing task {outside}\n"
+
+
+def test_who_reads_sees_its_own_numbers(
+    fs: Resctrl, a: str, actors: Callable[[], Actor], container: Container
+) -> None:
+    """Each reader has the numbers of its namespace, and threads that are not in it are left out."""
+    outside = actors().pid
+    fs.write(f"{a}/tasks", f"{outside},{container.first.pid},{container.second.pid}")
+    assert sorted(container.first.tell("read", path=fs.path(a, "tasks")).split()) == ["1", "2"]
+    assert fs.members(a) == {outside, container.first.pid, container.second.pid}
+
+
+def test_a_refusal_has_the_hosts_number(fs: Resctrl, a: str, container: Container) -> None:
+    """Who may not move a task is told its number on the host, and the one that was written."""
+    os.chmod(fs.path(a, "tasks"), 0o666)
+    container.second.tell("become", uid=65534, gid=65534)
+    assert container.second.tell("write", path=fs.path(a, "tasks"), text="1") == "EPERM"
+    refused = f"No permission to move task {container.first.pid}\n"
+    assert fs.status == f"{refused}Error while processing task 1\n"
+
+
+def test_inner_namespaces_are_seen_from_outside(fs: Resctrl, a: str, container: Container) -> None:
+    """Who is in a namespace inside another has a number in both."""
+    assert container.second.tell("unshare") == 0
+    inner = container.second.fork()
+    fs.write(f"{a}/tasks", inner.pid)
+    assert container.first.tell("read", path=fs.path(a, "tasks")) == "3\n"
+    assert inner.tell("read", path=fs.path(a, "tasks")) == "1\n"
+    assert inner.tell("write", path=fs.path(a, "tasks"), text="2") == "ESRCH"
