@@ -21,6 +21,8 @@ def describe(profile: Profile) -> str:
         parts.append(f"{profile.nodes_per_cache} nodes in each")
     if profile.mbm_counters:
         parts.append(f"{profile.mbm_counters} assignable bandwidth counters in each")
+    if profile.configurable_events:
+        parts.append("configurable bandwidth events")
     parts.append(" ".join(event.name for event in (*profile.cache_events, *profile.package_events)))
     parts.append(f"{profile.num_closids} CLOSIDs" if profile.can_allocate else "no control groups")
     return ", ".join(parts)
@@ -59,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--counters", type=int, metavar="N", help="how many assignable bandwidth counters an L3 has")
     made.add_argument("--lag-ms", type=float, metavar="MS", help="how often telemetry is pushed (default: 2)")
     made.add_argument("--telemetry-bits", type=int, metavar="N", help="where telemetry wraps (default: 63)")
+    made.add_argument("--mbm-bits", type=int, metavar="N", help="where a bandwidth counter wraps (default: 32)")
     made.add_argument("--cbm-bits", type=int, metavar="N", help="how many bits a class's mask of an L3 has")
     made.add_argument(
         "--shareable-bits", type=_hexadecimal, metavar="MASK", help="the bits that the hardware uses too, hexadecimal"
@@ -109,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
             kernel=options.kernel,
             lag_ms=options.lag_ms,
             telemetry_bits=options.telemetry_bits,
+            mbm_bits=options.mbm_bits,
             cbm_bits=options.cbm_bits,
             shareable_bits=options.shareable_bits,
             sparse_masks=options.sparse_masks,

@@ -26,7 +26,7 @@ TRANSACTIONS = {
     "remote_reads_slow_memory": Fraction(1, 32),
     "dirty_victim_writes_all": Fraction(1, 32),
 }
-_DEFAULT_FILTERS = {
+DEFAULT_FILTERS = {
     MBM_TOTAL.name: tuple(TRANSACTIONS),
     MBM_LOCAL.name: tuple(name for name in TRANSACTIONS if name.startswith("local_")),
 }
@@ -65,7 +65,7 @@ class Assignments:
         self._taken: list[set[tuple[int, str]]] = [set() for _ in range(profile.domains)]
         self._enabled = bool(self._number)
         self._on_mkdir = True
-        self._filters = dict(_DEFAULT_FILTERS)
+        self._filters = dict(DEFAULT_FILTERS)
 
     @property
     def in_force(self) -> bool:
@@ -165,7 +165,7 @@ class Assignments:
             return
         self._settle()
         self._enabled = enable
-        self._filters = dict(_DEFAULT_FILTERS)
+        self._filters = dict(DEFAULT_FILTERS)
         self._on_mkdir = self._on_mkdir or enable
         for domain, taken in enumerate(self._taken):
             taken.clear()

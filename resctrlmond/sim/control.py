@@ -53,6 +53,14 @@ class Control:
         """Another agent moves a thread into a group; "" is the root's."""
         self._say(ACT, messages.Steal(tid, group))
 
+    def overlook(self, tid: int) -> None:
+        """The next rmdir of its group leaves a thread behind, with an RMID that is another group's later."""
+        self._say(ACT, messages.Overlook(tid))
+
+    def run_overflow_worker(self, runs: bool) -> None:
+        """Whether the kernel looks at bandwidth counters before they wrap."""
+        self._say(ACT, messages.OverflowWorker(runs))
+
     def offline(self, domain: str) -> None:
         """All CPUs of a domain, such as ``mon_L3_01``, go offline."""
         self._say(ACT, messages.Offline(domain))

@@ -89,7 +89,7 @@ class Counters:
         lag = self.profile.lag_seconds
         if not lag:
             return
-        pushed = math.floor(now / lag) * lag
+        pushed = min(now, math.floor(now / lag) * lag)  # a product that is rounded may be later than now
         fresh = ns if since >= pushed else int(ns * (now - pushed) / (now - since))
         waiting = self._waiting(rmid, node, now)
         self._unpushed[rmid, node] = (pushed + lag, waiting + fresh)
@@ -160,8 +160,12 @@ class Counters:
 
     def traffic(self, event: Event, rmid: int, node: int, rate: Fraction) -> int:
         """Bytes at that rate since the counter began at 0."""
-        since = self._busy[rmid, node] - self._mbm_base.get((event.name, rmid, node), 0)
+        since = self._busy[rmid, node] - self.began(event, rmid, node)
         return self.profile.round_down(int(since * rate / NS))
+
+    def began(self, event: Event, rmid: int, node: int) -> int:
+        """The CPU time at which a traffic counter began at 0."""
+        return self._mbm_base.get((event.name, rmid, node), 0)
 
     def telemetry(self, event: Event, rmid: int, domain: int, now: float) -> int | None:
         """The register's value, in fixed point or not; None: this RMID was never active on that package.

@@ -9,9 +9,10 @@ from functools import partial
 
 from resctrlmond.sim.abmc import Assignments
 from resctrlmond.sim.allocation import Allocation
+from resctrlmond.sim.bmec import Configurations
 from resctrlmond.sim.commands import CommandStatus, parse_unsigned
 from resctrlmond.sim.groups import FILE_RO, FILE_RW, NodeFactory
-from resctrlmond.sim.profiles import Kind, Profile
+from resctrlmond.sim.profiles import Event, Kind, Profile
 from resctrlmond.sim.rmids import RmidPool
 from resctrlmond.sim.tree import Caller, Directory, Store, error
 
@@ -30,16 +31,19 @@ class InfoFiles:
 
     def __init__(
         self,
+        *,
         profile: Profile,
         status: CommandStatus,
         rmids: RmidPool,
         assignments: Assignments,
+        configurations: Configurations,
         allocation: Allocation,
     ) -> None:
         self._profile = profile
         self._status = status
         self._rmids = rmids
         self._assignments = assignments
+        self._configurations = configurations
         self._cat = allocation
 
     def fill(self, root: Directory, factory: NodeFactory) -> None:
@@ -51,11 +55,15 @@ class InfoFiles:
             self._allocation(factory.directory(info, "L3"), factory)
         for resource, events in profile.resources:
             where = factory.directory(info, f"{resource}_MON")
-            features = "".join(f"{event.name}\n" for event in events)
+            features = "".join(f"{name}\n" for event in events for name in (event.name, *self._config_of(event)))
             factory.file(where, "num_rmids", FILE_RO, lambda: f"{profile.num_rmids}\n")
             factory.file(where, "mon_features", FILE_RO, partial(str, features))
             if resource == "L3":
                 self._cache_monitoring(where, factory)
+
+    def _config_of(self, event: Event) -> list[str]:
+        """The file that tells what the event counts, where that can be changed."""
+        return [f"{event.name}_config"] if self._profile.configurable_events and event.kind is Kind.TRAFFIC else []
 
     def _cache_monitoring(self, where: Directory, factory: NodeFactory) -> None:
         show = lambda: f"{self._rmids.threshold}\n"  # noqa: E731 - one of many files
@@ -63,6 +71,10 @@ class InfoFiles:
         counters = self._assignments
         if not self._profile.is_old:  # since Linux 6.18
             factory.file(where, "mbm_assign_mode", FILE_RW, counters.show_mode, _taking(counters.write_mode))
+        for event in self._profile.cache_events:
+            for name in self._config_of(event):
+                store = _taking(partial(self._configurations.write, event))
+                factory.file(where, name, FILE_RW, partial(self._configurations.show, event), store)
         if not self._profile.mbm_counters:
             return
         factory.file(where, "num_mbm_cntrs", FILE_RO, counters.show_number)

@@ -75,6 +75,15 @@ class Steal(msgspec.Struct, tag_field="do", tag="steal", forbid_unknown_fields=T
     group: str
 
 
+class Overlook(msgspec.Struct, tag_field="do", tag="overlook", forbid_unknown_fields=True):
+    """The next rmdir or rename of its group does not see this thread, as one that is being forked.
+
+    It keeps the RMID that it has, and is in the group that gets the RMID next.
+    """
+
+    tid: Number
+
+
 class Offline(msgspec.Struct, tag_field="do", tag="offline", forbid_unknown_fields=True):
     """All CPUs of ``domain`` (``mon_L3_00``, ``mon_sub_L3_01``) go offline; of ``mon_PERF_PKG_00`` its files go."""
 
@@ -99,7 +108,13 @@ class CpuOnline(msgspec.Struct, tag_field="do", tag="cpu-online", forbid_unknown
     cpu: int
 
 
-Act = MakeGroup | RemoveGroup | Steal | Offline | Online | CpuOffline | CpuOnline
+class OverflowWorker(msgspec.Struct, tag_field="do", tag="overflow-worker", forbid_unknown_fields=True):
+    """The kernel's worker that looks at bandwidth counters before they wrap is starved, or runs again."""
+
+    runs: bool
+
+
+Act = MakeGroup | RemoveGroup | Steal | Overlook | OverflowWorker | Offline | Online | CpuOffline | CpuOnline
 
 
 class Spawn(msgspec.Struct, tag_field="do", tag="spawn", forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from functools import partial
 from resctrlmond.sim.abmc import Assignments
 from resctrlmond.sim.accounting import Accounting
 from resctrlmond.sim.allocation import Allocation
+from resctrlmond.sim.bmec import Configurations
 from resctrlmond.sim.clock import Clock
 from resctrlmond.sim.commands import CommandStatus
 from resctrlmond.sim.counters import Counters
@@ -62,8 +63,11 @@ class Resctrl:
         self.assignments = Assignments(
             profile, self.status, self.counters, self.domains.online_caches, self.accounting.look
         )
+        self.configurations = Configurations(
+            profile, self.status, self.counters, self.domains.online_caches, self.accounting.look
+        )
         self._joining = Joining(profile, self.status, table, self._tasks)
-        self._readings = Readings(self.counters, self.domains, self.assignments, self.faults)
+        self._readings = Readings(self.counters, self.domains, self.assignments, self.configurations, self.faults)
         self.root = Directory("", ROOT_MODE, (0, 0), self.clock.wall_ns())
         self.default = Group("", DEFAULT, self.root)
         # Every directory that stands for a group (kernfs' priv), and every control group by its CLOSID.
@@ -109,7 +113,14 @@ class Resctrl:
     def _populate(self) -> None:
         factory = NodeFactory((0, 0), self.clock.wall_ns())
         self._fill(self.default, factory)
-        info = InfoFiles(self.profile, self.status, self.rmids, self.assignments, self.allocation)
+        info = InfoFiles(
+            profile=self.profile,
+            status=self.status,
+            rmids=self.rmids,
+            assignments=self.assignments,
+            configurations=self.configurations,
+            allocation=self.allocation,
+        )
         info.fill(self.root, factory)
         self.assignments.new_group(DEFAULT.rmid)
 
@@ -135,6 +146,8 @@ class Resctrl:
         if self._table.stat(tid) is None:
             return None
         ids = self._tasks.ids(tid)
+        if ids.closid not in self._classes:
+            return None  # of a class that has gone, where a task was overlooked (ENOENT)
         control = self._classes[ids.closid]
         inside = (child.name for child in control.children.values() if child.ids.rmid == ids.rmid)
         return f"res:{control.name or '/'}\nmon:{next(inside, '')}\n"
@@ -287,6 +300,17 @@ class Resctrl:
         self._tasks.look()
         self._joining.write(group, Caller(0, 0, tid), str(tid))
         self.accounting.update_cache()
+
+    def overlook(self, tid: int) -> None:
+        """The next rmdir that should move this thread does not see it. Raises ESRCH if it is in no group."""
+        self._tasks.look()
+        if not self._tasks.overlook(tid):
+            raise error(errno.ESRCH)
+
+    def run_overflow_worker(self, *, runs: bool) -> None:
+        """While it does not run, bandwidth that wraps a counter between two looks at it is lost."""
+        self.accounting.look()
+        self._readings.run_worker(self.groups, runs=runs)
 
     def _place(self, leaf: Domain, whole: Domain | None, online: bool) -> None:
         """Makes or removes the directories of a domain that has come or gone."""

@@ -92,6 +92,10 @@ class Orders:
                 self._model.rmdir(self._node(group))
             case messages.Steal(tid, group):
                 self._model.steal(self._node(group), tid)
+            case messages.Overlook(tid):
+                self._model.overlook(tid)
+            case messages.OverflowWorker(runs):
+                self._model.run_overflow_worker(runs=runs)
             case messages.Offline(domain):
                 self._model.hotplug.set_domain(domain, False)
             case messages.Online(domain):

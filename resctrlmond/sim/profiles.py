@@ -12,6 +12,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 ENERGY_FRACTION_BITS = 18  # core_energy and activity (arch/x86/kernel/cpu/resctrl/intel_aet.c)
+MBM_BITS = 32  # of a bandwidth counter: 24 and what CPUID adds (arch/x86/kernel/cpu/resctrl/internal.h)
 TELEMETRY_BITS = 63  # of a register; bit 63 says that it is valid (intel_aet.c)
 
 
@@ -79,6 +80,9 @@ class Profile:
     may have holes with ``sparse_masks``.
 
     ``mbm_counters`` is how many assignable bandwidth counters each L3 has; None: every RMID has its own, always.
+    ``configurable_events``: each L3 can be told which memory transactions its bandwidth events count.
+
+    A bandwidth counter of the hardware wraps at ``mbm_bits`` bits, in its unit.
     Telemetry of a package is pushed every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, fraction included.
 
     ``debug``: mounted with that option, so that groups tell their ids.
@@ -95,10 +99,12 @@ class Profile:
     package_events: tuple[Event, ...] = ()
     nodes_per_cache: int = 1
     mbm_counters: int | None = None
+    configurable_events: bool = False
     shareable_bits: int = 0
     sparse_masks: bool = False
     debug: bool = False
     kernel: Kernel = Kernel.NEWEST
+    mbm_bits: int = MBM_BITS
     lag_seconds: float = 0.002
     telemetry_bits: int = TELEMETRY_BITS
 
@@ -169,6 +175,8 @@ PROFILES = {
         Profile("intel-snc2", 160, 16, 2, 320 * MIB, 32 * KIB, 16, _L3_MONITORING, nodes_per_cache=2),
         # Zen 5 with Assignable Bandwidth Monitoring Counters: many RMIDs, 32 counters in each L3.
         Profile("amd-abmc", 4096, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, mbm_counters=32),
+        # Zen 4 with Bandwidth Monitoring Event Configuration.
+        Profile("amd-bmec", 256, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, configurable_events=True),
         # No allocation and no occupancy: no control groups, no limbo, and root's `tasks` reads empty.
         Profile("monitoring-only", 64, 1, 1, 32 * MIB, 64 * KIB, 12, (MBM_TOTAL, MBM_LOCAL)),
     )
@@ -190,6 +198,7 @@ def profile_named(
     kernel: str = Kernel.NEWEST,
     lag_ms: float | None = None,
     telemetry_bits: int | None = None,
+    mbm_bits: int | None = None,
     cbm_bits: int | None = None,
     shareable_bits: int | None = None,
     sparse_masks: int | None = None,
@@ -198,10 +207,10 @@ def profile_named(
 ) -> Profile:
     """The profile of that name, with other numbers where given.
 
-    RMIDs 2 to 65536, CLOSIDs 2 to 256 (where the machine allocates), domains 1 to 64, bandwidth counters 1 to 1024
-    (where they are assigned), lag 0 to 1000 ms, telemetry 20 to 63 bits, masks 1 to 32 bits, of which any may be
-    shareable, with holes (1) or without (0); ``events`` of the L3 by name, with commas. Raises ``ValueError`` with a
-    sentence for the user where the name or a number is not one that exists.
+    RMIDs 2 to 65536, CLOSIDs 2 to 256 (where the machine allocates), domains 1 to 64, assignable bandwidth counters 1
+    to 1024 (where there are such), lag 0 to 1000 ms, telemetry 20 to 63 bits, bandwidth counters 24 to 62, masks 1 to
+    32 bits, of which any may be shareable, with holes (1) or without (0); ``events`` of the L3 by name, with commas.
+    Raises ``ValueError`` with a sentence for the user where the name or a number is not one that exists.
     """
     if name not in PROFILES:
         raise ValueError(f"there is no profile {name!r}: choose one of {', '.join(PROFILES)}")
@@ -228,6 +237,9 @@ def profile_named(
     if telemetry_bits is not None:
         _within(telemetry_bits, 20, TELEMETRY_BITS, "bits of telemetry", f"20 to {TELEMETRY_BITS}")
         profile = dataclasses.replace(profile, telemetry_bits=telemetry_bits)
+    if mbm_bits is not None:
+        _within(mbm_bits, 24, 62, "bits of a bandwidth counter", "24 to 62")
+        profile = dataclasses.replace(profile, mbm_bits=mbm_bits)
     masks = {"cbm_bits": cbm_bits, "shareable_bits": shareable_bits, "sparse_masks": sparse_masks}
     profile = _with_masks(profile, {name: value for name, value in masks.items() if value is not None})
     if events is not None:

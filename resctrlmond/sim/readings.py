@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from resctrlmond.sim.abmc import Assignments
+from resctrlmond.sim.bmec import Configurations
 from resctrlmond.sim.counters import Counters, format_raw
 from resctrlmond.sim.domains import Domain, Domains
 from resctrlmond.sim.faults import Faults
 from resctrlmond.sim.groups import Group
+from resctrlmond.sim.overflow import Key, Overflow
 from resctrlmond.sim.profiles import Event, Kind
 
 # A number, or the word that stands for why there is none.
@@ -25,11 +27,21 @@ def _sum(values: Sequence[Value]) -> Value:
 class Readings:
     """Reads counters as fs/resctrl/ctrlmondata.c and monitor.c do."""
 
-    def __init__(self, counters: Counters, domains: Domains, assignments: Assignments, faults: Faults) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        domains: Domains,
+        assignments: Assignments,
+        configurations: Configurations,
+        faults: Faults,
+    ) -> None:
         self._counters = counters
         self._domains = domains
         self._assignments = assignments
+        self._configurations = configurations
         self._faults = faults
+        profile = counters.profile
+        self._overflow = Overflow(profile.scale_bytes << profile.mbm_bits)
 
     def text(self, group: Group, event: Event, domain: Domain, now: float) -> str:
         """The content of a counter file: the group's own value and its children's, added up before rounding."""
@@ -51,4 +63,24 @@ class Readings:
             return "Unavailable" if raw is None else raw
         if not self._assignments.counts(rmid, event, domain.number):
             return "Unassigned"
-        return self._counters.traffic(event, rmid, node, self._assignments.rate(event))
+        if not self._configurations.can_be_read(rmid, event, domain.number):
+            return "Unavailable"
+        return self._overflow.look(*self._traffic(rmid, event, domain))
+
+    def _traffic(self, rmid: int, event: Event, domain: Domain) -> tuple[Key, int]:
+        node = domain.nodes[0]
+        rate = self._configurations.rate(event, domain.number, self._assignments.rate(event))
+        key = (event.name, rmid, node, self._counters.began(event, rmid, node))
+        return key, self._counters.traffic(event, rmid, node, rate)
+
+    def run_worker(self, groups: Iterable[Group], *, runs: bool) -> None:
+        """Stops or starts the worker that looks at the bandwidth counters of all groups in time."""
+        looked = (
+            self._traffic(group.ids.rmid, event, leaf)
+            for group in groups
+            for domain in self._domains.caches
+            for leaf in domain.parts or (domain,)
+            for event in leaf.events
+            if event.kind is Kind.TRAFFIC
+        )
+        (self._overflow.start if runs else self._overflow.stop)(looked)

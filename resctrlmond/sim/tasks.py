@@ -93,6 +93,7 @@ class Member:
     cpu_ns: int
     cpu: int
     sampled: float  # when ``cpu_ns`` was looked at
+    overlooked: bool = False  # by the next rmdir
 
 
 # Takes a member, the CPU time that it used since it was sampled before, and when that was.
@@ -210,15 +211,27 @@ class Tasks:
         return True
 
     def regroup(self, before: Ids, after: Ids) -> None:
-        """Moves all threads of a group, as rmdir and rename do."""
+        """Moves all threads of a group, as rmdir and rename do; who is to be overlooked stays, once."""
         for member in [member for member in self._members.values() if member.ids == before]:
-            if after == DEFAULT:
+            if member.overlooked:
+                member.overlooked = False
+            elif after == DEFAULT:
                 del self._members[member.tid]
             else:
                 member.ids = after
         for ghost in self._ghosts.values():
             if ghost.ids == before:
                 ghost.ids = after
+
+    def overlook(self, tid: int) -> bool:
+        """The next ``regroup`` leaves this thread where it is, as one that was forked meanwhile. False: no member.
+
+        rdt_move_group_tasks() walks the list of tasks (fs/resctrl/rdtgroup.c); a child that is put there behind its
+        back has the ids of its parent, and keeps an RMID that is free, and then another group's.
+        """
+        if tid in self._members:
+            self._members[tid].overlooked = True
+        return tid in self._members
 
     def members(self) -> Iterator[Member]:
         """The threads outside the default group."""

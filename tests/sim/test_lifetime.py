@@ -189,6 +189,27 @@ def test_without_the_right_to_use_fuse_the_remedy_is_named(mountpoint: Path) -> 
     assert "Permission denied (EACCES). Run it as root" in run.stderr
 
 
+def test_without_the_fuse_device_the_remedy_is_named(mountpoint: Path) -> None:
+    inside = ["sh", "-c", 'mount -t tmpfs none /dev && exec "$@"', "sh", *COMMAND, str(mountpoint)]
+    run = subprocess.run(["unshare", "--mount", *inside], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr == (
+        "resctrlmond-sim: /dev/fuse: cannot open the FUSE device: No such file or directory (ENOENT). "
+        "Load the kernel module: 'modprobe fuse'\n"
+    )
+
+
+def test_a_second_one_on_the_same_mount_point_is_refused_and_the_first_goes_on(
+    mountpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start(mountpoint)
+    assert main([str(mountpoint)]) == 1
+    assert "something is mounted there already. Choose another directory" in capsys.readouterr().err
+    assert (mountpoint / "info/last_cmd_status").read_text() == "ok\n"
+    server.terminate()
+    assert server.wait(60) == 0
+
+
 @pytest.mark.parametrize(
     "options",
     [["--rmids", "1"], ["--domains", "0"], ["--rmids", "99999"], ["--virtual", "0"], ["--lag-ms", "nan"]],

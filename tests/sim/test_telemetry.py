@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -49,6 +50,17 @@ def test_lag_goes_on_after_the_death_of_the_task_and_ends_within_two_millisecond
     lab.model.accounting.look()
     lab.tasks.exit(tid)
     assert now(lab, ENERGY) == "Unavailable"
+    lab.now += 0.002
+    assert now(lab, ENERGY) == "2.500000"
+
+
+def test_a_push_that_rounding_puts_after_now_is_no_harm() -> None:
+    lab, tid = busy_lab()
+    lab.now = 1000.04
+    assert math.floor(lab.now / 0.002) * 0.002 > lab.now
+    lab.model.accounting.look()
+    lab.run(tid, 1.0)
+    lab.model.accounting.look()
     lab.now += 0.002
     assert now(lab, ENERGY) == "2.500000"
 

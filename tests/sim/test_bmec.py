@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bandwidth events that can be configured: the masks of each L3, and what a change does to the counters."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.sim.virtual import Lab
+
+GIB = 1 << 30
+TOTAL = "info/L3_MON/mbm_total_bytes_config"
+LOCAL = "info/L3_MON/mbm_local_bytes_config"
+
+
+@pytest.fixture
+def lab() -> Lab:
+    made = Lab("amd-bmec")
+    made.mkdir("mon_groups/a")
+    return made
+
+
+def counter(lab: Lab, event: str = "mbm_total_bytes", domain: int = 0) -> str:
+    return lab.read(f"mon_groups/a/mon_data/mon_L3_{domain:02d}/{event}").strip()
+
+
+def refused(lab: Lab, path: str, text: str) -> str:
+    with pytest.raises(OSError) as caught:
+        lab.write(path, text)
+    return errno.errorcode[caught.value.errno or 0]
+
+
+def test_the_files_and_what_they_say(lab: Lab) -> None:
+    assert lab.read("info/L3_MON/mon_features").split() == [
+        "llc_occupancy",
+        *("mbm_total_bytes", "mbm_total_bytes_config"),
+        *("mbm_local_bytes", "mbm_local_bytes_config"),
+    ]
+    # Local reads and local writes, from memory near and slow (resctrl.rst: 0x7f and 0x15 by default).
+    assert (lab.read(TOTAL), lab.read(LOCAL)) == ("0=0x7f;1=0x7f\n", "0=0x15;1=0x15\n")
+    assert lab.read("info/L3_MON/mbm_assign_mode") == "[default]\n"
+
+
+def test_other_machines_have_no_such_files() -> None:
+    assert "mbm_total_bytes_config" not in Lab("amd-abmc").directory("info/L3_MON").children
+
+
+def test_a_mask_decides_what_is_counted(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    lab.write(TOTAL, "0=0x2\n")
+    assert (lab.read(TOTAL), lab.status) == ("0=0x02;1=0x7f\n", "ok\n")
+    lab.run(tid, 1.0)
+    assert [counter(lab) for _ in range(2)] == ["Unavailable", str(GIB // 8)]  # remote reads: an eighth
+
+
+def test_a_change_clears_both_events_of_all_groups_in_that_cache(lab: Lab) -> None:
+    tid = lab.tasks.fork()
+    lab.write("mon_groups/a/tasks", str(tid))
+    lab.run(tid, 1.0)
+    lab.model.accounting.look()
+    lab.run(tid, 2.0, cpu=1)
+    assert (counter(lab), counter(lab, domain=1)) == (str(GIB), str(2 * GIB))
+    lab.write(LOCAL, "0=1\n")
+    lab.mkdir("mon_groups/b")
+    assert [counter(lab) for _ in range(2)] == ["Unavailable", "0"]
+    assert [counter(lab, "mbm_local_bytes") for _ in range(2)] == ["Unavailable", "0"]
+    assert counter(lab, domain=1) == str(2 * GIB)
+    assert lab.read("mon_groups/b/mon_data/mon_L3_00/mbm_total_bytes") == "Unavailable\n"
+
+
+def test_what_is_so_already_changes_nothing(lab: Lab) -> None:
+    lab.write(TOTAL, "1=7f;0=0x7F;\n")
+    assert counter(lab) == "0"
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("0=1", "mbm_total_bytes_config: Invalid input\n"),
+        ("x=1\n", "Missing '=' or non-numeric domain id\n"),
+        ("=1\n", "Missing '=' or non-numeric domain id\n"),
+        ("0\n", "Non-numeric event configuration value\n"),
+        ("0=zz\n", "Non-numeric event configuration value\n"),
+        ("0=80\n", "Invalid event configuration: max valid mask is 0x7f\n"),
+        ("9=1\n", "ok\n"),
+    ],
+)
+def test_the_kernels_words_for_a_bad_mask(lab: Lab, written: str, said: str) -> None:
+    assert refused(lab, TOTAL, written) == "EINVAL"
+    assert (lab.status, lab.read(TOTAL)) == (said, "0=0x7f;1=0x7f\n")
+
+
+def test_what_stands_before_a_mistake_is_done(lab: Lab) -> None:
+    assert refused(lab, TOTAL, "1=1;0=80\n") == "EINVAL"
+    assert lab.read(TOTAL) == "0=0x7f;1=0x01\n"
+
+
+def test_linux_6_12_had_it_and_says_nothing_of_a_missing_newline() -> None:
+    lab = Lab("amd-bmec", kernel="6.12")
+    assert refused(lab, "tasks", "x") == "EINVAL"
+    said = lab.status
+    assert (refused(lab, TOTAL, "0=1"), lab.status) == ("EINVAL", said)
+    lab.write(TOTAL, "0=1\n")
+    assert lab.read(TOTAL) == "0=0x01;1=0x7f\n"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(alphabet=st.sampled_from("01=0x7f;\n z"), max_size=20) | st.text(max_size=20))
+def test_any_text_is_a_mask_or_an_error(text: str) -> None:
+    lab = Lab("amd-bmec", rmids=4)
+    try:
+        lab.write(TOTAL, text)
+    except OSError as failure:
+        assert failure.errno == errno.EINVAL
+    masks = [int(part.partition("=")[2], 16) for part in lab.read(TOTAL).split(";")]
+    assert len(masks) == 2
+    assert all(0 <= mask <= 0x7F for mask in masks)
