@@ -13,7 +13,7 @@ STATUS_BYTES = 511  # a 512-byte buffer with its NUL (fs/resctrl/rdtgroup.c)
 
 # What kstrtoint() takes with base 0: a leading 0 means octal.
 _NUMBER = re.compile(r"([-+]?)(?:0x([0-9a-f]+)|(0[0-7]*)|([1-9][0-9]*))\Z", re.IGNORECASE | re.ASCII)
-_SPACE = " \t\n\v\f\r\xa0"
+SPACE = " \t\n\v\f\r\xa0"
 
 
 class CommandStatus:
@@ -99,6 +99,6 @@ def task_tokens(command: str) -> Iterator[str]:
     rest: str | None = command.split("\0", 1)[0]
     while rest and rest[0] != "\n":
         token, comma, rest = rest.partition(",")
-        yield token.strip(_SPACE)
+        yield token.strip(SPACE)
         if not comma:
             return

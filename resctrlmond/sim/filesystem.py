@@ -238,7 +238,7 @@ class Filesystem:
         with self._lock:
             self._find_parent(path)
             self._model.faults.strike(Operation.RMDIR, path.lstrip("/"))
-            self._model.rmdir(self._find(path))
+            self._model.rmdir(self._find(path), self._caller())
             return 0
 
     def rename(self, old: str, new: str) -> int:

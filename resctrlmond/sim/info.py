@@ -111,5 +111,7 @@ class InfoFiles:
             "shareable_bits": f"{profile.shareable_bits:x}\n",
             "sparse_masks": f"{profile.sparse_masks:d}\n",
         }.items():
+            if name == "sparse_masks" and profile.is_oldest:
+                continue  # since Linux 6.7
             factory.file(where, name, FILE_RO, partial(str, text))
         factory.file(where, "bit_usage", FILE_RO, self._cat.show_usage)

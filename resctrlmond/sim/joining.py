@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 
-from resctrlmond.sim.commands import CommandStatus, parse_int, task_tokens
+from resctrlmond.sim.commands import SPACE, CommandStatus, parse_int, task_tokens
 from resctrlmond.sim.groups import Group
 from resctrlmond.sim.profiles import Profile
 from resctrlmond.sim.tasks import DEFAULT, Tasks, TaskTable
@@ -35,6 +35,9 @@ class Joining:
 
     def write(self, group: Group, caller: Caller, command: str) -> None:
         """Stops at the first task that fails; the ones before it have moved."""
+        if self._profile.is_oldest:
+            self._write_one(group, caller, command)
+            return
         self._status.clear()
         for token in task_tokens(command):
             number = parse_int(token)
@@ -49,6 +52,14 @@ class Joining:
             except OSError:
                 self._status.say(f"Error while processing task {number}")
                 raise
+
+    def _write_one(self, group: Group, caller: Caller, command: str) -> None:
+        """Before Linux 6.7 one number, and no word of what is none (arch/x86/kernel/cpu/resctrl/rdtgroup.c)."""
+        number = parse_int(command.split("\0", 1)[0].strip(SPACE))
+        if number is None or number < 0:
+            raise error(errno.EINVAL)
+        self._status.clear()
+        self._move(group, caller, number)
 
     def _move(self, group: Group, caller: Caller, number: int) -> None:
         """One thread into the group; 0 is the caller itself. Raises ESRCH, EPERM or EINVAL."""

@@ -41,7 +41,8 @@ class Resctrl:
 
     The rules are those of fs/resctrl in Linux 7; of Linux 6.12 (arch/x86/kernel/cpu/resctrl/rdtgroup.c) where the
     profile says so: there mkdir and rmdir leave last_cmd_status as it is, where no group can be made it says EPERM
-    even in info, and there is no mbm_assign_mode.
+    even in info, and there is no mbm_assign_mode. In Linux 6.1, too, tasks takes one number, there is no rename, and
+    an RMID whose lines are gone where rmdir runs does not wait for that domain's worker.
     """
 
     def __init__(
@@ -219,7 +220,12 @@ class Resctrl:
         group = self._group_of.get(node) if isinstance(node, Directory) else None
         return group if group and group.directory is node else None
 
-    def rmdir(self, node: Node) -> None:
+    def _node_of(self, caller: Caller) -> int:
+        """Where a system call runs, as far as anybody can tell."""
+        stat = self._table.stat(caller.tid)
+        return self.accounting.node_of(stat.cpu) if stat else 0
+
+    def rmdir(self, node: Node, caller: Caller) -> None:
         """Removes a group, with tasks or without; its tasks go to the group above (rdtgroup_rmdir())."""
         if isinstance(node, Directory) and node in self._group_of:
             self._touch()
@@ -233,9 +239,10 @@ class Resctrl:
             self._tasks.regroup(gone.ids, after.ids)
         now = self.clock.monotonic()
         self.accounting.update_cache()
+        here = self._node_of(caller) if self.profile.is_oldest else None
         for rmid in group.rmids:
             self.assignments.drop_group(rmid)
-            self.rmids.free(rmid, now)
+            self.rmids.free(rmid, now, here)
         self.cpus.release(group)
         if group.parent:
             del group.parent.children[group.name]
@@ -253,6 +260,8 @@ class Resctrl:
 
     def rename(self, node: Node, target: Directory, name: str) -> None:
         """Renames a monitoring group or moves it to another class; RMID and counters stay (rdtgroup_rename())."""
+        if self.profile.is_oldest:
+            raise error(errno.EPERM)  # since Linux 6.5
         home = node if isinstance(node, Directory) else node.parent
         group = self._group_of.get(home) if home else None
         above = self._group_of.get(target)

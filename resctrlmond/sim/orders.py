@@ -89,7 +89,7 @@ class Orders:
                     raise error(errno.ENOTDIR)
                 self._model.mkdir(parent, name, 0o755, _ANOTHER_AGENT)
             case messages.RemoveGroup(group):
-                self._model.rmdir(self._node(group))
+                self._model.rmdir(self._node(group), _ANOTHER_AGENT)
             case messages.Steal(tid, group):
                 self._model.steal(self._node(group), tid)
             case messages.Overlook(tid):

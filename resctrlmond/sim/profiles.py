@@ -25,8 +25,9 @@ class Kind(enum.Enum):
 
 
 class Kernel(enum.StrEnum):
-    """Whose rules hold: those of Linux 6.12, or those of the newest (see ``Resctrl`` for what differs)."""
+    """Whose rules hold: those of Linux 6.1, of 6.12, or of the newest (see ``Resctrl`` for what differs)."""
 
+    V6_1 = "6.1"
     V6_12 = "6.12"
     NEWEST = "newest"
 
@@ -120,8 +121,13 @@ class Profile:
 
     @property
     def is_old(self) -> bool:
-        """Whether the rules of Linux 6.12 hold."""
-        return self.kernel is Kernel.V6_12
+        """Whether the rules of Linux 6.12 hold, or older ones."""
+        return self.kernel is not Kernel.NEWEST
+
+    @property
+    def is_oldest(self) -> bool:
+        """Whether the rules of Linux 6.1 hold."""
+        return self.kernel is Kernel.V6_1
 
     @property
     def nodes(self) -> int:
@@ -268,7 +274,12 @@ def _cache_events(names: str) -> tuple[Event, ...]:
 
 
 def _on_kernel(profile: Profile, kernel: Kernel) -> Profile:
-    """Refuses machines that Linux 6.12 could not drive: telemetry came with 7.0, assignable counters with 6.18."""
-    if kernel is Kernel.V6_12 and (profile.package_events or profile.mbm_counters):
-        raise ValueError(f"the profile {profile.name} needs a newer kernel than 6.12: leave --kernel out")
-    return dataclasses.replace(profile, kernel=kernel)
+    """Refuses machines that an older kernel could not drive."""
+    on_it = dataclasses.replace(profile, kernel=kernel)
+    # Linux 7.0, 6.18
+    lacks = on_it.is_old and bool(profile.package_events or profile.mbm_counters)
+    # Linux 6.11, 6.3, and twice 6.7
+    newer = (profile.nodes_per_cache > 1, profile.configurable_events, profile.sparse_masks, profile.debug)
+    if lacks or (on_it.is_oldest and any(newer)):
+        raise ValueError(f"the profile {profile.name} needs a newer kernel than {kernel}: leave --kernel out")
+    return on_it

@@ -39,8 +39,12 @@ class RmidPool:
             raise error(errno.EBUSY if self._limbo else errno.ENOSPC)
         return self._free.popleft()
 
-    def free(self, rmid: int, now: float) -> None:
-        """Gives ``rmid`` back: to the tail of the free list, or dirty in every domain's limbo."""
+    def free(self, rmid: int, now: float, here: int | None = None) -> None:
+        """Gives ``rmid`` back: to the tail of the free list, or dirty in every domain's limbo.
+
+        In Linux 6.1 the domain ``here``, where this runs, is looked at in time: what does not hold more than the
+        threshold there is clean (add_rmid_to_limbo() in arch/x86/kernel/cpu/resctrl/monitor.c).
+        """
         if self._occupancy is None:
             self._free.append(rmid)
             return
@@ -48,9 +52,13 @@ class RmidPool:
         for domain, busy in enumerate(self._busy):
             if domain in self._offline:
                 continue
+            if domain == here and self._occupancy(rmid, domain, now) <= self.threshold:
+                continue
             if not busy:
                 self._next_tick[domain] = now + LIMBO_TICK_SECONDS
             busy.add(rmid)
+        if rmid not in self._limbo:
+            self._free.append(rmid)
 
     def set_online(self, domain: int, online: bool) -> None:
         """A domain that goes offline lets go of all that it held in limbo (resctrl_offline_mon_domain())."""

@@ -59,8 +59,8 @@ class Lab:
         above, _, name = path.rpartition("/")
         self.model.mkdir(self.directory(above), name, 0o755, caller)
 
-    def rmdir(self, path: str) -> None:
-        self.model.rmdir(self.node(path))
+    def rmdir(self, path: str, caller: Caller = ROOT) -> None:
+        self.model.rmdir(self.node(path), caller)
 
     def rename(self, old: str, new: str) -> None:
         above, _, name = new.rpartition("/")
