@@ -68,7 +68,9 @@ class Joining:
         if tid is None or credentials is None:
             self._status.say(f"No task {number}")
             raise error(errno.ESRCH)
-        if caller.uid not in (0, *credentials):
+        # FUSE tells the uid for files; here the effective one counts (rdtgroup_task_write_permission()).
+        euid = self._table.euid(caller.tid)
+        if (caller.uid if euid is None else euid) not in (0, *credentials):
             self._status.say(f"No permission to move task {tid}")
             raise error(errno.EPERM)
         self._tasks.check(tid)

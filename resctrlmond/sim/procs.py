@@ -97,6 +97,11 @@ class ProcTable:
         uids = self._status_line(tid, "Uid:")
         return (uids[0], uids[2]) if uids else None
 
+    def euid(self, tid: int) -> int | None:
+        """The effective uid of a thread; None if it is gone, or in no namespace that we see."""
+        uids = self._status_line(tid, "Uid:")
+        return uids[1] if uids else None
+
     def groups(self, tid: int) -> frozenset[int]:
         """The supplementary groups of a thread; none if it is gone."""
         return frozenset(self._status_line(tid, "Groups:"))

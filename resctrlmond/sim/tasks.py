@@ -70,6 +70,9 @@ class TaskTable(Protocol):
     def credentials(self, tid: int) -> tuple[int, int] | None:
         """(uid, saved uid) of a thread; None if it is gone."""
 
+    def euid(self, tid: int) -> int | None:
+        """The effective uid of a thread; None where only that of a system call is known."""
+
     def named(self, number: int, asking: int) -> int | None:
         """The thread that has this number in the PID namespace of the thread ``asking``; None if none has."""
 

@@ -158,6 +158,19 @@ class _Stage:
     def do_read(self, path: str) -> str:
         return read(path)
 
+    def do_be(self, real: int, effective: int, saved: int) -> None:
+        os.setresuid(real, effective, saved)
+
+    def do_write_as(self, path: str, text: str, call: str, uid: int) -> str:
+        """Opens a file as who it is, and writes as another: ``call`` is seteuid or setfsuid."""
+        fd, change = os.open(path, os.O_WRONLY), getattr(ctypes.CDLL(None), call)
+        change(uid)
+        try:
+            return outcome(lambda: os.write(fd, text.encode()))
+        finally:
+            change(0)
+            os.close(fd)
+
     def do_write(self, path: str, text: str) -> str:
         return outcome(lambda: write(path, text))
 

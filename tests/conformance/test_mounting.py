@@ -82,10 +82,11 @@ def test_there_is_one_instance(fs: Resctrl, tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel_only("options are given to the simulator when it is started")
-def test_an_unknown_option(fs: Resctrl) -> None:
-    """An option that there is not refuses the mount."""
+@pytest.mark.parametrize("option", ["bogus", "cdp", "cdpl2", "mba_MBps"])
+def test_an_option_that_there_is_not(fs: Resctrl, option: str) -> None:
+    """An option that nobody knows, or that the machine cannot do, refuses the mount."""
     assert fs.unmount() == "OK"
-    command = ["mount", "-t", "resctrl", "-o", "bogus", "resctrl", fs.root]
+    command = ["mount", "-t", "resctrl", "-o", option, "resctrl", fs.root]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 32
     assert os.listdir(fs.root) == []
 
@@ -110,6 +111,39 @@ def test_the_threshold_survives(fs: Resctrl) -> None:
     finally:
         fs.mount()
         fs.write("info/L3_MON/max_threshold_occupancy", before)
+
+
+@pytest.mark.kernel_only("a simulation ends with its mount, and its limbo with it")
+@pytest.mark.limbo
+def test_limbo_goes_on_over_an_unmount(fs: Resctrl) -> None:
+    """The RMIDs of the groups that an unmount has removed are in limbo after the next mount."""
+    fs.fill()
+    before = fs.read("info/L3_MON/max_threshold_occupancy")
+    fs.write("info/L3_MON/max_threshold_occupancy", 0)
+    try:
+        assert fs.unmount() == "OK"
+        fs.mount()
+        assert outcome(lambda: os.mkdir(fs.path("mon_groups/a"))) == "EBUSY"
+    finally:
+        fs.mount()
+        fs.write("info/L3_MON/max_threshold_occupancy", before)
+
+
+@pytest.mark.kernel_only("a simulation has nothing in /proc")
+def test_unmounted_there_is_no_group(fs: Resctrl) -> None:
+    """While it is not mounted /proc/PID/cpu_resctrl_groups names no group, not even root."""
+    assert fs.groups_of(os.getpid()) == ("/", "")
+    assert fs.unmount() == "OK"
+    assert fs.groups_of(os.getpid()) == ("", "")
+
+
+@pytest.mark.kernel_only("who may mount a simulation is FUSE's business")
+def test_only_the_hosts_root_may_mount(fs: Resctrl, tmp_path: Path) -> None:
+    """Root of another user namespace may not mount it."""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "resctrl", "resctrl", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 32
+    assert "permission denied" in done.stderr
 
 
 @pytest.mark.kernel_only("a descriptor of a simulation that has ended belongs to a dead connection")

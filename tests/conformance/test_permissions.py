@@ -76,6 +76,32 @@ def test_a_user_may_not_move_another_users(
     assert fs.members(given) == set()
 
 
+WHOSE = [(NOBODY, 1, 1, "OK"), (1, 1, NOBODY, "OK"), (1, NOBODY, 1, "EPERM"), (1, 1, 1, "EPERM")]
+
+
+@pytest.mark.parametrize("uids", WHOSE)
+def test_real_and_saved_uids_count(
+    fs: Resctrl, given: str, nobody: Actor, actors: Callable[[], Actor], uids: tuple[int, int, int, str]
+) -> None:
+    """A task is its real and its saved uid's; its effective one does not count."""
+    real, effective, saved, result = uids
+    task = actors()
+    task.tell("be", real=real, effective=effective, saved=saved)
+    assert nobody.tell("write", path=fs.path(given, "tasks"), text=str(task.pid)) == result
+
+
+@pytest.mark.parametrize("call", ["seteuid", "setfsuid"])
+def test_the_writers_effective_uid_counts(
+    fs: Resctrl, given: str, actor: Actor, actors: Callable[[], Actor], call: str
+) -> None:
+    """It counts who writes, not who has opened the file; by its effective uid, not by that for files."""
+    foreign = actors().pid
+    path = fs.path(given, "tasks")
+    result = actor.tell("write_as", path=path, text=str(foreign), call=call, uid=NOBODY)
+    assert result == ("EPERM" if call == "seteuid" else "OK")
+    assert fs.members(given) == (set() if call == "seteuid" else {foreign})
+
+
 def test_a_list_stops_at_a_foreign_task(fs: Resctrl, given: str, nobody: Actor, actors: Callable[[], Actor]) -> None:
     """The tasks before a foreign one in the list have moved."""
     foreign = actors().pid
