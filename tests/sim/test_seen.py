@@ -163,13 +163,14 @@ def fill(fs: Mounted) -> tuple[int, str, str]:
 def test_exhaustion_with_limbo(tmp_path: Path) -> None:
     for fs in mounted(tmp_path, "intel-rdt", 64):
         assert fill(fs) == (63, "ENOSPC", "Out of RMIDs")
+        # How long it takes is shown with a clock of its own, in test_rmids.py: here nobody leaves before he may.
+        threshold = fs.read("info/L3_MON/max_threshold_occupancy")
+        fs.write("info/L3_MON/max_threshold_occupancy", "0")
         fs.clean()
-        freed = time.monotonic()
         assert fill(fs) == (0, "EBUSY", "Out of RMIDs")
+        fs.write("info/L3_MON/max_threshold_occupancy", threshold)
         while outcome(make(fs, "mon_groups/z")) != "OK":
-            assert time.monotonic() < freed + 2
             time.sleep(0.02)
-        assert time.monotonic() - freed > 0.9
         assert fill(fs) == (62, "ENOSPC", "Out of RMIDs")
 
 
