@@ -120,17 +120,6 @@ def fs(target: Resctrl) -> Iterator[Resctrl]:
     target.clean()
 
 
-@pytest.fixture
-def debug(fs: Resctrl) -> Iterator[Resctrl]:
-    """The same, mounted with the option debug, which tells RMIDs and CLOSIDs."""
-    assert fs.unmount() == "OK"
-    fs.mount(debug=True)
-    yield fs
-    fs.mount()
-    fs.clean()
-    assert fs.unmount() == "OK"
-
-
 @pytest.fixture(scope="session")
 def troupe() -> Iterator[Troupe]:
     """Where processes come from."""

@@ -29,6 +29,10 @@ BY_RULES = {
     "monitoring_groups_take_any_cpu": "test_cpus.py::test_a_monitoring_group_takes_only_its_control_groups",
     "removed_classes_keep_their_cpus": "test_cpus.py::test_a_control_group_takes_cpus_from_root",
     "half_a_command_is_taken": "test_schemata.py::test_a_bad_command",
+    "the_last_freed_is_the_first_used": (
+        "test_hardware_ids.py::test_rmids_leave_limbo_in_the_order_of_their_numbers"
+    ),
+    "numbers_are_the_hosts": "test_namespaces.py::test_numbers_are_the_writers",
     "masks_outlive_their_class": "test_schemata.py::test_a_class_made_again_begins_anew",
     "monitoring_groups_keep_the_cpus_of_their_class": (
         "test_cpus.py::test_a_write_to_a_control_group_empties_its_monitoring_groups"

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,23 @@ from .target import SHORT_LIMBO, Resctrl
 
 THRESHOLD = "info/L3_MON/max_threshold_occupancy"
 FREED = (9, 2, 5)  # groups, in the order in which they go
+
+
+@pytest.fixture(scope="module")
+def mounted_with_debug(target: Resctrl) -> Iterator[None]:
+    """For all rules here; after them it is mounted without the option."""
+    assert target.unmount() == "OK"
+    target.mount(debug=True)
+    yield
+    target.mount()
+    target.clean()
+    assert target.unmount() == "OK"
+
+
+@pytest.fixture
+def debug(mounted_with_debug: None, fs: Resctrl) -> Resctrl:
+    """A resctrl whose groups tell their ids."""
+    return fs
 
 
 def rmid(fs: Resctrl, group: str) -> int:
@@ -58,9 +77,11 @@ def test_the_lowest_closid_is_taken(debug: Resctrl) -> None:
     assert debug.read("y/ctrl_hw_id") == "1\n"
 
 
-def test_without_debug_nothing_tells(fs: Resctrl) -> None:
-    """Without the option there is neither file."""
-    assert not {"mon_hw_id", "ctrl_hw_id"} & {*fs.names(), *fs.names(fs.make("mon_groups/a"))}
+@pytest.mark.kernel_only("a simulation is of another type in /proc/mounts")
+def test_debug_is_in_proc_mounts(debug: Resctrl) -> None:
+    """The option debug is in /proc/mounts."""
+    wanted = f"resctrl {debug.root} resctrl rw,relatime,debug 0 0"
+    assert wanted in Path("/proc/mounts").read_text().splitlines()
 
 
 def test_ids_are_each_ones_own(debug: Resctrl) -> None:

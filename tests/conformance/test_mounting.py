@@ -91,13 +91,6 @@ def test_an_option_that_there_is_not(fs: Resctrl, option: str) -> None:
     assert os.listdir(fs.root) == []
 
 
-@pytest.mark.kernel_only("a simulation is of another type in /proc/mounts")
-def test_debug_is_in_proc_mounts(debug: Resctrl) -> None:
-    """The option debug is in /proc/mounts."""
-    wanted = f"resctrl {debug.root} resctrl rw,relatime,debug 0 0"
-    assert wanted in Path("/proc/mounts").read_text().splitlines()
-
-
 @pytest.mark.kernel_only("a simulation ends with its mount, and its threshold with it")
 @pytest.mark.limbo
 def test_the_threshold_survives(fs: Resctrl) -> None:

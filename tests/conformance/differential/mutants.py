@@ -157,6 +157,25 @@ def _masks_outlive_their_class() -> None:
     Allocation.begin = lambda *_: None  # type: ignore[method-assign]
 
 
+def _the_last_freed_is_the_first_used() -> None:
+    from resctrlmond.sim.rmids import RmidPool
+
+    right: Callable[..., int] = RmidPool.allocate
+
+    def allocate(self: Any, now: float) -> int:
+        self._work_until(now)
+        self._free.rotate(1)
+        return right(self, now)
+
+    RmidPool.allocate = allocate  # type: ignore[method-assign]
+
+
+def _numbers_are_the_hosts() -> None:
+    from resctrlmond.sim.pidns import PidNamespaces
+
+    PidNamespaces._is_ours = lambda *_: True  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     plant.__name__.strip("_"): plant
     for plant in (
@@ -175,6 +194,8 @@ MUTANTS: dict[str, Callable[[], None]] = {
         _monitoring_groups_keep_the_cpus_of_their_class,
         _half_a_command_is_taken,
         _masks_outlive_their_class,
+        _the_last_freed_is_the_first_used,
+        _numbers_are_the_hosts,
     )
 }
 
