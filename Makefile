@@ -80,9 +80,10 @@ conformance-all: setup
 	RESCTRLMOND_KERNEL=6.12 $(BIN)/python -m pytest tests/kernel/test_conformance.py
 	$(BIN)/python -m tests.conformance.differential --all $(CONFORMANCE)
 
-# The daemon's verbs, killed or given an error at each of their system calls by strace; some minutes.
+# The daemon's verbs, killed or given an error at each of their system calls by strace; about an hour.
+# CRASH="--blow EIO --verb Assign", or --sample N of each, drawn by --seed, and so many --jobs at once.
 crash: setup
-	$(BIN)/python -m tests.crash
+	$(BIN)/python -m tests.crash $(CRASH)
 
 # Ten thousand short workloads, what was reported of each held against what it used; by us, and by models of others.
 # Some minutes; TRUTH="--seed N --workloads N" for another churn.

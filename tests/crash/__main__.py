@@ -4,61 +4,107 @@
 from __future__ import annotations
 
 import argparse
-import itertools
+import concurrent.futures
+import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from collections import Counter
-from pathlib import Path
 
-from resctrlmond.sim.mount import Simulation
 from tests.crash import daemon
+from tests.crash.blow import Blow
 from tests.crash.deeds import DEEDS
-from tests.crash.harness import Blow, Harness, Struck, report
+from tests.crash.job import Sweep
+from tests.crash.sweep import Struck
 from tests.crash.verbs import VERBS
-from tests.groups.conftest import MARK, Host
+
+_DEEDS = (*DEEDS, daemon.START)
 
 
 def main() -> int:
     """Returns 0 if nothing did harm; 1 after naming each blow that did."""
-    parser = argparse.ArgumentParser(prog="tests.crash", description=__doc__)
-    parser.add_argument("--verb", choices=VERBS, action="append", help="only this one (may be given again)")
-    parser.add_argument(
-        "--deed", choices=[*DEEDS, daemon.START], action="append", help="only this one, of the daemon itself"
-    )
-    parser.add_argument("--blow", choices=[blow.name for blow in Blow], action="append", help="only this kind")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th system call")
-    options = parser.parse_args()
-    os.setegid(MARK)
+    options = _options()
     everything = not options.verb and not options.deed
-    verbs = options.verb or (VERBS if everything else [])
-    deeds = options.deed or ([*DEEDS, daemon.START] if everything else [])
-    outcomes: Counter[str] = Counter()
-    harm: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="resctrlmond-crash-") as top:
-        machines = itertools.count()
-        for blow in map(Blow.__getitem__, options.blow or Blow.__members__):
-            for name in verbs:
-                struck = _on_a_machine(os.path.join(top, f"{next(machines)}"), name, blow, options.every)
-                outcomes += report(name, blow, struck, harm)
-            for name in deeds:
-                place = Path(top, f"{next(machines)}")
-                with daemon.machine(place, name) as harness:
-                    struck = harness.sweep(name, blow, options.every)
-                outcomes += report(f"daemon: {name}", blow, struck, harm)
-    counted = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-    sys.stdout.write(f"{outcomes.total()} points: {counted}; {len(harm)} did harm\n")
+    blows = [Blow[name] for name in options.blow or Blow.__members__]
+    sweeps = [
+        Sweep(name, of_daemon, blow, options.sample, options.seed)
+        for of_daemon, names in (
+            (False, options.verb or (VERBS if everything else ())),
+            (True, options.deed or (_DEEDS if everything else ())),
+        )
+        for name in names
+        for blow in blows
+    ]
+    found = _run(sweeps, options.jobs)
+    sys.stdout.write(_table(found))
+    harm = [line for _, struck in found for line in struck.harm]
     for line in harm:
         sys.stdout.write(f"HARM: {line}\n")
     return 1 if harm else 0
 
 
-def _on_a_machine(top: str, name: str, blow: Blow, every: int) -> Struck:
-    for folder in ("resctrl", "run"):
-        os.makedirs(os.path.join(top, folder))
-    with Simulation(os.path.join(top, "resctrl"), "intel-rdt", 2000):
-        harness = Harness(Host(os.path.join(top, "resctrl"), os.path.join(top, "run")), os.path.join(top, "log"))
-        return harness.sweep(name, blow, every)
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.crash", description=__doc__)
+    parser.add_argument("--verb", choices=VERBS, action="append", help="only this one (may be given again)")
+    parser.add_argument("--deed", choices=_DEEDS, action="append", help="only this one, of the daemon itself")
+    parser.add_argument("--blow", choices=Blow.__members__, action="append", help="only this kind")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="only N system calls of each, at random")
+    parser.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at once (default: 1)")
+    return parser.parse_args()
+
+
+def _run(sweeps: list[Sweep], jobs: int) -> list[tuple[Sweep, Struck]]:
+    """All of them, each told as it ends."""
+    began = time.monotonic()
+    found = []
+    with (
+        tempfile.TemporaryDirectory(prefix="resctrlmond-crash-") as top,
+        # Each begins as a program that has done nothing else: what one does to itself is not the next one's.
+        concurrent.futures.ProcessPoolExecutor(
+            jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+        ) as pool,
+    ):
+        running = {pool.submit(one.run, os.path.join(top, f"{number}")): one for number, one in enumerate(sweeps)}
+        for ended in concurrent.futures.as_completed(running):
+            one = running[ended]
+            try:
+                struck = ended.result()
+            except Exception as error:  # the machine itself; the others are to be run all the same
+                struck = Struck(Counter(harmed=1), [f"{one.title}, {one.blow.name}: cannot be run: {error!r}"])
+            found.append((one, struck))
+            minutes = (time.monotonic() - began) / 60
+            told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(struck.outcomes.items()))
+            sys.stdout.write(
+                f"[{len(found):3}/{len(sweeps)}, {minutes:4.0f} min] {one.title:30} {one.blow.name:6} "
+                f"{struck.outcomes.total():4} points: {told}\n"
+            )
+            for line in struck.harm:
+                sys.stdout.write(f"HARM: {line}\n")
+            sys.stdout.flush()
+    return found
+
+
+def _table(found: list[tuple[Sweep, Struck]]) -> str:
+    """Points of each verb by kind of blow, and how many did harm."""
+    points: Counter[tuple[str, str]] = Counter()
+    order = {one.title: None for one in sorted((one for one, _ in found), key=_place)}
+    for one, struck in found:
+        for title in (one.title, "all"):
+            points[title, one.blow.name] += struck.outcomes.total()
+            points[title, "harm"] += len(struck.harm)
+    columns = [*Blow.__members__, "harm"]
+    rows = [
+        ("", *columns),
+        *((title, *(f"{points[title, column]}" for column in columns)) for title in (*order, "all")),
+    ]
+    return "".join(f"{row[0]:30}" + "".join(f"{cell:>8}" for cell in row[1:]) + "\n" for row in rows)
+
+
+def _place(one: Sweep) -> tuple[bool, int]:
+    names = [*_DEEDS] if one.of_daemon else [*VERBS]
+    return one.of_daemon, names.index(one.name)
 
 
 if __name__ == "__main__":

@@ -9,30 +9,37 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from resctrlmond.sim.mount import Simulation
+from tests.crash.blow import Blow
 from tests.crash.deeds import DEEDS
-from tests.crash.harness import ANY, CHANGES, Blow, Struck, struck_at
+from tests.crash.harness import ANY, CHANGES
 from tests.crash.site import Site
+from tests.crash.sweep import Point
 
 # The event loop's own.
 _DOORS = "accept4,recvfrom,recvmsg,sendto,sendmsg,socket,getsockopt"
 # Waiting itself is only ever interrupted (epoll_wait(2)).
 _WAITS = "epoll_pwait,epoll_wait"
-_KINDS = {
-    Blow.KILL: (f"{CHANGES},sendto,sendmsg", "signal=KILL"),
-    Blow.EIO: (ANY, "error=EIO"),  # sockets never say it
-    Blow.ENOSPC: (f"{CHANGES},epoll_ctl", "error=ENOSPC"),  # max_user_watches
-    Blow.EINTR: (f"openat,read,write,{_DOORS},{_WAITS}", "error=EINTR"),
-    Blow.EMFILE: ("openat,/^pidfd_open,accept4,recvmsg,socket", "error=EMFILE"),
+_CALLS = {
+    Blow.KILL: f"{CHANGES},sendto,sendmsg",
+    Blow.EIO: ANY,  # sockets never say it
+    Blow.ENOSPC: f"{CHANGES},epoll_ctl",  # max_user_watches
+    Blow.EINTR: f"openat,read,write,{_DOORS},{_WAITS}",
+    Blow.EMFILE: "openat,/^pidfd_open,accept4,recvmsg,socket",
 }
-# Of a start the opening of files is left out: nearly all are Python's own modules.
-_STARTS = "write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat,flock,socket,bind,listen,sendto,getxattr"
-
-
 START = "start"
+_STARTS = {
+    Blow.KILL: f"{_CALLS[Blow.KILL]},flock,socket,bind,listen",
+    Blow.EIO: f"{ANY},flock,listen",
+    Blow.ENOSPC: f"{_CALLS[Blow.ENOSPC]},bind",
+    Blow.EINTR: "openat,read,write,flock,sendto",
+    Blow.EMFILE: "openat,/^pidfd_open,socket",
+}
+_READS = ("openat", "read", "newfstatat", "getdents64")
 # A tracer that lets go of a living process takes milliseconds.
 _LETS_GO_S = 0.5
 
@@ -44,12 +51,12 @@ class DaemonHarness:
         self.site = site
         self.trace = str(site.top / "trace")
 
-    def points(self, name: str, blow: Blow) -> list[tuple[str, int]]:
-        """The system calls of the deed that the blow may fall on, each with its number in its thread, from 1 on."""
+    def points(self, name: str, blow: Blow) -> list[Point]:
+        """The system calls of the deed that the blow may fall on."""
         if name == START:
-            return self._start_points()
+            return self._start_points(blow)
         act = DEEDS[name].before(self.site)
-        with self._traced("-e", f"trace={_KINDS[blow][0]}", "-o", self.trace):
+        with self._traced("-e", f"trace={_CALLS[blow]}", "-o", self.trace):
             act()
         self._back_to_rest()
         return _numbered(self.trace)
@@ -58,43 +65,37 @@ class DaemonHarness:
         """One blow; raises AssertionError where it did harm. Returns how the deed ended."""
         if name == START:
             return self._strike_start(blow, call, number)
-        where = f"daemon: {name}, {blow.name} at {call} {number}"
         act = DEEDS[name].before(self.site)
-        inject = f"inject={call}:{_KINDS[blow][1]}:when={number}"
-        try:
-            with self._traced("-e", f"trace={call}", "-e", inject, "-o", "/dev/null"):
-                how = act()
-            assert how != "InternalError", how
-            if self.site.is_dead():
-                how = "killed" if blow is Blow.KILL else how
-                assert blow is Blow.KILL or name == "stop", "the daemon ended"
-            self._back_to_rest()
-        except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
-            raise AssertionError(f"{where}: {error!r}") from error
+        inject = f"inject={call}:{blow.value}:when={number}"
+        with self._traced("-e", f"trace={call}", "-e", inject, "-o", "/dev/null"):
+            how = act()
+        assert how != "InternalError", how
+        if self.site.is_dead():
+            how = "killed" if blow is Blow.KILL else how
+            assert blow is Blow.KILL or name == "stop", "the daemon ended"
+        self._back_to_rest()
         return "refused" if how[0].isupper() else how
-
-    def sweep(self, name: str, blow: Blow, every: int = 1) -> Struck:
-        """Blows on each system call of the deed, or on every so many."""
-        points = self.points(name, blow)[every // 2 :: every]
-        return struck_at(points, lambda call, number: self.strike(name, blow, call, number))
 
     # -- the start itself
 
-    def _start_points(self) -> list[tuple[str, int]]:
+    def _start_points(self, blow: Blow) -> list[Point]:
         self._leave_much_to_do()
-        self._start("-e", f"trace={_STARTS}", "-o", self.trace)
+        self._start("-y", "-e", f"trace={_STARTS[blow]}", "-o", self.trace)
         self._back_to_rest()
-        return _numbered(self.trace)
+        return _numbered(self.trace, self._is_of_the_start)
+
+    def _is_of_the_start(self, line: str) -> bool:
+        """Most of what a start reads are Python's modules; how Python itself begins is not ours either."""
+        if line.startswith(_READS):
+            return (f"{self.site.top}/" in line or "/proc/" in line) and f"{self.site.machine.log}>" not in line
+        return True
 
     def _strike_start(self, blow: Blow, call: str, number: int) -> str:
         self._leave_much_to_do()
-        inject = f"inject={call}:{_KINDS[blow][1]}:when={number}"
+        inject = f"inject={call}:{blow.value}:when={number}"
         how = self._start("-e", f"trace={call}", "-e", inject, "-o", "/dev/null")
-        try:
-            assert how != "killed" or blow is Blow.KILL, "the daemon was killed"
-            self._back_to_rest()
-        except (AssertionError, OSError) as error:
-            raise AssertionError(f"daemon: start, {blow.name} at {call} {number}: {error!r}") from error
+        assert how != "killed" or blow is Blow.KILL, "the daemon was killed"
+        self._back_to_rest()
         return how
 
     def _leave_much_to_do(self) -> None:
@@ -163,27 +164,33 @@ def _all_traced(pid: int, tracer: int) -> bool:
     return all(line in status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status"))
 
 
-def _numbered(trace: str) -> list[tuple[str, int]]:
-    """Of each system call as many as the thread made that made the most."""
+def _numbered(trace: str, is_ours: Callable[[str], bool] = lambda _line: True) -> list[Point]:
+    """The system calls of the trace, those of each name by their numbers in whichever thread made them."""
     made: Counter[tuple[str, str]] = Counter()
+    points: set[Point] = set()
     with open(trace, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             thread, _, rest = line.partition(" ")
+            rest = rest.strip()
             if "(" in rest and "resumed>" not in rest:
-                made[rest.strip().partition("(")[0], thread] += 1
-    most: dict[str, int] = {}
-    for (call, _), number in made.items():
-        most[call] = max(most.get(call, 0), number)
-    return [(call, number) for call, top in sorted(most.items()) for number in range(1, top + 1)]
+                call = rest.partition("(")[0]
+                made[call, thread] += 1
+                if is_ours(rest):
+                    points.add((call, made[call, thread]))
+    return sorted(points)
 
 
-@contextlib.contextmanager
-def machine(top: Path, name: str) -> Iterator[DaemonHarness]:
-    """A machine of its own for the blows on one deed."""
-    (top / "resctrl").mkdir(parents=True)
-    settings = DEEDS[name].settings if name in DEEDS else ""
-    with (
-        Simulation(str(top / "resctrl"), "intel-rdt", 2000, virtual_cpus=2),
-        contextlib.closing(Site(top, settings)) as site,
-    ):
-        yield DaemonHarness(site)
+def machine_for(name: str) -> Callable[[Path], AbstractContextManager[DaemonHarness]]:
+    """Makes machines for the blows on one deed, each in a folder of its own."""
+
+    @contextlib.contextmanager
+    def machine(top: Path) -> Iterator[DaemonHarness]:
+        (top / "resctrl").mkdir(parents=True)
+        settings = DEEDS[name].settings if name in DEEDS else ""
+        with (
+            Simulation(str(top / "resctrl"), "intel-rdt", 2000, virtual_cpus=2),
+            contextlib.closing(Site(top, settings)) as site,
+        ):
+            yield DaemonHarness(site)
+
+    return machine

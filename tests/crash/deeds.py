@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -12,7 +11,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from resctrlmond.api.client import VarlinkError
+from resctrlmond.groups.files import read_file
+from resctrlmond.groups.record import decode
 from tests.crash.site import Site
 
 _WAIT_S = 8.0
@@ -27,14 +27,21 @@ class Deed:
 
 
 def _until(site: Site, holds: Callable[[], bool]) -> str:
-    """What the daemon does unasked has been done, or it has died."""
+    """What the daemon does unasked has been done, or it has died. It is not asked: each call would be one more."""
     deadline = time.monotonic() + _WAIT_S
     while not site.is_dead() and time.monotonic() < deadline:
-        with contextlib.suppress(ConnectionError, VarlinkError):
-            if holds():
-                return "done"
+        if holds():
+            return "done"
         time.sleep(0.02)
     return "cut"
+
+
+def _state(site: Site, key: str) -> str:
+    """The workload's state by its file; "" once that is gone."""
+    try:
+        return str(decode(read_file(str(path := site.top / "run" / "records" / f"{key}.json")), str(path)).state)
+    except FileNotFoundError:
+        return ""
 
 
 def _create(site: Site) -> Callable[[], str]:
@@ -100,7 +107,7 @@ def _end(site: Site) -> Callable[[], str]:
 
     def act() -> str:
         site.end(child)
-        return _until(site, lambda: str(site.machine.group(key)["state"]) == "completed")
+        return _until(site, lambda: _state(site, key) == "completed")
 
     return act
 
@@ -134,16 +141,9 @@ def _checkpoint(site: Site) -> Callable[[], str]:
 def _prune(site: Site) -> Callable[[], str]:
     key = site.assigned(site.process(), member="c1")
 
-    def gone() -> bool:
-        try:
-            site.machine.group(key)
-        except VarlinkError:
-            return True
-        return False
-
     def act() -> str:
         how = site.attempt("Release", key=key, claim="oci")
-        return _until(site, gone) if how == "done" else how
+        return _until(site, lambda: not _state(site, key)) if how == "done" else how
 
     return act
 
@@ -154,7 +154,7 @@ def _lost(site: Site) -> Callable[[], str]:
 
     def act() -> str:
         os.rmdir(path)
-        return _until(site, lambda: str(site.machine.group(key)["state"]) == "lost")
+        return _until(site, lambda: _state(site, key) == "lost")
 
     return act
 

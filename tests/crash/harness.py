@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from resctrlmond.groups.record import State
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.sim.mount import Simulation
+from tests.crash.blow import Blow
+from tests.crash.sweep import Point
 from tests.crash.verbs import VERBS, Scene, Verb
 from tests.groups.conftest import Host
 
@@ -24,14 +28,13 @@ CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimens
 ANY = CHANGES + ",read,getdents64,newfstatat,readlink,getxattr,/^pidfd_open"
 
 
-class Blow(enum.Enum):
-    """What happens at the system call: which ones, and what strace is told to do there."""
-
-    KILL = (CHANGES, "signal=KILL")
-    EIO = (ANY, "error=EIO")
-    ENOSPC = (CHANGES, "error=ENOSPC")
-    EINTR = ("openat,read,write", "error=EINTR")
-    EMFILE = ("openat,/^pidfd_open", "error=EMFILE")
+CALLS = {
+    Blow.KILL: CHANGES,
+    Blow.EIO: ANY,
+    Blow.ENOSPC: CHANGES,
+    Blow.EINTR: "openat,read,write",
+    Blow.EMFILE: "openat,/^pidfd_open",
+}
 
 
 class End(enum.IntEnum):
@@ -50,49 +53,40 @@ class Harness:
     host: Host
     log: str
 
-    def calls(self, verb: Verb, blow: Blow) -> Counter[str]:
-        """The system calls that the verb makes of those that the blow may fall on, by name."""
-        scene = self._scene(verb)
+    def points(self, name: str, blow: Blow) -> list[Point]:
+        """The system calls that the verb makes of those that the blow may fall on."""
+        scene = self._scene(VERBS[name])
         trace = os.path.join(os.path.dirname(self.log), "trace")
-        self._run(scene, verb, ["-e", f"trace={blow.value[0]}", "-o", trace])
+        self._run(scene, VERBS[name], ["-e", f"trace={CALLS[blow]}", "-o", trace])
         self._drain(scene, "counting")
         with open(trace, encoding="utf-8", errors="replace") as lines:
-            return Counter(line.partition("(")[0] for line in lines if "(" in line)
+            made = Counter(line.partition("(")[0] for line in lines if "(" in line)
+        return [(call, number) for call, most in sorted(made.items()) for number in range(1, most + 1)]
 
     def strike(self, name: str, blow: Blow, call: str, number: int) -> str:
         """One blow on the verb's call of that name and number, from 1 on; raises AssertionError where it did harm.
 
         Returns how the verb ended.
         """
-        where = f"{name}, {blow.name} at {call} {number}"
         verb = VERBS[name]
         scene = self._scene(verb)
-        inject = ["-e", f"trace={call}", "-e", f"inject={call}:{blow.value[1]}:when={number}", "-o", "/dev/null"]
+        inject = ["-e", f"trace={call}", "-e", f"inject={call}:{blow.value}:when={number}", "-o", "/dev/null"]
         try:
-            return self._struck(scene, verb, inject, where)
+            return self._struck(scene, verb, inject)
         finally:
             scene.end_processes()
 
-    def _struck(self, scene: Scene, verb: Verb, inject: list[str], where: str) -> str:
+    def _struck(self, scene: Scene, verb: Verb, inject: list[str]) -> str:
         status = self._run(scene, verb, inject)
         outcome = "killed" if status == -signal.SIGKILL else End(status).name.lower()
-        assert outcome not in ("raw", "broken"), f"{where}: {outcome}: {self._written_down()}"
+        assert outcome not in ("raw", "broken"), f"{outcome}: {self._written_down()}"
         self.host.restart()
         try:
             self.host.check()
         except AssertionError as error:
-            raise AssertionError(f"{where}: after the restart: {error}") from error
-        self._drain(scene, where)
+            raise AssertionError(f"after the restart: {error}") from error
+        self._drain(scene, "after the blow")
         return outcome
-
-    def sweep(self, name: str, blow: Blow, every: int = 1) -> Struck:
-        """Blows on each system call of the verb, or every so many."""
-        points = [
-            (call, number)
-            for call, most in sorted(self.calls(VERBS[name], blow).items())
-            for number in range(1, most + 1)
-        ]
-        return struck_at(points[every // 2 :: every], lambda call, number: self.strike(name, blow, call, number))
 
     def _scene(self, verb: Verb) -> Scene:
         if not self.host.tree.has_class("gold"):
@@ -179,32 +173,10 @@ def _tracer(pid: int) -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("TracerPid:"))
 
 
-@dataclass
-class Struck:
-    """How often a verb ended which way, and which blows did harm."""
-
-    outcomes: Counter[str]
-    harm: list[str]
-
-
-def struck_at(points: Iterable[tuple[str, int]], strike: Callable[[str, int], str]) -> Struck:
-    """Blow after blow; one that did harm is the last, for the machine is no longer what the next one needs."""
-    struck = Struck(Counter(), [])
-    for call, number in points:
-        try:
-            struck.outcomes[strike(call, number)] += 1
-        except AssertionError as error:
-            struck.outcomes["harmed"] += 1
-            struck.harm.append(str(error))
-            break
-    return struck
-
-
-def report(name: str, blow: Blow, struck: Struck, harm: list[str]) -> Counter[str]:
-    """One line for the verb; its outcomes, and its harm added to the rest."""
-    outcomes = struck.outcomes
-    told = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-    sys.stdout.write(f"{name:32} {blow.name:7} {outcomes.total():4} points: {told}\n")
-    sys.stdout.flush()
-    harm += struck.harm
-    return outcomes
+@contextlib.contextmanager
+def machine(top: Path) -> Iterator[Harness]:
+    """A machine of its own for the blows on one verb."""
+    for folder in ("resctrl", "run"):
+        (top / folder).mkdir(parents=True)
+    with Simulation(str(top / "resctrl"), "intel-rdt", 2000):
+        yield Harness(Host(str(top / "resctrl"), str(top / "run")), str(top / "log"))
