@@ -9,7 +9,7 @@ from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.plan import RECOVERED, claims_over
 from resctrlmond.groups.record import Member, Record, State
 from resctrlmond.groups.settings import Settings
-from resctrlmond.groups.times import utc_now
+from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.processes import Process
@@ -48,7 +48,8 @@ class Ends:
 
     def end_member(self, record: Record, member: Member, reason: str) -> Record:
         """Note a member's end; with the last one an active group is idle."""
-        record = record.with_member(replace(member, ended_at=utc_now(), reason=member.reason or reason))
+        ended = replace(member, ended_at=utc_now(), ended_ns=boot_ns(), reason=member.reason or reason)
+        record = record.with_member(ended)
         if record.state is State.ACTIVE and not record.living:
             record = replace(record, state=State.IDLE)
         return self.book.put(record)

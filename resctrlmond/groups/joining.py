@@ -157,7 +157,7 @@ class Joining:
 
 
 # What a record says of the directory rather than of the workload.
-_OF_THE_GROUP = ("class_", "nonce", "boot_id", "created_at", "in_limbo", "reason", "inodes")
+_OF_THE_GROUP = ("class_", "nonce", "boot_id", "created_at", "created_ns", "in_limbo", "reason", "inodes")
 
 
 def _as_noted(record: Record | None, member: Member) -> Member:

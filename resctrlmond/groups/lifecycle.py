@@ -16,7 +16,7 @@ from resctrlmond.groups.errors import ForeignGroup, NotWritten
 from resctrlmond.groups.plan import RECOVERED
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.snapshot import Snapshots
-from resctrlmond.groups.times import utc_now
+from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.groups.usage import Live, used
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
@@ -90,8 +90,9 @@ class Lifecycle:
         # The clock's second with a random rest: looks like a time to a person, and no two are alike. A record that
         # waits keeps its own, which no group bears yet: nothing is written, or told, each time that it is tried.
         nonce = record.nonce or time.time_ns() // 10**9 * 10**9 + secrets.randbelow(10**9)
-        created_at = record.created_at or utc_now()
-        return replace(record, state=State.PENDING, nonce=nonce, boot_id=self.mark.boot_id, created_at=created_at)
+        if not record.created_at:
+            record = replace(record, created_at=utc_now(), created_ns=boot_ns())
+        return replace(record, state=State.PENDING, nonce=nonce, boot_id=self.mark.boot_id)
 
     def _create(self, record: Record, quality: Quality) -> tuple[Found, Quality]:
         ref = record.ref
@@ -115,7 +116,7 @@ class Lifecycle:
 
     def baseline(self, record: Record, quality: Quality) -> Record:
         """Read the begin values and write them down."""
-        record = replace(record, created_at=utc_now())
+        record = replace(record, created_at=utc_now(), created_ns=boot_ns())
         readings = self.tree.read(record.ref)
         self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings)
         inodes = {reading.domain: reading.inode for reading in readings}
@@ -263,16 +264,15 @@ class Lifecycle:
         return self._over(record, State.FAILED, reason)
 
     def _over(self, record: Record, state: State, reason: str) -> Record:
-        record = replace(record, state=state, reason=reason, completed_at=utc_now())
+        record = replace(record, state=state, reason=reason, completed_at=utc_now(), completed_ns=boot_ns())
         # What is lost goes on without a group, and is to have one again: unless it ended with its boot, or was known
         # by nothing but its group.
         if state is State.LOST and record.boot_id == self.mark.boot_id:
             record = record.without_claim(RECOVERED)
             if record.claims:
                 return self.book.put(record)
-        members = [
-            replace(member, ended_at=record.completed_at) if member.lives else member for member in record.members
-        ]
+        ended = {"ended_at": record.completed_at, "ended_ns": record.completed_ns}
+        members = [replace(member, **ended) if member.lives else member for member in record.members]
         return self.book.put(replace(record, members=tuple(members), claims=()))
 
     def discard(self, record: Record, before: Record | None) -> None:

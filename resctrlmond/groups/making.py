@@ -10,7 +10,7 @@ from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.plan import served_before
 from resctrlmond.groups.record import ROOT_PART, Record, State
 from resctrlmond.groups.settings import Settings
-from resctrlmond.groups.times import utc_now
+from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl.errors import RmidsExhausted
 
 
@@ -62,6 +62,7 @@ class Making:
             priority=record.priority,
             boot_id=self.life.mark.boot_id,
             created_at=utc_now(),
+            created_ns=boot_ns(),
             # The first group is waited for first; the tick will make this one after it.
             reason=record.reason,
         )

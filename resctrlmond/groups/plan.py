@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from resctrlmond.groups.keys import is_pod_uid
 from resctrlmond.groups.record import Record, State
-from resctrlmond.groups.times import seconds_since
+from resctrlmond.groups.times import seconds_since_ns
 from resctrlmond.resctrl.tree import Found
 
 # Owners whose claim ends with the last member: nobody of theirs stays to release it.
@@ -93,7 +93,7 @@ def waiting(records: Iterable[Record]) -> list[Record]:
     The further groups of a workload wait until its first one stands.
     """
     found = [
-        (-record.priority, group.created_at, group.key, group.part, group)
+        (-record.priority, group.created_ns, group.key, group.part, group)
         for record in records
         if not record.state.is_over and record.state is not State.ENDING
         for group in record.groups
@@ -119,7 +119,7 @@ def resumes_after_s(losses: int) -> float:
 
 def losses_in_a_row(record: Record) -> int:
     """How many runs of the workload were cut short one after the other; the lost ``record`` is the last of them."""
-    if record.earlier is None or seconds_since(record.created_at) - seconds_since(record.completed_at) > STEADY_S:
+    if record.earlier is None or record.completed_ns - record.created_ns > STEADY_S * 1e9:
         return 1
     return record.earlier.losses + 1
 
@@ -157,4 +157,4 @@ def _idle_for(record: Record) -> float:
     """How many seconds ago the last member ended; negative while one lives."""
     if record.living:
         return -1.0
-    return min((seconds_since(member.ended_at) for member in record.members), default=0.0)
+    return min((seconds_since_ns(member.ended_ns) for member in record.members), default=0.0)

@@ -16,7 +16,7 @@ from resctrlmond.groups.plan import RECOVERED, Do, Step, recover
 from resctrlmond.groups.record import ROOT_PART, Claim, Record, State, UnreadableRecord
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.sweeping import Sweeping
-from resctrlmond.groups.times import utc_now
+from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
 
@@ -136,6 +136,7 @@ class Recovery:
             nonce=found.nonce,
             boot_id=self.life.mark.boot_id,
             created_at=utc_now(),
+            created_ns=boot_ns(),
         )
 
     def _take_over(self, record: Record) -> None:

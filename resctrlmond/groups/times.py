@@ -11,6 +11,20 @@ from datetime import UTC, datetime
 _REMEMBERED = 16_384
 
 
+def boot_ns() -> int:
+    """The time now by the clock that nobody sets and that counts while the machine is suspended, in ns since boot.
+
+    What is decided by time is decided by this one. It says nothing in another boot, and neither does a record.
+    """
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def seconds_since_ns(then: int) -> float:
+    """How long ago that time of ``boot_ns()`` was, in seconds; infinite for one that lies ahead, of another boot."""
+    passed = boot_ns() - then
+    return passed / 1e9 if passed >= 0 else float("inf")
+
+
 def utc_now() -> str:
     """The time now, such as ``2026-11-21T11:16:06.123456Z``."""
     text = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -17,7 +17,7 @@ from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.sweeping import Sweeping
-from resctrlmond.groups.times import seconds_since
+from resctrlmond.groups.times import seconds_since_ns
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Upkeep:
                 self._interrupted(record)
                 return
             if record.state.is_over:
-                if seconds_since(record.completed_at) >= settings.snapshot_ttl_s:
+                if seconds_since_ns(record.completed_ns) >= settings.snapshot_ttl_s:
                     self.life.snapshots.delete(key)
                     self.book.drop(key)
                 self._checkpointed.pop(key, None)

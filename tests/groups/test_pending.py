@@ -7,10 +7,12 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
+from resctrlmond.groups import times
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.errors import InvalidRequest
 from resctrlmond.groups.record import Record, State
@@ -71,6 +73,27 @@ def test_a_pending_workload_is_adopted_late_when_an_rmid_comes_free(small: Host,
     assert small.tree.membership(child.pid).group == "k"
     totals = small.manager.release("k", owner="a").totals
     assert {total.quality for total in totals} == {Quality.LATE}
+
+
+def test_who_has_waited_longest_comes_first_however_the_clock_is_set(
+    small: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order was that of the time of day: whoever came after the clock was set back went before all others."""
+    fill(small)
+    assert small.manager.create("first", owner="a").state is State.PENDING
+
+    class SetBack(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> SetBack:
+            return super().now(tz) - timedelta(days=1)
+
+    monkeypatch.setattr(times, "datetime", SetBack)
+    assert small.manager.create("second", owner="a").created_at < small.manager.get("first").created_at
+    small.restart()
+    small.manager.release("one", owner="a")
+    small.manager.upkeep.tick()
+    states = {key: small.manager.get(key).state for key in ("first", "second")}
+    assert states == {"first": State.IDLE, "second": State.PENDING}
 
 
 def test_waiting_writes_and_tells_nothing(small: Host) -> None:

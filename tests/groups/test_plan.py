@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 
 from resctrlmond.groups.plan import OCI, RECOVERED, RUN, Do, claims_over, recover, waiting
 from resctrlmond.groups.record import Claim, Member, Record, State
+from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl.tree import Found, GroupRef
 
 GID, BOOT = 7, "this-boot"
@@ -53,18 +53,19 @@ def test_each_record_has_one_step(one: Record, tree: list[Found], do: Do) -> Non
 
 
 def test_who_waits_for_an_rmid_and_in_which_order() -> None:
-    def waits(key: str, at: str, priority: int = 0) -> Record:
-        return replace(record(State.PENDING, key=key), created_at=at, priority=priority)
+    def waits(key: str, at: int, priority: int = 0) -> Record:
+        # By the time of day the oldest is the youngest: somebody set the clock back.
+        return replace(record(State.PENDING, key=key), created_at=f"{9 - at}", created_ns=at + 1, priority=priority)
 
-    further = replace(waits("spread", "0"), part="gold")
+    further = replace(waits("spread", 0), part="gold")
     pods = [
-        waits("old", "1"),
-        waits("young", "2"),
-        waits("urgent", "3", 1),
-        waits("patient", "0", -1),
+        waits("old", 1),
+        waits("young", 2),
+        waits("urgent", 3, 1),
+        waits("patient", 0, -1),
         replace(record(State.ACTIVE, key="spread"), further=(further,)),
         # Its first group comes first, and then this one.
-        replace(waits("none", "4"), further=(replace(waits("none", "4"), part="gold"),)),
+        replace(waits("none", 4), further=(replace(waits("none", 4), part="gold"),)),
         replace(record(State.ENDING, key="ending"), further=(further,)),
         record(State.FAILED, key="failed"),
     ]
@@ -99,12 +100,8 @@ def test_no_group_is_given_to_two_and_foreign_ones_to_nobody(
     assert [step.record for step in plan.steps] == [one for one in records if not one.state.is_over]
 
 
-def ago(seconds: float) -> str:
-    return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def claimed(key: str, owners: list[str], members: list[Member], pod_cgroup: str = "") -> Record:
-    claims = tuple(Claim(owner, ago(100)) for owner in owners)
+    claims = tuple(Claim(owner, utc_now()) for owner in owners)
     return Record(
         key=key, group_name=key, state=State.ACTIVE, claims=claims, members=tuple(members), pod_cgroup=pod_cgroup
     )
@@ -112,14 +109,17 @@ def claimed(key: str, owners: list[str], members: list[Member], pod_cgroup: str 
 
 def member(owner: str, ended: float | None = None, id_: str = "m") -> Member:
     # Seconds ago in hundreds, which the test makes a time of: the table is made long before it is used.
-    return Member(id=id_, kind="container", owner=owner, ended_at="" if ended is None else str(ended))
+    text = "" if ended is None else str(ended)
+    return Member(id=id_, kind="container", owner=owner, ended_at=text)
 
 
 def timed(record: Record) -> Record:
-    members = [
-        replace(one, ended_at=ago(100 * float(one.ended_at)) if one.ended_at else "") for one in record.members
-    ]
-    return replace(record, members=tuple(members))
+    now = boot_ns()
+    return replace(record, members=tuple(_timed(one, now) for one in record.members))
+
+
+def _timed(member: Member, now: int) -> Member:
+    return replace(member, ended_ns=now - int(float(member.ended_at) * 100e9)) if member.ended_at else member
 
 
 CTR = "4d" * 32
@@ -132,7 +132,8 @@ CTR = "4d" * 32
         (claimed(CTR, [OCI], [member(OCI)]), False, False, []),
         (claimed(CTR, [OCI], [member(OCI, 6)]), False, False, [OCI]),
         (claimed(CTR, [OCI], [member(OCI, 4)]), False, False, []),
-        (claimed(CTR, [OCI], [member(OCI, -3600)]), False, False, []),
+        # by the clock of another boot
+        (claimed(CTR, [OCI], [member(OCI, -3600)]), False, False, [OCI]),
         (claimed(CTR, [OCI], [member(OCI, 60), member(OCI, id_="n")]), False, False, []),
         # a member of somebody else's does not end the hook's claim, and the other way round
         (claimed(CTR, [OCI], [member("cli", 60)]), False, False, []),
@@ -146,7 +147,6 @@ CTR = "4d" * 32
         (claimed(UID, [OCI], [member(OCI, 31)]), False, False, [OCI]),
         # a command's end is claimed a little longer
         (claimed("run-1", [RUN], [member(RUN)]), False, False, []),
-        (claimed("run-1", [RUN], [member(RUN, -1)]), False, False, []),
         (claimed("run-1", [RUN], [member(RUN, 11)]), False, False, [RUN]),
         (claimed("run-1", [RUN], []), False, False, []),
         # our own claim on what was found ends with its tasks

@@ -44,6 +44,7 @@ members = st.builds(
     start_time=numbers,
     cgroup=text,
     ended_at=text,
+    ended_ns=numbers,
     late=st.booleans(),
 )
 records = st.builds(

@@ -237,14 +237,17 @@ def test_each_loss_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
     assert waits[-1] == MAX_RESUME_S
 
 
-@pytest.mark.parametrize(("lived", "losses"), [("00:09:00", 5), ("00:11:00", 1)])
-def test_a_run_that_stood_for_long_ends_the_row(lived: str, losses: int) -> None:
+@pytest.mark.parametrize(("minutes", "losses"), [(9, 5), (11, 1)])
+def test_a_run_that_stood_for_long_ends_the_row(minutes: int, losses: int) -> None:
+    """However the clock was set meanwhile."""
     record = Record(
         key="k",
         group_name="k",
         state=State.LOST,
         created_at="2026-01-01T00:00:00.000000Z",
-        completed_at=f"2026-01-01T{lived}.000000Z",
+        completed_at=f"2026-01-01T00:{20 - minutes}:00.000000Z",
+        created_ns=10**15,
+        completed_ns=10**15 + minutes * 60 * 10**9,
         earlier=Earlier({}, "lost", 4),
     )
     assert losses_in_a_row(record) == losses
