@@ -115,10 +115,19 @@ def _counted(domain: str, begin: Value | None, end: Value | None, missed: str, c
             # AET: the RMID was never active on this package, neither before nor during the run
             # (Documentation/filesystems/resctrl.rst). Nothing was used there.
             return _Delta(0, Quality.EXACT)
+        if end.status is Status.UNASSIGNED and carried and begin is not None and begin.number is not None:
+            number = max(0, carried - begin.number)
+            return _Delta(number, Quality.ESTIMATED, f"{domain} had no counter in the end: as far as it counted")
         return _Delta(None, Quality.UNKNOWN, f"{domain} read {end.text!r} at the end")
+    if begin is not None and begin.status is Status.UNASSIGNED:
+        return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
     if carried is not None:
         number = max(0, carried + end.number - (begin.number or 0 if begin else 0))
-        return _Delta(number, Quality.ESTIMATED, f"{domain} began from 0 during the run, as when it was offline")
+        return _Delta(
+            number,
+            Quality.ESTIMATED,
+            f"{domain} began from 0 during the run, or was without a counter: some of it is missing",
+        )
     if begin is None:
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")
     if begin.number is None:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from resctrlmond.resctrl.counters import Reading, event, parse_value
+from resctrlmond.resctrl.counters import Reading, Status, event, parse_value
 
 
 class LastRead(msgspec.Struct, frozen=True, omit_defaults=True):
     """One domain's values, by event, as the kernel gave them; ``time`` is RFC 3339, UTC.
 
-    ``inode`` is that of its directory. ``carried`` has the events that began to count from 0 again, with what they
-    had counted when they were last read before that.
+    ``inode`` is that of its directory. ``carried`` has the events that began to count from 0 again, or were without a
+    counter for a time, with what they had counted when they were last read before that.
     """
 
     time: str
@@ -56,8 +56,14 @@ def _carried(last: LastRead, readings: Iterable[Reading]) -> dict[str, int]:
         # taken for a new beginning it would count all that came before twice.
         went_back = reading.value.number is not None and reading.value.number * 2 < counted
         is_another = last.inode and reading.inode and last.inode != reading.inode
-        if went_back or is_another:
+        # The event has no hardware counter now (AMD's ABMC), and begins from 0 when it gets one: what is used until
+        # then nobody counts. That it was so is to be known also where nothing was read before.
+        is_taken = reading.value.status is Status.UNASSIGNED
+        if went_back or is_another or is_taken:
             carried[reading.event] = carried.get(reading.event, 0) + counted
+        elif reading.value.number is not None and reading.value.number * 10 < counted * 9:
+            # Too much for noise, too little to be sure: nothing is added, and it is not exact.
+            carried.setdefault(reading.event, 0)
     return carried
 
 

@@ -100,7 +100,7 @@ class NotRead(ResctrlError):
 
 
 # What we lack passes, and says nothing of the file: who cannot open a file does not know what is in it.
-LACKS = frozenset({errno_.EMFILE, errno_.ENFILE, errno_.ENOMEM, errno_.EINTR, errno_.EAGAIN})
+LACKS = frozenset({errno_.EMFILE, errno_.ENFILE, errno_.ENOMEM, errno_.ENOSPC, errno_.EINTR, errno_.EAGAIN})
 _REMEDIES = {
     errno_.EMFILE: "resctrlmond holds as many files as it may: see LimitNOFILE= of its unit",
     errno_.ENFILE: "The machine holds as many files as it can: see /proc/sys/fs/file-nr and who holds them",

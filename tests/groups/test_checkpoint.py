@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -14,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.groups import checkpoint
-from resctrlmond.groups.accounting import Quality, Total
+from resctrlmond.groups.accounting import Quality, Total, totals
 from resctrlmond.groups.checkpoint import LastRead
 from resctrlmond.groups.record import State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.upkeep import log
 from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.sim.control import Control
 from resctrlmond.sim.mount import Simulation, unmount
 from tests.groups.conftest import Host, assignment
@@ -193,7 +195,79 @@ def test_a_counter_that_began_from_0_under_the_same_roof_is_seen_by_its_value() 
     assert after("100", "20", "30") == {TRAFFIC: 100}
     assert after("100", "20", "30", "5", "9") == {TRAFFIC: 130}
     assert after("100", "150", "148", "200") == {}
+    # Neither noise nor surely a new beginning: it is marked, and nothing is counted twice.
+    assert after("100", "80", "150") == {TRAFFIC: 0}
     assert after("100", "Unavailable", "200") == {}
+
+
+def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
+    tmp_path: Path, process: Start
+) -> None:
+    """AMD's assignable counters: what came after was taken for all there was, exactly."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 16, virtual_cpus=1):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        record = host.manager.assign(assignment("k", child.pid)).record
+        assignments = Path(host.tree.full_path(record.ref), "mbm_L3_assignments")
+
+        def used_with(state: str) -> Total:
+            assignments.write_text(f"{TRAFFIC}:*={state}\n")
+            control.run(child.pid, 1_000_000_000)
+            host.manager.upkeep.tick()
+            return total(host.manager.read("k")[2])
+
+        first = used_with("e")
+        assert first.quality is Quality.EXACT
+        assert first.number
+        without = used_with("_")
+        assert (without.number, without.quality) == (first.number, Quality.ESTIMATED)
+        assert "had no counter in the end" in without.reason
+        again = used_with("e")
+        assert (again.number, again.quality) == (2 * int(first.number), Quality.ESTIMATED)
+        assert "without a counter" in again.reason
+        # The other event had its counter all the time.
+        totals = host.manager.release("k", owner="test").totals
+        assert total(totals, "mbm_local_bytes").quality is Quality.EXACT
+        assert total(totals) == again
+
+
+def test_without_a_counter_nothing_is_0() -> None:
+    def carried(*texts: str) -> dict[str, int]:
+        kept: checkpoint.Checkpoint = {}
+        for text in texts:
+            kept = checkpoint.with_readings(kept, "now", [Reading("d", TRAFFIC, parse_value(text), 7)])
+        return kept["d"].carried
+
+    assert carried("100", "Unassigned", "20", "60") == {TRAFFIC: 100}
+    assert carried("100", "Unassigned", "Unassigned", "20", "Unassigned") == {TRAFFIC: 120}
+    assert carried("Unassigned", "20") == {TRAFFIC: 0}
+    begin, end = ([Reading("d", TRAFFIC, parse_value(text))] for text in ("Unassigned", "20"))
+    (never,) = totals(begin, end, carried={("d", TRAFFIC): 0})
+    assert (never.number, never.quality) == (None, Quality.UNKNOWN)
+    (gone,) = totals(end, begin, carried={("d", TRAFFIC): 0})
+    assert (gone.number, gone.quality) == (None, Quality.UNKNOWN)
+
+
+@pytest.mark.parametrize("lack", [errno.ENOSPC, errno.ENOMEM])
+def test_one_that_cannot_be_opened_for_a_lack_is_unread_and_not_missing(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, lack: int
+) -> None:
+    """A lost group ended without the values that were kept for it. No kernel can be asked to answer so."""
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.upkeep.tick()
+
+    def refuse(path: str, flags: int, *_: int) -> int:
+        raise OSError(lack, "lacking", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(NotRead, match="checkpoint"):
+            last_read(host, "k")
+    assert last_read(host, "k")
 
 
 def test_a_checkpoint_that_cannot_be_written_keeps_no_end_from_being_noted(
