@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from resctrlmond import journal
 from resctrlmond.groups.record import Record, State, UnreadableRecord
@@ -26,7 +25,7 @@ class Notices:
         self._tree = tree
         self.rivals: Rivals | None = None
         self._is_mounted = True
-        self._device = self._stat()
+        self._mounting = self._told_anew = tree.mounting()
         # The last that was told of each workload, by its generation and what became of which of its groups.
         self._told: dict[str, set[tuple[int, str, State]]] = {}
 
@@ -61,7 +60,7 @@ class Notices:
                     group.reason,
                     extra=journal.fields(**about, message_id=MessageId.GROUP_FAILED),
                 )
-            case _ if not self.look():
+            case _ if not self.look() or self._is_mounted_anew():
                 log.info("%s is lost: %s", group.key, group.reason, extra=journal.fields(**about))
             case _:
                 if self.rivals is not None:
@@ -76,18 +75,12 @@ class Notices:
     def tick(self) -> None:
         """Once a second: see whether another filesystem stands where resctrl was, or resctrl does again."""
         # The kernel's table of mounts, which tells for sure, is long on a machine with many containers.
-        if self._stat() != self._device:
+        if self._tree.mounting() != self._mounting:
             self.look()
-
-    def _stat(self) -> int:
-        try:
-            return os.stat(self._tree.path).st_dev
-        except OSError:
-            return -1
 
     def look(self) -> bool:
         """Whether resctrl is mounted; a change is told."""
-        self._device = self._stat()
+        self._mounting = self._tree.mounting()
         was, reason = self._is_mounted, ""
         try:
             self._tree.check_mounted()
@@ -103,6 +96,19 @@ class Notices:
         elif not was and not reason:
             log.log(journal.NOTICE, "resctrl is mounted again on %s", self._tree.path)
         return not reason
+
+    def _is_mounted_anew(self) -> bool:
+        """Whether a group that is gone went with an earlier mounting, between two looks; that is told."""
+        if not self._tree.is_mounted_anew():
+            return False
+        if self._told_anew != self._mounting:
+            self._told_anew = self._mounting
+            log.error(
+                "resctrl was unmounted, and every monitoring group with it, and mounted again on %s",
+                self._tree.path,
+                extra=journal.fields(path=self._tree.path, message_id=MessageId.UNMOUNTED),
+            )
+        return True
 
     @staticmethod
     def unreadable(record: UnreadableRecord) -> None:

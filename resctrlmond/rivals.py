@@ -68,13 +68,10 @@ class Rivals:
             return text
 
     def _text(self) -> str:
-        # An unmount and a mount between two looks takes each group once; who wages war comes back.
-        again = len({key for _, key in self._lost}) < len(self._lost)
-        mounted = "while resctrl stays mounted" if again else "with resctrl mounted, perhaps anew"
         who = self._suspects or "unknown: none of the programs that are known for it runs here"
         return (
             f"somebody else removes our monitoring groups, {len(self._lost)} since {self._since}, the last one that "
-            f"of {self._lost[-1][1]}, {mounted}. At fault may be {who}. "
+            f"of {self._lost[-1][1]}, while resctrl stays mounted. At fault may be {who}. "
             "Stop it, or keep it from groups with our group id; until then lost groups come back ever more slowly"
         )
 

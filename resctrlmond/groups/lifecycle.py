@@ -129,11 +129,13 @@ class Lifecycle:
         found = self.tree.find(record.ref)
         if found is None or found.gid != self.mark.gid or found.nonce != record.nonce:
             self.tree.check_mounted()
-            raise NoSuchGroup(
-                "the group was removed by somebody else" if found is None else "another group stands in its place",
-                path=self.tree.full_path(record.ref),
-            )
+            raise NoSuchGroup(self._why_gone(found), path=self.tree.full_path(record.ref))
         return found
+
+    def _why_gone(self, instead: Found | None) -> str:
+        if self.tree.is_mounted_anew():
+            return "resctrl was unmounted and mounted again, and every group went with it"
+        return "the group was removed by somebody else" if instead is None else "another group stands in its place"
 
     def check_identities(self, record: Record) -> None:
         """Raise NoSuchGroup if any of the workload's groups is gone: what it counts would be short of that."""

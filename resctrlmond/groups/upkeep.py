@@ -64,6 +64,7 @@ class Upkeep:
     def tick(self) -> None:
         """Once a second: ends, retries, losses, pruning; and the control groups looked through every SWEEP_S."""
         settings = self.settings()
+        mounting = self.life.tree.mounting()
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for record in self.book.all():
             # Who is being worked on is left to its verb, which may hang, and seen to a second later.
@@ -78,6 +79,7 @@ class Upkeep:
                     self._unmounted(record.key)
         if is_sweep:
             self._swept = time.monotonic()
+        self.life.tree.seen(mounting)
         self.pending.serve(self._logged)
         for key in self.life.snapshots.set_aside_keys():
             with self._logged(f"{key}, completed"), self.book.writing_if_free(key) as is_free:

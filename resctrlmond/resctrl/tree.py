@@ -73,6 +73,7 @@ class Tree:
         # last_cmd_status is one text for the whole machine: it belongs to an operation only if none of ours
         # comes in between. The kernel runs them one at a time anyway (rdtgroup_mutex).
         self._one_at_a_time = threading.Lock()
+        self._seen = self.mounting()
 
     @classmethod
     def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
@@ -95,6 +96,28 @@ class Tree:
         """Raise NotMounted if resctrl is not, or no longer, mounted at the path; NotRead where nobody can tell."""
         if _identify(self.path) != self.simulation:
             raise errors.NotMounted("is another filesystem than before", path=self.path)
+
+    def mounting(self) -> tuple[int, int]:
+        """Which mounting stands at the path, (0, 0) where nothing can be seen: the device, and the ctime of the root.
+
+        Of a filesystem that is unmounted and mounted again the device, all inodes and the mount's id may be the same.
+        The root's inode is made with each mount, and so is its ctime (kernfs_get_inode() in fs/kernfs/inode.c, which
+        takes the time when it is asked for no other); groups do not change it. Where somebody has changed the root's
+        attributes, classes do: what differs may be the same mounting, what is the same is.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return 0, 0
+        return status.st_dev, status.st_ctime_ns
+
+    def is_mounted_anew(self) -> bool:
+        """Whether it was mounted anew since ``seen()``: what is gone then went with the mount."""
+        return self.mounting() != self._seen
+
+    def seen(self, mounting: tuple[int, int]) -> None:
+        """All that stood on earlier mountings was looked after: what goes from here on goes from this one."""
+        self._seen = mounting
 
     # -- reading the tree
 
@@ -176,10 +199,6 @@ class Tree:
             )
             for resource in resources
         ]
-
-    def used(self) -> int:
-        """How many RMIDs have a group: each class takes one, the root's included, and each monitoring group."""
-        return len(self.classes()) + len(self.scan())
 
     def last_cmd_status(self) -> str:
         """What the kernel wrote of the last command, "" where it cannot be read."""

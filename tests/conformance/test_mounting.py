@@ -163,3 +163,14 @@ def test_a_write_through_another_path(fs: Resctrl, actor: Actor, tmp_path: Path)
         assert fs.members("mon_groups/a") == {actor.pid}
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_the_roots_ctime_tells_one_mount_from_the_next(fs: Resctrl) -> None:
+    """Groups come and go without changing it; after umount and mount it is another one."""
+    before = os.stat(fs.root).st_ctime_ns
+    fs.make("mon_groups/a")
+    fs.rmdir("mon_groups/a")
+    assert os.stat(fs.root).st_ctime_ns == before
+    assert fs.unmount() == "OK"
+    fs.mount()
+    assert os.stat(fs.root).st_ctime_ns > before

@@ -21,6 +21,7 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.notices import Notices
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.rivals import Rivals
 from resctrlmond.sim.mount import Simulation, unmount
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,28 @@ def test_an_unmount_is_told_once_and_not_for_each_workload(tree: Tree, told: Tol
         notices.tick()
         notices.tick()
         assert len(told()) == 1, "that it is mounted again is told, once"
+
+
+def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: Told) -> None:
+    """The workloads' groups went with the mount: they were taken for removed by somebody who is to be stopped."""
+    notices = Notices(tree)
+    notices.rivals = Rivals(lambda _: False)
+    assert unmount(tree.path)
+    with Simulation(tree.path, "intel-rdt"):
+        for key in ("one", "two", "three"):
+            notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="mounted again"))
+        assert [(level, kind) for level, kind, _ in told()] == [
+            (logging.ERROR, MessageId.UNMOUNTED),
+            (logging.INFO, ""),
+            (logging.INFO, ""),
+            (logging.INFO, ""),
+        ]
+        assert notices.rivals.alert() == ""
+        tree.seen(tree.mounting())
+        for key in ("one", "two", "three"):
+            notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="removed", generation=2))
+        assert {kind for _, kind, _ in told()} == {MessageId.GROUP_LOST}
+        assert "somebody else removes" in notices.rivals.alert()
 
 
 def test_an_unmount_that_costs_nothing_is_told_too(tree: Tree, told: Told) -> None:

@@ -126,6 +126,30 @@ def test_a_mount_that_comes_back_is_used_without_being_told(tmp_path: Path, proc
         host.check()
 
 
+def test_a_mount_right_after_an_unmount_is_not_taken_for_somebody_who_removes_groups(
+    tmp_path: Path, process: Start
+) -> None:
+    """Device, inodes and mount id are the same again."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        for key in ("a", "b"):
+            host.manager.assign(assignment(key, process().pid))
+        host.manager.upkeep.tick()
+        assert unmount(host.mountpoint)
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
+        host.manager.upkeep.tick()
+        for key in ("a", "b"):
+            record = host.manager.get(key)
+            assert record.state is State.LOST
+            assert "unmounted and mounted again" in record.reason
+        host.manager.create("c", owner="test")
+        os.rmdir(host.tree.full_path(host.manager.get("c").ref))
+        host.manager.upkeep.tick()
+        assert "somebody else" in host.manager.get("c").reason
+
+
 def test_an_unmount_that_takes_long_makes_nobody_wait_after_it(
     tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

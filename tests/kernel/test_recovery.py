@@ -129,3 +129,12 @@ def test_umount_is_never_refused_because_of_us_and_a_new_mount_is_used_again(hos
         assert host.call("Release", key=key, claim="me")["completed"]
     host.run(f"kill {pid}")
     assert host.call("Release", key="again", claim="me")["completed"]
+
+
+def test_a_mount_anew_between_two_looks_blames_nobody(host: Host) -> None:
+    host.call("Create", key="went", claim="me")
+    host.run(f"umount {TREE} && mount -t resctrl resctrl {TREE}")
+    host.until(lambda: host.call("Get", key="went")["group"]["generation"] == 2, "a new group")
+    assert "somebody else" not in host.call("Get", key="went")["group"]["loss"]
+    assert "mounted" in host.call("Get", key="went")["group"]["loss"]
+    assert host.call("Release", key="went", claim="me")["completed"]

@@ -178,7 +178,7 @@ def test_undoing_finds_the_group_gone_already(tree: Tree) -> None:
 
 def test_out_of_rmids_is_full_and_then_limbo(tree: Tree, make: Make) -> None:
     least = min(capacity.rmids for capacity in tree.capacity())
-    for number in range(least - tree.used()):
+    for number in range(least - len(tree.classes()) - len(tree.scan())):
         make(f"g{number}")
     with pytest.raises(RmidsExhausted) as full:
         tree.create(A, NONCE)

@@ -119,7 +119,6 @@ OPERATIONS: dict[str, Callable[[Tree], object]] = {
     "classes": lambda tree: tree.classes(),
     "has_class": lambda tree: tree.has_class(""),
     "scan": lambda tree: tree.scan(),
-    "used": lambda tree: tree.used(),
     "capacity": lambda tree: tree.capacity(),
     "read": lambda tree: tree.read(A),
     "tasks": lambda tree: tree.tasks(A),

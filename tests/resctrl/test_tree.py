@@ -136,19 +136,6 @@ def test_what_is_no_group_is_not_found(tree: Tree) -> None:
     assert tree.find(GroupRef("tasks", "a")) is None
 
 
-def test_used_counts_the_root_and_every_group(tree: Tree, make: Make) -> None:
-    assert tree.used() == 1
-    make("a")
-    make("b")
-    assert tree.used() == 3
-
-
-@pytest.mark.allocation
-def test_used_counts_every_class(tree: Tree, make: Make, class_: str) -> None:
-    make("a", class_)
-    assert tree.used() == 3
-
-
 def test_capacity_is_what_info_says(tree: Tree) -> None:
     info = Path(tree.path, "info")
     offers = {capacity.resource: capacity for capacity in tree.capacity()}
