@@ -16,6 +16,7 @@ from resctrlmond.config import Config
 from resctrlmond.daemon import Daemon
 from resctrlmond.groups.farewell import release_all
 from resctrlmond.message_ids import MessageId
+from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.startup import Exit, StartupError, prepare, startup_error
@@ -67,10 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, loaded: Config, gid: int) -> int:
+    # A tree that hangs keeps the start from ending, and from saying anything later: said before it is touched.
+    notify = Notify()
+    notify.status(f"looking at resctrl on {loaded.resctrl}")
     ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
 
     async def run() -> None:
-        await Daemon(loaded, ground, lambda: _load(options)).run()
+        await Daemon(loaded, ground, lambda: _load(options), notify).run()
 
     try:
         asyncio.run(run())

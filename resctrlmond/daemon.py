@@ -42,12 +42,14 @@ _STOP_S = 2.0
 class Daemon:
     """One run of the daemon. ``reload`` reads the configuration anew and raises ConfigError if it is wrong."""
 
-    def __init__(self, config: Config, ground: Ground, reload: Callable[[], Config]) -> None:
+    def __init__(
+        self, config: Config, ground: Ground, reload: Callable[[], Config], notify: Notify | None = None
+    ) -> None:
         self._config = config
         self._ground = ground
         self._reload = reload
         self._manager = ground.manager
-        self._notify = Notify()
+        self._notify = notify or Notify()
         self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(ground.manager.tree)
@@ -64,7 +66,7 @@ class Daemon:
         # Not before READY=1: a reload ends with one. Until then the configuration is as good as just read.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _raise_descriptor_limit()
-        await self._workers.run(Lane.UPKEEP, self._recover)
+        await self._recovered()
         watch = Watch(self._on_ended)
         dbus = self._dbus_door()
         self._follow_changes(loop, watch, dbus)
@@ -93,6 +95,17 @@ class Daemon:
             logging.shutdown()
             os._exit(os.EX_OK)
         log.info("stopped; groups stay, and are taken up at the next start")
+
+    async def _recovered(self) -> None:
+        """What stands is taken up; where that takes long, the service manager is told what it is at."""
+        told = ""
+        recovering = asyncio.ensure_future(self._workers.run(Lane.UPKEEP, self._recover))
+        while not (await asyncio.wait([recovering], timeout=TICK_S))[0]:
+            at = self._manager.recovery.at
+            if at != told:
+                self._notify.status(f"taking up what stands, at {at}: it may hang in a system call")
+                told = at
+        recovering.result()
 
     def _recover(self) -> None:
         manager = self._manager

@@ -24,7 +24,7 @@ from resctrlmond.resctrl.tree import Found
 class Recovery:
     """Carries out the start-up plan (``plan.recover``). Every step takes the key it works on.
 
-    ``unreadable`` are the records that could not be read.
+    ``unreadable`` are the records that could not be read. ``at`` is the path, or the workload, that it is at.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Recovery:
         self.pending = pending
         self.ends = ends
         self.unreadable: list[UnreadableRecord] = []
+        self.at = life.tree.path
 
     def recover(self) -> list[str]:
         """Take up where the last daemon stopped, whatever stopped it. Returns what an operator should know."""
@@ -64,6 +65,7 @@ class Recovery:
 
     @contextlib.contextmanager
     def _reported(self, what: str, problems: list[str]) -> Iterator[None]:
+        self.at = what
         try:
             yield
         except (ResctrlError, OSError) as error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import threading
 from collections.abc import Callable
@@ -51,6 +52,27 @@ def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_sto
         caller.join(20)
     assert len(ended) == 9
     assert "hanging in the kernel" in machine.log.read_text()
+
+
+def test_a_start_that_hangs_says_at_what(machine: Machine, process: Start) -> None:
+    """Until systemd gives up, nobody could see why there was no daemon."""
+    machine.start()
+    child = process()
+    machine.call("Assign", key="hangs", pid=child.pid, claim="oci")
+    machine.kill()
+    child.kill()
+    child.wait()
+    while machine.told("", 0.01):
+        pass  # what the first one said
+    hang = Fault(on=Operation.READ, group="mon_groups/hangs", milliseconds=4_000, times=1)
+    Control(str(machine.top / "resctrl")).set_faults(hang)
+    with machine.log.open("ab") as log:
+        machine.daemon = subprocess.Popen(
+            machine.command(), env={**os.environ, "NOTIFY_SOCKET": machine.notify_path}, stderr=log
+        )
+    assert machine.told("STATUS=") == [f"STATUS=looking at resctrl on {machine.top}/resctrl"]
+    (status,) = machine.told("STATUS=")
+    assert status.startswith("STATUS=taking up what stands, at hangs:")
 
 
 def test_a_tick_that_hangs_is_left_behind_and_told() -> None:
