@@ -165,9 +165,14 @@ def _all_traced(pid: int, tracer: int) -> bool:
 
 
 def _numbered(trace: str, is_ours: Callable[[str], bool] = lambda _line: True) -> list[Point]:
-    """The system calls of the trace, those of each name by their numbers in whichever thread made them."""
+    """The system calls of the trace, those of each name by their numbers in whichever thread made them.
+
+    A blow falls on the call of that number in each thread: where one of them is not ours, it is no point. What the
+    threads of a start do is struck as the manager's "recovery" too.
+    """
     made: Counter[tuple[str, str]] = Counter()
     points: set[Point] = set()
+    others: set[Point] = set()
     with open(trace, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             thread, _, rest = line.partition(" ")
@@ -175,9 +180,8 @@ def _numbered(trace: str, is_ours: Callable[[str], bool] = lambda _line: True) -
             if "(" in rest and "resumed>" not in rest:
                 call = rest.partition("(")[0]
                 made[call, thread] += 1
-                if is_ours(rest):
-                    points.add((call, made[call, thread]))
-    return sorted(points)
+                (points if is_ours(rest) else others).add((call, made[call, thread]))
+    return sorted(points - others)
 
 
 def machine_for(name: str) -> Callable[[Path], AbstractContextManager[DaemonHarness]]:
