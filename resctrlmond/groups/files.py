@@ -13,6 +13,9 @@ from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for
 
 # A record or snapshot file is a few kilobytes; what is larger was not written by us.
 _LIMIT = 4 * 1024 * 1024
+_NO_ROOM = "See that /run is writable and has space and inodes: df /run, df -i /run"
+_IN_THE_WAY = "Somebody put something else in the place of a file of resctrlmond: move it away"
+_OF_ANOTHER_KIND = frozenset({errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP})
 
 
 @contextlib.contextmanager
@@ -25,8 +28,7 @@ def writing(path: str) -> Iterator[None]:
             "cannot write what has to be remembered",
             path=str(error.filename or path),
             errno=error.errno or 0,
-            remedy=remedy_for(error.errno or 0)
-            or "See that /run is writable and has space and inodes: df /run, df -i /run",
+            remedy=remedy_for(error.errno or 0) or (_IN_THE_WAY if error.errno in _OF_ANOTHER_KIND else _NO_ROOM),
         ) from error
 
 

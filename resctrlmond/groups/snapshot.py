@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ class Snapshots:
     """
 
     def __init__(self, groups: str, completed: str) -> None:
-        self.groups = groups
+        self.groups = os.path.normpath(groups)
         self.completed = completed
 
     def path(self, place: str) -> str:
@@ -50,7 +50,7 @@ class Snapshots:
     def make_anew(self, place: str) -> None:
         """Give a run a folder again that somebody removed, begin values and all. Raises NotWritten."""
         with writing(self.path(place)):
-            os.makedirs(self.path(place), 0o755, exist_ok=True)
+            self._make_folder(self.path(place))
 
     def is_complete(self, place: str) -> bool:
         """Whether all end files are written. Raises NotRead."""
@@ -67,7 +67,7 @@ class Snapshots:
             try:
                 self._begin(new, created_at, live, readings)
                 _remove(path)
-                os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+                self._make_folder(os.path.dirname(path))
                 os.rename(new, path)
             except OSError:
                 _remove(new)
@@ -114,19 +114,20 @@ class Snapshots:
         except OSError:
             return {}
 
-    def end(self, place: str, completed_at: str, readings: Iterable[Reading]) -> None:
+    def end(self, place: str, completed_at: str, readings: Sequence[Reading]) -> None:
         """Write the end values, take the links away, and write ``completed_at`` as the seal. Raises NotWritten."""
         top = self.path(place)
         with writing(top):
+            folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
+            for folder in folders.values():
+                self._make_folder(folder)
             for reading in readings:
-                folder = os.path.join(top, "mon_data", reading.domain)
-                os.makedirs(folder, 0o755, exist_ok=True)
-                _write_value(folder, reading, _END)
+                _write_value(folders[reading.domain], reading, _END)
             for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
                 for name in names:
                     if os.path.islink(os.path.join(directory, name)):
                         os.unlink(os.path.join(directory, name))
-            os.makedirs(top, 0o755, exist_ok=True)
+            self._make_folder(top)
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
 
     def completed_at(self, place: str) -> str:
@@ -197,6 +198,19 @@ class Snapshots:
             if not os.listdir(folder):
                 os.rmdir(folder)
 
+    def _make_folder(self, path: str) -> None:
+        """Make a folder of ours, with those that it is in. A file or link that somebody put in its place goes: the
+        run could not end for it, and its RMID not be given back.
+        """
+        if path == self.groups:
+            return
+        self._make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                return
+            os.unlink(path)
+        os.mkdir(path, 0o755)
+
     def sweep(self) -> None:
         """Remove what was begun and never finished; only while nobody else writes. Raises NotWritten."""
         with writing(self.groups):
@@ -247,5 +261,9 @@ def _text(path: str) -> str:
 
 
 def _remove(path: str) -> None:
+    """Remove a folder of ours, or what somebody put in its place."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)

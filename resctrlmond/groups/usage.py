@@ -10,7 +10,7 @@ from resctrlmond.groups import checkpoint
 from resctrlmond.groups.accounting import Quality, Total, added, totals, worst
 from resctrlmond.groups.record import Earlier, Record, State
 from resctrlmond.groups.snapshot import Snapshots
-from resctrlmond.resctrl.counters import Reading, Value, added_values, event, parse_value
+from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
 
 # The readings of each group of a workload, by its place.
 Live = Mapping[str, Sequence[Reading]]
@@ -44,12 +44,13 @@ def _so_far(snapshots: Snapshots, group: Record, live: Sequence[Reading]) -> lis
     here = {reading.domain for reading in live}
     missed = {domain: f"{domain} went offline, last read at {now[domain].time}" for domain in now.keys() - here}
     readings, carried = checkpoint.readings_of(now), checkpoint.carried_of(now)
-    return totals(snapshots.begin_values(group.place), readings, group.baseline, missed, carried)
+    return totals(_begin(snapshots, group, readings), readings, group.baseline, missed, carried)
 
 
 def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
     """By the end values; those that were read before the end are told."""
-    begin, end = snapshots.begin_values(group.place), snapshots.end_values(group.place)
+    end = snapshots.end_values(group.place)
+    begin = _begin(snapshots, group, end)
     last_read, completed_at = snapshots.last_read(group.place), snapshots.completed_at(group.place)
     missed = {}
     for domain in {reading.domain for reading in begin} | last_read.keys():
@@ -59,6 +60,21 @@ def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
         elif time and time != completed_at:
             missed[domain] = f"{domain} went offline, last read at {time}"
     return totals(begin, end, group.baseline, missed, checkpoint.carried_of(last_read))
+
+
+def _begin(snapshots: Snapshots, group: Record, end: Iterable[Reading]) -> list[Reading]:
+    """The begin values; of one that was there at the baseline and is gone, it is known that nobody knows it.
+
+    Taken for a domain that came later, it would count from 0, and with it what others had used before.
+    """
+    found = snapshots.begin_values(group.place)
+    known = {(reading.domain, reading.event) for reading in found}
+    gone = [
+        Reading(reading.domain, reading.event, Value(Status.ERROR, "no file"))
+        for reading in end
+        if reading.domain in group.inodes and (reading.domain, reading.event) not in known
+    ]
+    return found + gone
 
 
 def _earlier(name: str, text: str, earlier: Earlier) -> Total:

@@ -102,6 +102,51 @@ def test_a_run_whose_files_were_damaged_still_ends(
     host.clean()
 
 
+def plain(path: Path, _: Path) -> None:
+    path.write_text("x")
+
+
+@pytest.mark.parametrize("make", [plain, link, fifo])
+@pytest.mark.parametrize("place", ["", "mon_data", "mon_data/mon_L3_00", "classes", "classes/gold"])
+def test_a_file_in_the_place_of_a_folder_keeps_no_rmid(
+    small_simulation: str, tmp_path: Path, process: Start, make: Callable[[Path, Path], None], place: str
+) -> None:
+    """The run could not end, and nobody got its RMID, until an operator had moved the file away."""
+    host = Host(small_simulation, str(tmp_path))
+    host.make_class("gold")
+    child, gold = process(), process()
+    host.tree.write_task("gold", gold.pid)
+    host.manager.assign(assignment(UID, child.pid, "oci", member="c1"))
+    host.manager.assign(assignment(UID, gold.pid, "oci", member="c2"))
+    host.manager.upkeep.tick()
+    path, secret = Path(host.run, "groups", UID, place), Path(host.run, "secret")
+    secret.write_text(SECRET)
+    shutil.rmtree(path)
+    make(path, secret)
+    done = host.manager.release(UID, owner="oci")
+    assert done.record.state is State.COMPLETED
+    assert host.ours() == []
+    assert secret.read_text() == SECRET
+    # What is not known is not made up of what was read in the end.
+    assert {total.quality for total in done.totals} <= {Quality.ESTIMATED, Quality.UNKNOWN}
+    assert all(total.reason for total in done.totals)
+    host.manager.create(UID, owner="oci")
+    host.manager.release(UID, owner="oci")
+    host.clean()
+
+
+def test_a_run_whose_begin_values_were_removed_is_not_counted_from_0(host: Host, process: Start) -> None:
+    """Energy goes on from where others left it: it was all taken for this workload's."""
+    host.manager.assign(assignment(UID, process().pid, "oci"))
+    shutil.rmtree(Path(host.run, "groups", UID, "mon_data"))
+    live = host.manager.read(UID)[2]
+    assert live
+    assert {(total.number, total.quality) for total in live} == {(None, Quality.UNKNOWN)}
+    done = host.manager.release(UID, owner="oci")
+    assert {(total.number, total.quality) for total in done.totals} == {(None, Quality.UNKNOWN)}
+    assert all("'no file'" in total.reason for total in done.totals)
+
+
 def test_a_run_whose_folder_was_removed_still_ends_and_gives_its_rmid_back(
     small_simulation: str, tmp_path: Path, process: Start
 ) -> None:
