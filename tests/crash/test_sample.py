@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -58,3 +60,25 @@ def test_the_daemon_itself_goes_on_after_an_error(tmp_path: Path) -> None:
 def test_a_start_that_is_killed_is_made_up_for_by_the_next(tmp_path: Path) -> None:
     outcomes = unharmed(tmp_path, daemon.START, Blow.KILL, 24, of_daemon=True)
     assert outcomes["killed"] >= 1
+
+
+def test_what_make_crash_runs_tells_each_sweep_and_all_of_them() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.crash",
+        "--verb",
+        "AddMember",
+        "--blow",
+        "EIO",
+        "--sample",
+        "2",
+        "--seed",
+        "7",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert "[  1/1," in done.stdout
+    *_, heads, verb, total = (line.split() for line in done.stdout.splitlines())
+    assert heads == ["KILL", "EIO", "ENOSPC", "EINTR", "EMFILE", "harm"]
+    assert verb == ["AddMember", "0", "2", "0", "0", "0", "0"]
+    assert total == ["all", "0", "2", "0", "0", "0", "0"]
