@@ -96,6 +96,10 @@ class Host:
         lines = self.out(f"cd {RUN}/groups/{key} && {{ {script}; }}").splitlines()
         return dict(line.removeprefix("./").split("=", 1) for line in lines)
 
+    def begins(self, key: str) -> dict[str, str]:
+        """The workload's begin values."""
+        return {name: text for name, text in self.snapshot(key).items() if name.endswith(".begin")}
+
     def process(self, command: str) -> int:
         """A process that goes on by itself, in no control group of ours; returns its pid."""
         return int(self.out(f"nohup setsid sh -c {shlex.quote(f'exec {command}')} >/dev/null 2>&1 & echo $!"))

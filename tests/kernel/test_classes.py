@@ -101,6 +101,50 @@ def test_a_whole_control_group_is_swept_in_children_and_threads_too(host: Host) 
     host.run("rmdir /sys/fs/cgroup/sweep/inner /sys/fs/cgroup/sweep")
 
 
+# Goes on making threads and children, some of which stay and make threads of their own, until it is told to stop.
+_GROW = """
+import os, threading, time
+def threads(number):
+    for _ in range(number):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+threads(3)
+stays = 0
+while not os.path.exists("/run/grow.stop"):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.05)
+        os._exit(0)
+    os.wait()
+    if stays < 30 and os.fork() == 0:
+        threads(2)
+        time.sleep(600)
+    stays += 1
+    open("/run/grow.stays", "w").write(str(stays))
+open("/run/grow.stays", "w").write("whole")
+time.sleep(600)
+"""
+
+
+def test_a_process_tree_that_goes_on_forking_is_adopted_late_and_whole(host: Host) -> None:
+    cgroup = "/sys/fs/cgroup/grows"
+    host.guest.write("/run/grow.py", _GROW)
+    host.run(f"mkdir {cgroup}")
+    host.process(f"sh -c 'echo $$ >{cgroup}/cgroup.procs; exec python3 /run/grow.py'")
+    host.until(lambda: host.out("cat /run/grow.stays 2>/dev/null || :") not in ("", "1"), "the first children")
+    reply = host.call("Assign", key="grows", cgroup=cgroup, claim="me")
+    host.run("touch /run/grow.stop")
+    assert reply["moved"] >= 4 + 1
+    assert (reply["left"], reply["group"]["baseline"]) == (0, "late")
+    host.until(lambda: host.out("cat /run/grow.stays") == "whole", "the tree to stop growing")
+    threads = f"$(cat {cgroup}/cgroup.threads)"
+    assert host.out(f"cd /proc && for t in {threads}; do grep -L '^mon:grows$' $t/cpu_resctrl_groups; done") == ""
+    host.run(f"echo 1 >{cgroup}/cgroup.kill")
+    host.until(lambda: host.call("Get", key="grows")["group"]["state"] == "idle", "the control group to be empty")
+    totals = host.call("Release", key="grows", claim="me")["totals"]
+    assert {total["quality"] for total in totals} == {"late"}
+    host.run(f"rmdir {cgroup} && rm /run/grow.*")
+
+
 def test_move_takes_the_whole_group_to_another_class(host: Host, pid: int) -> None:
     host.call("Assign", key="moves", pid=pid, claim="me")
     identity = host.identity("moves")

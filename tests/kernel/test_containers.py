@@ -107,6 +107,28 @@ def test_two_containers_of_a_pod_share_its_group_whoever_writes_the_uid_and_how(
     assert "completed_at" in host.snapshot(POD)
 
 
+def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> None:
+    """The kubelet starts a new container under the pod's UID: same directory, same RMID, and one run."""
+    pod_cgroup = f"/kubepods/burstable/pod{POD}"
+    begun = []
+    for name in ("first", "second"):
+        bundle = host.bundle(
+            name, f"{WHERE}; sleep 60", CRIO | {"io.kubernetes.pod.uid": POD}, f"{pod_cgroup}/{name}"
+        )
+        host.run(f"crun run -d --bundle {bundle} {name} </dev/null >/run/{name}.out 2>&1")
+        host.until(lambda path=f"/run/{name}.out": "mon:" in host.out(f"cat {path}"), "its first line")  # type: ignore[misc]
+        assert parse_where(host.out(f"cat /run/{name}.out")) == ("/", POD)
+        group = host.call("Get", key=POD)["group"]
+        assert group["baseline"] == "exact"
+        begun.append((host.identity(POD), group["createdAt"], host.begins(POD)))
+        host.run(f"crun delete --force {name}")
+        host.until(lambda: host.state(POD) == "idle", "the container's end")
+    assert begun[0] == begun[1]
+    assert [member["id"] for member in host.call("Get", key=POD)["group"]["members"]] == ["first", "second"]
+    host.run(f"rmdir /sys/fs/cgroup{pod_cgroup}")
+    host.until(lambda: host.state(POD) == "completed", "the end of the pod")
+
+
 def test_a_member_that_leaves_children_behind_has_not_ended(host: Host) -> None:
     # Without a PID namespace the end of the first process ends nothing else: the control group tells.
     bundle = host.bundle("left", "sleep 4 & sleep 0.1", {}, "/left")

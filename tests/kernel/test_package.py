@@ -64,10 +64,6 @@ class Administrator(Host):
         for place, pid in self.tasks.items():
             assert str(pid) in self.out(f"cat {TREE}/{place}/tasks").split(), f"a task of {place} was moved"
 
-    def begins(self, key: str) -> dict[str, str]:
-        """The workload's begin values."""
-        return {name: text for name, text in self.snapshot(key).items() if name.endswith(".begin")}
-
     def apt(self, archive: str, command: str) -> str:
         self.guest.write("/srv/sources.list", f"deb [trusted=yes] file:{REPOSITORIES}/{archive} ./\n")
         return self.run(f"{APT} update && {APT} {command}", timeout=LONG).output

@@ -76,6 +76,33 @@ def test_the_end_of_a_container_that_ended_while_the_daemon_was_stopped_is_still
 
 
 @pytest.mark.usefixtures("foreign")
+def test_an_upgrade_under_a_running_container_changes_nothing_of_what_is_counted(host: Host) -> None:
+    """Stop, other code in its place, start: the group, its baseline and its totals are what they were."""
+    key = container(host, "upgraded", 600)
+    pid = host.out("podman inspect -f '{{.State.Pid}}' upgraded")
+    identity, begins = host.identity(key), host.begins(key)
+    totals = host.call("Read", key=key)["totals"]
+    assert {total["quality"] for total in totals} == {"exact"}
+    old = host.call("Status")["version"]
+    host.run("systemctl stop resctrlmond.service resctrlmond.socket")
+    assert host.identity(key) == identity
+    code = "/usr/lib/python3/dist-packages/resctrlmond"
+    host.run(f"cp -a {code} {code}.new && rm -r {code} && mv {code}.new {code}")
+    host.run(f"sed -i 's/^__version__ = .*/__version__ = \"{old}.next\"/' {code}/__init__.py")
+    host.start()
+    assert host.call("Status")["version"] == f"{old}.next"
+    assert host.state(key) == "active"
+    assert host.membership(pid) == ("/", key)
+    assert (host.identity(key), host.begins(key)) == (identity, begins)
+    after = host.call("Read", key=key)
+    assert (after["totals"], after["group"]["generation"], after["group"]["baseline"]) == (totals, 1, "exact")
+    host.run("podman rm -f -t 0 upgraded")
+    host.until(lambda: host.state(key) == "completed", "the end after the upgrade")
+    assert {total["quality"] for total in host.call("Read", key=key)["totals"]} == {"exact"}
+    assert host.begins(key) == begins
+
+
+@pytest.mark.usefixtures("foreign")
 def test_a_group_of_ours_whose_record_is_lost_is_removed_if_empty_and_adopted_if_not(host: Host) -> None:
     pid = host.process("sleep 60")
     host.call("Create", key="empty", claim="me")
