@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.usage import Live, summed, used
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Found, Tree
 
 MARK = "resctrlmon"
@@ -132,10 +133,12 @@ def _records(run: str) -> tuple[dict[str, Record], list[str]]:
     folder = f"{run}/records"
     try:
         loaded = list(Records(folder).load())
-    except FileNotFoundError:
-        return {}, []
-    except PermissionError:
-        return {}, [f"{folder} is for root and the group {MARK} only: names, claims and members are not shown"]
+    except NotRead as error:
+        if error.errno == errno.ENOENT:
+            return {}, []  # it has not run since the boot
+        if error.errno == errno.EACCES:
+            return {}, [f"{folder} is for root and the group {MARK} only: names, claims and members are not shown"]
+        return {}, [f"{error}. Names, claims and members are not shown"]
     records = {record.key: record for record in loaded if isinstance(record, Record)}
     return records, [str(damaged) for damaged in loaded if not isinstance(damaged, Record)]
 

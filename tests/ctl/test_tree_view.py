@@ -16,7 +16,7 @@ from resctrlctl import inspect
 from resctrlctl.arguments import parse
 from resctrlctl.ask import Failure
 from resctrlctl.screen import Json, Screen
-from resctrlctl.tree_view import TreeView
+from resctrlctl.tree_view import TreeView, _records
 from resctrlmond.api import types
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Claim, Record, Records, State
@@ -28,6 +28,7 @@ from tests.ctl.conftest import Ctl
 NOW = "2026-11-21T11:13:22Z"
 ENERGY = ("mon_PERF_PKG_00", "core_energy")
 TRAFFIC = ("mon_L3_00", "mbm_total_bytes")
+NOBODY = 65534
 
 
 def make_group(root: Path, class_: str, name: str, tasks: str = "") -> Path:
@@ -149,6 +150,27 @@ def test_reading_changes_nothing(root: Path, run: Path) -> None:
     view(root, run).groups()
     view(root, run).read("web")
     assert state() == before
+
+
+def test_list_without_the_daemon_where_it_never_ran_or_for_whom_its_records_are_closed(tmp_path: Path) -> None:
+    """A traceback: what is wrong with the folder is said by an error of our own, which is no OSError."""
+    assert _records(str(tmp_path / "never")) == ({}, [])
+    records = tmp_path / "records"
+    records.mkdir(0)
+    as_root = os.geteuid() == 0
+    if as_root:
+        os.seteuid(NOBODY)
+    try:
+        known = _records(str(tmp_path))
+    finally:
+        if as_root:
+            os.seteuid(0)
+    note = f"{records} is for root and the group resctrlmon only: names, claims and members are not shown"
+    assert known == ({}, [note])
+    records.rmdir()
+    records.write_text("no folder")
+    note = f"{records}: cannot list the records: Not a directory (ENOTDIR). Names, claims and members are not shown"
+    assert _records(str(tmp_path)) == ({}, [note])
 
 
 def test_what_is_no_resctrl_is_said(ctl: Ctl, tmp_path: Path) -> None:
