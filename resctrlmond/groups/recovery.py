@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 
 from resctrlmond.groups.accounting import Quality
@@ -19,6 +20,8 @@ from resctrlmond.groups.sweeping import Sweeping
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
+
+log = logging.getLogger(__name__)
 
 
 class Recovery:
@@ -70,6 +73,10 @@ class Recovery:
             yield
         except (ResctrlError, OSError) as error:
             problems.append(f"{what}: {error}")
+        except Exception as error:
+            # A mistake of ours with one workload keeps nobody from being served, at this start and all that follow.
+            log.exception("%s: could not be taken up, in a way that it should not", what)
+            problems.append(f"{what}: {error!r}")
 
     def _take_up(self, step: Step) -> None:
         record = step.record

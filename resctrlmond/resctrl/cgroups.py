@@ -144,13 +144,20 @@ def is_populated(path: str) -> bool:
 
 
 def _directories(path: str) -> Iterator[str]:
-    def refused(error: OSError) -> None:
-        # One that is gone has no tasks; of one that cannot be listed nobody knows.
-        if error.errno not in _GONE:
-            raise not_read(error, "list the control group", path) from error
-
-    for directory, _, _ in os.walk(path, onerror=refused):
+    # Not os.walk(), which recurses in Python 3.11: how deep its control groups are is the workload's own choice.
+    waiting = [path]
+    while waiting:
+        directory = waiting.pop()
+        try:
+            with os.scandir(directory) as entries:
+                below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            # One that is gone has no tasks; of one that cannot be listed nobody knows.
+            if error.errno not in _GONE:
+                raise not_read(error, "list the control group", path) from error
+            continue
         yield directory
+        waiting.extend(reversed(below))
 
 
 def _tasks_here(directory: str) -> list[int]:

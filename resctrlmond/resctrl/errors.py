@@ -9,6 +9,18 @@ import os
 from collections.abc import Iterator
 
 
+def printable(text: str) -> str:
+    """The text with everything escaped that is not plainly visible.
+
+    Paths hold what others called their control groups: such text goes to terminals and the journal, and as a reason
+    into records, which are UTF-8.
+    """
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
 class ResctrlError(Exception):
     """The root of every error that a caller can act on.
 
@@ -35,7 +47,7 @@ class ResctrlError(Exception):
             text += f"; the kernel says: {self.status}"
         if self.remedy:
             text += f". {self.remedy}"
-        return text
+        return printable(text)
 
 
 class NotMounted(ResctrlError):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.ends import Ends
 from resctrlmond.groups.plan import RECOVERED
 from resctrlmond.groups.record import Record, State, encode
 from resctrlmond.groups.settings import Settings
@@ -282,3 +283,62 @@ def test_a_tick_passes_over_who_is_being_worked_on(host: Host, process: Start) -
     verb.join()
     host.manager.upkeep.tick()
     assert host.manager.get("held").state is State.COMPLETED
+
+
+@pytest.mark.parametrize("names", [[b"\x1b]0;\xff\x07" * 30] * 30, [b"d"] * 1000], ids=["longer-than-a-path", "deep"])
+def test_what_a_workload_makes_of_its_control_groups_keeps_no_other_from_upkeep(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, names: list[bytes]
+) -> None:
+    """Who may make control groups in its own chooses their names and depth. The sweep failed over them in ways that
+    it should not (UnicodeEncodeError, RecursionError): no tick got beyond that workload, and no start."""
+    init, other = process(), process()
+    join(cgroup, init.pid)
+    host.manager.assign(assignment("a", init.pid, "oci", member="c1", own_cgroup=cgroup))
+    host.manager.assign(assignment("b", other.pid, "oci"))
+    here = os.open(".", os.O_RDONLY)
+    os.chdir(cgroup)
+    for name in names:
+        os.mkdir(name)
+        os.chdir(name)
+    try:
+        monkeypatch.setattr("resctrlmond.groups.upkeep.SWEEP_S", 0.0)
+        host.manager.upkeep.tick()
+        assert host.restart().get("a").state is State.ACTIVE
+        end(other)
+        host.manager.upkeep.tick()
+        assert host.manager.get("b").state is State.COMPLETED
+        reason = host.manager.get("a").members[0].reason
+        assert reason.isprintable()
+        assert ("name too long" in reason) == (len(names) == 30)
+    finally:
+        for name in names:
+            os.chdir("..")
+            os.rmdir(name)
+        os.fchdir(here)
+        os.close(here)
+
+
+def test_a_mistake_with_one_workload_keeps_no_other_from_upkeep(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mistake is made here: none is known."""
+    held, other = process(), process()
+    host.manager.assign(assignment("a", held.pid, "oci"))
+    host.manager.assign(assignment("b", other.pid, "oci"))
+    settle = Ends.settle
+
+    def mistaken(ends: Ends, key: str) -> Record | None:
+        if key == "a":
+            raise RuntimeError("a mistake")
+        return settle(ends, key)
+
+    monkeypatch.setattr(Ends, "settle", mistaken)
+    end(other)
+    host.manager.upkeep.tick()
+    host.manager.upkeep.tick()
+    assert host.manager.get("b").state is State.COMPLETED
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "a: upkeep failed in a way that it should not"
+    ]
+    assert host.restart().get("b").state is State.COMPLETED
+    assert "a: RuntimeError('a mistake')" in host.manager.problems
