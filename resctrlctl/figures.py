@@ -6,6 +6,10 @@ from __future__ import annotations
 import datetime
 from decimal import Decimal, InvalidOperation
 
+from resctrlmond.resctrl.errors import printable
+
+__all__ = ["count", "figure", "local_time", "printable"]
+
 # What the units of resctrlmond.resctrl.counters are written as; other units stand as they are.
 _SYMBOLS = {"bytes": "B", "joules": "J", "farads": "F", "cycles": "cycles"}
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -41,18 +45,6 @@ def local_time(text: str | None) -> str:
         return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
         return printable(text)
-
-
-def printable(text: str) -> str:
-    """The text with everything escaped that is not plainly visible.
-
-    Names of pods and command lines come from other people: control characters could drive the terminal, and
-    format characters (bidirectional overrides) could show something else than is there.
-    """
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
 
 
 def count(number: int, noun: str) -> str:

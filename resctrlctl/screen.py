@@ -12,6 +12,7 @@ from typing import TextIO
 
 import msgspec
 
+from resctrlctl.figures import printable
 from resctrlctl.layout import Block, plain
 
 PROGRAM = "resctrlctl"
@@ -71,8 +72,8 @@ def encode(reply: object, how: Json) -> str:
 
 
 def complain(text: str, out: TextIO | None = None) -> None:
-    """One line on standard error, with the program's name."""
-    print(f"{PROGRAM}: {text}", file=out or sys.stderr, flush=True)
+    """One line on standard error, with the program's name; what it quotes of others drives no terminal."""
+    print(f"{PROGRAM}: {printable(text)}", file=out or sys.stderr, flush=True)
 
 
 def _width() -> int | None:

@@ -32,6 +32,7 @@ from resctrlmond.resctrl.errors import (
     ProcessChanged,
     ResctrlError,
     RmidsExhausted,
+    printable,
 )
 
 VARLINK_PREFIX = "org.resctrlmon.Manager."
@@ -101,16 +102,16 @@ def exit_code(name: str) -> int:
 
 
 def parameters(error: ResctrlError) -> dict[str, Any]:
-    """The fields of the error at the doors; those that have nothing to say are left out."""
-    fields: dict[str, Any] = {"message": error.message}
+    """The fields of the error at the doors, as text for people; those that have nothing to say are left out."""
+    fields: dict[str, Any] = {"message": printable(error.message)}
     if error.path:
-        fields["path"] = error.path
+        fields["path"] = printable(error.path)
     if error.errno:
         fields["errno"] = errno.errorcode.get(error.errno, str(error.errno))
     if error.status:
-        fields["status"] = error.status
+        fields["status"] = printable(error.status)
     if error.remedy:
-        fields["remedy"] = error.remedy
+        fields["remedy"] = printable(error.remedy)
     if isinstance(error, RmidsExhausted):
         fields["inLimbo"] = error.in_limbo
     return fields

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 from resctrlmond.api import types
 from resctrlmond.groups import accounting
 from resctrlmond.groups.record import Record
@@ -33,9 +35,14 @@ def group(record: Record, path: str | None, snapshot: str | None = None) -> type
     )
 
 
+def text(name: str) -> str:
+    """A name that somebody else gave, in which JSON carries no bytes that are no UTF-8: those are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def foreign(found: Found) -> types.Foreign:
     """A monitoring group that does not bear our mark."""
-    return types.Foreign(class_=found.ref.class_, name=found.ref.name, path=found.path)
+    return types.Foreign(class_=text(found.ref.class_), name=text(found.ref.name), path=text(found.path))
 
 
 def reading(of: counters.Reading) -> types.Reading:

@@ -185,7 +185,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         in_limbo=in_limbo,
         groups=sum(record.state.has_group for record in records),
         foreign=[translate.foreign(found) for found in seen.foreign],
-        classes=list(seen.classes),
+        classes=[translate.text(class_) for class_ in seen.classes],
         capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in seen.capacity],
         problems=problems,
     )

@@ -164,3 +164,10 @@ def test_a_server_that_speaks_something_else_is_an_error_not_a_traceback(ctl: Ct
     assert done.returncode == 1
     assert done.stderr.startswith("resctrlctl: cannot ask for the status: ")
     assert "Traceback" not in done.stderr
+
+
+def test_no_refusal_drives_the_terminal(manager: FakeManager, ctl: Ctl) -> None:
+    """Reasons quote paths, and in a control group that is a workload's own the workload chooses the names."""
+    manager.refuse["Assign"] = error("NotRead", "cannot list the control group", path="/c/\x1b]0;owned\x07\n\u202e")
+    done = ctl("assign", "web", "--cgroup", "/sys/fs/cgroup/x")
+    assert "/c/\\x1b]0;owned\\x07\\n\\u202e: cannot list the control group" in done.stderr

@@ -235,3 +235,18 @@ def test_the_mount_goes_and_the_daemon_stays(machine: Machine, process: Start) -
     assert not status["mounted"]
     assert status["problems"]
     assert machine.stop() == Exit.OK
+
+
+def test_a_foreign_name_that_is_no_utf8_is_listed(machine: Machine) -> None:
+    """List and Status failed as a whole, for as long as a group or class of such a name stood."""
+    machine.start()
+    group = os.fsencode(machine.top) + b"/resctrl/mon_groups/\xff"
+    class_ = os.fsencode(machine.top) + b"/resctrl/\xfe"
+    os.mkdir(group)
+    os.mkdir(class_)
+    foreign = [{"class": "", "name": "\\xff", "path": f"{machine.top}/resctrl/mon_groups/\\xff"}]
+    assert machine.call("List")["foreign"] == foreign
+    status = machine.call("Status")
+    assert (status["foreign"], status["classes"]) == (foreign, ["", "\\xfe"])
+    os.rmdir(group)
+    os.rmdir(class_)
