@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -79,7 +80,17 @@ def move_process(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY
 
 def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> Moved:
     """Move every thread of the control group, and of all below it, into the group; it may be empty or gone."""
-    sweep = _Sweep(tree, ref, cgroups.member_test(cgroup), how)
+
+    @functools.cache
+    def is_member() -> Callable[[int], bool]:
+        # Asked for only once a task is outside: the table of mounts that it reads has thousands of lines on a machine
+        # with hundreds of containers, and the upkeep sweeps each of them over and over.
+        return cgroups.member_test(cgroup)
+
+    def belongs(tid: int) -> bool:
+        return is_member()(tid)
+
+    sweep = _Sweep(tree, ref, belongs, how)
     return sweep.run(lambda: cgroups.tasks(cgroup))
 
 

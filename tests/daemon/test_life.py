@@ -46,7 +46,7 @@ def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: Start)
     machine.call("Assign", key=CTR, pid=process().pid, claim="oci")
     assert machine.told("STATUS=1 group")
     for _ in range(3):
-        assert machine.told("WATCHDOG=1", 2)
+        assert machine.told("WATCHDOG=1")
     machine.config.write_text("group: 4242\nlog_level: error\nsnapshot_ttl: 0\n")
     assert machine.daemon is not None
     machine.daemon.send_signal(signal.SIGHUP)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
@@ -287,6 +288,22 @@ def test_an_empty_cgroup_and_one_that_is_gone_are_no_error(tree: Tree, make: Mak
     ref = make("a")
     assert move_cgroup(tree, cgroup, ref) == Moved(0, 1)
     assert move_cgroup(tree, f"{cgroup}/gone", ref) == Moved(0, 1)
+
+
+def test_a_cgroup_whose_tasks_are_home_costs_no_look_at_the_table_of_mounts(
+    tree: Tree, make: Make, cgroup: str, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upkeep read it every five seconds for each container: 10 ms with 1000 mounts, and so a whole processor with
+    500 containers."""
+    enter(cgroup, puppet.pid)
+    ref = make("a")
+    assert move_cgroup(tree, cgroup, ref) == Moved(1, 2)
+
+    def looked() -> NoReturn:
+        raise AssertionError("the table of mounts was read")
+
+    monkeypatch.setattr("resctrlmond.resctrl.cgroups.mounts", looked)
+    assert move_cgroup(tree, cgroup, ref) == Moved(0, 1)
 
 
 @pytest.mark.cgroup_v1
