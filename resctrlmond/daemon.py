@@ -136,7 +136,12 @@ class Daemon:
         # Only here: without the bus, its library need not be there.
         from resctrlmond.api.dbus import DBusDoor  # noqa: PLC0415
 
-        return DBusDoor(self._service, set_log_level=journal.set_level, get_log_level=lambda: self._config.log_level)
+        return DBusDoor(
+            self._service,
+            set_log_level=journal.set_level,
+            get_log_level=journal.level,
+            log_target=journal.target(),
+        )
 
     def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:
         def changed(key: str, record: Record | None) -> None:

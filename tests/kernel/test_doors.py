@@ -86,6 +86,15 @@ def test_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad_one(host: Host
     host.run(f"sed -i /^snapshot/d {CONFIG} && systemctl reload resctrlmond")
 
 
+def test_systemctl_sets_and_tells_the_level_of_the_log(host: Host) -> None:
+    host.start()
+    assert host.out("systemctl service-log-target resctrlmond") == "journal"
+    host.run("systemctl service-log-level resctrlmond debug")
+    assert host.out("systemctl service-log-level resctrlmond") == "debug"
+    host.run("systemctl reload resctrlmond")
+    assert host.out("systemctl service-log-level resctrlmond") == "info"
+
+
 def test_the_journal_has_structured_fields(host: Host) -> None:
     entries = host.out("journalctl -u resctrlmond -o json --no-pager -n 50 SYSLOG_IDENTIFIER=resctrlmond")
     fields = [json.loads(line) for line in entries.splitlines()]
