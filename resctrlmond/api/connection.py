@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -29,13 +30,16 @@ _RECEIVE_BYTES = 65536
 class Limits:
     """What a client may take of the server.
 
-    ``message_bytes`` bounds one message. A connection is cut when a message that has begun is not complete after
-    ``receive_timeout_s``, or a reply is not read within ``send_timeout_s``; it may be idle for ever. Of
-    ``connections`` in all, ``reserved_for_root`` are for uid 0 only; any other uid may hold
+    ``message_bytes`` bounds one message of uid 0 and of the server's own user, ``message_bytes_of_others`` that of
+    all others: what they send is decoded before it is known whether they may call that, and what they may call takes
+    no more than a key. A connection is cut when a message that has begun is not complete after ``receive_timeout_s``,
+    or a reply is not read within ``send_timeout_s``; it may be idle for ever. Of ``connections`` in all,
+    ``reserved_for_root`` are for uid 0 only; any other uid may hold
     ``connections_per_uid``.
     """
 
     message_bytes: int = 2 * 1024 * 1024
+    message_bytes_of_others: int = 16 * 1024
     connections: int = 256
     connections_per_uid: int = 64
     reserved_for_root: int = 32
@@ -62,7 +66,8 @@ class Connection:
         self._limits = limits
         self._hangups = hangups
         self._internal_error = internal_error
-        self._frames = FrameBuffer(limits.message_bytes)
+        is_trusted = peer.uid in (0, os.geteuid())
+        self._frames = FrameBuffer(limits.message_bytes if is_trusted else limits.message_bytes_of_others)
         self._draining = False
         # Whether nothing would be left half done: between calls, and in streams, which may have no end.
         self._interruptible = True

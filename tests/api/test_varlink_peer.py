@@ -29,7 +29,8 @@ CALLER = """
         os.setuid(int(uid))
     client = socket.socket(socket.AF_UNIX)
     client.connect(path)
-    client.sendall(b'{"method":"org.example.Lab.WhoAmI"}' + bytes(1))
+    padding = b" " * int(os.environ.get("PADDING", "0"))
+    client.sendall(b'{"method":"org.example.Lab.WhoAmI"' + padding + b"}" + bytes(1))
     reply = client.recv(65536)
     assert reply
     print(os.getpid(), reply.decode().strip(chr(0)))
@@ -78,6 +79,19 @@ def test_pidfd_is_the_peers_and_closed_with_the_connection(server: Running) -> N
     if pidfd >= 0:
         with pytest.raises(OSError):
             os.fstat(pidfd)
+
+
+def test_large_messages_are_for_who_may_make_large_calls(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of the group, who may only read, sent 2 MiB over each of 60 connections, again and again: all that was
+    decoded before it was refused, and a hook's call took a second or more."""
+    own = os.getuid()
+    monkeypatch.setenv("PADDING", "1000000")
+    assert who_is(server, own, os.getgid(), [])[1]["uid"] == own
+    if own == 0:
+        with pytest.raises(subprocess.CalledProcessError):
+            who_is(server, 12345, 12345, [])
+        monkeypatch.setenv("PADDING", "10000")
+        assert who_is(server, 12345, 12345, [])[1]["uid"] == 12345
 
 
 def test_peer_is_a_value() -> None:
