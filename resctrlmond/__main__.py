@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import stat
 import sys
 from collections.abc import Sequence
 
@@ -132,6 +134,7 @@ def _simulate(options: argparse.Namespace, loaded: Config, stack: contextlib.Exi
             remedy="It comes with pip: python3 -m pip install 'resctrlmond[sim]', from the source tree '.[sim]'",
         ) from error
 
+    _refuse_what_others_may_change(os.path.abspath(options.simulate))
     profile = options.profile
     if os.path.ismount(loaded.resctrl):
         # One that outlives this daemon, as the kernel's does: python3 -m resctrlmond.sim DIRECTORY/resctrl
@@ -155,6 +158,22 @@ def _simulate(options: argparse.Namespace, loaded: Config, stack: contextlib.Exi
             raise StartupError(ResctrlError(str(error)), Exit.USAGE) from error
     log.warning("this is a simulation (profile %s) on %s: no figure comes from hardware", profile, loaded.resctrl)
     log.info("talk to it with: resctrlctl --socket %s list", loaded.varlink_socket)
+
+
+def _refuse_what_others_may_change(top: str) -> None:
+    """Where others may write, they choose what our paths lead to: /tmp/sim may have been made by somebody else."""
+    try:
+        owners = {os.lstat(top).st_uid, os.stat(top).st_uid}
+        mode = os.stat(top).st_mode
+    except OSError:
+        return  # it is not there yet, or cannot be: who makes it says so
+    if not owners <= {0, os.geteuid()} or mode & stat.S_IWOTH:
+        raise ResctrlError(
+            "cannot simulate in a directory that others may change",
+            path=top,
+            errno=errno.EPERM,
+            remedy="Choose one of your own, or one that does not exist yet",
+        )
 
 
 def _gid(loaded: Config) -> int:

@@ -250,3 +250,25 @@ def test_a_foreign_name_that_is_no_utf8_is_listed(machine: Machine) -> None:
     assert (status["foreign"], status["classes"]) == (foreign, ["", "\\xfe"])
     os.rmdir(group)
     os.rmdir(class_)
+
+
+def test_a_simulation_where_others_may_write_is_refused(tmp_path: Path) -> None:
+    """Who made /tmp/sim before root did had links in it, and a mode of his choice for what they led to."""
+    victim = tmp_path / "victim"
+    victim.mkdir(0o700)
+    top = tmp_path / "sim"
+    (top / "run").mkdir(parents=True)
+    (top / "run" / "completed").symlink_to(victim)
+    top.chmod(0o1777)
+    link = tmp_path / "link"
+    link.symlink_to(top)
+    places = [top, link]
+    if os.geteuid() == 0:
+        given_away = tmp_path / "theirs"
+        given_away.mkdir()
+        os.chown(given_away, 65534, 65534)
+        places.append(given_away)
+    for place in places:
+        code, said = failing("--simulate", str(place))
+        assert (code, "that others may change" in said) == (Exit.FAILURE, True)
+    assert victim.stat().st_mode & 0o777 == 0o700
