@@ -50,6 +50,10 @@ class Sweeping:
             return self.book.put(record.with_member(replace(member, reason=str(error))))
         if moved.moved:
             log.info("%s: %d tasks that joined %s were taken in", record.key, moved.moved, member.id)
+        swept = record.member(member.id)
+        if swept is not None and swept.reason and record.home(swept).state.has_group:
+            # What was in the way of an earlier sweep is no more.
+            record = self.book.put(record.with_member(replace(swept, reason="")))
         return record
 
     def adopt(self, group: Record) -> Record | None:

@@ -316,6 +316,9 @@ def test_what_a_workload_makes_of_its_control_groups_keeps_no_other_from_upkeep(
             os.rmdir(name)
         os.fchdir(here)
         os.close(here)
+    # Once the reason is gone, it is not told any more: a container with one counts as not monitored.
+    host.manager.upkeep.tick()
+    assert host.manager.get("a").members[0].reason == ""
 
 
 def test_a_mistake_with_one_workload_keeps_no_other_from_upkeep(
