@@ -54,7 +54,7 @@ class Daemon:
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(ground.manager.tree)
         self._rivals = Rivals(self._config.groups_dir.startswith)
-        self._ticking = Ticking(self._workers, self._tick)
+        self._ticking = Ticking(self._workers, self._tick, went_on=lambda: self._manager.upkeep.went_on)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -14,18 +14,28 @@ from resctrlmond.resctrl.errors import ResctrlError
 
 log = logging.getLogger(__name__)
 
-# A tick takes milliseconds. One that takes so long hangs in a system call on one workload, which it keeps locked: the
-# next tick passes that one over.
+# A tick takes milliseconds for a workload, and a second for one with control groups without end. What takes so long
+# on one hangs in a system call, with that workload locked: the next tick passes it over.
 HANGS_S = 10.0
 
 
 class Ticking:
-    """Starts a tick whenever ``step`` is called and none is at work. Lives in the event loop."""
+    """Starts a tick whenever ``step`` is called and none is at work. Lives in the event loop.
 
-    def __init__(self, workers: Workers, tick: Callable[[], None], hangs_s: float = HANGS_S) -> None:
+    ``went_on`` tells when a tick last went on to another workload, by time.monotonic(), which is the loop's time.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        tick: Callable[[], None],
+        hangs_s: float = HANGS_S,
+        went_on: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._workers = workers
         self._tick = tick
         self._hangs_s = hangs_s
+        self._went_on = went_on
         self._current: asyncio.Task[None] | None = None
         self._begun = 0.0
         self._hanging: set[asyncio.Task[None]] = set()
@@ -40,7 +50,7 @@ class Ticking:
         """Start the next tick if the last one has ended, or hangs."""
         now = asyncio.get_running_loop().time()
         if self._current is not None:
-            if now - self._begun < self._hangs_s:
+            if now - max(self._begun, self._went_on()) < self._hangs_s:
                 return
             log.error("upkeep hangs: a system call has not come back for %.0f s", self._hangs_s)
             self._hanging.add(self._current)

@@ -59,6 +59,8 @@ class Upkeep:
         self._complaints: dict[str, str] = {}
         # For a run that was lost: since when it has not been tried, and how often it was, in vain.
         self._tries: dict[str, tuple[float, int]] = {}
+        # When a tick went on to the next workload (time.monotonic()): a long one is no tick that hangs.
+        self.went_on = self._swept
         self.complain: Callable[[str, ResctrlError | OSError], None] = _log_complaint
 
     def tick(self) -> None:
@@ -67,6 +69,7 @@ class Upkeep:
         mounting = self.life.tree.mounting()
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for record in self.book.all():
+            self.went_on = time.monotonic()
             # Who is being worked on is left to its verb, which may hang, and seen to a second later.
             with self._logged(record.key), self.book.writing_if_free(record.key) as is_free:
                 if not is_free:

@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
-from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied, ResctrlError, not_read
+from resctrlmond.resctrl.errors import NoSuchProcess, NotRead, PermissionDenied, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import Mount, mounts
 
 
@@ -19,6 +19,10 @@ class NoSuchCgroup(ResctrlError):
 _V1 = ("systemd", "pids", "memory", "cpu")
 # What a control group's directory answers once it is removed.
 _GONE = (errno.ENOENT, errno.ENODEV)
+
+# To look at so many takes a second, each time that they are swept. A workload with control groups of its own has
+# tens; who may make them may make any number.
+MAX_BELOW = 10_000
 
 
 def cgroup_of(pid: int) -> str:
@@ -124,7 +128,10 @@ def is_there(path: str) -> bool:
 
 
 def tasks(path: str) -> list[int]:
-    """The thread ids in a control group and all below it, also of threaded ones; [] if it is gone. Raises NotRead."""
+    """The thread ids in a control group and all below it, also of threaded ones; [] if it is gone.
+
+    Raises NotRead, also for one that has more than MAX_BELOW others below it.
+    """
     return [tid for directory in _directories(path) for tid in _tasks_here(directory)]
 
 
@@ -146,8 +153,12 @@ def is_populated(path: str) -> bool:
 def _directories(path: str) -> Iterator[str]:
     # Not os.walk(), which recurses in Python 3.11: how deep its control groups are is the workload's own choice.
     waiting = [path]
+    seen = 0
     while waiting:
         directory = waiting.pop()
+        seen += 1
+        if seen > MAX_BELOW:
+            raise NotRead(f"has more than {MAX_BELOW} control groups below it, and is not looked through", path=path)
         try:
             with os.scandir(directory) as entries:
                 below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]

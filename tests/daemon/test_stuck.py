@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import threading
@@ -101,6 +102,37 @@ def test_a_tick_that_hangs_is_left_behind_and_told() -> None:
             await asyncio.sleep(0.001)
         ticking.step()
         while len(begun) <= Lane.UPKEEP.value[1]:
+            await asyncio.sleep(0.001)
+        assert workers.close() == 0
+
+    asyncio.run(run())
+
+
+def test_a_tick_that_is_long_but_goes_on_does_not_hang() -> None:
+    """A tick over workloads with thousands of control groups each took longer than one may: the next ones began
+    beside it and took as long, until no thread was left and the watchdog ended the daemon."""
+    go_on = threading.Event()
+    begun: list[int] = []
+    went_on = math.inf  # at any time later than the last look
+
+    def tick() -> None:
+        begun.append(len(begun))
+        go_on.wait(60)
+
+    async def run() -> None:
+        nonlocal went_on
+        workers = Workers()
+        ticking = Ticking(workers, tick, hangs_s=0, went_on=lambda: went_on)
+        ticking.step()
+        while not begun:
+            await asyncio.sleep(0.001)
+        ticking.step()
+        assert (len(begun), ticking.trouble) == (1, "")
+        went_on = 0.0
+        ticking.step()
+        assert "has hung since" in ticking.trouble
+        go_on.set()
+        while ticking.trouble:
             await asyncio.sleep(0.001)
         assert workers.close() == 0
 

@@ -345,3 +345,10 @@ def test_a_mistake_with_one_workload_keeps_no_other_from_upkeep(
     ]
     assert host.restart().get("b").state is State.COMPLETED
     assert "a: RuntimeError('a mistake')" in host.manager.problems
+
+
+def test_a_tick_tells_when_it_goes_on_to_another_workload(host: Host) -> None:
+    before = host.manager.upkeep.went_on
+    host.manager.create("a", owner="a")
+    host.manager.upkeep.tick()
+    assert host.manager.upkeep.went_on > before

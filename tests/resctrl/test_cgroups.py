@@ -11,7 +11,7 @@ import pytest
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
-from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
+from resctrlmond.resctrl.errors import NoSuchProcess, NotRead, PermissionDenied
 from resctrlmond.resctrl.mounts import mounts
 
 from .conftest import v1_root, v2_root
@@ -197,3 +197,14 @@ def test_a_symlink_is_followed_to_what_it_is(cgroup: str, tmp_path: str) -> None
     assert cgroups.check(f"{tmp_path}/link") == cgroup
     with pytest.raises(PermissionDenied):
         cgroups.check(f"{tmp_path}/root")
+
+
+def test_control_groups_without_end_are_not_looked_through(cgroup: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may make some may make any number of them: upkeep was at one such workload for as long as that took."""
+    monkeypatch.setattr(cgroups, "MAX_BELOW", 20)
+    for number in range(19):
+        os.mkdir(f"{cgroup}/{number}")
+    assert cgroups.tasks(cgroup) == []
+    os.mkdir(f"{cgroup}/one-more")
+    with pytest.raises(NotRead, match="more than 20 control groups below it"):
+        cgroups.tasks(cgroup)
