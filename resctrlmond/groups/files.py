@@ -15,7 +15,10 @@ from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for
 _LIMIT = 4 * 1024 * 1024
 _NO_ROOM = "See that /run is writable and has space and inodes: df /run, df -i /run"
 _IN_THE_WAY = "Somebody put something else in the place of a file of resctrlmond: move it away"
-_OF_ANOTHER_KIND = frozenset({errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP})
+_REMEDIES = {
+    errno.ENOENT: "Somebody removed a folder of resctrlmond: 'systemctl restart resctrlmond' makes it anew",
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP), _IN_THE_WAY),
+}
 
 
 @contextlib.contextmanager
@@ -28,7 +31,7 @@ def writing(path: str) -> Iterator[None]:
             "cannot write what has to be remembered",
             path=str(error.filename or path),
             errno=error.errno or 0,
-            remedy=remedy_for(error.errno or 0) or (_IN_THE_WAY if error.errno in _OF_ANOTHER_KIND else _NO_ROOM),
+            remedy=remedy_for(error.errno or 0) or _REMEDIES.get(error.errno or 0, _NO_ROOM),
         ) from error
 
 

@@ -181,8 +181,12 @@ class Snapshots:
 
     def set_aside_keys(self) -> list[str]:
         """The keys under which earlier runs were set aside. Raises NotWritten."""
-        with writing(self.completed), os.scandir(self.completed) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        with writing(self.completed):
+            try:
+                with os.scandir(self.completed) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            except FileNotFoundError:
+                return []  # somebody removed it; the next run that is set aside makes it anew
 
     def prune(self, key: str, ttl_s: float) -> None:
         """Remove the set-aside runs of that key that were completed longer than ``ttl_s`` seconds ago.

@@ -84,6 +84,10 @@ class Upkeep:
             self._swept = time.monotonic()
         self.life.tree.seen(mounting)
         self.pending.serve(self._logged)
+        with self._logged("completed"):
+            self._prune(settings)
+
+    def _prune(self, settings: Settings) -> None:
         for key in self.life.snapshots.set_aside_keys():
             with self._logged(f"{key}, completed"), self.book.writing_if_free(key) as is_free:
                 if is_free:

@@ -15,6 +15,7 @@ import pytest
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.ends import Ends
+from resctrlmond.groups.errors import NotWritten
 from resctrlmond.groups.plan import RECOVERED
 from resctrlmond.groups.record import Record, State, encode
 from resctrlmond.groups.settings import Settings
@@ -352,3 +353,24 @@ def test_a_tick_tells_when_it_goes_on_to_another_workload(host: Host) -> None:
     host.manager.create("a", owner="a")
     host.manager.upkeep.tick()
     assert host.manager.upkeep.went_on > before
+
+
+def test_a_folder_of_ours_that_somebody_removes_is_told_once_or_not_at_all(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tick without the folder of ended runs failed, and said so, each second."""
+    os.rmdir(os.path.join(host.run, "completed"))
+    host.manager.create("k", owner="a")
+    host.manager.upkeep.tick()
+    host.manager.release("k", owner="a")
+    host.manager.create("k", owner="a")
+    assert host.folder("completed") == ["k"]
+    shutil.rmtree(os.path.join(host.run, "completed"))
+    Path(host.run, "completed").write_text("no folder")
+    host.manager.upkeep.tick()
+    host.manager.upkeep.tick()
+    assert [record.levelname for record in caplog.records if "completed" in record.getMessage()] == ["ERROR"]
+    shutil.rmtree(os.path.join(host.run, "records"))
+    with pytest.raises(NotWritten, match="systemctl restart resctrlmond"):
+        host.manager.create("other", owner="a")
+    os.mkdir(os.path.join(host.run, "records"))
