@@ -62,6 +62,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = build()
     args, unknown = parser.parse_known_args([f"{_JSON}=auto" if word == _JSON else word for word in own])
     # argparse would have the main parser complain, which knows neither the verb nor its exit status.
+    if unknown and args.verb is run.run and not unknown[0].startswith("-"):
+        args.parser.error(f"the command is to stand after --, as in: resctrlctl run -- {unknown[0]}")
     if unknown:
         args.parser.error(f"unknown argument: {unknown[0]}")
     if not all(map(_is_text, own)):

@@ -26,6 +26,11 @@ _MON_GROUPS = "mon_groups"
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
 # These say nothing of what is mounted: it is no reason to give up every group.
 _UNKNOWN = errors.LACKS | {errno.EIO}
+# rdtgroup_init() makes the mount point, and is called only where there is something to control or to monitor.
+_NO_RESCTRL = (
+    "The kernel makes it only where the processor has resource control or monitoring, and CONFIG_X86_CPU_RESCTRL (or "
+    "the like) is set; without the hardware there is 'resctrlmond --simulate'"
+)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -368,6 +373,8 @@ def _identify(path: str) -> str | None:
     except OSError as error:
         if error.errno in _UNKNOWN:
             raise errors.not_read(error, "tell whether resctrl is mounted", path) from error
+        if path == DEFAULT_PATH and error.errno == errno.ENOENT:
+            remedy = _NO_RESCTRL
         raise errors.NotMounted("is no directory", path=path, errno=error.errno or 0, remedy=remedy) from error
     try:
         mount = mount_of(fd)

@@ -158,6 +158,13 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     assert "--help'" in err
 
 
+def test_a_command_without_dashes_is_told_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["run", "make", "all"])
+    assert ended.value.code == 125
+    assert "is to stand after --, as in: resctrlctl run -- make" in capsys.readouterr().err
+
+
 # -- completion
 
 

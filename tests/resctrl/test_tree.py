@@ -18,6 +18,7 @@ from resctrlmond.resctrl.errors import (
     NoSuchClass,
     NoSuchGroup,
     NoSuchProcess,
+    NotMounted,
     ResctrlError,
     RmidsExhausted,
 )
@@ -246,3 +247,16 @@ def test_reading_a_group_that_vanishes_is_no_such_group_and_never_half_of_it(tre
             tree.tasks(A)
         tree.find(A)
     administrator.join()
+
+
+def test_where_the_kernel_made_no_mount_point_nobody_is_told_to_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine without the hardware, which most are, there is nothing to mount on."""
+    missing = str(tmp_path / "resctrl")
+    with pytest.raises(NotMounted, match="mount -t resctrl"):
+        Tree.open(missing)
+    monkeypatch.setattr("resctrlmond.resctrl.tree.DEFAULT_PATH", missing)
+    with pytest.raises(NotMounted, match="only where the processor has") as refused:
+        Tree.open(missing)
+    assert "mount -t" not in str(refused.value)
