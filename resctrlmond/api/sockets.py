@@ -26,10 +26,11 @@ def listen(path: str, mode: int = 0o660, gid: int = -1) -> socket.socket:
     """A listening stream socket at ``path`` with the given mode and group (-1: the process's own).
 
     A socket file that nobody listens on any more is replaced. The new one is never more open than ``mode``: it
-    is made without any rights for group and others. Two processes that do this at once exclude each other by a
-    lock on the directory. Raises AddressInUse, or OSError with the path. The caller owns the socket and its file.
+    is made without any rights for group and others. Two processes that do this at once exclude each other by the
+    lock of a file beside it, which stays. Raises AddressInUse, or OSError with the path. The caller owns the socket
+    and its file.
     """
-    with _locked(os.path.dirname(path) or "."):
+    with _locked(f"{path}.lock"):
         _remove_stale(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         bound = False
@@ -53,8 +54,9 @@ def listen(path: str, mode: int = 0o660, gid: int = -1) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _locked(directory: str) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _locked(path: str) -> Iterator[None]:
+    # Not the directory itself: who may open that may lock it, and have us wait for as long as he likes.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

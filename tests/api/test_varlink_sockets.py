@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -121,6 +122,18 @@ def test_of_two_that_start_at_once_one_wins(tmp_path: Path) -> None:
         thread.join()
     assert (len(won), len(refused)) == (1, 7)
     won[0].close()
+
+
+def test_nobody_else_keeps_a_socket_from_being_made(tmp_path: Path) -> None:
+    """The directory was locked, which everybody who may read it may do: any user could hold up the start for ever."""
+    descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        listen(str(tmp_path / "socket")).close()
+    finally:
+        os.close(descriptor)
+    (lock,) = tmp_path.glob("*.lock")
+    assert stat.S_IMODE(lock.lstat().st_mode) == 0o600
 
 
 PASSED = """
