@@ -43,9 +43,10 @@ _JSON = "--json"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with an exit status of its own for a wrong command line."""
+    """An argument parser with an exit status of its own for a wrong command line, and a ``hint`` at what is usual."""
 
     usage_status = USAGE
+    hint = ""
 
     def __init__(self, **settings: Any) -> None:
         # An abbreviation that works today may be ambiguous tomorrow.
@@ -53,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and where to find more, and exit."""
-        self.exit(self.usage_status, f"{self.prog}: {message}. See '{self.prog} --help'\n")
+        self.exit(self.usage_status, f"{self.prog}: {message}{self.hint}. See '{self.prog} --help'\n")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -62,15 +63,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = build()
     args, unknown = parser.parse_known_args([f"{_JSON}=auto" if word == _JSON else word for word in own])
     # argparse would have the main parser complain, which knows neither the verb nor its exit status.
-    if unknown and args.verb is run.run and not unknown[0].startswith("-"):
-        args.parser.error(f"the command is to stand after --, as in: resctrlctl run -- {unknown[0]}")
     if unknown:
         args.parser.error(f"unknown argument: {unknown[0]}")
     if not all(map(_is_text, own)):
         args.parser.error("an argument is not UTF-8")
     if args.verb is run.run:
         if not command:
-            args.parser.error("the command is missing: put it after --")
+            args.parser.error("the command is missing")
         args.command = command
     return args
 
@@ -105,6 +104,7 @@ def build() -> Parser:
         )
         if function is run.run:
             verb.usage_status = OWN_FAILURE
+            verb.hint = "; the command stands after --, as in: resctrlctl run -- make -j8"
         verb.set_defaults(verb=function, parser=verb)
         arguments(verb)
     return parser

@@ -158,11 +158,14 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     assert "--help'" in err
 
 
-def test_a_command_without_dashes_is_told_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", [["make"], ["make", "-j8"], []], ids=" ".join)
+def test_a_command_without_dashes_is_told_where_it_belongs(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(["run", "make", "all"])
+        parse(["run", *command])
     assert ended.value.code == 125
-    assert "is to stand after --, as in: resctrlctl run -- make" in capsys.readouterr().err
+    assert "; the command stands after --" in capsys.readouterr().err
 
 
 # -- completion
