@@ -223,6 +223,7 @@ class _Loader(yaml.SafeLoader):
 
 def _compose(text: str, path: str) -> dict[str, yaml.ScalarNode]:
     """The value of each key with its marks; ConfigError unless the text is one flat mapping of known keys."""
+    loader: _Loader | None = None
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -233,6 +234,9 @@ def _compose(text: str, path: str) -> dict[str, yaml.ScalarNode]:
         mark = error.problem_mark or error.context_mark
         what = "; ".join(part for part in (error.context, error.problem) if part)
         refuse_line(path, mark.line if mark else 0, what, 'Write one "key: value" a line')
+    except (ValueError, OverflowError):
+        # PyYAML's own: a number in an escape or a directive that is beyond all characters, or all numbers.
+        refuse_line(path, loader.line if loader else 0, "no YAML", 'Write one "key: value" a line')
     if root is None or _is_empty(root):
         return {}
     if not isinstance(root, yaml.MappingNode):

@@ -66,8 +66,10 @@ class _Loader(yaml.SafeLoader):
 
 def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
     """The value of each key with its marks."""
+    loader: _Loader | None = None
     try:
-        root = _Loader(data.decode()).get_single_node()
+        loader = _Loader(data.decode())
+        root = loader.get_single_node()
     except UnicodeDecodeError as error:
         refuse_line(path, data.count(b"\n", 0, error.start), "not UTF-8", "Save the file in that encoding")
     except yaml.reader.ReaderError as error:
@@ -77,6 +79,9 @@ def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
         mark = error.problem_mark or error.context_mark
         what = "; ".join(part for part in (error.context, error.problem) if part)
         refuse_line(path, mark.line if mark else 0, what, "See resctrlmon-nri(8)")
+    except (ValueError, OverflowError):
+        # PyYAML's own: a number in an escape or a directive that is beyond all characters, or all numbers.
+        refuse_line(path, loader.line if loader else 0, "no YAML", "See resctrlmon-nri(8)")
     if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         return {}
     if not isinstance(root, yaml.MappingNode):

@@ -156,6 +156,8 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("linger: 1s\n---\nlinger: 2s\n", "2: expected a single document in the stream"),
         ("linger: 'x", "found unexpected end of stream"),
         ("linger: 1s\n\tdbus: true", "2: "),
+        ('linger: 1s\nstate_dir: "\\UFFFFFFFF"', r"2: no YAML"),
+        ("%YAML " + "9" * 5000 + ".1\n---\n", r"1: no YAML"),
         ("linger: 1s\nx\x01: 2", r"2: the character '\\x01' is not allowed in YAML"),
         ("[" * 60000, "a list or a mapping|no key and value"),
         ("{a: " * 15000, "a list or a mapping"),

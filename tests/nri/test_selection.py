@@ -140,6 +140,8 @@ def test_a_selector_in_words() -> None:
         ("- a", "f:1: no key and value"),
         ("namespaces: [a]\n---\nnamespaces: [b]", "f:2: "),
         ("a\x01: b", "f:1: .*not allowed"),
+        ('\nnamespaces: ["\\UFFFFFFFF"]', "f:2: no YAML"),
+        ("%YAML " + "9" * 5000 + ".1\n---\n", "f:1: no YAML"),
         ("#" * 70_000, "larger than"),
     ],
 )
