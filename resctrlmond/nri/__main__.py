@@ -22,6 +22,7 @@ from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
+from resctrlmond.nri.sparing import Sparing
 
 log = logging.getLogger("resctrlmond.nri")
 
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the adapter until it is told to stop; returns the exit code."""
     options = _parser().parse_args(arguments)
     journal.setup(options.log_level, "resctrlmon-nri")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Sparing())
     try:
         selection = settings.load(options.config)
         by_runtime = launched.taken(os.environ)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any
 
 from resctrlmond import journal
 from resctrlmond.api import types
 from resctrlmond.groups.inventory import Sandbox as NotedSandbox
+from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri import place
-from resctrlmond.nri.door import CLAIM, Door, Refused
+from resctrlmond.nri.door import CLAIM, Away, Door, Refused
 from resctrlmond.nri.inventory import chunks, inventory
 from resctrlmond.nri.pods import Member, Pods, attributes
 
@@ -25,6 +26,8 @@ _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
 # kernel that the containers are given.
 _COUNTED_AS_SANDBOX = {"pod.counted": "as a whole: its containers run within the sandbox's process"}
 NOTE = "NotePods"
+# Of a pod's name, as much is logged: Kubernetes allows 253 characters, and 63 for the namespace.
+_SHOWN_LENGTH = 320
 # No key has a slash.
 _INVENTORY = "/inventory"
 
@@ -57,7 +60,8 @@ class Carrier:
                 "AddMember", types.GroupReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
             )
         except Refused as error:
-            self._refused(sandbox.key, f"pod {sandbox.pod.namespace}/{sandbox.pod.name} is unmonitored", error)
+            name = attribute_value(f"{sandbox.pod.namespace}/{sandbox.pod.name}")[:_SHOWN_LENGTH]
+            self._refused(sandbox.key, f"pod {name} is unmonitored", error)
         sandbox.is_settled = True
         sandbox.cgroup = await asyncio.to_thread(
             place.pod_cgroup, sandbox.pod.pid, sandbox.key, sandbox.pod.cgroup_parent
@@ -174,14 +178,14 @@ class Carrier:
             member.is_settled = (member.key, name) in noted
         yield
         for name in list(self.pods.sandboxes):
-            await self.note(name)
+            await _apart(name, self.note(name))
             yield
         for name in list(self.pods.members):
-            await self.assign(name, is_late=True)
+            await _apart(name, self.assign(name, is_late=True))
             yield
         for (key, name), one in noted.items():
-            if one.owner == CLAIM and self.pods.is_whole and not self._is_here(name):
-                await self.end(key, name)
+            if one.owner == CLAIM and self.pods.is_whole and not self._is_here(key, name):
+                await _apart(name, self.end(key, name))
                 yield
         if not self.pods.is_whole:
             # Pods that nobody told of yet may live on.
@@ -191,11 +195,13 @@ class Carrier:
         for key in done.released:
             log.log(journal.NOTICE, "%s: the runtime has no such pod any more", key, extra=journal.fields(key=key))
 
-    def _is_here(self, name: str) -> bool:
+    def _is_here(self, key: str, name: str) -> bool:
         sandbox, member = self.pods.sandboxes.get(name), self.pods.members.get(name)
         if sandbox is not None:
-            return not sandbox.unselected
-        return member is not None and member.container.is_running and self.pods.is_selected(member)
+            return sandbox.key == key and not sandbox.unselected
+        if member is None or member.key != key:
+            return False
+        return member.container.is_running and self.pods.is_selected(member)
 
     def _refused(self, name: str, what: str, error: Refused) -> None:
         """Say it once for each: every rescan may meet it again."""
@@ -204,10 +210,20 @@ class Carrier:
         self._refusals[name] = str(error)
 
 
+async def _apart(name: str, step: Awaitable[None]) -> None:
+    """One step of many: what is wrong with it keeps the others from nothing."""
+    try:
+        await step
+    except Away:
+        raise
+    except Exception:
+        log.exception("%s was not carried over", name)
+
+
 def _early_target(member: Member) -> dict[str, Any]:
     """What to assign of a container that the runtime holds back until we answer: its one process."""
     container = member.container
-    pid = container.pid or place.first_process(place.declared_cgroup(container.cgroups_path))
+    pid = container.pid or place.first_process(place.declared_cgroup(container.cgroups_path, container.id))
     if not pid:
         return {}
     own = place.own_cgroup(pid, container.id)
@@ -221,7 +237,7 @@ def _late_target(member: Member) -> dict[str, Any]:
     """What to assign of a container that runs: its control group, with all that it has started by now."""
     container = member.container
     own = place.own_cgroup(container.pid, container.id) if container.pid else member.cgroup
-    own = own or place.declared_cgroup(container.cgroups_path)
+    own = own or place.declared_cgroup(container.cgroups_path, container.id)
     if own:
         return {"cgroup": own}
     # Without one there is only the number to go by, which may be another process's by now.

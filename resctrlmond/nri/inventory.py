@@ -14,8 +14,11 @@ from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
 
 # A request has at most 2 MiB (api/connection.py).
 _CHUNK_BYTES = 512 * 1024
-# Kubernetes allows 63; who asks a runtime without it may give as much as a message holds.
-_LABEL_LENGTH = 256
+# Kubernetes allows names and values of 63 characters; who asks a runtime without it may give as much as a message
+# holds. A sandbox with all that resctrlmond takes of it still fits into one request: the bounds are bytes.
+_LABEL_BYTES = 1024
+_NAME_BYTES = 256
+_REASON_BYTES = 320
 
 
 def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox]:
@@ -48,11 +51,16 @@ def _container(member: Member, refusals: Mapping[str, str]) -> NotedContainer:
     container = member.container
     return NotedContainer(
         id=container.id,
-        name=attribute_value(container.name),
+        name=_cut(container.name, _NAME_BYTES),
         state=container.state,
         pid=container.pid or None,
-        reason=attribute_value(refusals.get(container.id, "")) or None,
+        reason=_cut(refusals.get(container.id, ""), _REASON_BYTES) or None,
     )
+
+
+def _cut(text: str, most: int) -> str:
+    """As much of it as may be shown and fits into so many bytes."""
+    return attribute_value(text).encode()[:most].decode(errors="ignore")
 
 
 def _sandbox(sandbox: Sandbox, containers: list[NotedContainer], refusals: Mapping[str, str]) -> NotedSandbox:
@@ -62,7 +70,7 @@ def _sandbox(sandbox: Sandbox, containers: list[NotedContainer], refusals: Mappi
         uid=pod.uid,
         name=attribute_value(pod.name),
         namespace=attribute_value(pod.namespace),
-        labels={label: value[:_LABEL_LENGTH] for label, value in fitting_labels(pod.labels).items()},
+        labels={label: _cut(value, _LABEL_BYTES) for label, value in fitting_labels(pod.labels).items()},
         containers=containers,
-        reason=sandbox.unselected or attribute_value(refusals.get(sandbox.key, "")) or None,
+        reason=_cut(sandbox.unselected or refusals.get(sandbox.key, ""), _REASON_BYTES) or None,
     )

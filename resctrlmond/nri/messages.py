@@ -157,17 +157,35 @@ def _happened(event: Event | None, told: nri_pb2.StateChangeEvent | nri_pb2.Even
     )
 
 
+# What is kept of a pod or a container is bounded: a message holds megabytes, and there may be thousands of them. No
+# id, name or path that is of use is longer; labels have 381 characters each in Kubernetes.
+_TEXT_LENGTH = 4096
+_LABELS_LENGTH = 65536
+
+
 def _pod(pod: nri_pb2.PodSandbox) -> Pod:
     return Pod(
-        id=pod.id,
-        uid=pod.uid,
-        name=pod.name,
-        namespace=pod.namespace,
-        labels=dict(pod.labels),
-        runtime_handler=pod.runtime_handler,
-        cgroup_parent=pod.linux.cgroup_parent,
+        id=pod.id[:_TEXT_LENGTH],
+        uid=pod.uid[:_TEXT_LENGTH],
+        name=pod.name[:_TEXT_LENGTH],
+        namespace=pod.namespace[:_TEXT_LENGTH],
+        labels=_labels(pod.labels),
+        runtime_handler=pod.runtime_handler[:_TEXT_LENGTH],
+        cgroup_parent=pod.linux.cgroup_parent[:_TEXT_LENGTH],
         pid=pod.pid,
     )
+
+
+def _labels(told: Mapping[str, str]) -> dict[str, str]:
+    """As many as there is room for, in the order of their names."""
+    found: dict[str, str] = {}
+    left = _LABELS_LENGTH
+    for name in sorted(told):
+        length = len(name) + len(told[name])
+        if length <= left:
+            found[name] = told[name]
+            left -= length
+    return found
 
 
 _STATES = {
@@ -180,12 +198,12 @@ _STATES = {
 
 def _container(told: nri_pb2.Container) -> Container:
     return Container(
-        id=told.id,
-        sandbox=told.pod_sandbox_id,
-        name=told.name,
+        id=told.id[:_TEXT_LENGTH],
+        sandbox=told.pod_sandbox_id[:_TEXT_LENGTH],
+        name=told.name[:_TEXT_LENGTH],
         state=_STATES.get(told.state, ContainerState.UNKNOWN),
         pid=told.pid,
-        cgroups_path=told.linux.cgroups_path,
+        cgroups_path=told.linux.cgroups_path[:_TEXT_LENGTH],
     )
 
 

@@ -15,6 +15,7 @@ from resctrlmond.resctrl.processes import leader, stat
 
 # Ids of containers and sandboxes, of containerd and CRI-O alike.
 _ID = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
+_POD = re.compile(r"(?:.*-)?pod(.+)")
 # CRI-O puts its monitor of each container beside it.
 _MONITOR = "crio-conmon-"
 
@@ -33,15 +34,17 @@ def own_cgroup(pid: int, container: str) -> str:
     return ""
 
 
-def declared_cgroup(cgroups_path: str) -> str:
-    """The existing control group that an OCI ``cgroupsPath`` means; "" if there is none.
+def declared_cgroup(cgroups_path: str, container: str) -> str:
+    """The existing control group of the container that an OCI ``cgroupsPath`` means; "" if there is none.
 
     It is a path below the hierarchy's root, or ``slice:prefix:name`` where systemd makes the scope
-    ``prefix-name.scope`` (runc, docs/systemd.md). CRI-O's cgroupfs paths name the directory as it is.
+    ``prefix-name.scope`` (runc, docs/systemd.md). CRI-O's cgroupfs paths name the directory as it is. All runtimes
+    name it for the container: what is named otherwise would bring others' processes with it.
     """
-    if not cgroups_path:
+    inner = _inner_path(cgroups_path)
+    if not _is_named_for(container, os.path.basename(inner)):
         return ""
-    found = [place for place in _candidates(_inner_path(cgroups_path)) if os.path.isdir(place)]
+    found = [place for place in _candidates(inner) if os.path.isdir(place)]
     # On a v1 host with a unified hierarchy beside it the directory may be in both, and the tasks in one.
     return next(filter(cgroups.is_populated, found), found[0] if found else "")
 
@@ -62,7 +65,7 @@ def is_left(pid: int, container: str, cgroups_path: str) -> bool:
     """Whether a container that is told to run has any process, as far as that can be seen from here."""
     if pid and own_cgroup(pid, container):
         return True
-    declared = declared_cgroup(cgroups_path)
+    declared = declared_cgroup(cgroups_path, container)
     if declared:
         return cgroups.is_populated(declared)
     # Its control group is gone, or was never told: then only the number is left to go by.
@@ -107,8 +110,9 @@ def _is_named_for(container: str, name: str) -> bool:
 
 
 def _is_named_for_pod(uid: str, name: str) -> bool:
-    # pod<uid> (cgroupfs), kubepods-burstable-pod<uid with underscores>.slice (systemd).
-    return re.sub("[-_]", "", name.removesuffix(".slice")).endswith("pod" + uid.replace("-", ""))
+    # pod<uid> (cgroupfs), kubepods-burstable-pod<uid with underscores>.slice (systemd). kubepods is not of a pod "s".
+    found = _POD.fullmatch(name.removesuffix(".slice"))
+    return found is not None and re.sub("[-_]", "", found[1]) == re.sub("[-_]", "", uid)
 
 
 def _inner_path(cgroups_path: str) -> str:

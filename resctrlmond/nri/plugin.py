@@ -12,9 +12,8 @@ import asyncio
 import collections
 import contextlib
 import logging
-import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from resctrlmond import journal
@@ -25,8 +24,9 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
 from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.door import Away
-from resctrlmond.nri.messages import Container, Event, Happened, Synchronize
-from resctrlmond.nri.pods import Sandbox
+from resctrlmond.nri.messages import Container, Event, Happened, Pod, Synchronize
+from resctrlmond.nri.pods import MAX_MEMBERS, MAX_SANDBOXES
+from resctrlmond.nri.search import STRANGER_S, Search
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,11 @@ RETRY_S = (0.2, 5.0)
 # two (runtimes hold such starts back only in their newer versions), or was restored from a checkpoint.
 FIRST_RESCAN_S = 1.0
 RESCAN_S = 10.0
-# An event may be on its way to tell of what a rescan finds: only what it finds again, that much later, is taken in.
-STRANGER_S = 1.0
-
 # A runtime gives its list at once or, to a plugin that it launched, never: so long an event is newer than the list.
 LIST_S = 10.0
-# A pod without a control group of its own, whose removal nobody tells, counts as gone so long after the process that
-# held its namespaces and the last of its containers. A pod that it keeps, the kubelet gives a new sandbox in seconds.
-UNTOLD_S = 60.0
+# Events that wait to be carried over. What a runtime tells beyond them, without waiting for an answer to any, is in
+# the state, and made up for from there.
+MAX_STEPS = 1000
 # After an event, resctrlmond is told how the pods stand now: one word for the several events of a start.
 TELL_S = 0.2
 
@@ -58,12 +55,11 @@ class Plugin:
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
         self._pods = carrier.pods
-        self._chunks: list[Synchronize] = []
+        self._listed_pods: list[Pod] = []
+        self._listed_containers: list[Container] = []
         self._steps: collections.deque[tuple[Step, asyncio.Future[None]]] = collections.deque()
         self._woken = asyncio.Event()
-        self._strangers: dict[str, float] = {}
-        # Sandboxes that seem to be gone, and since when.
-        self._emptied: dict[str, float] = {}
+        self._search = Search(carrier)
         # When to carry everything over again, by the loop's clock; None while there is no need.
         self._resync_at: float | None = None
         self._rescan_at: float | None = None
@@ -75,7 +71,7 @@ class Plugin:
 
     def begin(self) -> None:
         """A connection begins."""
-        self._chunks.clear()
+        self._forget_list()
         self._pods.begin()
         now = time.monotonic()
         self._list_until = now + LIST_S
@@ -95,22 +91,26 @@ class Plugin:
 
     def synchronize(self, chunk: Synchronize) -> None:
         """A part of the runtime's list; with the last one the list is the truth."""
-        self._chunks.append(chunk)
+        # A list without an end must not fill the memory: one more than is taken says that there are too many.
+        self._listed_pods += chunk.pods[: MAX_SANDBOXES + 1 - len(self._listed_pods)]
+        self._listed_containers += chunk.containers[: MAX_MEMBERS + 1 - len(self._listed_containers)]
         self._list_until = time.monotonic() + LIST_S
         if chunk.more:
             return
-        pods = [pod for part in self._chunks for pod in part.pods]
-        containers = [container for part in self._chunks for container in part.containers]
-        self._chunks.clear()
+        pods, containers = self._listed_pods, self._listed_containers
         self._list_until = None
         for wrong in self._pods.replace_all(pods, containers):
             log.warning("unmonitored: %s", wrong, extra=journal.fields(message_id=MessageId.UNMONITORED))
         for member in self._pods.members.values():
             member.started = member.started or place.started(member.container.pid)
         log.info("the runtime has %d pods and %d containers", len(pods), len(containers))
+        self._forget_list()
         now = time.monotonic()
         self._resync_at, self._rescan_at = now, now + FIRST_RESCAN_S
         self._woken.set()
+
+    def _forget_list(self) -> None:
+        self._listed_pods, self._listed_containers = [], []
 
     def happened(self, told: Happened) -> asyncio.Future[None]:
         """An event; the future is done when it is carried over, or has failed to be."""
@@ -118,6 +118,9 @@ class Plugin:
         step = self._take(told)
         self._tell_at = self._tell_at or time.monotonic() + TELL_S
         self._woken.set()
+        if step is not None and len(self._steps) >= MAX_STEPS:
+            self._retry_later()
+            step = None
         if step is None:
             future.set_result(None)
             return future
@@ -130,8 +133,8 @@ class Plugin:
         try:
             # An end that is told late must not bring back what was removed.
             if pod is not None and told.event in _BEGINNINGS:
-                self._pods.tell(pod.id)
                 self._pods.add_sandbox(pod)
+                self._pods.tell(pod.id)
             match told.event:
                 case Event.RUN_POD_SANDBOX if pod is not None:
                     return lambda: self._carrier.note(pod.id)
@@ -146,8 +149,8 @@ class Plugin:
         return None
 
     def _take_start(self, container: Container, event: Event) -> Step | None:
-        self._pods.tell(container.id)
         member = self._pods.add_member(container)
+        self._pods.tell(container.id)
         if event is Event.POST_CREATE_CONTAINER:
             return None
         member.container = replace(member.container, state=ContainerState.RUNNING)
@@ -257,76 +260,13 @@ class Plugin:
 
     async def _rescan(self) -> AsyncIterator[None]:
         """Look at the pods' control groups for what nobody told, and whether resctrlmond still knows all the rest."""
-        log.debug("rescan of %d sandboxes", len(self._pods.sandboxes))
         now = time.monotonic()
+        # Also where this one does not come to its end.
+        self._rescan_at = now + RESCAN_S
         if self._list_until is not None and self._list_until <= now:
             self._pods.await_no_list()
             self._list_until = None
-        found: dict[str, tuple[str, str]] = {}
-        for name, sandbox in list(self._pods.sandboxes.items()):
-            if not sandbox.cgroup:
-                parent = sandbox.pod.cgroup_parent
-                sandbox.cgroup = await asyncio.to_thread(place.pod_cgroup, sandbox.pod.pid, sandbox.key, parent)
-            elif not await asyncio.to_thread(os.path.isdir, sandbox.cgroup):
-                await self._end_untold(name, "the pod's control group is gone")
-                yield
-                continue
-            if not sandbox.cgroup and await self._is_over(name, sandbox, now):
-                await self._end_untold(name, "its processes are gone")
-                yield
-                continue
-            if sandbox.cgroup and not sandbox.unselected:
-                known = {*self._pods.members, *self._pods.sandboxes}
-                there = await asyncio.to_thread(place.containers_in, sandbox.cgroup, known)
-                found |= {stranger: (name, path) for stranger, path in there.items()}
-            yield
-        self._emptied = {name: at for name, at in self._emptied.items() if name in self._pods.sandboxes}
-        self._take_in(found, now)
+        async for step in self._search.run(now):
+            yield step
         self._resync_at = self._resync_at or time.monotonic()
-        is_new = any(since == now for since in self._strangers.values())
-        self._rescan_at = time.monotonic() + (2 * STRANGER_S if is_new else RESCAN_S)
-
-    async def _is_over(self, name: str, sandbox: Sandbox, now: float) -> bool:
-        """Whether nothing of a sandbox without a pod's control group is left, and has not been for long enough."""
-        members = [one.container for one in self._pods.members.values() if one.container.sandbox == name]
-        if await asyncio.to_thread(_is_left, sandbox, members):
-            self._emptied.pop(name, None)
-            return False
-        return now - self._emptied.setdefault(name, now) >= UNTOLD_S
-
-    async def _end_untold(self, name: str, why: str) -> None:
-        """A sandbox whose pod is gone: containerd (1.7, 2.1) tells no end of those from before its own restart."""
-        self._emptied.pop(name, None)
-        sandbox = self._pods.sandboxes.get(name)
-        if sandbox is not None:
-            gone = self._pods.remove_sandbox(name)
-            if not sandbox.unselected:
-                log.log(journal.NOTICE, "%s: %s, and with it sandbox %s", sandbox.key, why, name)
-                await self._carrier.end_sandbox(sandbox.key, name, gone)
-
-    def _take_in(self, found: dict[str, tuple[str, str]], now: float) -> None:
-        """Containers that are in no list and of no event, once they were found twice."""
-        self._strangers = {stranger: self._strangers.get(stranger, now) for stranger in found}
-        for stranger, (sandbox, path) in found.items():
-            if self._strangers[stranger] > now - STRANGER_S or stranger in self._pods.members:
-                continue
-            if sandbox in self._pods.sandboxes:
-                log.log(journal.NOTICE, "container %s was started and nobody told: taken in late", stranger)
-                found_one = Container(stranger, sandbox, state=ContainerState.RUNNING)
-                self._pods.add_member(found_one).cgroup = path
-
-
-def _is_left(sandbox: Sandbox, containers: Iterable[Container]) -> bool:
-    """Whether the process that held a sandbox's namespaces is left, or anything of its containers.
-
-    Of a sandbox whose process nobody told, it cannot be known, and it is taken to be left, unless its pod has had a
-    control group of its own: this is asked only where there is none.
-    """
-    pid = sandbox.pod.pid
-    started = place.started(pid)
-    sandbox.started = sandbox.started or started
-    if started and started == sandbox.started:
-        return True
-    if not pid and not place.pod_path(sandbox.pod.cgroup_parent, sandbox.key):
-        return True
-    return any(one.is_running and place.is_left(one.pid, one.id, one.cgroups_path) for one in containers)
+        self._rescan_at = time.monotonic() + (2 * STRANGER_S if self._search.has_new else RESCAN_S)

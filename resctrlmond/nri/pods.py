@@ -18,6 +18,10 @@ from resctrlmond.groups.keys import (
 from resctrlmond.nri.messages import Container, Pod
 from resctrlmond.nri.selection import Selection
 
+# What comes beyond is not monitored: a kubelet runs 110 pods unless told otherwise, and resctrlmond lists 2000.
+MAX_SANDBOXES = 4000
+MAX_MEMBERS = 40_000
+
 # What the kubelet and containerd label for themselves says the pod's own fields again.
 _THEIR_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-containerd.")
 
@@ -113,6 +117,10 @@ class Pods:
         known = self.sandboxes.get(pod.id)
         if known is None:
             check_member_id(pod.id)
+            if pod.id in self.members:
+                raise InvalidKey(f"pod sandbox {pod.id} has the id of a container")
+            if len(self.sandboxes) >= MAX_SANDBOXES:
+                raise InvalidKey(f"sandbox {pod.id} is one more than {MAX_SANDBOXES}: the adapter keeps no more")
             key = canonical_key(pod.uid or pod.id)
             known = self.sandboxes[pod.id] = Sandbox(pod, key, self._selection.why_not(pod))
         elif pod.pid and pod.pid != known.pod.pid:
@@ -126,7 +134,15 @@ class Pods:
             raise InvalidKey(
                 f"container {container.id} is of a sandbox that nobody told of: {container.sandbox[:80]!a}"
             )
+        if container.id in self.sandboxes:
+            raise InvalidKey(f"container {container.id} has the id of a sandbox")
         known = self.members.get(container.id)
+        if known is None and len(self.members) >= MAX_MEMBERS:
+            raise InvalidKey(f"container {container.id} is one more than {MAX_MEMBERS}: the adapter keeps no more")
+        if known is not None and known.container.sandbox != container.sandbox:
+            raise InvalidKey(
+                f"container {container.id} is of sandbox {known.container.sandbox}, not of {container.sandbox}"
+            )
         if known is None:
             key = self.sandboxes[container.sandbox].key
             known = self.members[container.id] = Member(container, key)
@@ -149,7 +165,7 @@ class Pods:
 
     def tell(self, *ids: str) -> None:
         """An event has told of these."""
-        if self._awaits_list:
+        if self._awaits_list and len(self._told) < MAX_SANDBOXES + MAX_MEMBERS:
             self._told.update(ids)
 
     def lives(self, key: str) -> bool:

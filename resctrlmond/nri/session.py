@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri import messages, mux, ttrpc
 from resctrlmond.nri.plugin import Plugin
 
@@ -17,6 +18,12 @@ log = logging.getLogger(__name__)
 ANSWER_S = 1.5
 ANSWER_PART = 0.75
 _RECEIVE_BYTES = 262144
+# Runtimes wait for each answer before they call again. One that does not is read no further until some are given.
+MAX_UNANSWERED = 64
+# Bytes of answers, of which one has less than a hundred. Not waited for: nothing would end that but the runtime.
+MAX_UNREAD = 1 << 20
+# Of what a runtime says about itself, as much is shown.
+_SHOWN_LENGTH = 256
 
 
 class Session:
@@ -52,20 +59,26 @@ class Session:
                     if connection in readers:
                         for message in readers[connection].feed(piece):
                             self._take(connection, message)
-                await self._writer.drain()
+                            while len(self._answers) >= MAX_UNANSWERED:
+                                await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
+                if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
+                    raise ConnectionError("the runtime does not read what it is answered")
             raise EOFError(
                 "the runtime closed the connection" + ("" if frames.is_between_frames else " within a frame")
             )
         finally:
             for task in self._answers:
                 task.cancel()
-            self._writer.close()
+            # At once: closed in good order, it would stay open for what a runtime does not read.
+            self._writer.transport.abort()
 
     def _take(self, connection: int, message: ttrpc.Message) -> None:
         if connection == mux.RUNTIME:
             answer = self._caller.take(message)
             if answer is not None and answer.code != ttrpc.OK:
-                raise ConnectionError(f"the runtime refuses us as a plugin: {answer.text} (code {answer.code})")
+                raise ConnectionError(
+                    f"the runtime refuses us as a plugin: {_shown(answer.text)} (code {answer.code})"
+                )
             return
         call = self._server.take(message)
         if isinstance(call, bytes):
@@ -108,7 +121,7 @@ class Session:
             case messages.Configure():
                 if told.config:
                     self._plugin.configure(told.config)
-                self._configured(f"{told.runtime} {told.version}")
+                self._configured(_shown(f"{told.runtime} {told.version}"))
             case messages.Synchronize():
                 self._plugin.synchronize(told)
             case messages.Happened():
@@ -126,6 +139,11 @@ class Session:
     def _send(self, connection: int, message: bytes) -> None:
         # In one piece: frames of two messages must not mix.
         self._writer.write(mux.frames(connection, message))
+
+
+def _shown(text: str) -> str:
+    """A runtime's words as they may stand in the log."""
+    return attribute_value(text)[:_SHOWN_LENGTH]
 
 
 def _time_for(call: ttrpc.Call) -> float:

@@ -145,7 +145,7 @@ def response(stream: int, payload: bytes) -> bytes:
 def refusal(stream: int, code: int, text: str) -> bytes:
     """The message of a call's failure."""
     # Errors quote what came from outside: all fits into one frame of the multiplexer.
-    status = Status(code=code, message=text[:1024])
+    status = Status(code=code, message=text.encode()[:1024].decode(errors="ignore"))
     return _message(stream, RESPONSE, Response(status=status).SerializeToString())
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from resctrlmond.nri import nri_pb2, plugin
+from resctrlmond.nri import nri_pb2, plugin, search
 from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.door import Door
 from resctrlmond.nri.messages import Container, Event, Happened, Pod
@@ -144,8 +144,9 @@ def test_a_pod_without_a_control_group_ends_when_all_its_processes_have(
 ) -> None:
     """The sandbox's process is gone, then its container's, and nobody tells of a removal."""
     node.stop_adapter()
-    for name, value in (("UNTOLD_S", 0.2), ("RESCAN_S", 0.05), ("FIRST_RESCAN_S", 0.05)):
-        monkeypatch.setattr(plugin, name, value)
+    monkeypatch.setattr(search, "UNTOLD_S", 0.2)
+    for name in ("RESCAN_S", "FIRST_RESCAN_S"):
+        monkeypatch.setattr(plugin, name, 0.05)
     holder, pid, other = node.process(), node.process(), node.process()
     tested = plugin.Plugin(Carrier(Door(node.machine.socket), Pods()))
     gone, lives = Pod(an_id(), UID, pid=holder), Pod(an_id(), OTHER, pid=other)
@@ -153,7 +154,7 @@ def test_a_pod_without_a_control_group_ends_when_all_its_processes_have(
     unknown = Pod(an_id(), "22222222-2222-4333-8444-555555555555")
 
     async def reaches(key: str, state: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await asyncio.to_thread(node.group, key)).get("state") != state:
                 await asyncio.sleep(0.02)
 
@@ -163,10 +164,11 @@ def test_a_pod_without_a_control_group_ends_when_all_its_processes_have(
         tested._rescan_at = 0.0
         await tested.happened(Happened(Event.START_CONTAINER, gone, Container(an_id(), gone.id, pid=pid)))
         await reaches(UID, "active")
-        node.end(holder)
-        async with asyncio.timeout(30):
+        # Only of a process that a rescan has seen is it known when it is gone.
+        async with asyncio.timeout(60):
             while not tested._pods.sandboxes[gone.id].started:
                 await asyncio.sleep(0.02)
+        node.end(holder)
         await asyncio.sleep(0.5)
         assert (await asyncio.to_thread(node.group, UID))["state"] == "active", "its container lives"
         node.end(pid)

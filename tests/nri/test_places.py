@@ -204,7 +204,7 @@ def test_where_the_kubelet_and_systemd_put_things() -> None:
 
 @pytest.mark.parametrize("given", ["", "/", ":::", "::", "\0", "/no/such", "x" * 10_000])
 def test_paths_that_are_none(given: str) -> None:
-    assert place.declared_cgroup(given) == ""
+    assert place.declared_cgroup(given, "x") == ""
 
 
 def test_an_own_control_group_that_the_process_is_not_in_is_refused(node: Node, pod_cgroup: str) -> None:

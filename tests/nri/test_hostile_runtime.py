@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtimes that are broken or hostile: the adapter neither falls nor fills memory or log, and serves the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.nri import connector, messages, nri_pb2, place
+from resctrlmond.nri import plugin as adapter
+from resctrlmond.nri.carrier import Carrier
+from resctrlmond.nri.connector import Connector
+from resctrlmond.nri.door import Door
+from resctrlmond.nri.messages import Event, Happened
+from resctrlmond.nri.pods import MAX_SANDBOXES, Pods
+from resctrlmond.nri.session import MAX_UNANSWERED, Session
+from resctrlmond.nri.sparing import BURST, LONGEST
+from tests.nri.conftest import UID, Node, an_id
+from tests.nri.hostile import request
+from tests.nri.runtime import PLUGIN, Runtime
+from tests.nri.test_places import inner, settled
+
+OTHER = "11111111-2222-4333-8444-555555555555"
+MAX_DATA = 4 << 20
+
+
+def chunk(pods: Iterable[nri_pb2.PodSandbox] = (), containers: Iterable[nri_pb2.Container] = ()) -> bytes:
+    """A part of a list that is not its last."""
+    return nri_pb2.SynchronizeRequest(pods=pods, containers=containers, more=True).SerializeToString()
+
+
+def unknown_calls(number: int) -> bytes:
+    """Calls that are answered with a kilobyte each."""
+    calls = (request(2 * one + 1, "x" * 2000, b"") for one in range(number))
+    return b"".join(struct.pack(">II", PLUGIN, len(call)) + call for call in calls)
+
+
+def memory(node: Node) -> int:
+    """What the adapter has of the host's memory, in MiB."""
+    assert node.adapter is not None
+    status = Path(f"/proc/{node.adapter.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+
+
+def descriptors(node: Node) -> int:
+    """How many descriptors the adapter has open."""
+    assert node.adapter is not None
+    return len(os.listdir(f"/proc/{node.adapter.pid}/fd"))
+
+
+# -- connections
+
+
+def test_a_runtime_that_drops_us_again_and_again_is_told_of_once(node: Node) -> None:
+    for _ in range(4):
+        with node.connected() as plugin:
+            plugin.registered()
+            plugin.configure()
+    with node.connected() as plugin:
+        plugin.greet()
+        assert node.said().count("the runtime closed the connection") == 1
+
+
+def test_a_runtime_that_does_not_read_costs_no_descriptor(node: Node) -> None:
+    """What is written to it lies unread when it breaks the connection by nonsense, and it keeps its end open."""
+    kept, counted = [], []
+    for _ in range(3):
+        kept.append(plugin := node.connected())
+        plugin.registered()
+        counted.append(descriptors(node))
+        plugin.raw(unknown_calls(400) + struct.pack(">II", PLUGIN, 0xFFFFFFFF))
+    with node.connected() as plugin:
+        plugin.greet()
+        assert descriptors(node) <= counted[0]
+        assert "this is not NRI" in node.said()
+    for plugin in kept:
+        plugin.socket.close()
+
+
+def test_a_runtime_that_does_not_read_is_left(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.registered()
+        with pytest.raises(OSError, match=r"pipe|reset"):
+            plugin.raw(unknown_calls(4000))
+        with node.connected() as second:
+            second.greet()
+            assert "does not read what it is answered" in node.said()
+
+
+def test_a_runtime_that_takes_the_connection_and_says_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector, "REGISTRATION_S", 0.05)
+    path = str(tmp_path / "nri.sock")
+    plugin = adapter.Plugin(Carrier(Door("/none"), Pods()))
+    said: list[str] = []
+
+    async def serve(runtime: Runtime) -> None:
+        connecting = asyncio.create_task(Connector(path, "n", "00", plugin, said.append).run())
+        silent = await asyncio.to_thread(runtime.accept)
+        with await asyncio.to_thread(runtime.accept) as second, silent:
+            await asyncio.to_thread(second.registered)
+            await asyncio.to_thread(second.configure)
+            # Then it may be silent for as long as it likes.
+            await asyncio.sleep(0.3)
+            assert (await asyncio.to_thread(second.call, "Shutdown", b"")).status.code == 0
+        connecting.cancel()
+
+    with closing(Runtime(path)) as runtime:
+        asyncio.run(serve(runtime))
+    assert said[0].endswith("it took the connection and said nothing for 0 s")
+    assert "registered with containerd v1.7.24" in said
+
+
+def test_a_runtime_that_waits_for_no_answer_is_read_no_further_than_so() -> None:
+    class Slow(adapter.Plugin):
+        def happened(self, told: Happened) -> asyncio.Future[None]:
+            return asyncio.get_running_loop().create_future()
+
+    ours, theirs = socket.socketpair()
+    patient = nri_pb2.Request(
+        service="nri.pkg.api.v1alpha1.Plugin", method="StateChange", timeout_nano=10**15
+    ).SerializeToString()
+
+    def call(number: int) -> bytes:
+        data = struct.pack(">IIBB", len(patient), 2 * number + 1, 1, 0) + patient
+        return struct.pack(">II", PLUGIN, len(data)) + data
+
+    async def serve() -> int:
+        calls = b"".join(map(call, range(100 * MAX_UNANSWERED)))
+        sending = asyncio.create_task(asyncio.to_thread(theirs.sendall, calls))
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        session = Session(reader, writer, Slow(Carrier(Door("/none"), Pods())), lambda _: None)
+        running = asyncio.create_task(session.run("n", "00"))
+        async with asyncio.timeout(60):
+            while len(session._answers) < MAX_UNANSWERED:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        most = len(session._answers)
+        running.cancel()
+        await asyncio.gather(running, sending, return_exceptions=True)
+        return most
+
+    with closing(theirs):
+        assert asyncio.run(serve()) == MAX_UNANSWERED
+
+
+# -- lists and events without measure
+
+
+def test_a_list_without_an_end_does_not_fill_the_memory(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.registered()
+        plugin.configure()
+        labels = {f"l{number}": "x" * 1000 for number in range(60)}
+        pods = [node.pod(f"{number:08x}-2222-4333-8444-555555555555", labels=labels) for number in range(60)]
+        plugin.call("Synchronize", chunk(pods))
+        before = memory(node)
+        for _ in range(100):
+            for number, pod in enumerate(pods):
+                pod.id = an_id()
+                pod.labels["l0"] = f"{number}" * 1000
+            assert plugin.call("Synchronize", chunk(pods)).status.code == 0
+        # What is kept of 6000 pods with 60 kB of labels each would be 360 MB.
+        assert memory(node) - before < 300
+        plugin.synchronize(nri_pb2.SynchronizeRequest())
+        node.until(lambda: f"the runtime has {MAX_SANDBOXES + 1} pods" in node.said(), "the end of the list")
+    assert f"is one more than {MAX_SANDBOXES}" in node.said()
+
+
+def test_thousands_that_cannot_be_taken_are_told_in_few_lines(node: Node) -> None:
+    assert node.machine.stop() == 0
+    with node.connected() as plugin:
+        plugin.registered()
+        plugin.configure()
+        lost = [node.container(node.pod(), 0) for _ in range(5000)]
+        bad = [node.pod(uid="x\nforged: error: line") for _ in range(5000)]
+        plugin.synchronize(nri_pb2.SynchronizeRequest(pods=bad, containers=lost))
+        for pod in bad[:100]:
+            plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        for _ in range(100):
+            assert plugin.call("StateChange", b"\xff\xff").status.code == 0
+    said = node.said().splitlines()
+    assert sum("unmonitored: " in line for line in said) == 2 * BURST
+    assert sum("cannot be read" in line for line in said) == BURST
+    assert not [line for line in said if line.strip().startswith("forged")]
+    node.machine.start()
+
+
+def test_a_host_with_2000_pods_is_served(node: Node) -> None:
+    assert node.machine.stop() == 0
+    with node.connected() as plugin:
+        plugin.registered()
+        plugin.configure()
+        pods = [node.pod(f"{number:08x}-2222-4333-8444-555555555555") for number in range(2000)]
+        containers = [node.container(pod, 0, state=4) for pod in pods for _ in range(3)]
+        plugin.synchronize(nri_pb2.SynchronizeRequest(pods=pods), nri_pb2.SynchronizeRequest(containers=containers))
+        rescans = node.said().count("rescan of 2000")
+        node.until(lambda: node.said().count("rescan of 2000") > rescans, "a rescan")
+        node.start_container(plugin, pods[-1])
+        for pod in pods[1:]:
+            plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        node.machine.start()
+        node.until(lambda: node.living(pods[0].uid) == {pods[0].id}, "the pod that is left")
+        node.until(lambda: node.machine.groups() == [pods[0].uid], "no other")
+
+
+def test_a_search_that_finds_nobody_to_tell_of_an_end_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(adapter, "RESCAN_S", 0.05)
+    caplog.set_level(logging.DEBUG, "resctrlmond.nri")
+    tested = adapter.Plugin(Carrier(Door("/none"), Pods()))
+    for name in "abc":
+        tested._pods.add_sandbox(messages.Pod(name)).cgroup = "/none"
+
+    async def run() -> None:
+        working = asyncio.create_task(tested.run())
+        tested._rescan_at = 0.0
+        async with asyncio.timeout(60):
+            while tested._pods.sandboxes:
+                await asyncio.sleep(0.01)
+        working.cancel()
+
+    asyncio.run(run())
+    assert caplog.text.count("rescan of") >= 3, "each finds one that is gone, and cannot tell it"
+
+
+# -- what is told of one does no harm to another
+
+
+def test_a_pod_with_more_than_a_request_holds_is_told_as_far_as_it_does(node: Node) -> None:
+    """A request that is too long ends the connection to resctrlmond, which looks as if nobody was there."""
+    with node.connected() as plugin:
+        plugin.registered()
+        plugin.configure()
+        pod, other = node.pod(), node.pod(OTHER)
+        many = [node.container(pod, 0, state=4, name="\N{GRINNING FACE}" * 1000) for _ in range(1000)]
+        plugin.synchronize(
+            nri_pb2.SynchronizeRequest(pods=[pod, other], containers=many[:500]),
+            nri_pb2.SynchronizeRequest(containers=many[500:]),
+        )
+        container = node.start_container(plugin, other)
+        assert node.machine.tasks(OTHER) == {container.pid}
+
+        def listed() -> dict[str, int]:
+            return {one["key"]: len(one["containers"]) for one in node.machine.call("ListPods")["pods"]}
+
+        node.until(lambda: listed() == {UID: 1000, OTHER: 1}, "both pods in the daemon's list")
+        assert "unmonitored for now" not in node.said()
+
+
+def test_a_pod_that_cannot_be_looked_for_keeps_no_other_from_its_group(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.stop_adapter()
+    monkeypatch.setattr(adapter, "FIRST_RESCAN_S", 0.05)
+    real = place.pod_cgroup
+
+    def broken(pid: int, uid: str, parent: str) -> str:
+        if uid == UID:
+            raise PermissionError(13, "no", "/sys/fs/cgroup")
+        return real(pid, uid, parent)
+
+    monkeypatch.setattr(place, "pod_cgroup", broken)
+    tested = adapter.Plugin(Carrier(Door(node.machine.socket), Pods()))
+    pods = [node.pod(), node.pod(OTHER)]
+
+    async def run() -> None:
+        working = asyncio.create_task(tested.run())
+        told = messages.decode("Synchronize", nri_pb2.SynchronizeRequest(pods=pods).SerializeToString())
+        assert isinstance(told, messages.Synchronize)
+        tested.synchronize(told)
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(node.living, OTHER) != {pods[1].id} or "looked for" not in caplog.text:
+                await asyncio.sleep(0.02)
+        working.cancel()
+
+    asyncio.run(run())
+    assert node.living() == {pods[0].id}
+    assert "was not carried over" in caplog.text
+
+
+def test_a_container_that_is_told_of_another_sandbox_stays_where_it_is_until_a_list_says_so(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod, other = node.pod(), node.pod(OTHER)
+        plugin.tell(Event.RUN_POD_SANDBOX, other)
+        container = node.start_container(plugin, pod)
+        container.pod_sandbox_id = other.id
+        plugin.tell(Event.START_CONTAINER, other, container)
+        assert (node.living(), node.living(OTHER)) == ({pod.id, container.id}, {other.id})
+        assert f"is of sandbox {pod.id}, not of {other.id}" in node.said()
+    with node.connected() as plugin:
+        container.state = 3
+        plugin.greet([pod, other], [container])
+        node.until(lambda: node.living() == {pod.id}, "its end in the first pod")
+        for one in (other, pod):
+            plugin.tell(Event.REMOVE_POD_SANDBOX, one)
+        assert node.machine.groups() == []
+
+
+def test_an_id_is_a_sandboxs_or_a_containers_and_not_both(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        container = node.start_container(plugin, pod)
+        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, node.process(), id=pod.id))
+        plugin.tell(Event.RUN_POD_SANDBOX, node.pod(OTHER, id=container.id))
+        assert node.living() == {pod.id, container.id}
+        assert node.machine.tasks(UID) == {container.pid}
+        assert node.machine.groups() == [UID]
+    twice = [node.pod(OTHER, id=pod.id), pod]
+    with node.connected() as plugin:
+        container.state = 3
+        plugin.greet(twice, [container, container])
+        node.until(lambda: node.living(OTHER) == {pod.id, container.id}, "the first of the two that was told")
+        node.until(lambda: node.machine.groups() == [OTHER], "no other")
+
+
+# -- processes of others
+
+
+@pytest.mark.parametrize("path", ["/", "..", "{pod}", "{pod}/other", "/../../{pod}/other", "{pod}/other/../other"])
+def test_a_control_group_that_is_not_the_containers_is_left_alone(node: Node, pod_cgroup: str, path: str) -> None:
+    settled(f"{pod_cgroup}/other", node.process())
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        told = {"cgroups_path": path.format(pod=inner(pod_cgroup))}
+        for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
+            plugin.tell(event, pod, node.container(pod, 0, linux=told))
+        assert node.living() == {pod.id}
+        assert node.machine.tasks(UID) == set()
+
+
+def test_the_hosts_first_process_is_no_containers(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod(pid=1)
+        for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
+            plugin.tell(event, pod, node.container(pod, 1))
+        assert node.living() == {pod.id}
+        assert node.machine.tasks(UID) == set()
+
+
+# -- words
+
+
+def test_what_a_runtime_calls_itself_and_its_pods_is_logged_in_one_short_line(node: Node) -> None:
+    os.mkdir(node.machine.top / "resctrl" / "mon_groups" / UID)
+    forged = "\nforged: error: line\x1b[2J"
+    with node.connected() as plugin:
+        plugin.registered()
+        asked = nri_pb2.ConfigureRequest(runtime_name=forged + "x" * 1_000_000, config=forged * 10_000)
+        assert plugin.call("Configure", asked.SerializeToString()).status.code == 0
+        plugin.synchronize(nri_pb2.SynchronizeRequest())
+        pod = node.pod(name=forged + "y" * 1_000_000, namespace=forged)
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+    with node.connected() as plugin:
+        plugin._message(2)
+        refused = nri_pb2.Response(status=nri_pb2.Status(code=2, message=forged + "z" * 1_000_000))
+        plugin.write(2, struct.pack(">IIBB", refused.ByteSize(), 1, 2, 0) + refused.SerializeToString())
+        assert plugin.is_closed()
+    node.until(lambda: "refuses us" in node.said(), "the refusal")
+    lines = node.said().splitlines()
+    assert max(map(len, lines)) < LONGEST
+    assert not [line for line in lines if line.strip().startswith("forged")]
+    assert sum("is unmonitored" in line for line in lines) == 1
