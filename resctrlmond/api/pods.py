@@ -10,8 +10,9 @@ from resctrlmond.groups.inventory import ContainerState, Noted, NotedContainer, 
 from resctrlmond.groups.keys import is_pod_uid
 from resctrlmond.groups.record import Member, State
 
-# How adapters call a pod's label among the attributes of its workload.
+# How adapters call a pod's label, and its annotation, among the attributes of its workload.
 LABEL = "pod.label."
+ANNOTATION = "pod.annotation."
 
 
 def pods_of(noted: Iterable[Noted], groups: Iterable[types.Group]) -> list[types.Pod]:

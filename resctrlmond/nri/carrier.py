@@ -15,7 +15,7 @@ from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri import place
 from resctrlmond.nri.door import CLAIM, Away, Door, Refused
 from resctrlmond.nri.inventory import chunks, inventory
-from resctrlmond.nri.pods import Member, Pods, attributes
+from resctrlmond.nri.pods import Member, Pods, attributes, container_names
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Carrier:
             return
         try:
             await self._door.ask(
-                "Create", types.GroupReply, key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox.pod)
+                "Create", types.GroupReply, key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox)
             )
             await self._door.ask(
                 "AddMember", types.GroupReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
@@ -80,8 +80,9 @@ class Carrier:
             log.debug("container %s has no process that could be found", container_id)
             return
         sandbox = self.pods.sandboxes[member.container.sandbox]
+        target["attributes"] = container_names(sandbox)
         if member.container.pid == sandbox.pod.pid != 0:
-            target["attributes"] = _COUNTED_AS_SANDBOX
+            target["attributes"] |= _COUNTED_AS_SANDBOX
         try:
             await self._door.ask(
                 "Assign",

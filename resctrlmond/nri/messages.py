@@ -49,13 +49,17 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod's sandbox: ``uid`` is the pod's own, which a replaced sandbox shares. ``pid`` holds its namespaces."""
+    """A pod's sandbox: ``uid`` is the pod's own, which a replaced sandbox shares. ``pid`` holds its namespaces.
+
+    ``labels`` and ``annotations`` are as many as there is room for.
+    """
 
     id: str
     uid: str = ""
     name: str = ""
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
     runtime_handler: str = ""
     cgroup_parent: str = ""
     pid: int = 0
@@ -160,7 +164,7 @@ def _happened(event: Event | None, told: nri_pb2.StateChangeEvent | nri_pb2.Even
 # What is kept of a pod or a container is bounded: a message holds megabytes, and there may be thousands of them. No
 # id, name or path that is of use is longer; labels have 381 characters each in Kubernetes.
 _TEXT_LENGTH = 4096
-_LABELS_LENGTH = 65536
+_MAP_LENGTH = 65536
 
 
 def _pod(pod: nri_pb2.PodSandbox) -> Pod:
@@ -169,17 +173,22 @@ def _pod(pod: nri_pb2.PodSandbox) -> Pod:
         uid=pod.uid[:_TEXT_LENGTH],
         name=pod.name[:_TEXT_LENGTH],
         namespace=pod.namespace[:_TEXT_LENGTH],
-        labels=_labels(pod.labels),
+        labels=_fitting(pod.labels),
+        annotations=_fitting({_text(one.name): _text(one.value) for one in pod.annotations}),
         runtime_handler=pod.runtime_handler[:_TEXT_LENGTH],
         cgroup_parent=pod.linux.cgroup_parent[:_TEXT_LENGTH],
         pid=pod.pid,
     )
 
 
-def _labels(told: Mapping[str, str]) -> dict[str, str]:
+def _text(told: bytes) -> str:
+    return told.decode(errors="replace")
+
+
+def _fitting(told: Mapping[str, str]) -> dict[str, str]:
     """As many as there is room for, in the order of their names."""
     found: dict[str, str] = {}
-    left = _LABELS_LENGTH
+    left = _MAP_LENGTH
     for name in sorted(told):
         length = len(name) + len(told[name])
         if length <= left:

@@ -5,6 +5,14 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Annotation(_message.Message):
+    __slots__ = ["name", "value"]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    value: bytes
+    def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+
 class ConfigureRequest(_message.Message):
     __slots__ = ["config", "runtime_name", "runtime_version"]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -58,7 +66,7 @@ class LinuxPodSandbox(_message.Message):
     def __init__(self, cgroup_parent: _Optional[str] = ...) -> None: ...
 
 class PodSandbox(_message.Message):
-    __slots__ = ["id", "labels", "linux", "name", "namespace", "pid", "runtime_handler", "uid"]
+    __slots__ = ["annotations", "id", "labels", "linux", "name", "namespace", "pid", "runtime_handler", "uid"]
     class LabelsEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +74,7 @@ class PodSandbox(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     LINUX_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +83,7 @@ class PodSandbox(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_HANDLER_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
+    annotations: _containers.RepeatedCompositeFieldContainer[Annotation]
     id: str
     labels: _containers.ScalarMap[str, str]
     linux: LinuxPodSandbox
@@ -82,7 +92,7 @@ class PodSandbox(_message.Message):
     pid: int
     runtime_handler: str
     uid: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., runtime_handler: _Optional[str] = ..., linux: _Optional[_Union[LinuxPodSandbox, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., annotations: _Optional[_Iterable[_Union[Annotation, _Mapping]]] = ..., runtime_handler: _Optional[str] = ..., linux: _Optional[_Union[LinuxPodSandbox, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RegisterPluginRequest(_message.Message):
     __slots__ = ["plugin_idx", "plugin_name"]

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from resctrlmond.api.pods import LABEL
+from resctrlmond.api.pods import ANNOTATION, LABEL
 from resctrlmond.groups.errors import InvalidAttributes, InvalidKey
 from resctrlmond.groups.keys import (
+    MAX_ATTRIBUTE_LENGTH,
     MAX_ATTRIBUTES,
     attribute_value,
     canonical_key,
@@ -21,6 +22,11 @@ from resctrlmond.nri.selection import Selection
 # What comes beyond is not monitored: a kubelet runs 110 pods unless told otherwise, and resctrlmond lists 2000.
 MAX_SANDBOXES = 4000
 MAX_MEMBERS = 40_000
+# Names of containers that are told of a pod, as a whole one attribute.
+MAX_NAMES = 40
+
+# Room for what is told when a container starts: the names of all, and that they are counted as a whole.
+_MAX_OWN = MAX_ATTRIBUTES - 2
 
 # What the kubelet and containerd label for themselves says the pod's own fields again.
 _THEIR_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-containerd.")
@@ -31,8 +37,9 @@ class Sandbox:
     """One sandbox of a pod; ``key`` names its workload. ``is_settled``: resctrlmond knows it, or has refused it.
 
     ``unselected`` is why its pod is not to be monitored, "" for one that is. ``cgroup`` is the pod's control group,
-    where it has one of its own that we have seen. ``started`` tells the process that holds its namespaces from later
-    ones of that number (field 22 of /proc/PID/stat), 0 until we have looked at it.
+    where it has one of its own that we have seen. ``names`` are its containers', also of those that are gone.
+    ``started`` tells the process that holds its namespaces from later ones of that number (field 22 of
+    /proc/PID/stat), 0 until we have looked at it.
     """
 
     pod: Pod
@@ -40,6 +47,7 @@ class Sandbox:
     unselected: str = ""
     is_settled: bool = False
     cgroup: str = ""
+    names: set[str] = field(default_factory=set)
     started: int = 0
 
 
@@ -122,7 +130,10 @@ class Pods:
             if len(self.sandboxes) >= MAX_SANDBOXES:
                 raise InvalidKey(f"sandbox {pod.id} is one more than {MAX_SANDBOXES}: the adapter keeps no more")
             key = canonical_key(pod.uid or pod.id)
-            known = self.sandboxes[pod.id] = Sandbox(pod, key, self._selection.why_not(pod))
+            wanted = self._selection.annotations
+            given = {name: text for name, text in pod.annotations.items() if name in wanted}
+            known = Sandbox(replace(pod, annotations=given), key, self._selection.why_not(pod))
+            self.sandboxes[pod.id] = known
         elif pod.pid and pod.pid != known.pod.pid:
             known.pod, known.started = replace(known.pod, pid=pod.pid), 0
         return known
@@ -144,8 +155,10 @@ class Pods:
                 f"container {container.id} is of sandbox {known.container.sandbox}, not of {container.sandbox}"
             )
         if known is None:
-            key = self.sandboxes[container.sandbox].key
-            known = self.members[container.id] = Member(container, key)
+            sandbox = self.sandboxes[container.sandbox]
+            known = self.members[container.id] = Member(container, sandbox.key)
+            if len(sandbox.names) < MAX_NAMES:
+                sandbox.names.add(attribute_value(container.name)[: MAX_ATTRIBUTE_LENGTH // MAX_NAMES])
         else:
             # A runtime leaves out what it does not know at the moment.
             known.container = replace(
@@ -182,8 +195,9 @@ def _pid(one: Sandbox | Member) -> int:
     return one.pod.pid if isinstance(one, Sandbox) else one.container.pid
 
 
-def attributes(pod: Pod) -> dict[str, str]:
+def attributes(sandbox: Sandbox) -> dict[str, str]:
     """What to call a pod's workload; labels as far as they fit resctrlmond's bounds, in the order of their names."""
+    pod = sandbox.pod
     given = {
         "pod.name": pod.name,
         "pod.namespace": pod.namespace,
@@ -191,8 +205,18 @@ def attributes(pod: Pod) -> dict[str, str]:
         "pod.runtime_handler": pod.runtime_handler,
     }
     found = {name: attribute_value(value) for name, value in given.items() if value}
-    labels = fitting_labels(pod.labels, MAX_ATTRIBUTES - len(found))
+    for name, value in sorted(pod.annotations.items()):
+        annotation = {ANNOTATION + name: attribute_value(value)}
+        if len(found) < _MAX_OWN and _is_allowed(annotation):
+            found |= annotation
+    labels = fitting_labels(pod.labels, _MAX_OWN - len(found))
     return found | {LABEL + name: value for name, value in labels.items()}
+
+
+def container_names(sandbox: Sandbox) -> dict[str, str]:
+    """The attribute of them."""
+    names = attribute_value(", ".join(sorted(sandbox.names - {""})))
+    return {"pod.containers": names} if names else {}
 
 
 def fitting_labels(labels: Mapping[str, str], most: int = MAX_ATTRIBUTES) -> dict[str, str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods are monitored: by namespace and by labels, as Kubernetes selects. Pure."""
+"""Which pods are monitored, by namespace and by labels as Kubernetes selects, and what is told of them. Pure."""
 
 from __future__ import annotations
 
@@ -72,10 +72,14 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The pods of these namespaces (none: of all) whose labels meet all requirements."""
+    """The pods of these namespaces (none: of all) whose labels meet all requirements.
+
+    Of their annotations, those of these names become attributes.
+    """
 
     namespaces: frozenset[str] = frozenset()
     requirements: tuple[Requirement, ...] = ()
+    annotations: frozenset[str] = frozenset()
 
     def why_not(self, pod: Pod) -> str:
         """Why the pod is not selected; "" for one that is."""

@@ -13,7 +13,7 @@ from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equ
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
 
-KEYS = ("namespaces", "labelSelector")
+KEYS = ("namespaces", "labelSelector", "annotations")
 # Keys of nri-resctrl-mon that are somebody else's here: to pass over them would hide that they do nothing.
 THEIRS = {
     "resctrlPath": "Remove it: resctrlmond knows the path ('resctrl' in resctrlmond.yaml)",
@@ -37,12 +37,14 @@ def parse(data: bytes, path: str) -> Selection:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
     nodes = _compose(data, path)
-    namespaces, requirements = frozenset[str](), tuple[Requirement, ...]()
+    namespaces, annotations, requirements = frozenset[str](), frozenset[str](), tuple[Requirement, ...]()
     if "namespaces" in nodes:
-        namespaces = _namespaces(nodes["namespaces"], path)
+        namespaces = _names(nodes["namespaces"], path, "namespaces", "a namespace")
     if "labelSelector" in nodes:
         requirements = _requirements(nodes["labelSelector"], path)
-    return Selection(namespaces, requirements)
+    if "annotations" in nodes:
+        annotations = _names(nodes["annotations"], path, "annotations", "an annotation")
+    return Selection(namespaces, requirements, annotations)
 
 
 class _Loader(yaml.SafeLoader):
@@ -101,16 +103,16 @@ def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
     return found
 
 
-def _namespaces(node: yaml.Node, path: str) -> frozenset[str]:
+def _names(node: yaml.Node, path: str, key: str, what: str) -> frozenset[str]:
     if _is_empty(node):
         return frozenset()
     if not isinstance(node, yaml.SequenceNode):
-        refuse_line(path, node.start_mark.line, "namespaces is no list", "Write it as [shop, web]")
+        refuse_line(path, node.start_mark.line, f"{key} is no list", "Write it as [shop, web]")
     found = set()
     for one in node.value:
-        name = _text(one, path, "a namespace")
+        name = _text(one, path, what)
         if not name:
-            refuse_line(path, one.start_mark.line, "a namespace has no name", "Remove it")
+            refuse_line(path, one.start_mark.line, f"{what} has no name", "Remove it")
         found.add(name)
     return frozenset(found)
 

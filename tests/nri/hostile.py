@@ -72,6 +72,7 @@ def pod(name: str = "a") -> nri_pb2.PodSandbox:
         name=f"web-{name}",
         namespace="shop",
         labels={"app": "web", "tier": "x"},
+        annotations=[nri_pb2.Annotation(name=b"example.com/team", value=b"sea")],
         pid=4242,
     )
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.groups.keys import check_attributes
 from resctrlmond.nri.messages import Container, Pod
-from resctrlmond.nri.pods import Pods, attributes
+from resctrlmond.nri.pods import Pods, attributes, container_names
+from resctrlmond.nri.selection import Selection
 
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -79,6 +80,10 @@ def test_without_a_uid_the_sandbox_is_the_workload() -> None:
 
 @given(st.text(max_size=5000), st.dictionaries(st.text(max_size=200), st.text(max_size=200), max_size=90))
 def test_attributes_keep_to_the_bounds_whatever_the_pod_is_called(name: str, labels: dict[str, str]) -> None:
-    found = attributes(Pod("id", UID, name=name, namespace=name, labels=labels))
+    pods = Pods(Selection(annotations=frozenset(labels)))
+    sandbox = pods.add_sandbox(Pod("id", UID, name=name, namespace=name, labels=labels, annotations=labels))
+    for number in range(60):
+        pods.add_member(Container(f"c{number}", "id", name=f"{number}{name}"))
+    found = attributes(sandbox) | container_names(sandbox) | {"pod.counted": "as a whole"}
     check_attributes(found)
     assert found["pod.uid"] == UID

@@ -124,6 +124,8 @@ def test_a_selector_in_words() -> None:
         ("\ntelemetry:\n  prometheus:\n    enabled: true\n", "f:2: telemetry is no key of this adapter"),
         ("namespace: [a]", "f:1: unknown key 'namespace'.*Did you mean namespaces"),
         ("namespaces: shop", "f:1: namespaces is no list"),
+        ("annotations: [a, '']", "f:1: an annotation has no name"),
+        ("annotations: {a: b}", "f:1: annotations is no list"),
         ("namespaces: [[a]]", "f:1: a namespace is a list"),
         ("namespaces: ['']", "f:1: a namespace has no name"),
         ("labelSelector: [a]", "f:1: labelSelector is a list"),
@@ -254,6 +256,21 @@ def test_what_the_runtime_hands_over_replaces_the_file_and_what_is_wrong_does_no
         container = node.start_container(plugin, node.pod())
         assert node.machine.tasks(UID) == {container.pid}
         assert node.said().count("pods are selected as before") == 2
+
+
+def test_the_annotations_that_are_asked_for_become_attributes_and_no_other(node: Node) -> None:
+    configured(node, "annotations: [example.com/team, example.com/none]\n")
+    told = {"example.com/team": "sea\x1b\n", "secret": "s3cret"}
+    annotations = [nri_pb2.Annotation(name=name.encode(), value=text.encode()) for name, text in told.items()]
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod(annotations=annotations)
+        for name in ("web", "sidecar", "web"):
+            plugin.tell(Event.START_CONTAINER, pod, node.container(pod, node.process(), name=name))
+        attributes = node.group()["attributes"]
+        assert {name for name in attributes if "annotation" in name} == {"pod.annotation.example.com/team"}
+        assert attributes["pod.annotation.example.com/team"] == "sea"
+        assert attributes["pod.containers"] == "sidecar, web"
 
 
 def test_a_configuration_that_is_wrong_ends_it_with_the_line_and_78(node: Node) -> None:
