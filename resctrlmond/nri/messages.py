@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from google.protobuf.message import DecodeError
 
@@ -14,6 +15,12 @@ from resctrlmond.nri import nri_pb2
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
+
+
+# What is kept of all that a runtime tells; what comes beyond is not monitored. A kubelet runs 110 pods unless told
+# otherwise, and resctrlmond lists 2000.
+MAX_SANDBOXES = 4000
+MAX_MEMBERS = 40_000
 
 
 class Event(enum.IntEnum):
@@ -137,7 +144,10 @@ def _decode(method: str, payload: bytes) -> Told | None:
             return Configure(configure.runtime_name, configure.runtime_version, configure.config)
         case "Synchronize":
             chunk = nri_pb2.SynchronizeRequest.FromString(payload)
-            return Synchronize(tuple(map(_pod, chunk.pods)), tuple(map(_container, chunk.containers)), chunk.more)
+            # One more of each says that there are too many; a message has room for two million that are empty.
+            pods = islice(chunk.pods, MAX_SANDBOXES + 1)
+            containers = islice(chunk.containers, MAX_MEMBERS + 1)
+            return Synchronize(tuple(map(_pod, pods)), tuple(map(_container, containers)), chunk.more)
         case "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(payload)
             event = Event(change.event) if change.event in _NUMBERS else None
@@ -174,7 +184,7 @@ def _pod(pod: nri_pb2.PodSandbox) -> Pod:
         name=pod.name[:_TEXT_LENGTH],
         namespace=pod.namespace[:_TEXT_LENGTH],
         labels=_fitting(pod.labels),
-        annotations=_fitting({_text(one.name): _text(one.value) for one in pod.annotations}),
+        annotations=_fitting({_text(one.name): _text(one.value) for one in islice(pod.annotations, _MAP_LENGTH)}),
         runtime_handler=pod.runtime_handler[:_TEXT_LENGTH],
         cgroup_parent=pod.linux.cgroup_parent[:_TEXT_LENGTH],
         pid=pod.pid,

@@ -24,8 +24,7 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
 from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.door import Away
-from resctrlmond.nri.messages import Container, Event, Happened, Pod, Synchronize
-from resctrlmond.nri.pods import MAX_MEMBERS, MAX_SANDBOXES
+from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Event, Happened, Pod, Synchronize
 from resctrlmond.nri.search import STRANGER_S, Search
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,9 @@ from resctrlmond.groups.keys import (
     check_attributes,
     check_member_id,
 )
-from resctrlmond.nri.messages import Container, Pod
+from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Pod
 from resctrlmond.nri.selection import Selection
 
-# What comes beyond is not monitored: a kubelet runs 110 pods unless told otherwise, and resctrlmond lists 2000.
-MAX_SANDBOXES = 4000
-MAX_MEMBERS = 40_000
 # Names of containers that are told of a pod, as a whole one attribute.
 MAX_NAMES = 40
 

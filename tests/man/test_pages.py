@@ -18,7 +18,9 @@ from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import State
 from resctrlmond.nri import __main__ as nri
 from resctrlmond.nri import settings as nri_settings
+from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES
 from resctrlmond.nri.selection import Selection
+from resctrlmond.nri.sparing import BURST, INTERVAL_S
 from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
 from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
@@ -147,6 +149,12 @@ def test_every_configuration_key_of_the_nri_adapter() -> None:
     assert nri_settings.DEFAULT_PATH in text
     [example] = re.findall(r"```\n(namespaces.*?)```", NRI.read_text(encoding="utf-8"), re.DOTALL)
     assert nri_settings.parse(example.encode(), "page") != Selection()
+
+
+def test_how_much_the_nri_adapter_takes() -> None:
+    text = section(NRI, "PODS")
+    assert f"Up to {MAX_SANDBOXES} sandboxes and {MAX_MEMBERS} containers" in text
+    assert (f"logged {BURST} times a minute" in text, INTERVAL_S) == (True, 60)
 
 
 def test_what_the_nri_adapter_says_of_keys_that_are_others() -> None:

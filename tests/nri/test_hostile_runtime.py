@@ -19,8 +19,8 @@ from resctrlmond.nri import plugin as adapter
 from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.connector import Connector
 from resctrlmond.nri.door import Door
-from resctrlmond.nri.messages import Event, Happened
-from resctrlmond.nri.pods import MAX_SANDBOXES, Pods
+from resctrlmond.nri.messages import MAX_SANDBOXES, Event, Happened
+from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.session import MAX_UNANSWERED, Session
 from resctrlmond.nri.sparing import BURST, LONGEST
 from tests.nri.conftest import UID, Node, an_id
@@ -45,9 +45,18 @@ def unknown_calls(number: int) -> bytes:
 
 def memory(node: Node) -> int:
     """What the adapter has of the host's memory, in MiB."""
+    return _mebibytes(node, "VmRSS:")
+
+
+def peak(node: Node) -> int:
+    """The most of it that it has had, in MiB."""
+    return _mebibytes(node, "VmHWM:")
+
+
+def _mebibytes(node: Node, field: str) -> int:
     assert node.adapter is not None
     status = Path(f"/proc/{node.adapter.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+    return int(status.partition(field)[2].split()[0]) // 1024
 
 
 def descriptors(node: Node) -> int:
@@ -174,6 +183,19 @@ def test_a_list_without_an_end_does_not_fill_the_memory(node: Node) -> None:
         plugin.synchronize(nri_pb2.SynchronizeRequest())
         node.until(lambda: f"the runtime has {MAX_SANDBOXES + 1} pods" in node.said(), "the end of the list")
     assert f"is one more than {MAX_SANDBOXES}" in node.said()
+
+
+def test_a_list_of_two_million_empty_pods_is_not_unfolded(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.registered()
+        plugin.configure()
+        before = peak(node)
+        # Field 1 and field 2, each of no bytes: pods and containers.
+        for payload in (b"\x0a\x00" * 2_000_000, b"\x12\x00" * 2_000_000):
+            assert plugin.call("Synchronize", payload).status.code == 0
+        assert peak(node) - before < 500
+        plugin.tell(Event.RUN_POD_SANDBOX, node.pod())
+        node.until(lambda: len(node.living()) == 1, "the next pod")
 
 
 def test_thousands_that_cannot_be_taken_are_told_in_few_lines(node: Node) -> None:

@@ -52,6 +52,7 @@ def test_our_messages_have_one_frame_each() -> None:
         ttrpc.Caller().request(messages.RUNTIME_SERVICE, "RegisterPlugin", messages.registration("n" * 64, "90")),
         ttrpc.response(1, messages.answer(messages.Configure("containerd", "v1.7.24"))),
         ttrpc.refusal(1, ttrpc.UNIMPLEMENTED, "x" * 100_000),
+        ttrpc.refusal(1, ttrpc.UNIMPLEMENTED, "\N{GRINNING FACE}" * 100_000),
     ):
         assert len(lengths(mux.frames(1, message))) == 1
 
