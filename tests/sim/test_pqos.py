@@ -86,25 +86,26 @@ def test_pqos_makes_its_classes_and_shows_them(told: dict[str, object]) -> None:
     assert "L3CA COS3 => MASK 0xfff" in output(told, "show")
 
 
-def last_row(text: str) -> dict[str, str]:
+def fullest_row(text: str) -> dict[str, str]:
+    """The second of most traffic: on a busy machine there are such in which the burner does not run."""
     # A note for the user comes first.
     table = text.partition("Time,")
-    return list(csv.DictReader(io.StringIO(table[1] + table[2])))[-1]
+    return max(csv.DictReader(io.StringIO(table[1] + table[2])), key=lambda row: float(row["MBT[MB/s]"]))
 
 
 def test_pqos_monitors_a_process(told: dict[str, object]) -> None:
-    last = last_row(output(told, "monitor"))
-    assert last["PID"] == str(told["pid"])
-    assert float(last["LLC[KB]"]) == 1024
-    assert 0 < float(last["MBL[MB/s]"]) < float(last["MBT[MB/s]"])
+    row = fullest_row(output(told, "monitor"))
+    assert row["PID"] == str(told["pid"])
+    assert float(row["LLC[KB]"]) == 1024
+    assert 0 < float(row["MBL[MB/s]"]) < float(row["MBT[MB/s]"])
 
 
 def test_pqos_monitors_a_core(told: dict[str, object]) -> None:
     """It makes a group that has the core: what the burner, in no group itself, uses there counts for it."""
-    last = last_row(output(told, "core"))
-    assert last["Core"] == "0"
-    assert float(last["LLC[KB]"]) == 1024
-    assert 0 < float(last["MBL[MB/s]"]) < float(last["MBT[MB/s]"])
+    row = fullest_row(output(told, "core"))
+    assert row["Core"] == "0"
+    assert float(row["LLC[KB]"]) == 1024
+    assert 0 < float(row["MBL[MB/s]"]) < float(row["MBT[MB/s]"])
 
 
 def test_pqos_cleans_up(told: dict[str, object]) -> None:
