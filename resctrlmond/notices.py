@@ -8,7 +8,7 @@ import logging
 from resctrlmond import journal
 from resctrlmond.groups.record import Record, State, UnreadableRecord
 from resctrlmond.message_ids import MessageId
-from resctrlmond.resctrl.errors import NotMounted, ResctrlError
+from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.rivals import Rivals
 
@@ -79,13 +79,16 @@ class Notices:
             self.look()
 
     def look(self) -> bool:
-        """Whether resctrl is mounted; a change is told."""
-        self._mounting = self._tree.mounting()
+        """Whether resctrl is mounted, or was when that could be told; a change is told."""
+        mounting = self._tree.mounting()
         was, reason = self._is_mounted, ""
         try:
             self._tree.check_mounted()
         except NotMounted as error:
             reason = str(error)
+        except NotRead:
+            return was  # the next tick looks again; what is to be told is none of the verb's that waits for it
+        self._mounting = mounting
         self._is_mounted = not reason
         if was and reason:
             log.error(

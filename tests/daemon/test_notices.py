@@ -23,6 +23,7 @@ from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.rivals import Rivals
 from resctrlmond.sim.mount import Simulation, unmount
+from tests.groups.test_no_descriptors import left
 
 ROOT = Path(__file__).parents[2]
 CATALOG = (ROOT / "systemd" / "resctrlmond.catalog").read_text(encoding="utf-8")
@@ -127,6 +128,20 @@ def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: To
 def test_an_unmount_that_costs_nothing_is_told_too(tree: Tree, told: Told) -> None:
     notices = Notices(tree)
     assert unmount(tree.path)
+    notices.tick()
+    assert [kind for _, kind, _ in told()] == [MessageId.UNMOUNTED]
+
+
+def test_without_a_descriptor_left_a_loss_is_told_and_no_verb_fails_over_it(tree: Tree, told: Told) -> None:
+    """Whether resctrl is mounted could not be told. The error came out of the verb that had noted the loss, and the
+    loss was told nobody."""
+    notices = Notices(tree)
+    with left(0):
+        notices.changed("web", replace(RECORD, state=State.LOST, reason="gone"))
+    assert [(level, kind) for level, kind, _ in told()] == [(logging.WARNING, MessageId.GROUP_LOST)]
+    assert unmount(tree.path)
+    with left(0):
+        notices.tick()
     notices.tick()
     assert [kind for _, kind, _ in told()] == [MessageId.UNMOUNTED]
 
