@@ -97,7 +97,8 @@ class Objects:
                 return []
             case "org.freedesktop.DBus.ObjectManager.GetManagedObjects":
                 self._check(caller, Access.READ, method)
-                return [await self._service.workers.run(Lane.RECORDS, _managed, self._service.manager)]
+                async with self._service.turn(caller):
+                    return [await self._service.workers.run(Lane.RECORDS, _managed, self._service.manager)]
             case _:
                 return [self._introspect(str(call.path), caller)]
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import weakref
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,9 @@ from resctrlmond.groups import plan
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
+
+# Calls that are made at once for those who only read: for all of them, and for one. Their lanes have four threads.
+_READERS, _OF_ONE_READER = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +44,25 @@ class Service:
         self.manager = manager
         self.policy = policy
         self.workers = workers
+        self._readers = asyncio.Semaphore(_READERS)
+        # A user's own lives as long as a call of his does.
+        self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def call(self, name: str, request: types.Request, caller: Caller) -> types.Reply:
         """Run a verb for a caller. Raises ResctrlError; PermissionDenied before anything is touched."""
         verb = VERBS[name]
         self.policy.check(caller, verb.access, name)
-        return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
+        async with self.turn(caller):
+            return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, caller: Caller) -> AsyncIterator[None]:
+        """Wait until the caller may have a thread: who only reads leaves one to root, and to others who read."""
+        if self.policy.may_everything(caller):
+            yield
+            return
+        async with self._by_uid.setdefault(caller.uid, asyncio.Semaphore(_OF_ONE_READER)), self._readers:
+            yield
 
 
 def group_of(manager: Manager, record: Record) -> types.Group:
