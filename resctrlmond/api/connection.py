@@ -40,9 +40,10 @@ class Limits:
 
     message_bytes: int = 2 * 1024 * 1024
     message_bytes_of_others: int = 16 * 1024
-    connections: int = 256
+    # As many containers as a node may start at once, each with a hook that would go unheard otherwise.
+    connections: int = 1024
     connections_per_uid: int = 64
-    reserved_for_root: int = 32
+    reserved_for_root: int = 800
     receive_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
 

@@ -211,6 +211,17 @@ def test_too_many_connections_of_one_uid_are_refused(tmp_path: Path) -> None:
         assert wait_until(lambda: _works_now(server.path))
 
 
+def test_a_node_that_starts_hundreds_of_containers_at_once_is_served(server: Running) -> None:
+    """The 257th hook at a time was cut off, and its container started unmonitored."""
+    # Three descriptors each, of the 1024 that a process has at least.
+    at_once = 270 if os.getuid() == 0 else 64
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(Wire(server.path)) for _ in range(at_once)]
+        for wire in held:
+            wire.call(f"{NAME}.Either")
+        assert [wire.reply() for wire in held] == [{"parameters": {"number": 1}}] * at_once
+
+
 def _works_now(path: str) -> bool:
     try:
         return works(path)
