@@ -69,7 +69,6 @@ class Upkeep:
         mounting = self.life.tree.mounting()
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for record in self.book.all():
-            self.went_on = time.monotonic()
             # Who is being worked on is left to its verb, which may hang, and seen to a second later.
             with self._logged(record.key), self.book.writing_if_free(record.key) as is_free:
                 if not is_free:
@@ -96,6 +95,7 @@ class Upkeep:
     @contextlib.contextmanager
     def _logged(self, key: str) -> Iterator[None]:
         """Go on with the others whatever happens to this one, and say it once, not each second."""
+        self.went_on = time.monotonic()
         try:
             yield
         except (ResctrlError, OSError) as error:
