@@ -61,12 +61,9 @@ def _run(sweeps: list[Sweep], jobs: int) -> list[tuple[Sweep, Struck]]:
     found = []
     with (
         tempfile.TemporaryDirectory(prefix="resctrlmond-crash-") as top,
-        # Each begins as a program that has done nothing else: what one does to itself is not the next one's.
-        concurrent.futures.ProcessPoolExecutor(
-            jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1
-        ) as pool,
+        concurrent.futures.ThreadPoolExecutor(jobs) as pool,
     ):
-        running = {pool.submit(one.run, os.path.join(top, f"{number}")): one for number, one in enumerate(sweeps)}
+        running = {pool.submit(_alone, one, os.path.join(top, f"{number}")): one for number, one in enumerate(sweeps)}
         for ended in concurrent.futures.as_completed(running):
             one = running[ended]
             try:
@@ -84,6 +81,12 @@ def _run(sweeps: list[Sweep], jobs: int) -> list[tuple[Sweep, Struck]]:
                 sys.stdout.write(f"HARM: {line}\n")
             sys.stdout.flush()
     return found
+
+
+def _alone(one: Sweep, top: str) -> Struck:
+    """The sweep in a process of its own: what it does to itself, up to its end, is not the next one's."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(one.run, top).result()
 
 
 def _table(found: list[tuple[Sweep, Struck]]) -> str:
