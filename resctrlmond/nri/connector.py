@@ -37,7 +37,7 @@ class Connector:
         self._said = ""
         # Whom the current connection is with, and until when it must be with somebody.
         self._runtime = ""
-        self._limit = asyncio.timeout(None)
+        self._limit = asyncio.Timeout(None)
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -78,6 +78,28 @@ def test_a_runtime_that_drops_us_again_and_again_is_told_of_once(node: Node) -> 
         assert node.said().count("the runtime closed the connection") == 1
 
 
+def test_a_runtime_that_ends_what_has_lasted_is_waited_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector, "LASTING_S", 0.0)
+    path = str(tmp_path / "nri.sock")
+    said: list[str] = []
+    tested = Connector(path, "n", "00", adapter.Plugin(Carrier(Door("/none"), Pods())), said.append)
+
+    async def serve(runtime: Runtime) -> None:
+        connecting = asyncio.create_task(tested.run())
+        for _ in range(4):
+            with await asyncio.to_thread(runtime.accept) as plugin:
+                await asyncio.to_thread(plugin.registered)
+                await asyncio.to_thread(plugin.configure)
+        connecting.cancel()
+
+    with closing(Runtime(path)) as runtime:
+        asyncio.run(serve(runtime))
+    assert sum(status.startswith("waiting for a runtime") for status in said) == 3
+    assert tested._wait_s <= 2 * connector.RECONNECT_S[0]
+
+
 def test_a_runtime_that_does_not_read_costs_no_descriptor(node: Node) -> None:
     """What is written to it lies unread when it breaks the connection by nonsense, and it keeps its end open."""
     kept, counted = [], []

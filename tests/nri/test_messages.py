@@ -86,6 +86,17 @@ def test_fields_that_we_do_not_know_are_passed_over(unknown: bytes) -> None:
     assert told == messages.decode("RunPodSandbox", nri_pb2.EventRequest(pod=pod()).SerializeToString())
 
 
+def test_of_megabytes_of_labels_and_words_only_so_much_is_kept() -> None:
+    labels = {f"l{number:04}": "x" * 1000 for number in range(1000)} | {"a": "y" * 1_000_000, "z": "1"}
+    given = nri_pb2.EventRequest(pod=nri_pb2.PodSandbox(id="i" * 9000, name="n" * 9000, labels=labels))
+    told = messages.decode("RunPodSandbox", given.SerializeToString())
+    assert isinstance(told, messages.Happened)
+    assert told.pod is not None
+    assert 60_000 < sum(len(name) + len(text) for name, text in told.pod.labels.items()) <= 65_536
+    assert told.pod.labels["z"] == "1", "one that is too long crowds out no other"
+    assert len(told.pod.id) == len(told.pod.name) == 4096
+
+
 def test_an_annotation_that_is_no_utf8_is_no_reason_to_pass_over_an_event() -> None:
     given = nri_pb2.EventRequest(pod=pod())
     given.pod.annotations.add(name=b"k", value=b"\xff\xfe")
