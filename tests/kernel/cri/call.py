@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRI calls, inside the guest: python3 call.py METHOD JSON [METHOD JSON]... prints the answers as one JSON object.
+"""CRI calls, inside the guest: call.py SOCKET makes those that it is asked for, one connection a request.
 
-$NAME in a call's JSON stands for that field of an earlier answer: to start Python is slow in the guest.
+A request is a JSON array of [method, parameters], the reply one JSON object of all their answers, or what containerd
+had against one as "error". $NAME in a call's parameters stands for that field of an earlier answer. It stays there
+because to start Python with gRPC is slow in the guest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import sys
 from string import Template
 from typing import Any
@@ -32,28 +36,42 @@ METHODS = {
 
 
 def call(channel: grpc.Channel, method: str, parameters: str) -> dict[str, Any]:
-    """Make one call; an error ends the program with what containerd says."""
+    """Make one call; RpcError with what containerd says."""
     service, request, reply = METHODS[method]
     remote = channel.unary_unary(
         f"/{service}/{method}",
         request_serializer=request.SerializeToString,
         response_deserializer=reply.FromString,
     )
-    try:
-        answer = remote(json_format.Parse(parameters, request()), timeout=60, wait_for_ready=True)
-    except grpc.RpcError as error:
-        sys.exit(f"{method}: {error.code()}: {error.details()}")
+    answer = remote(json_format.Parse(parameters, request()), timeout=60, wait_for_ready=True)
     found: dict[str, Any] = json_format.MessageToDict(answer)
     return found
 
 
-def main(*words: str) -> None:
-    """Make the calls, one after the other."""
-    answers: dict[str, Any] = {}
+def answers(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Make the calls, one after the other, until one fails."""
+    found: dict[str, Any] = {}
+    # A channel for each request: containerd may have been restarted meanwhile.
     with grpc.insecure_channel(SOCKET) as channel:
-        for method, parameters in zip(words[::2], words[1::2], strict=True):
-            answers |= call(channel, method, Template(parameters).safe_substitute(answers))
-    print(json.dumps(answers))
+        for method, parameters in calls:
+            try:
+                found |= call(channel, method, Template(json.dumps(parameters)).safe_substitute(found))
+            except grpc.RpcError as error:
+                return {"error": f"{method}: {error.code()}: {error.details()}"}
+    return found
+
+
+def main(path: str) -> None:
+    """Until it is killed."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        while True:
+            connection, _ = listener.accept()
+            # Who asked may have been ended meanwhile.
+            with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rwb") as stream:
+                reply = answers(json.loads(stream.readline()))
+                stream.write(json.dumps(reply).encode())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from tests.kernel.machine import cache, sources
 from tests.kernel.machine.tools import tool
 
 # Of containerd 1.7, where NRI is off unless asked for. The native snapshotter needs nothing of the filesystem below.
+# The runtime "systemd" has systemd make its control groups, the other one makes them itself.
 _CONFIG_2 = """
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -21,8 +22,10 @@ version = 2
     default_runtime_name = "runc"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = {systemd}
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.systemd]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.systemd.options]
+        SystemdCgroup = true
 [plugins."io.containerd.nri.v1.nri"]
   disable = false
   # The guest may be a slow one.
@@ -42,8 +45,10 @@ version = 3
     default_runtime_name = "runc"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-        SystemdCgroup = {systemd}
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.systemd]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.systemd.options]
+        SystemdCgroup = true
 [plugins."io.containerd.nri.v1.nri"]
   plugin_request_timeout = "20s"
 """

@@ -17,36 +17,63 @@ from tests.kernel.host import WHERE, Host, parse_where
 from tests.kernel.machine import Guest
 from tests.kernel.machine.tools import tool
 
-from .containerd import DROP_IN, TRIXIE, Containerd, programs
+from .containerd import DROP_IN, Containerd, programs
 
 HERE = Path(__file__).parent
+SERVICES = ("resctrlmond.socket", "resctrlmond", "resctrlmon-nri", "containerd")
 THERE = "/root/cri"
 LOGS = "/run/pod-logs"
+# Where call.py listens, and a client of it without anything to import.
+CALLS = "/run/cri-calls.sock"
+ASK = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect(sys.argv[1])
+    with peer.makefile("rwb") as stream:
+        stream.write(sys.stdin.buffer.read())
+        stream.flush()
+        sys.stdout.buffer.write(stream.read())
+"""
 
 _SERIAL = itertools.count(1)
 
 
 @dataclass
 class Pod:
-    """A pod that runs; ``config`` is how it was asked for."""
+    """A pod that runs; ``config`` is how it was asked for, by that runtime of containerd's, "" for its usual one."""
 
     uid: str
     config: dict[str, Any]
+    runtime: str = ""
     sandbox: str = ""
     containers: list[str] = field(default_factory=list)
 
 
 class Node(Host):
-    """A host with containerd and the adapter in it; ``use`` has another containerd serve."""
+    """A host with containerd and the adapter in it; ``use`` starts a containerd."""
 
-    containerd = TRIXIE
+    def __init__(self, guest: Guest) -> None:
+        super().__init__(guest)
+        # Those that are not removed.
+        self.sandboxes: set[str] = set()
+
+    def renew(self) -> None:
+        """Have everything run, whatever was left stopped."""
+        self.run(f"systemctl start {' '.join(SERVICES)}", timeout=100)
+
+    def tidy(self) -> None:
+        """Remove the pods that were left."""
+        if self.sandboxes:
+            self.renew()
+        for sandbox in [*self.sandboxes]:
+            self.remove_sandbox(sandbox)
 
     def cri(self, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
         """Calls of CRI, one after the other, and their answers in one."""
-        words = [word for method, parameters in calls for word in (method, json.dumps(parameters))]
-        answer: dict[str, Any] = json.loads(
-            self.out(f"cd {THERE} && python3 call.py {shlex.join(words)}", timeout=100)
-        )
+        request = json.dumps(calls).encode() + b"\n"
+        done = self.guest.run(f"python3 -IS -c {shlex.quote(ASK)} {CALLS}", timeout=100, stdin=request)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert "error" not in answer, answer["error"]
         return answer
 
     def images(self) -> set[str]:
@@ -69,14 +96,16 @@ class Node(Host):
                 "securityContext": {"namespaceOptions": {"network": 2, "pid": 1}},
             },
         }
-        pod = Pod(uid, config)
+        pod = Pod(uid, config, "systemd" if systemd else "")
         self.sandbox(pod)
         return pod
 
     def sandbox(self, pod: Pod) -> str:
         """Give the pod a sandbox, another one if it had one."""
         pod.config["metadata"]["attempt"] = pod.config["metadata"].get("attempt", -1) + 1
-        pod.sandbox = self.cri(("RunPodSandbox", {"config": pod.config}))["podSandboxId"]
+        asked = {"config": pod.config, "runtimeHandler": pod.runtime}
+        pod.sandbox = self.cri(("RunPodSandbox", asked))["podSandboxId"]
+        self.sandboxes.add(pod.sandbox)
         return pod.sandbox
 
     def container(self, pod: Pod, command: str = f"{WHERE}; exec sleep 600") -> tuple[str, tuple[str, str]]:
@@ -105,6 +134,7 @@ class Node(Host):
 
     def remove_sandbox(self, sandbox: str) -> None:
         """Stop it and remove it, and what is in it."""
+        self.sandboxes.discard(sandbox)
         self.cri(*((method, {"podSandboxId": sandbox}) for method in ("StopPodSandbox", "RemovePodSandbox")))
 
     def group(self, pod: Pod) -> dict[str, Any]:
@@ -131,22 +161,17 @@ class Node(Host):
         """Wait until containerd has taken the adapter in once more."""
         self.until(lambda: self.registrations() > before, "the adapter's registration", 60)
 
-    def configure(self, *, systemd: bool) -> None:
-        """Start containerd with that driver of control groups, and wait for the adapter to be in it."""
-        before = self.registrations()
-        config = self.containerd.config.format(systemd=str(systemd).lower())
-        self.guest.write("/etc/containerd/config.toml", config)
-        self.run("systemctl restart containerd", timeout=100)
-        self.registered_again(before)
-
     def use(self, containerd: Containerd) -> None:
-        """Have that containerd serve."""
-        self.containerd = containerd
+        """Start that containerd, and wait for the adapter to be in it."""
+        before = self.registrations()
+        self.guest.write("/etc/containerd/config.toml", containerd.config)
         if containerd.drop_in:
             here, there = programs()
             self.guest.put(here, there)
             self.guest.write(DROP_IN, containerd.drop_in)
             self.run("systemctl daemon-reload")
+        self.run("systemctl restart containerd", timeout=100)
+        self.registered_again(before)
 
 
 @contextmanager
@@ -156,6 +181,7 @@ def serving(guest: Guest, place: Path, containerd: Containerd) -> Iterator[Node]
         shutil.copy(HERE / name, place)
     tool(["protoc", f"--proto_path={HERE}", f"--python_out={place}", "cri.proto"])
     guest.put(place, THERE)
+    guest.run(f"systemd-run --quiet --unit cri-calls python3 {THERE}/call.py {CALLS}")
     node = Node(guest)
     node.start()
     node.guest.write(
@@ -164,11 +190,11 @@ def serving(guest: Guest, place: Path, containerd: Containerd) -> Iterator[Node]
     )
     node.run("systemctl daemon-reload && systemctl start resctrlmon-nri")
     node.use(containerd)
-    node.configure(systemd=False)
     said = node.out("journalctl -t resctrlmon-nri --no-pager -q")
     assert f"registered with containerd {containerd.series}" in said, said
     node.run(f"python3 {THERE}/image.py /bin/busybox {THERE}/image.tar")
     node.run(f"ctr -n k8s.io images import --snapshotter native {THERE}/image.tar", timeout=100)
+    node.until(lambda: node.run(f"test -S {CALLS}", check=False).returncode == 0, "the caller of CRI")
     node.until(lambda: len(node.images()) == 2, "containerd's images")
     yield node
     assert "Traceback" not in node.out("journalctl -t resctrlmon-nri --no-pager -q")
