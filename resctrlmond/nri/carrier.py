@@ -72,14 +72,17 @@ class Carrier:
         member = self.pods.members.get(container_id)
         if member is None or member.is_settled or not member.container.is_running:
             return
-        if not self.pods.is_selected(member):
+        sandbox = self.pods.sandboxes.get(member.container.sandbox)
+        if sandbox is None or sandbox.unselected:
             return
         await self.note(member.container.sandbox)
         target = await asyncio.to_thread(_late_target if is_late else _early_target, member)
+        if container_id not in self.pods.members:
+            # Removed while this waited. That step is still to come, and ends what was begun.
+            return
         if not target:
             log.debug("container %s has no process that could be found", container_id)
             return
-        sandbox = self.pods.sandboxes[member.container.sandbox]
         target["attributes"] = container_names(sandbox)
         if member.container.pid == sandbox.pod.pid != 0:
             target["attributes"] |= _COUNTED_AS_SANDBOX

@@ -385,6 +385,37 @@ def test_a_control_group_that_is_not_the_containers_is_left_alone(node: Node, po
         assert node.machine.tasks(UID) == set()
 
 
+def test_a_pod_that_is_removed_while_its_container_is_looked_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start that took its time was answered before it was carried over, and the removal came."""
+    node.stop_adapter()
+    tested = adapter.Plugin(Carrier(Door(node.machine.socket), Pods()))
+    pod = messages.Pod(an_id(), UID)
+    container = messages.Container(an_id(), pod.id, pid=node.process())
+    removals: list[asyncio.Future[None]] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def removed() -> None:
+            removals.append(tested.happened(Happened(Event.REMOVE_POD_SANDBOX, pod, None)))
+
+        def own_cgroup(*_: object) -> str:
+            loop.call_soon_threadsafe(removed)
+            return ""
+
+        monkeypatch.setattr(place, "own_cgroup", own_cgroup)
+        working = asyncio.create_task(tested.run())
+        await tested.happened(Happened(Event.START_CONTAINER, pod, container))
+        await removals[0]
+        working.cancel()
+
+    asyncio.run(run())
+    assert node.group()["state"] == "completed"
+    assert not caplog.records
+
+
 def test_the_hosts_first_process_is_no_containers(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
