@@ -48,8 +48,8 @@ class Ends:
 
     def end_member(self, record: Record, member: Member, reason: str) -> Record:
         """Note a member's end; with the last one an active group is idle."""
-        ended = replace(member, ended_at=utc_now(), ended_ns=boot_ns(), reason=member.reason or reason)
-        record = record.with_member(ended)
+        record = record.with_member(replace(member, ended_at=utc_now(), reason=member.reason or reason))
+        record = replace(record, idle_ns=boot_ns())
         if record.state is State.ACTIVE and not record.living:
             record = replace(record, state=State.IDLE)
         return self.book.put(record)

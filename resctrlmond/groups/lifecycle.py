@@ -273,8 +273,9 @@ class Lifecycle:
             record = record.without_claim(RECOVERED)
             if record.claims:
                 return self.book.put(record)
-        ended = {"ended_at": record.completed_at, "ended_ns": record.completed_ns}
-        members = [replace(member, **ended) if member.lives else member for member in record.members]
+        members = [
+            replace(member, ended_at=record.completed_at) if member.lives else member for member in record.members
+        ]
         return self.book.put(replace(record, members=tuple(members), claims=()))
 
     def discard(self, record: Record, before: Record | None) -> None:

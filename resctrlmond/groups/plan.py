@@ -157,4 +157,4 @@ def _idle_for(record: Record) -> float:
     """How many seconds ago the last member ended; negative while one lives."""
     if record.living:
         return -1.0
-    return min((seconds_since_ns(member.ended_ns) for member in record.members), default=0.0)
+    return seconds_since_ns(record.idle_ns) if record.members else 0.0

@@ -68,8 +68,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ``joining``: its tasks are about to be moved; after a crash nobody knows which were.
     ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: with the pid it names one process for
     ever. ``cgroup`` is the absolute path of its control group directory, "" if it has none of its own. ``left``
-    counts tasks that could not be moved into the group. ``ended_ns`` is ``ended_at`` by the clock of the boot
-    (``times.boot_ns()``), as in the record. ``take_over`` and ``allow_class_change`` are
+    counts tasks that could not be moved into the group. ``take_over`` and ``allow_class_change`` are
     what its Assign allowed, kept while it waits for its group.
     """
 
@@ -81,7 +80,6 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     cgroup: str = ""
     started_at: str = ""
     ended_at: str = ""
-    ended_ns: int = 0
     late: bool = False
     left: int = 0
     reason: str = ""
@@ -119,7 +117,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     task. ``nonce`` is the mtime (ns) that the group's directory bears. ``boot_id`` and times tell runs apart.
     ``baseline`` is the quality of the begin readings as a whole; ``inodes`` are those that the domains' directories
     had then. ``created_ns`` and ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
-    (``times.boot_ns()``): how long a run stood, how long ago it ended and who has waited longest is decided by these.
+    (``times.boot_ns()``), ``idle_ns`` is when its last member ended: how long a run stood, how long ago it ended and
+    who has waited longest is decided by these.
     Of the records that wait for an RMID, the one of the highest ``priority`` gets it.
 
     A workload whose tasks are in several classes has one group in each, for the kernel moves no task between classes
@@ -152,6 +151,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     completed_at: str = ""
     created_ns: int = 0
     completed_ns: int = 0
+    idle_ns: int = 0
     part: str = ""
     inodes: dict[str, int] = msgspec.field(default_factory=dict)
     further: tuple[Record, ...] = ()

@@ -114,12 +114,8 @@ def member(owner: str, ended: float | None = None, id_: str = "m") -> Member:
 
 
 def timed(record: Record) -> Record:
-    now = boot_ns()
-    return replace(record, members=tuple(_timed(one, now) for one in record.members))
-
-
-def _timed(member: Member, now: int) -> Member:
-    return replace(member, ended_ns=now - int(float(member.ended_at) * 100e9)) if member.ended_at else member
+    last = min((float(one.ended_at) for one in record.members if one.ended_at), default=0.0)
+    return replace(record, idle_ns=boot_ns() - int(last * 100e9))
 
 
 CTR = "4d" * 32

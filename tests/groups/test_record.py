@@ -44,7 +44,6 @@ members = st.builds(
     start_time=numbers,
     cgroup=text,
     ended_at=text,
-    ended_ns=numbers,
     late=st.booleans(),
 )
 records = st.builds(
@@ -201,8 +200,8 @@ def test_unreadable_records_are_told_kept_and_do_not_hide_others(
     assert [item for item in Records(str(tmp_path)).load() if isinstance(item, Record)] == [RECORD, good]
 
 
-def test_a_folder_that_is_gone_or_full_is_told() -> None:
-    with pytest.raises(NotWritten, match=r"/nowhere.*ENOENT.*df"):
+def test_a_folder_that_is_gone_is_told() -> None:
+    with pytest.raises(NotWritten, match=r"/nowhere.*ENOENT.*restart resctrlmond"):
         Records("/nowhere").save(RECORD)
 
 

@@ -37,7 +37,7 @@ WHOLE_1 = """\
  "members": [
   {
    "id": "c1", "kind": "container", "owner": "oci", "pid": 4711, "startTime": 99, "cgroup": "/sys/fs/cgroup/c1",
-   "startedAt": "2026-11-21T10:00:00Z", "endedAt": "2026-11-21T10:00:01Z", "endedNs": 77, "late": true, "left": 3,
+   "startedAt": "2026-11-21T10:00:00Z", "endedAt": "2026-11-21T10:00:01Z", "late": true, "left": 3,
    "reason": "ended", "part": "silver"
   }
  ],
@@ -46,6 +46,7 @@ WHOLE_1 = """\
  "completedAt": "2026-11-21T11:00:00Z",
  "createdNs": 3600000000000,
  "completedNs": 7200000000000,
+ "idleNs": 77,
  "further": [
   {"version": 1, "key": "0f8fad5b-d9cb-469f-a165-70867728950e", "class": "silver", "groupName": "g", "state": "idle",
    "part": "silver"}
@@ -58,8 +59,8 @@ LEAST_1 = '{"version": 1, "key": "k", "groupName": "k", "state": "pending", "att
 def test_every_field_of_version_1_is_read() -> None:
     uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
     time = "2026-11-21T10:00:00Z"
-    member = Member("c1", "container", "oci", 4711, 99, "/sys/fs/cgroup/c1", time, time[:-2] + "1Z", 77)
-    member = Member(*(getattr(member, name) for name in Member.__struct_fields__[:9]), True, 3, "ended", "silver")
+    member = Member("c1", "container", "oci", 4711, 99, "/sys/fs/cgroup/c1", time, time[:-2] + "1Z")
+    member = Member(*(getattr(member, name) for name in Member.__struct_fields__[:8]), True, 3, "ended", "silver")
     assert decode(WHOLE_1.encode(), "file") == Record(
         key=uid,
         class_="gold",
@@ -81,6 +82,7 @@ def test_every_field_of_version_1_is_read() -> None:
         completed_at="2026-11-21T11:00:00Z",
         created_ns=3600 * 10**9,
         completed_ns=7200 * 10**9,
+        idle_ns=77,
         further=(Record(key=uid, class_="silver", group_name="g", state=State.IDLE, part="silver"),),
     )
     assert decode(LEAST_1.encode(), "file") == Record(key="k", group_name="k", state=State.PENDING)
