@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 _NS_GET_PARENT = 0xB702  # linux/nsfs.h
 
 
-def _inode(tid: int) -> int:
-    """The PID namespace of a thread; 0 if it is gone, or nobody may know."""
+def _inode(tid: int | str) -> int:
+    """The PID namespace of a thread ("self": ours); 0 if it is gone, or nobody may know."""
     try:
         return os.stat(f"/proc/{tid}/ns/pid").st_ino
     except OSError:
@@ -48,7 +48,7 @@ class PidNamespaces:
     """Translates between our numbers and those of who asks: a thread by our number, 0 for one that we cannot see."""
 
     def __init__(self) -> None:
-        self._ours = os.stat("/proc/self/ns/pid").st_ino
+        self._ours = _inode("self")
 
     def _is_ours(self, asking: int) -> bool:
         return _inode(asking) in (self._ours, 0)
