@@ -12,7 +12,9 @@ from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tree import GroupRef
 
 
 class Ends:
@@ -22,6 +24,8 @@ class Ends:
         self.life = life
         self.book = life.book
         self.settings = settings
+        # Of a group that is known by nothing but its tasks, one of them that was seen in it.
+        self._occupants: dict[GroupRef, int] = {}
 
     def settle(self, key: str) -> Record | None:
         """Note which members have ended, end the claims that go with them, and with the last claim the workload."""
@@ -36,7 +40,7 @@ class Ends:
                 record,
                 pod_is_gone=bool(record.pod_cgroup) and not cgroups.is_there(record.pod_cgroup),
                 group_is_empty=record.claimed_by(RECOVERED)
-                and not any(self.life.tree.tasks(group.ref) for group in record.standing),
+                and all(self._is_empty(group.ref) for group in record.standing),
                 linger_s=settings.linger_s,
                 pod_linger_s=settings.pod_linger_s,
             )
@@ -45,6 +49,23 @@ class Ends:
             if not record.claims and not record.state.is_over:
                 return self.life.finish(record, record.reason or "its last member ended")
             return record
+
+    def _is_empty(self, ref: GroupRef) -> bool:
+        """Whether no task is in the group. The kernel's list of them, for which it walks every thread of the machine,
+        is read only when the task that was seen in it last has left.
+        """
+        occupant = self._occupants.pop(ref, None)
+        if occupant is None or not self._holds(ref, occupant):
+            occupant = next(iter(self.life.tree.tasks(ref)), None)
+        if occupant is not None:
+            self._occupants[ref] = occupant
+        return occupant is None
+
+    def _holds(self, ref: GroupRef, tid: int) -> bool:
+        try:
+            return self.life.tree.membership(tid) == Membership(ref.class_, ref.name)
+        except NoSuchProcess:
+            return False
 
     def end_member(self, record: Record, member: Member, reason: str) -> Record:
         """Note a member's end; with the last one an active group is idle."""

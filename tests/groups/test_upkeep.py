@@ -188,6 +188,32 @@ def test_ours_without_a_record_is_adopted_if_it_has_tasks_and_removed_if_not(hos
     assert host.ours() == []
 
 
+def test_an_adopted_group_is_not_asked_for_all_its_tasks_each_second(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each list the kernel walks every thread of the machine, with all of resctrl locked."""
+    first, second = process(), process()
+    host.manager.assign(assignment("busy", first.pid))
+    host.manager.assign(assignment("busy", second.pid))
+    shutil.rmtree(os.path.join(host.run, "records"))
+    os.mkdir(os.path.join(host.run, "records"))
+    host.restart()
+    listed: list[GroupRef] = []
+    tasks = host.tree.tasks
+    monkeypatch.setattr(host.tree, "tasks", lambda ref: (listed.append(ref), tasks(ref))[1])
+    for _ in range(5):
+        host.manager.upkeep.tick()
+    assert len(listed) <= 1
+    end(first)
+    for _ in range(5):
+        host.manager.upkeep.tick()
+    assert len(listed) <= 2
+    assert host.manager.get("busy").state is State.ACTIVE
+    end(second)
+    host.manager.upkeep.tick()
+    assert host.manager.get("busy").state is State.COMPLETED
+
+
 def test_a_group_cut_before_its_nonce_is_not_removed_under_its_record(host: Host) -> None:
     """Made, but not yet marked with its nonce: the record made it anew, and the clearing up removed that one."""
     host.manager.create("k", owner="a")
