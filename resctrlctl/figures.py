@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact values as people read them: scaled figures, local times, and text that cannot drive a terminal."""
+"""Exact values as people read them: scaled figures and local times."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import datetime
 from decimal import Decimal, InvalidOperation
 
 from resctrlmond.resctrl.errors import printable
-
-__all__ = ["count", "figure", "local_time", "printable"]
 
 # What the units of resctrlmond.resctrl.counters are written as; other units stand as they are.
 _SYMBOLS = {"bytes": "B", "joules": "J", "farads": "F", "cycles": "cycles"}

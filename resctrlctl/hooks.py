@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from resctrlctl.ask import OK, Failure
-from resctrlctl.figures import printable
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.screen import Json, Screen
 from resctrlmond.api.errors import DENIED
+from resctrlmond.resctrl.errors import printable
 
 # Where the hook files are installed, and where the runtimes look by default (oci-hooks(5)): both read /etc only where
 # they are configured to.

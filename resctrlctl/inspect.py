@@ -7,11 +7,11 @@ import argparse
 
 from resctrlctl import render
 from resctrlctl.ask import OK, Daemon, DaemonDown, Failure
-from resctrlctl.figures import printable
 from resctrlctl.screen import Json, Screen, complain
 from resctrlctl.tree_view import RUN, TreeView
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.types import KeyRequest, ListPodsReply, ListReply, NoParameters, ReadReply, StatusReply
+from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.tree import DEFAULT_PATH
 
 

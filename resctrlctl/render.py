@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from resctrlctl.figures import count, figure, local_time, printable
+from resctrlctl.figures import count, figure, local_time
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlmond.api.types import (
     Container,
@@ -21,6 +21,7 @@ from resctrlmond.api.types import (
 )
 from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.groups.record import Member, State
+from resctrlmond.resctrl.errors import printable
 
 # A state that needs nobody's attention is in the normal tone.
 _TONES = {

@@ -15,13 +15,14 @@ import msgspec
 
 from resctrlctl.ask import Daemon, Failure
 from resctrlctl.child import KILLED, OWN_FAILURE, CannotExecute, Ended, HeldChild
-from resctrlctl.figures import count, printable
+from resctrlctl.figures import count
 from resctrlctl.layout import Column, Row, Table, plain
 from resctrlctl.render import class_name, total_figure
 from resctrlctl.screen import Json, Screen, complain, encode
 from resctrlmond.api import types
 from resctrlmond.groups import plan
 from resctrlmond.groups.keys import attribute_value
+from resctrlmond.resctrl.errors import printable
 
 # resctrlmond itself ends this claim some time after the command, should resctrlctl be killed before it does.
 CLAIM = plan.RUN

@@ -12,8 +12,8 @@ from typing import TextIO
 
 import msgspec
 
-from resctrlctl.figures import printable
 from resctrlctl.layout import Block, plain
+from resctrlmond.resctrl.errors import printable
 
 PROGRAM = "resctrlctl"
 

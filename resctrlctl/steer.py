@@ -6,10 +6,11 @@ from __future__ import annotations
 import argparse
 
 from resctrlctl.ask import OK, Daemon
-from resctrlctl.figures import count, printable
+from resctrlctl.figures import count
 from resctrlctl.render import class_name, state_sentence, totals_table
 from resctrlctl.screen import Json, Screen
 from resctrlmond.api import types
+from resctrlmond.resctrl.errors import printable
 
 # In whose name a person speaks who types.
 CLAIM = "cli"

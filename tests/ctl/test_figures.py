@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl.figures import count, figure, local_time, printable
+from resctrlctl.figures import count, figure, local_time
+from resctrlmond.resctrl.errors import printable
 
 
 @pytest.mark.parametrize(
