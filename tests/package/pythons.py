@@ -37,6 +37,8 @@ TOOLS = (
     "runc",
     "strace",
     "procps",
+    "iproute2",
+    "scdoc",
     "intel-cmt-cat",
     "protobuf-compiler",
     "git",
