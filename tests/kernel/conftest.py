@@ -40,6 +40,11 @@ class Guests:
         self.running.append(guest)
         return guest
 
+    def end(self, guest: Guest) -> None:
+        """End one before the others."""
+        self.running.remove(guest)
+        guest.close()
+
     def close(self) -> None:
         """End them all."""
         self._open.close()

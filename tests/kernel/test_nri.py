@@ -35,7 +35,7 @@ def served(
         with serving(guest, tmp_path_factory.mktemp("cri"), containerd) as made:
             yield made
     finally:
-        guest.close()
+        module_guests.end(guest)
 
 
 @pytest.fixture
