@@ -205,7 +205,7 @@ DEEP = "Stack overflow|recursion"
         (b'{"parameters":{"text":5}}\0', ProtocolError, "something else than was expected"),
         (b'{"parameters":{}}\0', ProtocolError, "something else than was expected"),
         (b'{"continues":true}\0', ProtocolError, "several replies"),
-        (b'{"parameters":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}\0", ProtocolError, DEEP),
+        (b'{"parameters":' + b'{"a":' * 1_000_000 + b"1" + b"}" * 1_000_000 + b"}\0", ProtocolError, DEEP),
         (b'{"parameters"', ConnectionError, "closed the connection"),
         (b"", ConnectionError, "closed the connection"),
     ],
