@@ -70,7 +70,7 @@ def test_two_containers_of_a_pod_are_in_its_group_from_their_first_instruction(n
     identity = node.identity(pod.uid)
 
     node.remove_container(first)
-    node.until(lambda: node.living(pod) == {pod.sandbox, second}, "the first one's end")
+    assert node.living(pod) == {pod.sandbox, second}
     node.until(lambda: listed(node, pod) == [(second, "app-1", "running", True)], "it to be told of no more")
     third, where = node.container(pod)
     assert where == ("/", pod.uid), "a container that is restarted is in the same group"
@@ -79,7 +79,7 @@ def test_two_containers_of_a_pod_are_in_its_group_from_their_first_instruction(n
     assert (node.identity(pod.uid), node.group(pod)["generation"]) == (identity, 1)
 
     node.remove_sandbox(pod.sandbox)
-    node.until(lambda: node.state(pod.uid) == "completed", "the pod's end")
+    assert node.state(pod.uid) == "completed"
     assert pod.uid not in node.groups()
     snapshot = node.snapshot(pod.uid)
     assert "completed_at" in snapshot
@@ -96,10 +96,10 @@ def test_a_replaced_sandbox_keeps_the_group(node: Node) -> None:
     container, where = node.container(pod)
     assert where == ("/", pod.uid)
     node.remove_sandbox(old)
-    node.until(lambda: node.living(pod) == {new, container}, "the old one's end")
+    assert node.living(pod) == {new, container}
     assert node.identity(pod.uid) == identity
     node.remove_sandbox(new)
-    node.until(lambda: node.state(pod.uid) == "completed", "the pod's end")
+    assert node.state(pod.uid) == "completed"
 
 
 def test_an_exec_session_is_taken_in(node: Node) -> None:
@@ -122,7 +122,7 @@ def test_containers_live_on_in_their_group_over_restarts_of_everybody(node: Node
         new, where = node.container(pod)
         assert where == ("/", pod.uid), f"after a restart of {service}"
         node.remove_container(new)
-        node.until(lambda: node.living(pod) == {pod.sandbox, old}, "the new one's end")
+        assert node.living(pod) == {pod.sandbox, old}
         assert node.identity(pod.uid) == identity
     after = node.group(pod)
     assert (after["createdAt"], after["baseline"]) == (before["createdAt"], "exact")
@@ -180,4 +180,4 @@ def test_with_control_groups_by_systemd(node: Node) -> None:
     assert node.member(pod, container)["cgroup"].endswith(f"/cri-containerd-{container}.scope")
     assert node.group(pod)["attributes"]["pod.runtime_handler"] == "systemd"
     node.remove_sandbox(pod.sandbox)
-    node.until(lambda: node.state(pod.uid) == "completed", "the pod's end")
+    assert node.state(pod.uid) == "completed"
