@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees members end at once: their first processes by pidfd, their control groups by cgroup.events."""
+"""Sees ends at once: of processes by pidfd, of members' control groups by cgroup.events, of pods' by inotify."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 from collections.abc import Callable
 
 from resctrlmond.groups.record import Member, Record
+from resctrlmond.removals import Removals
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.processes import Process
 
+log = logging.getLogger(__name__)
+
 
 class Watch:
-    """Watches the living members of every record; ``ended`` is called with a key when something of it may be over.
+    """Watches the living members and the pod of every record; ``ended`` is called with a key when something of it may
+    be over.
 
     Lives in the event loop. Owns one pidfd and one descriptor of cgroup.events for each member that has them, and
-    closes them when the member's end is noted. What a lack of descriptors leaves unwatched is found by the
-    manager's tick, a second later.
+    closes them when the member's end is noted; and one inotify for the control groups of all pods. What a lack of
+    descriptors or watches leaves unwatched is found by the manager's tick, a second later.
     """
 
     def __init__(self, ended: Callable[[str], None]) -> None:
@@ -31,12 +36,24 @@ class Watch:
         self._epoll = select.epoll()
         self._events: dict[int, str] = {}
         self._loop.add_reader(self._epoll.fileno(), self._cgroup_changed)
+        self._pods: dict[str, str] = {}
+        self._removals: Removals | None = None
+        try:
+            self._removals = Removals(self._pod_removed)
+        except OSError as error:
+            why = f"no inotify ({error.strerror}; raise fs.inotify.max_user_instances or LimitNOFILE=)"
+            log.warning("the ends of pods are seen up to a second late: %s", why)
+        else:
+            self._loop.add_reader(self._removals.fd, self._removals.read)
 
     def update(self, key: str, record: Record | None) -> None:
         """Watch what the record says now; None, or a run that is over, ends the watching."""
         if self._epoll.closed:
             return  # a last word on the way when the daemon stops
-        living = {} if record is None or record.state.is_over else {member.id: member for member in record.living}
+        if record is not None and record.state.is_over:
+            record = None
+        self._watch_pod(key, record.pod_cgroup if record is not None else "")
+        living = {} if record is None else {member.id: member for member in record.living}
         for (other, member_id), watched in list(self._watched.items()):
             if other == key and living.get(member_id) != watched.member:
                 self._forget((other, member_id))
@@ -50,6 +67,9 @@ class Watch:
             self._forget(name)
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
+        if self._removals is not None:
+            self._loop.remove_reader(self._removals.fd)
+            self._removals.close()
 
     def _begin(self, key: str, member: Member) -> None:
         watched = _Watched(member)
@@ -91,6 +111,26 @@ class Watch:
             except OSError:
                 self._epoll.unregister(fd)  # the control group is gone: it would be ready for ever
             self._ended(key)
+
+    def _watch_pod(self, key: str, cgroup: str) -> None:
+        before = self._pods.get(key, "")
+        if self._removals is None or cgroup == before:
+            return
+        if before:
+            del self._pods[key]
+            if before not in self._pods.values():
+                self._removals.forget(before)
+        if cgroup:
+            self._pods[key] = cgroup
+            with contextlib.suppress(OSError):
+                self._removals.watch(cgroup)
+            if not os.path.exists(cgroup):
+                self._loop.call_soon(self._ended, key)  # removed before it was watched
+
+    def _pod_removed(self, cgroup: str) -> None:
+        for key, other in self._pods.items():
+            if other == cgroup:
+                self._ended(key)
 
     def _forget(self, name: tuple[str, str]) -> None:
         watched = self._watched.pop(name)

@@ -101,10 +101,18 @@ def test_two_containers_of_a_pod_share_its_group_whoever_writes_the_uid_and_how(
     host.until(lambda: host.state(POD) == "idle", "the containers' ends")
     assert host.identity(POD) == identity, "a pod's group outlives its containers"
     assert "completed_at" not in host.snapshot(POD)
+    assert parent_is_watched(host, pod_cgroup), "its removal is heard, and not only looked for"
     host.run(f"rmdir /sys/fs/cgroup{pod_cgroup}")
     host.until(lambda: host.state(POD) == "completed", "the end of the pod after its control group")
+    host.until(lambda: not parent_is_watched(host, pod_cgroup), "the end of the watch")
     assert POD not in host.groups()
     assert "completed_at" in host.snapshot(POD)
+
+
+def parent_is_watched(host: Host, cgroup: str) -> bool:
+    """Whether the daemon, as its unit runs it, has an inotify watch on the control group's parent."""
+    inode = int(host.out(f"stat -c %i $(dirname /sys/fs/cgroup{cgroup})"))
+    return f" ino:{inode:x} " in host.run(f"grep -hs ^inotify /proc/{host.pid()}/fdinfo/*", check=False).stdout
 
 
 def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> None:

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch by itself, with no tick beside it that would find the same a second later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.record import Record, State
+from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.watch import Watch
+
+KEY = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+@dataclass
+class Heard:
+    """The keys that were told, each waited for."""
+
+    keys: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def next(self) -> str:
+        async with asyncio.timeout(60):
+            return await self.keys.get()
+
+    async def nothing(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert self.keys.empty()
+
+
+@pytest.fixture
+def pods() -> Iterator[Path]:
+    """A place in the host's control groups, as the kubelet's, for pods."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    place = Path(top, f"resctrlmond-watch-{os.getpid()}")
+    place.mkdir()
+    yield place
+    for pod in place.iterdir():
+        if pod.is_dir():
+            pod.rmdir()
+    place.rmdir()
+
+
+def pod(cgroup: Path, key: str = KEY, state: State = State.IDLE) -> Record:
+    return Record(key=key, group_name=key, state=state, pod_cgroup=str(cgroup))
+
+
+def test_a_pod_ends_with_its_control_group(pods: Path) -> None:
+    """The end that no runtime tells: CRI-O's hooks hear of containers alone."""
+
+    async def scene() -> None:
+        heard = Heard()
+        watch = Watch(heard.keys.put_nowait)
+        ours, other = pods / "pod-ours", pods / "pod-other"
+        ours.mkdir()
+        other.mkdir()
+        watch.update(KEY, pod(ours))
+        watch.update(KEY, pod(ours, state=State.ACTIVE))
+        other.rmdir()
+        await heard.nothing()
+        ours.rmdir()
+        assert await heard.next() == KEY
+        watch.update(KEY, pod(ours, state=State.COMPLETED))
+        ours.mkdir()
+        ours.rmdir()
+        await heard.nothing()
+        watch.close()
+
+    asyncio.run(scene())
+
+
+def test_a_pod_that_went_before_it_was_watched(pods: Path) -> None:
+    async def scene() -> None:
+        heard = Heard()
+        watch = Watch(heard.keys.put_nowait)
+        watch.update(KEY, pod(pods / "pod-gone"))
+        assert await heard.next() == KEY
+        watch.update("with-its-parent", pod(pods / "gone" / "pod-gone", "with-its-parent"))
+        assert await heard.next() == "with-its-parent"
+        watch.close()
+
+    asyncio.run(scene())
+
+
+def test_a_pod_that_moves_to_another_control_group(pods: Path) -> None:
+    """Its UID is a static pod's, made anew elsewhere: the new one counts, the old one is nobody's."""
+
+    async def scene() -> None:
+        heard = Heard()
+        watch = Watch(heard.keys.put_nowait)
+        old, new = pods / "pod-old", pods / "pod-new"
+        old.mkdir()
+        new.mkdir()
+        watch.update(KEY, pod(old))
+        watch.update(KEY, pod(new))
+        old.rmdir()
+        await heard.nothing()
+        new.rmdir()
+        assert await heard.next() == KEY
+        watch.close()
+
+    asyncio.run(scene())
+
+
+def test_two_workloads_with_one_control_group_are_both_told(pods: Path) -> None:
+    async def scene() -> None:
+        heard = Heard()
+        watch = Watch(heard.keys.put_nowait)
+        shared = pods / "pod-shared"
+        shared.mkdir()
+        for key in ("a", "b", "c"):
+            watch.update(key, pod(shared, key))
+        watch.update("c", None)
+        shared.rmdir()
+        assert {await heard.next(), await heard.next()} == {"a", "b"}
+        await heard.nothing()
+        watch.close()
+
+    asyncio.run(scene())
+
+
+WITHOUT_INOTIFY = """
+import asyncio, logging
+from resctrlmond.groups.record import Record, State
+from resctrlmond.watch import Watch
+
+async def scene():
+    watch = Watch(print)
+    watch.update("k", Record(key="k", group_name="k", state=State.IDLE, pod_cgroup="/pods/gone"))
+    await asyncio.sleep(0)
+    watch.update("k", None)
+    watch.close()
+
+logging.basicConfig(format="%(levelname)s %(message)s")
+asyncio.run(scene())
+"""
+
+
+def test_without_inotify_it_goes_on_and_says_so() -> None:
+    """As on a host whose root has used up fs.inotify.max_user_instances."""
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c"]
+    command += ['echo 0 >/proc/sys/user/max_inotify_instances && exec "$@"', "sh"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", WITHOUT_INOTIFY], capture_output=True, text=True, check=False
+    )
+    why = "no inotify (Too many open files; raise fs.inotify.max_user_instances or LimitNOFILE=)"
+    said = f"WARNING the ends of pods are seen up to a second late: {why}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
