@@ -140,15 +140,20 @@ class Manager:
             return Released(record, record.state.is_over, self._totals(record))
 
     def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Record:
-        """Note a member that brings no task of its own. Raises NoSuchGroup."""
+        """Note a member that brings no task of its own; one that lives, and has tasks, stays what it is.
+
+        Raises NoSuchGroup.
+        """
         key = canonical_key(key)
         check_member_id(member)
         check_word("claim", owner)
         check_word("kind", kind)
         with self.book.writing(key):
             record = self.joining.known_living(key)
-            joining = Member(id=member, kind=kind, owner=owner, started_at=utc_now())
-            return self.book.put(claimed(record.with_member(joining), owner))
+            noted = record.member(member)
+            if noted is None or not (noted.lives and noted.has_tasks):
+                record = record.with_member(Member(id=member, kind=kind, owner=owner, started_at=utc_now()))
+            return self.book.put(claimed(record, owner))
 
     def remove_member(self, key: str, member: str, *, reason: str = "removed") -> Record:
         """End a member, by the word of who knows. A member that is not known, or ended, is no error.

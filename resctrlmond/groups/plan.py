@@ -143,14 +143,13 @@ def claims_over(
 
 
 def _oci_is_over(record: Record, idle: float, pod_is_gone: bool, linger_s: float, pod_linger_s: float) -> bool:
+    if is_pod_uid(record.key) and record.pod_cgroup:
+        # The ends of its containers never free a pod's RMID: the next one may be about to start. What others know by
+        # name alone runs nowhere when the pod is gone, and ends by their word, which the hook's claim waits not for.
+        return pod_is_gone and not any(member.owner == OCI or member.has_tasks for member in record.living)
     if record.living or not any(member.owner == OCI for member in record.members):
         return False
-    if not is_pod_uid(record.key):
-        return idle >= linger_s
-    if record.pod_cgroup:
-        # The ends of its containers never free a pod's RMID: the next one may be about to start.
-        return pod_is_gone
-    return idle >= pod_linger_s
+    return idle >= (pod_linger_s if is_pod_uid(record.key) else linger_s)
 
 
 def _idle_for(record: Record) -> float:

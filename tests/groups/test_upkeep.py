@@ -62,6 +62,42 @@ def test_a_pods_group_stays_over_its_containers_and_ends_with_its_cgroup(
     host.check()
 
 
+@pytest.mark.parametrize("first", ["the pod", "the adapter", "the adapter that forgot"])
+def test_a_pod_of_hook_and_adapter_ends_with_both_in_any_order(
+    host: Host, process: Start, cgroup: str, first: str
+) -> None:
+    """Its image could not be fetched, so both know its sandbox alone, and each by its own means."""
+    pause = process()
+    join(cgroup, pause.pid)
+    host.manager.assign(assignment(UID, pause.pid, "oci", member="sandbox", kind="sandbox", pod_cgroup=cgroup))
+    host.manager.create(UID, owner="nri")
+    host.manager.add_member(UID, "sandbox", owner="nri")
+    noted = host.manager.get(UID).member("sandbox")
+    assert noted is not None
+    assert noted.pid == pause.pid, "a name takes no process away"
+    host.manager.add_member(UID, "replaced", owner="nri")
+
+    def tell() -> None:
+        if first != "the adapter that forgot":
+            host.manager.remove_member(UID, "sandbox")
+            host.manager.remove_member(UID, "replaced")
+        host.manager.reconcile("nri", [])
+
+    if first != "the pod":
+        tell()
+        host.manager.upkeep.tick()
+        assert host.manager.get(UID).claimed_by("oci")
+    end(pause)
+    os.rmdir(cgroup)
+    host.manager.upkeep.tick()
+    if first == "the pod":
+        assert host.manager.get(UID).claimed_by("nri")
+        tell()
+        host.manager.upkeep.tick()
+    assert host.manager.get(UID).state is State.COMPLETED
+    host.check()
+
+
 def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
