@@ -41,12 +41,23 @@ class Removals:
         self._by_wd: dict[int, _Parent] = {}
 
     def watch(self, path: str) -> None:
-        """Watch a directory, whether it is there or not. Raises OSError where the parent cannot be watched."""
+        """Watch a directory, whether it is there or not. Raises OSError where the parent cannot be watched.
+
+        Once more, where the parent may have been made anew: not every kernel tells that a control group is gone with
+        the watch on it (Linux 7.3 does, 6.18 does not).
+        """
         above, name = os.path.split(path)
+        # The same one for a directory that is watched already (inotify_add_watch(2)).
+        wd = _called(_libc.inotify_add_watch(self.fd, os.fsencode(above), _IN_DELETE | _IN_ONLYDIR), above)
         parent = self._parents.get(above)
         if parent is None:
-            wd = _called(_libc.inotify_add_watch(self.fd, os.fsencode(above), _IN_DELETE | _IN_ONLYDIR), above)
             parent = self._parents[above] = self._by_wd[wd] = _Parent(above, wd)
+        elif parent.wd != wd:
+            before, parent = parent, _Parent(above, wd, parent.names)
+            self._end(before)
+            self._parents[above] = self._by_wd[wd] = parent
+            for other in parent.paths:
+                self._removed(other)  # with the one before; what was told of that is read no more
         parent.names.add(name)
 
     def forget(self, path: str) -> None:
@@ -57,8 +68,7 @@ class Removals:
             return  # it could not be watched, or is gone
         parent.names.discard(name)
         if not parent.names:
-            self._drop(parent)
-            _libc.inotify_rm_watch(self.fd, parent.wd)
+            self._end(parent)
 
     def read(self) -> None:
         """Tell what was removed since the last time."""
@@ -88,6 +98,10 @@ class Removals:
             self._drop(parent)
             return parent.paths
         return [os.path.join(parent.path, name)] if name in parent.names else []
+
+    def _end(self, parent: _Parent) -> None:
+        self._drop(parent)
+        _libc.inotify_rm_watch(self.fd, parent.wd)
 
     def _drop(self, parent: _Parent) -> None:
         del self._parents[parent.path]

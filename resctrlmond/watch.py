@@ -114,17 +114,18 @@ class Watch:
 
     def _watch_pod(self, key: str, cgroup: str) -> None:
         before = self._pods.get(key, "")
-        if self._removals is None or cgroup == before:
+        if self._removals is None:
             return
-        if before:
+        if before and cgroup != before:
             del self._pods[key]
             if before not in self._pods.values():
                 self._removals.forget(before)
         if cgroup:
             self._pods[key] = cgroup
             with contextlib.suppress(OSError):
+                # Each time: a pod that comes again may have come with its parent.
                 self._removals.watch(cgroup)
-            if not os.path.exists(cgroup):
+            if cgroup != before and not os.path.exists(cgroup):
                 self._loop.call_soon(self._ended, key)  # removed before it was watched
 
     def _pod_removed(self, cgroup: str) -> None:
