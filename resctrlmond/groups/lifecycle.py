@@ -170,7 +170,12 @@ class Lifecycle:
                     status=error.status,
                 ) from error
             moving = self.book.put(replace(record, class_=class_, state=State.PENDING))
-            self.tree.remove(record.ref)
+            try:
+                self.tree.remove(record.ref)
+            except ResctrlError:
+                # It stands, and of what waits elsewhere nobody would know that.
+                self.book.put(record)
+                raise
             return self.make(moving, record.baseline)
         try:
             return self.relocated(record, class_)

@@ -16,6 +16,9 @@ from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
+from resctrlmond.sim.mount import Simulation
 from tests.groups.conftest import UID, Host, assignment, join
 from tests.groups.test_cut import CTR, Fuse, cut, forget, fuse
 
@@ -192,6 +195,31 @@ def test_a_sandbox_known_by_name_alone_fixes_no_class(host: Host, process: Start
     assert (record.class_, record.further) == (gold, ())
     assert host.tree.membership(child.pid) == Membership(gold, UID)
     host.check()
+
+
+def test_a_group_that_is_to_be_made_anew_elsewhere_and_cannot_be_removed_is_not_forgotten(
+    tmp_path: Path, process: Start
+) -> None:
+    """Linux 6.1 moves no groups. The one in the old class stood on and held its RMID, and no record spoke of it."""
+    for folder in ("resctrl", "run"):
+        (tmp_path / folder).mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8, kernel="6.1"):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.make_class("gold")
+        host.manager.create(CTR, owner="other")
+        child = process()
+        host.tree.write_task("gold", child.pid)
+        control = Control(host.mountpoint)
+        control.set_faults(Fault(on=Operation.RMDIR, group=f"mon_groups/{CTR}", answer="ENOMEM", times=1))
+        with pytest.raises(KernelRefused, match="ENOMEM"):
+            host.manager.assign(assignment(CTR, child.pid))
+        assert control.faults == []
+        host.check()
+        host.manager.upkeep.tick()
+        host.check()
+        host.manager.assign(assignment(CTR, child.pid))
+        assert host.tree.membership(child.pid) == Membership("gold", CTR)
+        assert [found.ref.class_ for found in host.ours()] == ["gold"]
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
