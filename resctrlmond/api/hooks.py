@@ -74,7 +74,9 @@ def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) 
 
 def _end(manager: Manager, workload: Workload) -> RunReply:
     try:
-        record = manager.remove_member(workload.key, workload.member, reason="its runtime says it has stopped")
+        record = manager.remove_member(
+            workload.key, workload.member, reason="its runtime says it has stopped", confirms=True
+        )
     except NoSuchGroup:
         # Started before us, or refused at its start: there is nothing to end.
         return RunReply(key=workload.key)

@@ -80,10 +80,15 @@ def has_ended(member: Member) -> bool:
     """Whether nothing of the member runs any more: its first process ended and its control group is empty."""
     if not member.pid and not member.cgroup:
         return False  # a sandbox without a process ends by word only
-    if member.pid:
-        try:
-            with Process.open(member.pid, member.start_time):
-                return False
-        except NoSuchProcess:
-            pass
-    return not (member.cgroup and cgroups.is_populated(member.cgroup))
+    return not runs(member) and not (member.cgroup and cgroups.is_populated(member.cgroup))
+
+
+def runs(member: Member) -> bool:
+    """Whether its first process is known, and runs. Raises NotRead."""
+    if not member.pid:
+        return False
+    try:
+        with Process.open(member.pid, member.start_time):
+            return True
+    except NoSuchProcess:
+        return False

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from resctrlmond.groups import target
 from resctrlmond.groups.accounting import Total
 from resctrlmond.groups.book import Book
-from resctrlmond.groups.ends import Ends
+from resctrlmond.groups.ends import Ends, runs
 from resctrlmond.groups.inventory import Inventory
 from resctrlmond.groups.joining import Joining, claimed
 from resctrlmond.groups.keys import (
@@ -155,16 +155,17 @@ class Manager:
                 record = record.with_member(Member(id=member, kind=kind, owner=owner, started_at=utc_now()))
             return self.book.put(claimed(record, owner))
 
-    def remove_member(self, key: str, member: str, *, reason: str = "removed") -> Record:
+    def remove_member(self, key: str, member: str, *, reason: str = "removed", confirms: bool = False) -> Record:
         """End a member, by the word of who knows. A member that is not known, or ended, is no error.
 
-        Raises NoSuchGroup.
+        ``confirms``: the word only confirms the end of its first process. While that runs the word is of an earlier
+        one under its id, and ends nothing. Raises NoSuchGroup.
         """
         key = canonical_key(key)
         with self.book.writing(key):
             record = self.book.known(key)
             ending = record.member(member)
-            if ending is not None and ending.lives:
+            if ending is not None and ending.lives and not (confirms and runs(ending)):
                 self.ends.end_member(record, ending, attribute_value(reason))
             return self.ends.settle(key) or record
 

@@ -102,6 +102,21 @@ def test_a_container_is_in_its_group_before_it_executes_and_ends_with_poststop(m
     assert hook(machine, "poststop", state(0), "--strict") == (0, "")
 
 
+def test_a_poststop_that_comes_late_ends_nothing_of_the_container_that_came_back(
+    machine: Machine, init: Start
+) -> None:
+    """Podman restarts a container under its id. A call whose hook gave up may still wait for its turn by then."""
+    machine.start()
+    child = init()
+    assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
+    assert hook(machine, "poststop", state(0), "--strict") == (0, "")
+    assert machine.group(CTR)["state"] == "active"
+    assert machine.tasks(CTR) == {child.pid}
+    child.kill()
+    child.wait()
+    assert machine.reaches(CTR, "completed")
+
+
 def test_a_container_that_comes_back_is_a_new_run(machine: Machine, init: Start) -> None:
     machine.start()
     for generation in (1, 2):
