@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from resctrlmond.groups.lifecycle import replace
 from resctrlmond.groups.manager import Manager
 from resctrlmond.resctrl.errors import ResctrlError
 
@@ -19,11 +20,11 @@ def release_all(manager: Manager) -> list[str]:
     manager.recover()
     problems = []
     for record in manager.records():
-        if record.state.is_over:
-            continue
         try:
             with manager.book.writing(record.key):
-                manager.life.finish(record, REASON)
+                ended = record if record.state.is_over else manager.life.finish(record, REASON)
+                if ended.is_interrupted:
+                    manager.book.put(replace(ended, claims=()))  # or a later start would begin it anew
         except (ResctrlError, OSError) as error:
             problems.append(f"{record.key}: {error}")
     # What no record speaks of even now: groups whose names are no keys.

@@ -7,6 +7,8 @@ import os
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from resctrlmond.groups.farewell import REASON, release_all
 from resctrlmond.groups.record import State
 from resctrlmond.resctrl.tree import GroupRef
@@ -49,6 +51,23 @@ def test_what_no_record_speaks_of_goes_too(host: Host, process: Start) -> None:
     assert release_all(manager) == []
     assert host.ours() == []
     assert manager.get("lost").state is State.COMPLETED
+
+
+def test_what_was_lost_is_not_begun_anew_by_a_later_start(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose group was removed waits for a new one: the package was gone, and its next start made it."""
+    monkeypatch.setattr("resctrlmond.groups.plan.RESUME_S", 0.0)
+    seen, unseen = (host.manager.assign(assignment(key, process().pid)).record for key in ("seen", "unseen"))
+    os.rmdir(host.tree.full_path(seen.ref))
+    host.manager.upkeep.tick()
+    os.rmdir(host.tree.full_path(unseen.ref))
+    assert release_all(host.manager) == []
+    host.restart().upkeep.tick()
+    assert host.ours() == []
+    states = {record.key: (record.state, record.claims) for record in host.manager.records()}
+    assert states == {"seen": (State.LOST, ()), "unseen": (State.LOST, ())}
+    host.check()
 
 
 def test_what_cannot_be_written_is_told_and_the_others_still_end(host: Host) -> None:
