@@ -35,7 +35,8 @@ class Sweeping:
         """Take in what joined the members from outside, and follow those that somebody moved to another class."""
         with self.book.writing(key):
             record = self.book.get(key)
-            if record is None or record.state is not State.ACTIVE:
+            # One that is idle has members where their adoption failed.
+            if record is None or record.state not in (State.ACTIVE, State.IDLE):
                 return
             for member in record.living:
                 record = self._take_in(record, member)
@@ -51,10 +52,11 @@ class Sweeping:
         if moved.moved:
             log.info("%s: %d tasks that joined %s were taken in", record.key, moved.moved, member.id)
         swept = record.member(member.id)
-        if swept is not None and swept.reason and record.home(swept).state.has_group:
-            # What was in the way of an earlier sweep is no more.
-            record = self.book.put(record.with_member(replace(swept, reason="")))
-        return record
+        if swept is None or not swept.has_tasks or not record.home(swept).state.has_group:
+            return record
+        # What was in the way of an earlier sweep is no more, and who stayed outside is told as it is now.
+        swept = replace(swept, reason="", left=moved.outside, take_over=False, allow_class_change=False)
+        return self.book.put(replace(record.with_member(swept), state=State.ACTIVE))
 
     def adopt(self, group: Record) -> Record | None:
         """Put the members of a group that came late into it; what they used before is lost, and said so."""

@@ -19,6 +19,8 @@ from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.upkeep import log
 from resctrlmond.resctrl.errors import RmidsExhausted
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
 from resctrlmond.sim.mount import Simulation
 from tests.groups.conftest import Host, assignment
 
@@ -316,3 +318,23 @@ def test_a_change_of_class_is_remembered_while_it_waits(tmp_path: Path, process:
             host.manager.upkeep.tick()
         where = host.tree.membership(child.pid)
         assert (where.class_, where.group) == ("gold", "k")
+
+
+def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> None:
+    """The group stood idle, and who was to be in it stayed outside until the daemon was started anew."""
+    fill(small)
+    child = process()
+    waits = small.manager.assign(assignment("k", child.pid, "a", take_over=True)).record
+    assert waits.state is State.PENDING
+    small.manager.release("one", owner="a")
+    Control(small.mountpoint).set_faults(Fault(on=Operation.TASKS, group="mon_groups/k", answer="EIO", times=1))
+    small.manager.upkeep.tick()
+    record = small.manager.get("k")
+    assert (record.state.has_group, "EIO" in record.members[0].reason) == (True, True)
+    assert small.tree.membership(child.pid).group == ""
+    small.manager.upkeep.sweeping.sweep("k")
+    record = small.manager.get("k")
+    assert (record.state, record.baseline, record.members[0].reason) == (State.ACTIVE, Quality.LATE, "")
+    assert not record.members[0].take_over
+    assert small.tree.membership(child.pid).group == "k"
+    small.check()

@@ -122,6 +122,26 @@ def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
     assert host.manager.get(CTR).state is State.COMPLETED
 
 
+def test_who_stays_outside_is_told_as_it_is_now(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told as it had been when the member was assigned, for as long as the workload lived."""
+    init, session = process(), process()
+    join(cgroup, init.pid)
+    host.manager.assign(assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
+    foreign = host.make_foreign("theirs")
+    host.tree.write_task(foreign.path, session.pid)
+    join(cgroup, session.pid)
+    monkeypatch.setattr("resctrlmond.groups.upkeep.SWEEP_S", 0.0)
+    host.manager.upkeep.tick()
+    member = host.manager.get(CTR).members[0]
+    assert (host.tree.membership(session.pid).group, member.left) == ("theirs", 1)
+    os.rmdir(host.tree.full_path(foreign))
+    host.manager.upkeep.tick()
+    member = host.manager.get(CTR).members[0]
+    assert (host.tree.membership(session.pid).group, member.left) == (CTR, 0)
+
+
 def test_what_joined_while_there_was_no_daemon_is_taken_in_at_its_start(
     host: Host, process: Start, cgroup: str
 ) -> None:
