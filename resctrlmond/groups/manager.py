@@ -203,6 +203,10 @@ class Manager:
                 raise NoSuchClass("there is no such class", path=f"{self.tree.path}/{class_}")
             if record.class_ == class_:
                 return record
+            if not record.state.has_group:
+                # Nothing is renamed that would take its tasks along: they change class as they join.
+                for member in record.living:
+                    record = record.with_member(replace(member, allow_class_change=True))
             return self.life.relocate(replace(record, follows=False), class_)
 
     # -- verbs that read

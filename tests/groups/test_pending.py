@@ -18,6 +18,7 @@ from resctrlmond.groups.errors import InvalidRequest
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.upkeep import log
 from resctrlmond.resctrl.errors import RmidsExhausted
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
@@ -318,6 +319,30 @@ def test_a_change_of_class_is_remembered_while_it_waits(tmp_path: Path, process:
             host.manager.upkeep.tick()
         where = host.tree.membership(child.pid)
         assert (where.class_, where.group) == ("gold", "k")
+
+
+def test_a_move_of_one_that_waits_is_remembered(tmp_path: Path, process: Start) -> None:
+    """Its tasks stayed in their class, and as soon as it had its group that followed them back."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 3):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.make_class("gold")
+        host.manager.create("one", owner="a")
+        child = process()
+        assert host.manager.assign(assignment("k", child.pid, "a")).record.state is State.PENDING
+        assert host.manager.move("k", "gold").class_ == "gold"
+        host.restart()
+        host.manager.release("one", owner="a")
+        deadline = time.monotonic() + 60
+        while host.manager.get("k").state is State.PENDING:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            host.manager.upkeep.tick()
+        record = host.manager.get("k")
+        assert (record.class_, record.further, record.members[0].allow_class_change) == ("gold", (), False)
+        assert host.tree.membership(child.pid) == Membership("gold", "k")
+        host.check()
 
 
 def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> None:
