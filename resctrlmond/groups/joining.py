@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from resctrlmond.groups.lifecycle import Lifecycle, replace
@@ -15,7 +16,8 @@ from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
 from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tasks import How, Moved
+from resctrlmond.resctrl.tasks import How, Moved, put_back
+from resctrlmond.resctrl.tree import GroupRef
 
 
 class Joining:
@@ -65,6 +67,7 @@ class Joining:
             record = self.making.make(_joined(record, coming, assignment), ended, assignment.may_wait)
         else:
             record = before
+        past: dict[int, tuple[int, Membership]] = {}
         try:
             if before is not None:
                 if not assignment.may_wait:
@@ -75,20 +78,32 @@ class Joining:
             record = self.book.put(_joined(record, replace(member, joining=not waits), assignment))
             if waits:
                 return Assigned(record, Moved(0, 0))
-            record, moved = self._move(record, member, moving, assignment)
+            record, moved = self._move(record, member, moving, assignment, past)
             # As it stands: what was found in another class made it late.
             joined = record.member(member.id) or member
             member = replace(joined, left=moved.outside, joining=False, take_over=False, allow_class_change=False)
             return Assigned(self.book.put(replace(record.with_member(member), state=State.ACTIVE)), moved)
         except Exception:
+            # A group that stands on keeps none of those that are no member of it.
+            put_back(self.tree, past)
             self._undo(record, before, ended)
             raise
 
-    def _move(self, record: Record, member: Member, moving: Target, assignment: Assignment) -> tuple[Record, Moved]:
+    def _move(
+        self,
+        record: Record,
+        member: Member,
+        moving: Target,
+        assignment: Assignment,
+        past: dict[int, tuple[int, Membership]],
+    ) -> tuple[Record, Moved]:
+        def move(ref: GroupRef, how: How) -> Moved:
+            return moving.move(ref, dataclasses.replace(how, past=past))
+
         if assignment.class_ == FOLLOW:
-            return self.sweeping.spread(record, member, moving.move)
+            return self.sweeping.spread(record, member, move)
         # All of it into the class that was named, or nothing.
-        return record, moving.move(record.home(member).ref, How(member.take_over, member.allow_class_change))
+        return record, move(record.home(member).ref, How(member.take_over, member.allow_class_change))
 
     def living(self, key: str) -> Record | None:
         """The record of a run that goes on; one that has ended without our seeing it is closed first."""

@@ -11,7 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, NoSuchGroup, NoSuchProcess, ProcessChanged
+from resctrlmond.resctrl.errors import (
+    ClassMismatch,
+    KernelRefused,
+    NoSuchGroup,
+    NoSuchProcess,
+    ProcessChanged,
+    ResctrlError,
+)
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef, Tree
@@ -49,13 +56,15 @@ class How:
     class, which changes its allocation; without it the kernel refuses a thread of another class (ClassMismatch).
     ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and those in
     other classes are left and told (``Moved.astray``) instead of refused. ``first`` is called before the first thread
-    is moved, and not at all if there is none.
+    is moved, and not at all if there is none. ``past`` is given the start time of each thread that is moved and where
+    it was, for ``put_back``.
     """
 
     take_over: bool = False
     through_class: bool = False
     among: Collection[GroupRef] | None = None
     first: Callable[[], object] | None = None
+    past: dict[int, tuple[int, Membership]] | None = None
 
 
 PLAINLY = How()
@@ -92,6 +101,18 @@ def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> M
 
     sweep = _Sweep(tree, ref, belongs, how)
     return sweep.run(lambda: cgroups.tasks(cgroup))
+
+
+def put_back(tree: Tree, past: Mapping[int, tuple[int, Membership]]) -> None:
+    """Undo moves, which noted this ``past``, as far as it can be done: each thread goes where it was."""
+    for tid, (start_time, before) in past.items():
+        now = processes.stat(tid)
+        if now is None or now.start_time != start_time:
+            continue
+        with contextlib.suppress(ResctrlError):
+            tree.write_task(before.class_, tid)
+            if before.group:
+                tree.write_task(GroupRef(before.class_, before.group).path, tid)
 
 
 class _Sweep:
@@ -146,6 +167,8 @@ class _Sweep:
         first = processes.stat(tid)
         if first is None or not self.belongs(tid):
             return False
+        if self.how.past is not None:
+            self.how.past.setdefault(tid, (first.start_time, before))
         try:
             if self.how.through_class and before.class_ != self.ref.class_:
                 self.tree.write_task(self.ref.class_, tid)

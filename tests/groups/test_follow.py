@@ -169,6 +169,28 @@ def test_a_class_that_is_named_is_for_all_of_it_or_for_nothing(
     assert (record.class_, record.further, record.members[0].left) == (gold, (), 0)
 
 
+def test_a_call_that_fails_leaves_nobody_in_a_group_that_stands(
+    host: Host, process: Start, cgroup: str, gold: str
+) -> None:
+    """Those that were moved before it failed stayed, and counted in a workload that does not know them."""
+    host.manager.assign(assignment(UID, process().pid))
+    before = host.manager.get(UID)
+    for child in (process(), process(), process()):
+        join(cgroup, child.pid)
+    pids = sorted(int(pid) for pid in Path(cgroup, "cgroup.procs").read_text().split())
+    foreign = host.make_foreign("theirs")
+    host.tree.write_task(foreign.path, pids[0])
+    host.tree.write_task(gold, pids[2])
+    places = [host.tree.membership(pid) for pid in pids]
+    with pytest.raises(ClassMismatch):
+        host.manager.assign(by_cgroup(cgroup, class_="", take_over=True))
+    assert [host.tree.membership(pid) for pid in pids] == places
+    assert host.manager.get(UID) == before
+    assert host.manager.assign(by_cgroup(cgroup, take_over=True)).moved.moved == 3
+    os.rmdir(host.tree.full_path(foreign))
+    host.check()
+
+
 def test_a_call_that_fails_on_the_second_class_leaves_no_group_in_the_first(
     host: Host, process: Start, cgroup: str, gold: str
 ) -> None:
