@@ -14,13 +14,15 @@ class LastRead(msgspec.Struct, frozen=True, omit_defaults=True):
     """One domain's values, by event, as the kernel gave them; ``time`` is RFC 3339, UTC.
 
     ``inode`` is that of its directory. ``carried`` has the events that began to count from 0 again, or were without a
-    counter for a time, with what they had counted when they were last read before that.
+    counter for a time, with what they had counted when they were last read before that. ``known`` has what events
+    that read no number now had counted when they last did.
     """
 
     time: str
     values: dict[str, str]
     inode: int = 0
     carried: dict[str, int] = msgspec.field(default_factory=dict)
+    known: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 # By domain, which is the path below mon_data. One that went offline keeps what was read of it last.
@@ -39,19 +41,21 @@ def with_readings(
             time,
             {reading.event: reading.value.text for reading in of},
             of[0].inode,
-            _carried(before.get(domain) or LastRead("", {}, (inodes or {}).get(domain, 0)), of),
+            *_carried(before.get(domain) or LastRead("", {}, (inodes or {}).get(domain, 0)), of),
         )
         for domain, of in domains.items()
     }
 
 
-def _carried(last: LastRead, readings: Iterable[Reading]) -> dict[str, int]:
-    carried = dict(last.carried)
+def _carried(last: LastRead, readings: Iterable[Reading]) -> tuple[dict[str, int], dict[str, int]]:
+    """``LastRead.carried`` and ``LastRead.known`` after these readings."""
+    carried, known = dict(last.carried), {}
     for reading in readings:
         if not event(reading.event).restarts:
             continue
-        known = parse_value(last.values.get(reading.event, "")).number
-        counted = int(known) if known is not None else 0
+        number = parse_value(last.values.get(reading.event, "")).number
+        # AMD's counters read "Unavailable" as they are handed to another group, and are at 0 when they come back.
+        counted = int(number) if number is not None else last.known.get(reading.event, 0)
         # A mode change makes no new directory; there it is seen by the value alone. What falls by less is noise:
         # taken for a new beginning it would count all that came before twice.
         went_back = reading.value.number is not None and reading.value.number * 2 < counted
@@ -61,10 +65,13 @@ def _carried(last: LastRead, readings: Iterable[Reading]) -> dict[str, int]:
         is_taken = reading.value.status is Status.UNASSIGNED
         if went_back or is_another or is_taken:
             carried[reading.event] = carried.get(reading.event, 0) + counted
+            counted = 0
         elif reading.value.number is not None and reading.value.number * 10 < counted * 9:
             # Too much for noise, too little to be sure: nothing is added, and it is not exact.
             carried.setdefault(reading.event, 0)
-    return carried
+        if reading.value.number is None and counted:
+            known[reading.event] = counted
+    return carried, known
 
 
 def carried_of(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:

@@ -22,7 +22,7 @@ from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.upkeep import log
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.sim.control import Control
+from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.mount import Simulation, unmount
 from tests.groups.conftest import Host, assignment
 from tests.sim.conftest import Puppet
@@ -198,6 +198,10 @@ def test_a_counter_that_began_from_0_under_the_same_roof_is_seen_by_its_value() 
     # Neither noise nor surely a new beginning: it is marked, and nothing is counted twice.
     assert after("100", "80", "150") == {TRAFFIC: 0}
     assert after("100", "Unavailable", "200") == {}
+    # AMD's counters read so when they are handed to another group, and begin from 0 when they are back.
+    assert after("100", "Unavailable", "20") == {TRAFFIC: 100}
+    assert after("100", "Unavailable", "Error", "20", "Unavailable", "30") == {TRAFFIC: 100}
+    assert after("100", "Unavailable", "Unassigned", "20") == {TRAFFIC: 100}
 
 
 def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
@@ -250,6 +254,32 @@ def test_without_a_counter_nothing_is_0() -> None:
     assert (never.number, never.quality) == (None, Quality.UNKNOWN)
     (gone,) = totals(end, begin, carried={("d", TRAFFIC): 0})
     assert (gone.number, gone.quality) == (None, Quality.UNKNOWN)
+
+
+def test_what_was_counted_before_a_counter_was_unavailable_is_not_lost(tmp_path: Path, process: Start) -> None:
+    """What it had counted was forgotten, and the rest was called exact."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8, virtual_cpus=1):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        record = host.manager.assign(assignment("k", child.pid)).record
+        host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        control.run(child.pid, 1_000_000_000)
+        host.manager.upkeep.tick()
+        before = total(host.manager.read("k")[2])
+        assert before.number
+        control.set_faults(Fault(group=record.ref.path, event=TRAFFIC, answer="Unavailable"))
+        host.manager.upkeep.tick()
+        host.restart()
+        control.set_faults()
+        # It begins from 0.
+        control.offline("mon_L3_00")
+        control.online("mon_L3_00")
+        ended = host.manager.release("k", owner="test")
+        traffic = total(ended.totals)
+        assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
 
 
 @pytest.mark.parametrize("lack", [errno.ENOSPC, errno.ENOMEM])
