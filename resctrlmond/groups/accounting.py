@@ -46,6 +46,8 @@ class _Delta:
 _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # A value has up to 20 digits and 9 decimals; the usual 28 digits would round it, and the sum of many domains more so.
 _EXACTLY = Context(prec=64)
+# Of a counter whose domain was offline at the baseline.
+_NOT_ONLINE = Value(Status.ERROR, "not online")
 # A reset counter comes back from 0. One that stands within this part of where it was has not restarted.
 _NOISE = Decimal("0.01")
 
@@ -70,19 +72,25 @@ def totals(
 ) -> list[Total]:
     """Sum what each cumulative event counted between two readings of one group, in order of the event's name.
 
-    Gauges have no total and sub-domains are already in their outer domain: both are left out. ``baseline`` is the
-    quality of the begin readings as a whole; no total is better than it. ``missed`` says of domains why their end
-    values are older than the others', or are not there. ``carried`` says of counters, by domain and event, that they
-    began from 0 again during the run, and what they had counted by then as far as it is known.
+    Gauges have no total and are left out. A domain with sub-domains is their sum: they are counted instead of it, for
+    each of them goes offline, and begins from 0, by itself. ``baseline`` is the quality of the begin readings as a
+    whole; no total is better than it. ``missed`` says of domains why their end values are older than the others', or
+    are not there. ``carried`` says of counters, by domain and event, that they began from 0 again during the run, and
+    what they had counted by then as far as it is known.
     """
     missed, carried = missed or {}, carried or {}
-    before = {(reading.domain, reading.event): reading.value for reading in begin if not reading.is_part}
-    after = {(reading.domain, reading.event): reading.value for reading in end if not reading.is_part}
+    before = {(reading.domain, reading.event): reading.value for reading in begin}
+    after = {(reading.domain, reading.event): reading.value for reading in end}
+    counters = before.keys() | after.keys()
+    sums = {(domain.partition("/")[0], name) for domain, name in counters if "/" in domain}
     deltas: dict[str, list[_Delta]] = {}
     with localcontext(_EXACTLY):
-        for domain, name in sorted(before.keys() | after.keys()):
+        for domain, name in sorted(counters - sums):
             if event(name).kind is Kind.CUMULATIVE:
                 values = before.get((domain, name)), after.get((domain, name))
+                if values[0] is None and not event(name).restarts:
+                    # It ran on while its domain was offline: what it shows is also what others used before.
+                    values = _NOT_ONLINE, values[1]
                 delta = _delta(domain, *values, missed.get(domain, ""), carried.get((domain, name)))
                 deltas.setdefault(name, []).append(delta)
         return [_sum(event(name), deltas[name], baseline) for name in sorted(deltas)]

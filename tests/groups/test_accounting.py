@@ -33,7 +33,7 @@ def energy(begin: str | None, end: str | None, baseline: Quality = Quality.EXACT
         ("7", "7", 0, Quality.EXACT),
         ("Unavailable", "Unavailable", 0, Quality.EXACT),
         ("Unavailable", "3.000000", Decimal(3), Quality.ESTIMATED),
-        (None, "3.000000", Decimal(3), Quality.ESTIMATED),
+        (None, "3.000000", None, Quality.UNKNOWN),
         ("1000", "12", 12, Quality.ESTIMATED),
         ("1000.000000", "999.000000", 0, Quality.ESTIMATED),
         ("1000", "990", 0, Quality.ESTIMATED),
@@ -68,15 +68,29 @@ def test_an_unknown_baseline_gives_no_figure() -> None:
     assert total.reason
 
 
-def test_gauges_parts_and_unknown_events_have_no_total() -> None:
+def test_gauges_and_unknown_events_have_no_total() -> None:
     rows = (
         ("mon_L3_00", "llc_occupancy", "1"),
         ("mon_L3_00", "brand_new_event", "1"),
         ("mon_L3_00", "mbm_total_bytes", "100"),
-        ("mon_L3_00/mon_sub_L3_00", "mbm_total_bytes", "60"),
     )
     [total] = totals(readings(*rows), readings(*rows))
     assert (total.event.name, total.number) == ("mbm_total_bytes", 0)
+
+
+def test_a_domain_with_parts_is_counted_once_and_by_them() -> None:
+    outer, parts = "mon_L3_00", ("mon_L3_00/mon_sub_L3_00", "mon_L3_00/mon_sub_L3_01")
+    begin = readings(*((domain, "mbm_total_bytes", "0") for domain in (outer, *parts)))
+    values = {outer: "30", parts[0]: "10", parts[1]: "20"}
+    end = readings(*((domain, "mbm_total_bytes", text) for domain, text in values.items()))
+    [total] = totals(begin, end)
+    assert (total.number, total.quality) == (30, Quality.EXACT)
+
+
+def test_what_came_online_later_counts_where_it_began_from_0() -> None:
+    """Telemetry runs on meanwhile: what it shows then is also what others used before."""
+    [traffic] = totals([], readings(("mon_L3_00", "mbm_total_bytes", "30")))
+    assert (traffic.number, traffic.quality) == (30, Quality.ESTIMATED)
 
 
 def test_a_missing_domain_is_told_and_the_others_counted() -> None:
@@ -113,10 +127,12 @@ def test_totals_are_never_negative_nor_above_the_last_values(
         if total.number is None:
             assert total.quality is Quality.UNKNOWN
             continue
+        of_it = [one for one in last if one.event == total.event.name]
+        divided = (D0 + "/mon_sub_00", total.event.name) in begin.keys() | end.keys()
         shown = [
             Decimal(one.value.number)
-            for one in last
-            if one.event == total.event.name and not one.is_part and one.value.number is not None
+            for one in of_it
+            if one.value.number is not None and not (divided and one.domain == D0)
         ]
         assert 0 <= total.number <= sum(shown)
         assert worst(total.quality, baseline) is total.quality

@@ -282,6 +282,46 @@ def test_what_was_counted_before_a_counter_was_unavailable_is_not_lost(tmp_path:
         assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
 
 
+def test_a_part_of_a_domain_that_was_offline_is_counted_once(tmp_path: Path, process: Start) -> None:
+    """The sum of all parts went back by one of them, and the others were counted twice."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-snc2", 8, virtual_cpus=4):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, 3_000_000_000, 0)
+        control.run(child.pid, 7_000_000_000, 1)
+        host.manager.upkeep.tick()
+        before = total(host.manager.read("k")[2])
+        values = {domain: last.values[TRAFFIC] for domain, last in last_read(host, "k").items()}
+        assert before.number == int(values["mon_L3_00"]) + int(values["mon_L3_01"])
+        assert before.quality is Quality.EXACT
+        control.offline("mon_sub_L3_01")
+        control.online("mon_sub_L3_01")
+        traffic = total(host.manager.release("k", owner="test").totals)
+        assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
+        assert "mon_sub_L3_01 began from 0" in traffic.reason
+
+
+def test_energy_of_a_package_that_came_online_later_is_not_what_others_used(tmp_path: Path, process: Start) -> None:
+    """Its registers had run on: what another group had used there was counted again."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8, residue=7, virtual_cpus=4):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        control.offline("mon_PERF_PKG_01")
+        host.manager.assign(assignment("k", child.pid))
+        control.online("mon_PERF_PKG_01")
+        energy = total(host.manager.release("k", owner="test").totals, "core_energy")
+        # Nothing ran.
+        assert (energy.number, energy.quality) == (0, Quality.ESTIMATED)
+        assert "mon_PERF_PKG_01 read 'not online' at the beginning" in energy.reason
+
+
 @pytest.mark.parametrize("lack", [errno.ENOSPC, errno.ENOMEM])
 def test_one_that_cannot_be_opened_for_a_lack_is_unread_and_not_missing(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, lack: int
