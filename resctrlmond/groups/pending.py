@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -11,7 +12,10 @@ from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.plan import waiting
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.sweeping import Sweeping
-from resctrlmond.resctrl.errors import GroupExists, KernelRefused, NoSuchClass, PermissionDenied
+from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
+
+# What was in the way with these may be gone a second later.
+PASSING = LACKS | {errno.EIO}
 
 
 class Pending:
@@ -37,6 +41,8 @@ class Pending:
         try:
             made = self.life.make(group)
         except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
+            if error.errno in PASSING:
+                raise  # it is tried again, and whoever calls goes on with the others
             self.life.fail(group, str(error))
             return True
         self.sweeping.adopt(made)

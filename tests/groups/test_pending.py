@@ -363,3 +363,22 @@ def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> N
     assert not record.members[0].take_over
     assert small.tree.membership(child.pid).group == "k"
     small.check()
+
+
+@pytest.mark.parametrize("answer", ["ENOMEM", "EINTR", "EIO"])
+def test_what_passes_makes_no_pending_one_fail(small: Host, process: Start, answer: str) -> None:
+    """Who waited when the kernel lacked memory for a moment had failed, for ever, and its claims were gone."""
+    fill(small)
+    small.manager.create("other", owner="a", priority=-1)
+    child = process()
+    small.manager.assign(assignment("k", child.pid, "a"))
+    small.manager.release("one", owner="a")
+    small.manager.release("two", owner="a")
+    Control(small.mountpoint).set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer=answer, times=1))
+    small.manager.upkeep.tick()
+    states = [small.manager.get(key).state for key in ("k", "other")]
+    assert states == [State.PENDING, State.IDLE]
+    small.check()
+    small.manager.upkeep.tick()
+    assert small.manager.get("k").state is State.ACTIVE
+    assert small.tree.membership(child.pid).group == "k"
