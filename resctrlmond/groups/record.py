@@ -188,8 +188,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
         return any(group.state in (State.LOST, State.COMPLETED, State.ENDING) for group in self.further)
 
     def home(self, member: Member) -> Record:
-        """The group that the member counts in."""
-        return next((group for group in self.further if group.part == member.part), self)
+        """The group that the member counts in: the first one where its own could not be made."""
+        own = (group for group in self.further if group.part == member.part and group.state is not State.FAILED)
+        return next(own, self)
 
     def with_group(self, group: Record) -> Record:
         """The record with ``group``, which is the first one itself or a further one, in its new form."""

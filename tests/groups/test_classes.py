@@ -225,6 +225,21 @@ def test_without_an_rmid_the_further_group_waits_and_is_late(tight: Host, proces
     tight.check()
 
 
+def test_whose_class_goes_while_its_group_waits_is_counted_where_it_is_then(tight: Host, process: Start) -> None:
+    """Its group failed, and its tasks, which the kernel had put into the root, were never looked for again."""
+    for class_ in ("gold", "silver"):
+        tight.make_class(class_)
+    tight.manager.create("other", owner="a")
+    second = spread(tight, process, "", "gold")[1]
+    assert [group.state for group in tight.manager.get(UID).groups] == [State.ACTIVE, State.PENDING]
+    os.rmdir(os.path.join(tight.mountpoint, "gold"))
+    when_all_stand(tight, UID)
+    tight.manager.upkeep.sweeping.sweep(UID)
+    assert tight.tree.membership(second.pid) == Membership("", UID)
+    assert tight.manager.get(UID).baseline is Quality.LATE
+    tight.check()
+
+
 def test_of_a_pending_workload_the_first_group_is_made_first(tight: Host, process: Start) -> None:
     tight.make_class("gold")
     for key in ("one", "two", "three"):
