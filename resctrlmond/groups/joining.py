@@ -82,7 +82,10 @@ class Joining:
             # As it stands: what was found in another class made it late.
             joined = record.member(member.id) or member
             member = replace(joined, left=moved.outside, joining=False, take_over=False, allow_class_change=False)
-            return Assigned(self.book.put(replace(record.with_member(member), state=State.ACTIVE)), moved)
+            record = record.with_member(member)
+            if member.left:
+                record = record.with_late(member)
+            return Assigned(self.book.put(replace(record, state=State.ACTIVE)), moved)
         except Exception:
             # A group that stands on keeps none of those that are no member of it.
             put_back(self.tree, past)

@@ -56,7 +56,10 @@ class Sweeping:
             return record
         # What was in the way of an earlier sweep is no more, and who stayed outside is told as it is now.
         swept = replace(swept, reason="", left=moved.outside, take_over=False, allow_class_change=False)
-        return self.book.put(replace(record.with_member(swept), state=State.ACTIVE))
+        record = record.with_member(swept)
+        if swept.left:
+            record = record.with_late(swept)  # they may end before they are taken in
+        return self.book.put(replace(record, state=State.ACTIVE))
 
     def adopt(self, group: Record) -> Record | None:
         """Put the members of a group that came late into it; what they used before is lost, and said so."""
@@ -134,7 +137,12 @@ class Sweeping:
             return self._into(record, record.home(member), member, move, late)
         record, moved = self._into(record, record.home(member), member, move, late)
         for class_ in sorted(moved.astray):
-            record, group = self._group_in(record, class_, moved)
+            try:
+                record, group = self._group_in(record, class_, moved)
+            except ResctrlError:
+                if late:
+                    self.book.put(record.with_late(member))  # what they use in that class is in no figure
+                raise
             if group.state.has_group:
                 record, more = self._into(record, group, member, move, late=True)
                 moved = _together(more, moved)

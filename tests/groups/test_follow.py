@@ -90,6 +90,27 @@ def test_a_part_that_is_moved_gets_a_second_group(host: Host, process: Start, cg
     host.check()
 
 
+@pytest.mark.parametrize("name", ["theirs", UID])
+def test_what_runs_in_a_group_of_somebody_else_spoils_an_exact_total(
+    host: Host, process: Start, cgroup: str, gold: str, name: str
+) -> None:
+    """A part was counted elsewhere, or nowhere, for as long as it lived, and the rest was called exact."""
+    stays, moved = process(), process()
+    host.manager.assign(container(cgroup, stays, moved))
+    foreign = host.make_foreign(name, gold)
+    host.tree.write_task(gold, moved.pid)
+    if name != UID:
+        host.tree.write_task(foreign.path, moved.pid)
+    for _ in range(2):
+        host.manager.upkeep.sweeping.sweep(UID)
+    moved.kill()
+    moved.wait()
+    host.manager.upkeep.sweeping.sweep(UID)
+    host.restart()
+    assert {total.quality for total in host.manager.release(UID, owner="nri").totals} == {Quality.LATE}
+    host.check()
+
+
 def test_a_process_without_a_control_group_is_followed_as_well(host: Host, process: Start, gold: str) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))
