@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from resctrlmond.groups.keys import is_pod_uid
@@ -53,9 +54,12 @@ class Making:
 
     def further(self, record: Record, class_: str, may_wait: bool = True) -> Record:
         """One more group of the workload, in another class than those it has."""
+        # The name of the class is taken where somebody moved that class's group to another one.
+        taken = {group.part for group in record.further if group.class_ != class_}
+        names = itertools.chain([class_ or ROOT_PART], map(str, itertools.count(2)))
         group = Record(
             key=record.key,
-            part=class_ or ROOT_PART,
+            part=next(name for name in names if name not in taken),
             class_=class_,
             group_name=record.group_name,
             state=State.PENDING,

@@ -114,6 +114,30 @@ def test_a_restart_changes_nothing_of_it(host: Host, process: Start) -> None:
     host.check()
 
 
+def test_a_group_that_was_moved_while_the_daemon_was_down_is_not_forgotten_for_the_next(
+    host: Host, process: Start
+) -> None:
+    """The next group in its old class was noted in its place: it stood on, and was in no total."""
+    spread(host, process, "", "gold")
+    host.make_class("silver")
+    moved = GroupRef("silver", UID)
+    os.rename(host.tree.full_path(GroupRef("gold", UID)), host.tree.full_path(moved))
+    host.restart()
+    third = process()
+    host.tree.write_task("gold", third.pid)
+    record = host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).record
+    assert [group.class_ for group in record.groups] == ["", "silver", "gold"]
+    assert host.tree.membership(third.pid) == Membership("gold", UID)
+    host.check()
+    host.restart()
+    host.check()
+    done = host.manager.release(UID, owner="nri")
+    assert {total.quality for total in done.totals} == {Quality.EXACT}
+    assert len({group.place for group in done.record.groups}) == 3
+    assert host.ours() == []
+    host.check()
+
+
 def test_release_ends_them_all(host: Host, process: Start) -> None:
     children = spread(host, process, "gold", "")
     done = host.manager.release(UID, owner="nri")
