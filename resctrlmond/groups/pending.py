@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from resctrlmond.groups.errors import ForeignGroup
 from resctrlmond.groups.lifecycle import Lifecycle
-from resctrlmond.groups.plan import waiting
+from resctrlmond.groups.plan import baseline_of, waiting
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.sweeping import Sweeping
 from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
@@ -39,7 +39,7 @@ class Pending:
     def _make(self, group: Record) -> bool:
         """Make the group; a reason that no waiting will end makes it fail. False if there is no RMID for it."""
         try:
-            made = self.life.make(group)
+            made = self.life.make(group, baseline_of(self.book.get(group.key), group))
         except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
             if error.errno in PASSING:
                 raise  # it is tried again, and whoever calls goes on with the others

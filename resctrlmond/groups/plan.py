@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.keys import is_pod_uid
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.times import seconds_since_ns
@@ -100,6 +101,13 @@ def waiting(records: Iterable[Record]) -> list[Record]:
         if group.state is State.PENDING and (group is record or record.state.has_group)
     ]
     return [row[-1] for row in sorted(found, key=lambda row: row[:-1])]
+
+
+def baseline_of(record: Record | None, group: Record) -> Quality:
+    """The quality of the baseline of a group that waited, ``record`` being its workload: late if a member ended."""
+    ended = [member for member in record.members if member.has_tasks and not member.lives] if record else []
+    is_late = record is not None and any(record.home(member).part == group.part for member in ended)
+    return Quality.LATE if is_late else Quality.EXACT
 
 
 def served_before(record: Record, records: Iterable[Record]) -> Record | None:

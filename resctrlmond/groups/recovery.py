@@ -13,7 +13,7 @@ from resctrlmond.groups.errors import InvalidKey
 from resctrlmond.groups.keys import canonical_key
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.pending import Pending
-from resctrlmond.groups.plan import RECOVERED, Do, Step, recover
+from resctrlmond.groups.plan import RECOVERED, Do, Step, baseline_of, recover
 from resctrlmond.groups.record import ROOT_PART, Claim, Record, State, UnreadableRecord
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.sweeping import Sweeping
@@ -91,7 +91,8 @@ class Recovery:
                 pass  # in its turn, when all others are seen to
             case Do.BASELINE if step.found is not None:
                 record = replace(record, class_=step.found.ref.class_)
-                self.sweeping.adopt(self.life.baseline(record, Quality.EXACT))
+                quality = baseline_of(self.book.get(record.key), record)
+                self.sweeping.adopt(self.life.baseline(record, quality))
             case Do.FINISH:
                 self.life.finish(record, record.reason)
             case _:

@@ -382,3 +382,28 @@ def test_what_passes_makes_no_pending_one_fail(small: Host, process: Start, answ
     small.manager.upkeep.tick()
     assert small.manager.get("k").state is State.ACTIVE
     assert small.tree.membership(child.pid).group == "k"
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["tick", "cut before the baseline"])
+def test_who_ended_while_the_group_waited_is_missing_and_this_is_said(
+    small: Host, process: Start, is_cut: bool
+) -> None:
+    """A pod whose first container ran and ended before there was an RMID had an exact total, of the others."""
+    fill(small)
+    first, second = process(), process()
+    small.manager.assign(assignment("k", first.pid, "nri", member="c1"))
+    first.kill()
+    first.wait()
+    small.manager.upkeep.tick()
+    assert small.manager.get("k").living == ()
+    small.manager.release("one", owner="a")
+    if is_cut:
+        record = small.manager.get("k")
+        small.tree.create(record.ref, record.nonce)
+        small.restart()
+    else:
+        small.manager.upkeep.tick()
+    assert small.manager.get("k").state is State.IDLE
+    small.manager.assign(assignment("k", second.pid, "nri", member="c2"))
+    assert {total.quality for total in small.manager.release("k", owner="nri").totals} == {Quality.LATE}
+    small.check()
