@@ -15,8 +15,8 @@ class Quality(enum.StrEnum):
     """How far a total can be trusted.
 
     ``exact``: baseline before the first task, last reading after the last. ``late``: the workload, or a task that was
-    taken in from outside, ran already, and what it used before is missing. ``estimated``: one of the two readings had
-    to be replaced by a rule. ``unknown``: no total can be given.
+    taken in from outside, ran already, and what it used before is missing, or one stayed outside. ``estimated``: one
+    of the two readings had to be replaced by a rule. ``unknown``: no total can be given.
     """
 
     EXACT = "exact"
