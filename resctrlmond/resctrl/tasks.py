@@ -104,12 +104,15 @@ def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> M
 
 
 def put_back(tree: Tree, past: Mapping[int, tuple[int, Membership]]) -> None:
-    """Undo moves, which noted this ``past``, as far as it can be done: each thread goes where it was."""
+    """Undo moves, which noted this ``past``, as far as it can be done: each thread goes where it was.
+
+    Raises nothing: whoever undoes has something more to tell.
+    """
     for tid, (start_time, before) in past.items():
-        now = processes.stat(tid)
-        if now is None or now.start_time != start_time:
-            continue
         with contextlib.suppress(ResctrlError):
+            now = processes.stat(tid)
+            if now is None or now.start_time != start_time or tree.membership(tid) == before:
+                continue
             tree.write_task(before.class_, tid)
             if before.group:
                 tree.write_task(GroupRef(before.class_, before.group).path, tid)

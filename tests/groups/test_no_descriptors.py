@@ -14,7 +14,9 @@ import pytest
 from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.resctrl import cgroups, mounts, processes
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tasks import put_back
 from tests.groups.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -107,6 +109,14 @@ def test_a_verb_with_so_many_descriptors_left_fails_with_a_type_or_not_at_all(
     assert number >= 1
     host.manager.upkeep.tick()
     host.check()
+
+
+def test_undoing_with_no_descriptor_left_hides_no_error_that_led_to_it(host: Host, process: Start) -> None:
+    child = process()
+    start = processes.stat(child.pid)
+    assert start is not None
+    with left(0):
+        put_back(host.tree, {child.pid: (start.start_time, Membership("gold", ""))})
 
 
 def test_a_tick_with_no_descriptor_left_gives_up_nothing(host: Host, process: Start) -> None:
