@@ -104,9 +104,12 @@ def waiting(records: Iterable[Record]) -> list[Record]:
 
 
 def baseline_of(record: Record | None, group: Record) -> Quality:
-    """The quality of the baseline of a group that waited, ``record`` being its workload: late if a member ended."""
-    ended = [member for member in record.members if member.has_tasks and not member.lives] if record else []
-    is_late = record is not None and any(record.home(member).part == group.part for member in ended)
+    """The quality of the baseline of a group that waited, ``record`` being its workload: late if it has members.
+
+    They ran, or run, outside of it. From the first word on: who ends before its adoption was never in the group.
+    """
+    members = [member for member in record.members if member.has_tasks] if record else []
+    is_late = record is not None and any(record.home(member).part == group.part for member in members)
     return Quality.LATE if is_late else Quality.EXACT
 
 

@@ -407,3 +407,28 @@ def test_who_ended_while_the_group_waited_is_missing_and_this_is_said(
     small.manager.assign(assignment("k", second.pid, "nri", member="c2"))
     assert {total.quality for total in small.manager.release("k", owner="nri").totals} == {Quality.LATE}
     small.check()
+
+
+class Cut(BaseException):
+    """A kill, as far as the code that it meets can tell."""
+
+
+def test_who_ended_before_an_adoption_that_was_cut_is_missing_and_this_is_said(small: Host, process: Start) -> None:
+    """The group's baseline was exact until its members were adopted: who never was in it had an exact total of 0."""
+    fill(small)
+    child = process()
+    small.manager.assign(assignment("k", child.pid, "a"))
+    small.manager.release("one", owner="a")
+
+    def cut(_: str, record: Record | None) -> None:
+        if record is not None and record.state is State.IDLE:
+            raise Cut
+
+    small.manager.book.watch = cut
+    with pytest.raises(Cut):
+        small.manager.upkeep.tick()
+    child.kill()
+    child.wait()
+    small.restart()
+    assert {total.quality for total in small.manager.release("k", owner="a").totals} == {Quality.LATE}
+    small.check()
