@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from resctrlmond.groups.ends import has_ended
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making
 from resctrlmond.groups.record import Member, Record, State
@@ -99,9 +100,9 @@ class Sweeping:
                 # What is moved now ran outside: the daemon was killed before it moved it, or it joined since.
                 record, _ = self._sweep(record, member)
                 record = replace(record, state=State.ACTIVE)
-                is_late = False  # or it is said already
+                # Where we were killed as it joined, and it has ended, nobody knows in which group it ran.
+                is_late = member.joining and has_ended(member)
             except ResctrlError:
-                # It ended meanwhile. Where we were killed as it joined, nobody knows in which group it ran.
                 is_late = member.joining
                 record, _ = self._as_noted(record, member)
             joined = record.member(member.id) or member

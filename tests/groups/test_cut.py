@@ -19,7 +19,7 @@ from resctrlmond.groups.record import State
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.mount import unmount
-from tests.groups.conftest import Host, assignment
+from tests.groups.conftest import Host, assignment, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 CTR = "4d" * 32
@@ -137,15 +137,22 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
     assert step > least
 
 
+@pytest.mark.parametrize("has_cgroup", [False, True], ids=["process", "control group"])
 def test_what_ran_outside_after_a_kill_and_ended_before_the_next_start_is_not_called_exact(
-    host: Host, process: Start, fuse: Fuse
+    host: Host, process: Start, fuse: Fuse, cgroup: str, has_cgroup: bool
 ) -> None:
     """The container starts all the same, unmonitored, and nobody is left to be found in which group."""
     step = outside = 0
     killed = True
+    own = cgroup if has_cgroup else ""
+
+    def joins(pid: int) -> None:
+        host.manager.assign(assignment(CTR, pid, "oci", member="c1", own_cgroup=own))
+
     while killed:
         child = process()
-        killed = cut(fuse, step, lambda pid=child.pid: joined(host.manager, pid))  # type: ignore[misc]
+        join(cgroup, child.pid)
+        killed = cut(fuse, step, lambda pid=child.pid: joins(pid))  # type: ignore[misc]
         was_inside = host.tree.membership(child.pid).group == CTR
         child.kill()
         child.wait()
