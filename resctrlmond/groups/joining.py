@@ -58,6 +58,10 @@ class Joining:
         before = self.living(key)
         check_free(before, where, assignment)
         member = _as_noted(before, moving.member(assignment))
+        if before is not None and member.allow_class_change and assignment.class_ == FOLLOW:
+            # It waits to be moved to that class: where it still is says nothing.
+            class_ = before.home(member).class_
+            assignment = dataclasses.replace(assignment, class_=class_, allow_class_change=True)
         member = replace(member, take_over=assignment.take_over, allow_class_change=assignment.allow_class_change)
         ended = self.book.get(key) if before is None else None
         if before is None:

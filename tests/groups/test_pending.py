@@ -333,6 +333,8 @@ def test_a_move_of_one_that_waits_is_remembered(tmp_path: Path, process: Start) 
         assert host.manager.assign(assignment("k", child.pid, "a")).record.state is State.PENDING
         assert host.manager.move("k", "gold").class_ == "gold"
         host.restart()
+        # As an adapter does that was started anew.
+        assert host.manager.assign(assignment("k", child.pid, "a")).record.class_ == "gold"
         host.manager.release("one", owner="a")
         deadline = time.monotonic() + 60
         while host.manager.get("k").state is State.PENDING:
