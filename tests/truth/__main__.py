@@ -48,6 +48,9 @@ def main() -> int:
             for line in found[0].violations:
                 sys.stdout.write(f"BROKEN (make truth TRUTH='{part}'): {line}\n")
             sys.stdout.flush()
+        # All is told: who is on its way out is waited for, and not told to end.
+        pool.close()
+        pool.join()
     ours = tallies[0]
     sys.stdout.write(f"\n{table(tallies)}\n{LEGEND}\n")
     marks = ", ".join(f"{count} {mark}" for mark, count in sorted(ours.marks.items()))

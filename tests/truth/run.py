@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -43,7 +42,6 @@ class Part:
 def end_orderly() -> None:
     """Have this process, when it is told to end, unmount its machine and end its processes first."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # on its way out already
 
 
 def run(part: Part) -> list[Tally]:
