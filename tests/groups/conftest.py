@@ -144,6 +144,16 @@ def small_simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield directory
 
 
+def when_all_stand(host: Host, key: str) -> Record:
+    """The workload when no group of it waits any more: RMIDs are in limbo for a second or two."""
+    deadline = time.monotonic() + 60
+    while any(group.state is State.PENDING for group in host.manager.get(key).groups):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        host.manager.upkeep.tick()
+    return host.manager.get(key)
+
+
 @pytest.fixture
 def host(simulation: str, tmp_path: Path) -> Iterator[Host]:
     made = Host(simulation, str(tmp_path))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +20,7 @@ from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import UID, Host, assignment
+from tests.groups.conftest import UID, Host, assignment, when_all_stand
 from tests.groups.test_cut import Fuse, cut, forget, fuse
 from tests.sim.conftest import Puppet
 
@@ -51,16 +50,6 @@ def spread(host: Host, process: Start, *classes: str) -> list[subprocess.Popen[b
         host.manager.assign(assignment(UID, child.pid, "nri", member=f"c{number}"))
         children.append(child)
     return children
-
-
-def when_all_stand(host: Host, key: str) -> Record:
-    """The workload when no group of it waits any more: RMIDs are in limbo for a second or two."""
-    deadline = time.monotonic() + 60
-    while any(group.state is State.PENDING for group in host.manager.get(key).groups):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-        host.manager.upkeep.tick()
-    return host.manager.get(key)
 
 
 def test_each_class_gets_a_group_and_no_allocation_changes(host: Host, process: Start) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -23,7 +22,7 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import Host, assignment
+from tests.groups.conftest import Host, assignment, when_all_stand
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -224,11 +223,7 @@ def test_limbo_is_told_and_passes(limbo: Host) -> None:
     with pytest.raises(RmidsExhausted) as caught:
         limbo.manager.create("other", owner="a", may_wait=False)
     assert caught.value.in_limbo
-    deadline = time.monotonic() + 60
-    while limbo.manager.get("k").state is State.PENDING and time.monotonic() < deadline:
-        time.sleep(0.1)
-        limbo.manager.upkeep.tick()
-    record = limbo.manager.get("k")
+    record = when_all_stand(limbo, "k")
     assert (record.state, record.in_limbo, record.reason) == (State.IDLE, False, "")
 
 
@@ -312,11 +307,7 @@ def test_a_change_of_class_is_remembered_while_it_waits(tmp_path: Path, process:
         child = process()
         host.manager.assign(assignment("k", child.pid, "a", class_="gold", allow_class_change=True))
         host.manager.release("one", owner="a")
-        deadline = time.monotonic() + 60
-        while host.manager.get("k").state is State.PENDING:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-            host.manager.upkeep.tick()
+        when_all_stand(host, "k")
         where = host.tree.membership(child.pid)
         assert (where.class_, where.group) == ("gold", "k")
 
@@ -336,12 +327,7 @@ def test_a_move_of_one_that_waits_is_remembered(tmp_path: Path, process: Start) 
         # As an adapter does that was started anew.
         assert host.manager.assign(assignment("k", child.pid, "a")).record.class_ == "gold"
         host.manager.release("one", owner="a")
-        deadline = time.monotonic() + 60
-        while host.manager.get("k").state is State.PENDING:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-            host.manager.upkeep.tick()
-        record = host.manager.get("k")
+        record = when_all_stand(host, "k")
         assert (record.class_, record.further, record.members[0].allow_class_change) == ("gold", (), False)
         assert host.tree.membership(child.pid) == Membership("gold", "k")
         host.check()
