@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from resctrlctl.ask import OK, Daemon
 from resctrlctl.figures import count
@@ -57,9 +58,7 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
         screen.confirm(state_sentence(reply.group))
         screen.confirm(f"{count(reply.moved, 'task')} moved in {_passes(reply.passes)}.")
     if reply.left:
-        screen.note(
-            f"{count(reply.left, 'task')} stayed outside, in other monitoring groups: use --take-over to take them"
-        )
+        screen.note(f"{count(reply.left, 'task')} stayed outside: {_why_outside(reply.group, args)}")
     return OK
 
 
@@ -91,6 +90,15 @@ def move(args: argparse.Namespace, screen: Screen) -> int:
     else:
         screen.confirm(state_sentence(reply.group))
     return OK
+
+
+def _why_outside(group: types.Group, args: argparse.Namespace) -> str:
+    """Why tasks of the member that was just assigned are in no group of the workload, in words for a terminal."""
+    name = args.member or (
+        f"pid-{args.pid}" if args.pid is not None else os.path.basename(os.path.realpath(args.cgroup))
+    )
+    reason = next((member.reason for member in group.members if member.id == name), "") or group.reason
+    return printable(reason) if reason else "they are in other monitoring groups. Use --take-over to take them"
 
 
 def _passes(number: int) -> str:

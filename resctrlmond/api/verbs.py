@@ -115,7 +115,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
         group=group_of(manager, done.record),
         moved=done.moved.moved,
         passes=done.moved.passes,
-        left=len(done.moved.left | done.moved.elsewhere),
+        left=done.moved.outside,
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 
@@ -11,10 +12,10 @@ from resctrlmond.groups.making import Making, check_has_rmid
 from resctrlmond.groups.outcomes import Assigned
 from resctrlmond.groups.record import Claim, Member, Record, State
 from resctrlmond.groups.resuming import Resuming
-from resctrlmond.groups.sweeping import Sweeping
+from resctrlmond.groups.sweeping import Sweeping, why_outside
 from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
 from resctrlmond.groups.times import utc_now
-from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup
+from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import How, Moved, put_back
 from resctrlmond.resctrl.tree import GroupRef
@@ -79,13 +80,16 @@ class Joining:
                 record, member = self._in_place(before, member, where, assignment)
             # On disk before the member's first task is moved.
             waits = record.home(member).state is State.PENDING
-            record = self.book.put(_joined(record, replace(member, joining=not waits), assignment))
+            outside = self._outside(record, moving) if waits else frozenset()
+            noted = replace(member, joining=not waits, left=len(outside))
+            record = self.book.put(_joined(record, noted, assignment))
             if waits:
-                return Assigned(record, Moved(0, 0))
+                return Assigned(record, Moved(0, 0, left=outside))
             record, moved = self._move(record, member, moving, assignment, past)
             # As it stands: what was found in another class made it late.
             joined = record.member(member.id) or member
-            member = replace(joined, left=moved.outside, joining=False, take_over=False, allow_class_change=False)
+            member = replace(joined, left=moved.outside, reason=why_outside(record, moved))
+            member = replace(member, joining=False, take_over=False, allow_class_change=False)
             record = record.with_member(member)
             if member.left:
                 record = record.with_late(member)
@@ -111,6 +115,16 @@ class Joining:
             return self.sweeping.spread(record, member, move)
         # All of it into the class that was named, or nothing.
         return record, move(record.home(member).ref, How(member.take_over, member.allow_class_change))
+
+    def _outside(self, record: Record, moving: Target) -> frozenset[int]:
+        """The target's threads that are in none of the workload's groups."""
+        homes = {Membership(group.ref.class_, group.ref.name) for group in record.standing}
+        outside = set()
+        for tid in moving.tasks():
+            with contextlib.suppress(NoSuchProcess):
+                if self.tree.membership(tid) not in homes:
+                    outside.add(tid)
+        return frozenset(outside)
 
     def living(self, key: str) -> Record | None:
         """The record of a run that goes on; one that has ended without our seeing it is closed first."""

@@ -56,7 +56,8 @@ class Sweeping:
         if swept is None or not swept.has_tasks or not record.home(swept).state.has_group:
             return record
         # What was in the way of an earlier sweep is no more, and who stayed outside is told as it is now.
-        swept = replace(swept, reason="", left=moved.outside, take_over=False, allow_class_change=False)
+        swept = replace(swept, reason=why_outside(record, moved), left=moved.outside)
+        swept = replace(swept, take_over=False, allow_class_change=False)
         record = record.with_member(swept)
         if swept.left:
             record = record.with_late(swept)  # they may end before they are taken in
@@ -181,6 +182,14 @@ class Sweeping:
                 return record, record
         group = self.making.further(record, class_)
         return record.with_group(group), group
+
+
+def why_outside(record: Record, moved: Moved) -> str:
+    """Why tasks in other classes are still outside: the groups there wait for an RMID. "" if none does."""
+    reasons = [
+        group.reason for group in record.groups if group.state is State.PENDING and group.class_ in moved.astray
+    ]
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _together(last: Moved, before: Moved) -> Moved:

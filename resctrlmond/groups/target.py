@@ -83,6 +83,9 @@ class Target(Protocol):
     def membership(self) -> Membership | None:
         """Where its first task is; None if it has no task."""
 
+    def tasks(self) -> list[int]:
+        """Its thread ids now."""
+
     def move(self, ref: GroupRef, how: How) -> Moved:
         """Move all its tasks; see resctrlmond.resctrl.tasks."""
 
@@ -131,6 +134,9 @@ class _Process:
     def membership(self) -> Membership:
         return self._tree.membership(self._process.pid)
 
+    def tasks(self) -> list[int]:
+        return self._process.threads()
+
     def move(self, ref: GroupRef, how: How) -> Moved:
         return move_process(self._tree, self._process, ref, how)
 
@@ -159,6 +165,9 @@ class _Cgroup:
             except NoSuchProcess:
                 continue
         return None
+
+    def tasks(self) -> list[int]:
+        return cgroups.tasks(self._path)
 
     def move(self, ref: GroupRef, how: How) -> Moved:
         return move_cgroup(self._tree, self._path, ref, how)

@@ -53,7 +53,7 @@ def test_assign_a_control_group_through_its_class(manager: FakeManager, ctl: Ctl
         "assign", "web", "--cgroup", "/sys/fs/cgroup/x", "--class", "/", "--allow-class-change", "--take-over", "-j"
     )
     assert json.loads(done.stdout)["left"] == 1
-    assert "1 task stayed outside" in done.stderr
+    assert "1 task stayed outside: they are in other monitoring groups. Use --take-over" in done.stderr
     (request,) = manager.called("Assign")
     assert request == types.AssignRequest(
         key="web", cgroup="/sys/fs/cgroup/x", class_="/", allow_class_change=True, take_over=True, claim="cli"

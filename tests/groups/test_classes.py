@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.api import types
+from resctrlmond.api.access import Caller
+from resctrlmond.api.verbs import VERBS
 from resctrlmond.groups.accounting import Quality, Total, added
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import ROOT_PART, Record, State
@@ -235,6 +238,36 @@ def test_without_an_rmid_the_further_group_waits_and_is_late(tight: Host, proces
     assert (record.members[1].late, record.members[1].reason) == (True, "")
     assert tight.tree.membership(record.members[1].pid) == Membership("silver", UID)
     assert {total.quality for total in tight.manager.release(UID, owner="nri").totals} == {Quality.LATE}
+    tight.check()
+
+
+def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, process: Start, puppet: Puppet) -> None:
+    """The reply said that none stayed outside, for threads of another class too."""
+    tight.make_class("gold")
+    tight.make_class("silver")
+    tight.manager.create("other", owner="a")
+    caller = Caller(0, 0, frozenset({0}), os.getpid())
+
+    def assign(pid: int) -> types.Reply:
+        return VERBS["Assign"].run(tight.manager, types.AssignRequest(key=UID, pid=pid, late=True), caller)
+
+    tight.manager.assign(assignment(UID, process().pid))
+    # One thread of two is in another class.
+    tight.tree.write_task("gold", int(puppet.do("thread")))
+    # A whole process in another class.
+    child = process()
+    tight.tree.write_task("gold", child.pid)
+    for pid, moved in ((puppet.pid, 1), (child.pid, 0)):
+        reply = assign(pid)
+        assert isinstance(reply, types.AssignReply)
+        assert (reply.moved, reply.left) == (moved, 1)
+        member = next(member for member in reply.group.members if member.pid == pid)
+        assert member.left == 1
+        assert "ENOSPC" in member.reason
+    tight.manager.release("other", owner="a")
+    when_all_stand(tight, UID)
+    tight.manager.upkeep.sweeping.sweep(UID)
+    assert [(member.left, member.reason) for member in tight.manager.get(UID).members] == 3 * [(0, "")]
     tight.check()
 
 
