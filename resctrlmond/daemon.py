@@ -52,7 +52,7 @@ class Daemon:
         self._notify = notify or Notify()
         self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
-        self._notices = Notices(ground.manager.tree)
+        self._notices = Notices(ground.manager.tree, ground.manager.life.went_with_mount)
         self._rivals = Rivals(self._config.groups_dir.startswith)
         self._ticking = Ticking(self._workers, self._tick, went_on=lambda: self._manager.upkeep.went_on)
         self._stopping = asyncio.Event()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from resctrlmond import journal
 from resctrlmond.groups.record import Record, State, UnreadableRecord
@@ -19,10 +20,12 @@ class Notices:
     """Tells of workloads as their records change, once for each thing that happened. From any thread.
 
     ``rivals`` hears of groups that somebody else removed; None at the start, which cannot know who did.
+    ``went_with_mount`` says whether a group that is gone went with the mount that it was on.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, went_with_mount: Callable[[Record], bool] = lambda _: False) -> None:
         self._tree = tree
+        self._went_with_mount = went_with_mount
         self.rivals: Rivals | None = None
         self._is_mounted = True
         self._mounting = self._told_anew = tree.mounting()
@@ -60,7 +63,7 @@ class Notices:
                     group.reason,
                     extra=journal.fields(**about, message_id=MessageId.GROUP_FAILED),
                 )
-            case _ if not self.look() or self._is_mounted_anew():
+            case _ if not self.look() or self._is_mounted_anew(group):
                 log.info("%s is lost: %s", group.key, group.reason, extra=journal.fields(**about))
             case _:
                 if self.rivals is not None:
@@ -100,9 +103,9 @@ class Notices:
             log.log(journal.NOTICE, "resctrl is mounted again on %s", self._tree.path)
         return not reason
 
-    def _is_mounted_anew(self) -> bool:
-        """Whether a group that is gone went with an earlier mounting, between two looks; that is told."""
-        if not self._tree.is_mounted_anew():
+    def _is_mounted_anew(self, group: Record) -> bool:
+        """Whether the group that is gone went with an earlier mounting, between two looks; that is told."""
+        if not self._went_with_mount(group):
             return False
         if self._told_anew != self._mounting:
             self._told_anew = self._mounting

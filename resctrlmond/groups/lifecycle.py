@@ -27,6 +27,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
     RmidsExhausted,
 )
+from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 
 # Cores hand their energy counts over every 2 ms at the latest, also after a task's death (the cover letter of the
@@ -55,6 +56,8 @@ class Lifecycle:
         self.book = book
         self.snapshots = snapshots
         self.mark = mark
+        # Per nonce of a standing group: the mount on which it was seen last.
+        self._seen_on: dict[int, Mounting] = {}
 
     def make(self, record: Record, quality: Quality = Quality.EXACT) -> Record:
         """Make the record's group and write its baseline down: from ``pending`` to ``idle``.
@@ -117,6 +120,7 @@ class Lifecycle:
     def baseline(self, record: Record, quality: Quality) -> Record:
         """Read the begin values and write them down."""
         record = replace(record, created_at=utc_now(), created_ns=boot_ns())
+        self._seen_on[record.nonce] = self.tree.mounting()
         readings = self.tree.read(record.ref)
         self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings)
         inodes = {reading.domain: reading.inode for reading in readings}
@@ -126,14 +130,21 @@ class Lifecycle:
 
     def check_identity(self, record: Record) -> Found:
         """The record's own group; NoSuchGroup if it is gone or another one stands in its place."""
+        # Before the group: if a mount comes in between, the group is not found on it.
+        mounting = self.tree.mounting()
         found = self.tree.find(record.ref)
         if found is None or found.gid != self.mark.gid or found.nonce != record.nonce:
             self.tree.check_mounted()
-            raise NoSuchGroup(self._why_gone(found), path=self.tree.full_path(record.ref))
+            raise NoSuchGroup(self._why_gone(record, found), path=self.tree.full_path(record.ref))
+        self._seen_on[record.nonce] = mounting
         return found
 
-    def _why_gone(self, instead: Found | None) -> str:
-        if self.tree.is_mounted_anew():
+    def went_with_mount(self, group: Record) -> bool:
+        """Whether the mount on which the group was seen last is gone: nobody removed the group itself."""
+        return self._seen_on.get(group.nonce, self.tree.mounting()) != self.tree.mounting()
+
+    def _why_gone(self, record: Record, instead: Found | None) -> str:
+        if self.went_with_mount(record):
             return "resctrl was unmounted and mounted again, and every group went with it"
         return "the group was removed by somebody else" if instead is None else "another group stands in its place"
 
@@ -271,6 +282,12 @@ class Lifecycle:
         return self._over(record, State.FAILED, reason)
 
     def _over(self, record: Record, state: State, reason: str) -> Record:
+        record = self._closed(record, state, reason)
+        for group in record.groups:
+            self._seen_on.pop(group.nonce, None)
+        return record
+
+    def _closed(self, record: Record, state: State, reason: str) -> Record:
         record = replace(record, state=state, reason=reason, completed_at=utc_now(), completed_ns=boot_ns())
         # What is lost goes on without a group, and is to have one again: unless it ended with its boot, or was known
         # by nothing but its group.
@@ -289,6 +306,7 @@ class Lifecycle:
         """
         if record.state.has_group:
             self._remove_own(record)
+        self._seen_on.pop(record.nonce, None)
         self.snapshots.delete(record.place)
         if record.part:
             whole = self.book.get(record.key)

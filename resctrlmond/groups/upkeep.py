@@ -55,10 +55,11 @@ class Upkeep:
         self.resuming = resuming
         self.ends = ends
         self._swept = time.monotonic()
-        self._checkpointed: dict[str, float] = {}
+        # Per key: the run (its generation) and the time.monotonic() of its last checkpoint.
+        self._checkpointed: dict[str, tuple[int, float]] = {}
         self._complaints: dict[str, str] = {}
-        # For a run that was lost: since when it has not been tried, and how often it was, in vain.
-        self._tries: dict[str, tuple[float, int]] = {}
+        # Per key: which lost run (its generation), since when it has not been tried, and the failed tries.
+        self._tries: dict[str, tuple[int, float, int]] = {}
         # When a tick went on to the next workload (time.monotonic()): a long one is no tick that hangs.
         self.went_on = self._swept
         self.complain: Callable[[str, ResctrlError | OSError], None] = _log_complaint
@@ -66,7 +67,6 @@ class Upkeep:
     def tick(self) -> None:
         """Once a second: ends, retries, losses, pruning; and the control groups looked through every SWEEP_S."""
         settings = self.settings()
-        mounting = self.life.tree.mounting()
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for record in self.book.all():
             # Who is being worked on is left to its verb, which may hang, and seen to a second later.
@@ -81,7 +81,6 @@ class Upkeep:
                     self._unmounted(record.key)
         if is_sweep:
             self._swept = time.monotonic()
-        self.life.tree.seen(mounting)
         self.pending.serve(self._logged)
         with self._logged("completed"):
             self._prune(settings)
@@ -124,6 +123,7 @@ class Upkeep:
                     self.life.snapshots.delete(key)
                     self.book.drop(key)
                 self._checkpointed.pop(key, None)
+                self._tries.pop(key, None)
                 return
             if record.state is State.ENDING:
                 self.life.finish(record, record.reason)
@@ -143,22 +143,27 @@ class Upkeep:
             return
         # By the clock that nobody sets.
         now = time.monotonic()
-        since, tries = self._tries.setdefault(record.key, (now, 0))
+        generation, since, tries = self._tries.get(record.key, (0, now, 0))
+        if generation != settled.generation:
+            # A call has resumed the run that the entry is about, and this is the next one, just lost.
+            since, tries = now, 0
+            self._tries[record.key] = settled.generation, since, tries
         if now < since + resumes_after_s(losses_in_a_row(settled) + tries):
             return
         self.life.tree.check_mounted()  # an unmount may take long, and once it is over nothing is waited for
-        self._tries[record.key] = now, tries + 1
+        self._tries[record.key] = settled.generation, now, tries + 1
         self.resuming.resume(settled)
         del self._tries[record.key]
 
     def _checkpoint(self, record: Record, interval_s: float) -> None:
         now = time.monotonic()
         # The first one as soon as the group is seen: a short life has one too, and so has one before a restart.
-        if not interval_s or now - self._checkpointed.get(record.key, -math.inf) < interval_s:
+        generation, last = self._checkpointed.get(record.key, (0, -math.inf))
+        if not interval_s or (generation == record.generation and now - last < interval_s):
             return
         with contextlib.suppress(NoSuchGroup):  # the next tick notes the loss
             self.life.checkpoint(record)
-        self._checkpointed[record.key] = now
+        self._checkpointed[record.key] = record.generation, now
 
     def _unmounted(self, key: str) -> None:
         with self.book.writing(key):

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import struct
 import uuid
 from dataclasses import dataclass
 
@@ -54,6 +56,35 @@ def mount_of(fd: int) -> Mount | None:
     with reading("tell what is mounted", path), open(path, encoding="ascii") as lines:
         number = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
     return next((mount for mount in mounts() if mount.mount_id == number), None)
+
+
+# Which mount stands at a path: compare for equality only.
+Mounting = tuple[int, int]
+
+# statx(2): struct statx has 256 bytes, stx_mask at 0 and stx_mnt_id at 144. Linux 6.8 and later give the id that no
+# other mount of this boot ever has; the id in mountinfo is used again.
+_AT_FDCWD = -100
+_STATX_MNT_ID_UNIQUE = 0x4000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mounting_at(path: str) -> Mounting:
+    """Which mount stands at ``path``; (0, 0) if nothing can be seen there.
+
+    Before Linux 6.8 the device and the ctime of the root directory have to do: device, inodes and mount id repeat
+    after an unmount, but the inode of a kernfs root is made with each mount. If somebody has changed the attributes
+    of the root directory, its ctime also changes with each class that is made or removed.
+    """
+    buffer = ctypes.create_string_buffer(256)
+    if _libc.statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_MNT_ID_UNIQUE, buffer) == 0:
+        (mask,) = struct.unpack_from("I", buffer, 0)
+        if mask & _STATX_MNT_ID_UNIQUE:
+            return struct.unpack_from("Q", buffer, 144)[0], 0
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ctime_ns
 
 
 def boot_id() -> str:

@@ -14,7 +14,7 @@ from typing import Self
 
 from resctrlmond.resctrl import counters, errors
 from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
-from resctrlmond.resctrl.mounts import mount_of
+from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 
 DEFAULT_PATH = "/sys/fs/resctrl"
 # Extended attribute by which the simulator says what it is.
@@ -78,7 +78,6 @@ class Tree:
         # last_cmd_status is one text for the whole machine: it belongs to an operation only if none of ours
         # comes in between. The kernel runs them one at a time anyway (rdtgroup_mutex).
         self._one_at_a_time = threading.Lock()
-        self._seen = self.mounting()
 
     @classmethod
     def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
@@ -102,27 +101,9 @@ class Tree:
         if _identify(self.path) != self.simulation:
             raise errors.NotMounted("is another filesystem than before", path=self.path)
 
-    def mounting(self) -> tuple[int, int]:
-        """Which mounting stands at the path, (0, 0) where nothing can be seen: the device, and the ctime of the root.
-
-        Of a filesystem that is unmounted and mounted again the device, all inodes and the mount's id may be the same.
-        The root's inode is made with each mount, and so is its ctime (kernfs_get_inode() in fs/kernfs/inode.c, which
-        takes the time when it is asked for no other); groups do not change it. Where somebody has changed the root's
-        attributes, classes do: what differs may be the same mounting, what is the same is.
-        """
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return 0, 0
-        return status.st_dev, status.st_ctime_ns
-
-    def is_mounted_anew(self) -> bool:
-        """Whether it was mounted anew since ``seen()``: what is gone then went with the mount."""
-        return self.mounting() != self._seen
-
-    def seen(self, mounting: tuple[int, int]) -> None:
-        """All that stood on earlier mountings was looked after: what goes from here on goes from this one."""
-        self._seen = mounting
+    def mounting(self) -> Mounting:
+        """Which mount stands at the path; a later mount is another one. (0, 0) if nothing can be seen."""
+        return mounting_at(self.path)
 
     # -- reading the tree
 

@@ -105,7 +105,9 @@ def test_an_unmount_is_told_once_and_not_for_each_workload(tree: Tree, told: Tol
 
 def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: Told) -> None:
     """The workloads' groups went with the mount: they were taken for removed by somebody who is to be stopped."""
-    notices = Notices(tree)
+    before = tree.mounting()
+    seen_on = dict.fromkeys(("one", "two", "three"), before)
+    notices = Notices(tree, lambda group: seen_on[group.key] != tree.mounting())
     notices.rivals = Rivals(lambda _: False)
     assert unmount(tree.path)
     with Simulation(tree.path, "intel-rdt"):
@@ -118,7 +120,7 @@ def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: To
             (logging.INFO, ""),
         ]
         assert notices.rivals.alert() == ""
-        tree.seen(tree.mounting())
+        seen_on = dict.fromkeys(seen_on, tree.mounting())
         for key in ("one", "two", "three"):
             notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="removed", generation=2))
         assert {kind for _, kind, _ in told()} == {MessageId.GROUP_LOST}

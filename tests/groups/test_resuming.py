@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -150,6 +151,48 @@ def test_a_mount_right_after_an_unmount_is_not_taken_for_somebody_who_removes_gr
         assert "somebody else" in host.manager.get("c").reason
 
 
+def test_a_remount_while_a_call_holds_the_workload_is_not_taken_for_somebody_who_removes_groups(
+    tmp_path: Path, process: Start
+) -> None:
+    """A tick that passed the workload over noted all the same that every group was looked after."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.assign(assignment("k", process().pid))
+        assert unmount(host.mountpoint)
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
+        holding, let_go = threading.Event(), threading.Event()
+
+        def call() -> None:
+            with host.manager.book.writing("k"):
+                holding.set()
+                let_go.wait(60)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert holding.wait(60)
+        host.manager.upkeep.tick()
+        let_go.set()
+        caller.join()
+        assert host.manager.get("k").state is State.ACTIVE
+        host.manager.upkeep.tick()
+        assert "unmounted and mounted again" in host.manager.get("k").reason
+
+
+def test_a_class_that_is_removed_with_its_groups_is_not_taken_for_a_remount(host: Host, process: Start) -> None:
+    """Classes change the ctime of the simulator's root directory, and of the kernel's after a chmod of it."""
+    os.chmod(host.mountpoint, 0o755)
+    host.make_class("gold")
+    child = process()
+    host.tree.write_task("gold", child.pid)
+    host.manager.assign(assignment("k", child.pid))
+    host.manager.upkeep.tick()
+    os.rmdir(f"{host.mountpoint}/gold")
+    host.manager.upkeep.tick()
+    assert host.manager.get("k").reason.startswith("the group was removed by somebody else")
+
+
 def test_an_unmount_that_takes_long_makes_nobody_wait_after_it(
     tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +295,39 @@ def test_it_is_not_forgotten_while_somebody_claims_it(host: Host, process: Start
     host.manager.release("k", owner="test")
     host.manager.upkeep.tick()
     assert host.manager.records() == []
+
+
+def test_the_next_loss_waits_in_full_after_a_call_resumed_the_run(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the loss before was kept, so the wait after this one was over at once."""
+    begin, clock = time.monotonic(), [0.0]
+    monkeypatch.setattr("resctrlmond.groups.upkeep.time.monotonic", lambda: begin + clock[0])
+    first, second = process(), process()
+    host.manager.assign(assignment("k", first.pid))
+    remove(host, "k")
+    host.manager.upkeep.tick()
+    host.manager.assign(assignment("k", second.pid, member="second"))
+    clock[0] = 30.0
+    remove(host, "k")
+    for waited in (0.0, 1.0, 1.9):
+        clock[0] = 30.0 + waited
+        host.manager.upkeep.tick()
+        assert host.manager.get("k").state is State.LOST, waited
+    clock[0] = 32.1
+    host.manager.upkeep.tick()
+    assert host.manager.get("k").state is State.ACTIVE
+
+
+def test_a_resumed_run_has_its_first_checkpoint_at_once(host: Host, process: Start) -> None:
+    """It waited for the interval since the checkpoint of the run before."""
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.upkeep.tick()
+    os.rmdir(host.tree.full_path(GroupRef("", "k")))
+    host.manager.assign(assignment("k", process().pid, member="second"))
+    assert "checkpoint" not in host.files("k")
+    host.manager.upkeep.tick()
+    assert "checkpoint" in host.files("k")
 
 
 def test_each_loss_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
