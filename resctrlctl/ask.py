@@ -41,6 +41,10 @@ class DaemonDown(Failure):
     """Nobody listens on the socket."""
 
 
+class Disconnected(Failure):
+    """The daemon closed the connection before its reply: it was stopped, or it refuses further connections."""
+
+
 @dataclass(frozen=True, slots=True)
 class Daemon:
     """resctrlmond behind its socket; each call is a connection of its own."""
@@ -50,7 +54,7 @@ class Daemon:
     def call(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> _T:
         """Call ``method`` of the manager; ``what`` says in words what it is for ("release 'web'").
 
-        Raises DaemonDown, or Failure with the daemon's reason.
+        Raises DaemonDown, Disconnected, or Failure with the daemon's reason.
         """
         try:
             with Client(self.socket, _TIMEOUT_S) as client:
@@ -76,6 +80,8 @@ class Daemon:
                 f"cannot {what}: no answer from {self.socket} within {_TIMEOUT_S:.0f} s. "
                 "See: systemctl status resctrlmond.service"
             ) from error
+        except ConnectionError as error:
+            raise Disconnected(f"cannot {what}: {self.socket}: {error.strerror or error}") from error
         except (ProtocolError, msgspec.ValidationError, OSError) as error:
             raise Failure(f"cannot {what}: {self.socket}: {error}") from error
 

@@ -8,9 +8,10 @@ import errno
 import os
 import resource
 import signal
+import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FrameType
 from typing import NoReturn
 
 from resctrlmond.resctrl import processes
@@ -23,9 +24,21 @@ NOT_FOUND = 127
 KILLED = 128 + signal.SIGKILL
 
 # The terminal sends these to the whole foreground process group: the command has its own copy.
-_FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-# These come to this process alone and mean the command.
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT})
+# Not forwarded: what reports a fault or a limit of this process, what stops and continues it, and what does nothing
+# by default. Every other signal ends a process that does not handle it, and is meant for the command.
+_OWN = frozenset(
+    {
+        signal.SIGKILL,
+        signal.SIGSTOP,
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP),
+        *(signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ),
+        *(signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+        *(signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH),
+    }
+)
+# The si_code of a signal that the kernel sends, such as for a key of the terminal (SI_KERNEL of sigaction(2)).
+_SI_KERNEL = 0x80
 # Python ignores them at its start; a command expects the default (subprocess does the same).
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -57,23 +70,26 @@ class HeldChild:
     It is made in the caller's process group and keeps its terminal, directory, environment and descriptors, apart
     from two pipes to its parent. This object owns their other ends, and a pidfd for as long as it is there. If the
     parent dies before ``let_go``, the child sees the pipe's end and exits. Only for a process without threads.
-    Signals are dealt with for the parent's rest of life: those from the terminal are the child's, SIGTERM and
-    SIGHUP are forwarded unless they were ignored.
+    From then on signals do not end the parent: they are forwarded to the child, unless they were ignored, or came to
+    the child as well from the terminal, or from the child (as sudo(8) does).
     """
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
-        before = {number: signal.getsignal(number) for number in _FROM_TERMINAL}
-        for number in before:
-            # Before the fork: a Ctrl-C at any later moment ends the command, and never what cleans up after it.
-            signal.signal(number, signal.SIG_IGN)
+        forwarded = {
+            number
+            for number in signal.valid_signals() - _OWN
+            if signal.getsignal(number) not in (signal.SIG_IGN, None)
+        }
+        # Before the fork, so that no signal at any later moment ends what has to release the group.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
         gate_read, self._gate = os.pipe()
         self._refused, refused_write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            for number, handler in before.items():
-                # An interactive Python would raise KeyboardInterrupt here; a shell's background job ignores it.
-                signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
+            for number in forwarded & _FROM_TERMINAL:
+                signal.signal(number, signal.SIG_DFL)  # Python would raise KeyboardInterrupt
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(self._gate)
             os.close(self._refused)
             _wait_and_execute(command, gate_read, refused_write)
@@ -81,15 +97,18 @@ class HeldChild:
         os.close(refused_write)
         # Nobody but us reaps the child, so until we do the number is its own; the pidfd is so ever after.
         self._pidfd = os.pidfd_open(self.pid)
-        for number in _FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._forward)
+        threading.Thread(target=self._forward, args=(forwarded - before,), name="signals", daemon=True).start()
         found = processes.stat(self.pid)
         self.start_time = found.start_time if found else 0
 
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and the report is being written
-            signal.pidfd_send_signal(self._pidfd, number)
+    def _forward(self, numbers: Iterable[int]) -> NoReturn:
+        while True:
+            info = signal.sigwaitinfo(numbers)
+            is_from_terminal = info.si_signo in _FROM_TERMINAL and info.si_code == _SI_KERNEL
+            if is_from_terminal or info.si_pid == self.pid:
+                continue
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the report is being written
+                signal.pidfd_send_signal(self._pidfd, info.si_signo)
 
     def let_go(self) -> float:
         """Let the child execute the command; the monotonic time (s) when it was told to.

@@ -8,12 +8,12 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 import msgspec
 
-from resctrlctl.ask import Daemon, Failure
+from resctrlctl.ask import Daemon, Disconnected, Failure
 from resctrlctl.child import KILLED, OWN_FAILURE, CannotExecute, Ended, HeldChild
 from resctrlctl.figures import count
 from resctrlctl.layout import Column, Row, Table, plain
@@ -30,11 +30,12 @@ CLAIM = plan.RUN
 _COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
 
 
-class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What ``run --json`` prints: the command's end, and the daemon's answer to Release.
+class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
+    """What ``run --json`` prints: how the command ended, and the daemon's reply to Release.
 
-    ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left``: tasks of the command that lived on when it had
-    ended, null where that is not known.
+    ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left``: tasks of the command that were still running
+    when it had ended, null if that is not known. ``problem``: why there are no totals; ``group`` is null then if the
+    command was not monitored, else the group as it was when the command began.
     """
 
     command: list[str]
@@ -44,8 +45,9 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     system: float
     tasks_left: int | None
     completed: bool
-    group: types.Group
+    group: types.Group | None
     totals: list[types.Total]
+    problem: str = ""
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -56,6 +58,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
             child = HeldChild(args.command)
         except OSError as error:
             raise Failure(f"cannot start a process: {error.strerror}", OWN_FAILURE) from error
+        problem = ""
         try:
             group = _join(daemon, child, args)
         except Failure as error:
@@ -65,7 +68,8 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
                     # Somebody interrupted it, which is why there was nothing to monitor.
                     return status
                 raise Failure(str(error), OWN_FAILURE) from error
-            screen.note(f"{error}. The command runs unmonitored")
+            problem = str(error)
+            screen.note(f"{problem}. The command runs unmonitored")
             group = None
         try:
             ended = child.wait(child.let_go())
@@ -75,9 +79,10 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
                 _abandon(daemon, group.key)
             return error.status
         if group is not None:
-            report = _finish(daemon, group.key, ended, args.command)
-            if report is not None:
-                _print(report, screen, out)
+            report = _finish(daemon, group, ended, args.command)
+        else:
+            report = _report(ended, args.command, None, problem=problem)
+        _print(report, screen, out)
         return ended.status
 
 
@@ -147,16 +152,37 @@ def _abandon(daemon: Daemon, key: str) -> None:
         daemon.call("release", "Release", request, types.ReleaseReply)
 
 
-def _finish(daemon: Daemon, key: str, ended: Ended, command: list[str]) -> Report | None:
-    """Release the group. The command's status is what counts: what fails here is told, and None returned."""
-    tasks_left = _tasks_left(daemon, key)
-    request = types.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {ended.status}")
+def _finish(daemon: Daemon, group: types.Group, ended: Ended, command: list[str]) -> Report:
+    """Release the group. If that fails, the report has the reason and the times of the command, and no totals."""
+    tasks_left = _tasks_left(daemon, group.key)
+    request = types.ReleaseRequest(key=group.key, claim=CLAIM, reason=f"ended with status {ended.status}")
     try:
-        reply = daemon.call(f"release {key!r}", "Release", request, types.ReleaseReply)
+        reply = _release(daemon, request)
     except Failure as error:
-        with contextlib.suppress(OSError):  # a terminal that hung up
-            complain(str(error))
-        return None
+        return _report(ended, command, group, tasks_left=tasks_left, problem=str(error))
+    return _report(ended, command, reply.group, tasks_left=tasks_left, completed=reply.completed, totals=reply.totals)
+
+
+def _release(daemon: Daemon, request: types.ReleaseRequest) -> types.ReleaseReply:
+    what = f"release {request.key!r}"
+    try:
+        return daemon.call(what, "Release", request, types.ReleaseReply)
+    except Disconnected:
+        # The daemon was stopped during the call. With socket activation the next call waits for its restart, and
+        # the Release of a workload that has ended answers with the same totals.
+        return daemon.call(what, "Release", request, types.ReleaseReply)
+
+
+def _report(
+    ended: Ended,
+    command: list[str],
+    group: types.Group | None,
+    *,
+    tasks_left: int | None = None,
+    completed: bool = False,
+    totals: Sequence[types.Total] = (),
+    problem: str = "",
+) -> Report:
     return Report(
         command=[os.fsencode(word).decode("utf-8", "replace") for word in command],
         exit_status=ended.status,
@@ -164,24 +190,25 @@ def _finish(daemon: Daemon, key: str, ended: Ended, command: list[str]) -> Repor
         user=round(ended.user_s, 6),
         system=round(ended.system_s, 6),
         tasks_left=tasks_left,
-        completed=reply.completed,
-        group=reply.group,
-        totals=reply.totals,
+        completed=completed,
+        group=group,
+        totals=list(totals),
+        problem=problem,
     )
 
 
 def _print(report: Report, screen: Screen, out: TextIO) -> None:
-    if screen.json is not Json.OFF:
-        text = encode(report, screen.json) + "\n"
-    elif out is sys.stderr and screen.quiet:
-        return
-    else:
-        text = _text(report)
+    is_json = screen.json is not Json.OFF
+    is_hidden = screen.quiet and out is sys.stderr and not is_json
     try:
-        out.write(text)
+        if report.group and report.problem and (is_json or is_hidden or out is not sys.stderr):
+            complain(report.problem)  # else it is in the text below
+        if is_hidden:
+            return
+        out.write(encode(report, screen.json) + "\n" if is_json else _text(report))
         out.flush()
     except OSError as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a terminal that hung up
             complain(f"cannot write the report: {error.strerror}")
 
 
@@ -200,20 +227,25 @@ def _tasks_left(daemon: Daemon, key: str) -> int | None:
 
 def _text(report: Report) -> str:
     command = printable(shlex.join(report.command))
-    lines = [f"{command}: {printable(report.group.key)} in class {class_name(report.group.class_)}"]
+    group = report.group
+    workload = f"{printable(group.key)} in class {class_name(group.class_)}" if group else "not monitored"
     rows = [
         Row((_label(total.event), total_figure(total), ": ".join(filter(None, (total.quality, total.reason)))))
         for total in report.totals
     ]
     times = (("elapsed", report.elapsed), ("user", report.user), ("system", report.system))
     rows.extend(Row((label, f"{seconds:.6f} s", "")) for label, seconds in times)
-    lines.append("")
+    lines = [f"{command}: {workload}", ""]
     lines.extend(f"  {line}" for line in plain([Table(_COLUMNS, tuple(rows))], None, legend=False).splitlines())
     if report.tasks_left:
         lines.append(
             f"{count(report.tasks_left, 'task')} of the command lived on; what they use from now on is not counted."
         )
-    if not report.completed:
+    if group and report.problem:
+        key = shlex.quote(printable(group.key))
+        lines.append(f"No totals: {printable(report.problem)}.")
+        lines.append(f"When resctrlmond runs, it ends the workload. The totals are then in: resctrlctl show {key}")
+    elif group and not report.completed:
         lines.append("The group stays: others claim the workload too.")
     return "\n".join(["", *lines, ""])
 

@@ -85,6 +85,8 @@ class FakeManager:
     noted: list[Noted] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
+    # How many further calls of a method end without a reply: the connection is closed.
+    cuts: dict[str, int] = field(default_factory=dict)
     assign_takes_s: float = 0.0
     assign_fails: VarlinkError | None = None
     left: int = 0
@@ -132,6 +134,12 @@ class FakeManager:
     def _method(self, name: str, request: type[msgspec.Struct]) -> Method[Any]:
         async def handle(parameters: Any, _peer: Peer) -> msgspec.Struct:
             self.calls.append((name, parameters))
+            if self.cuts.get(name):
+                self.cuts[name] -= 1
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
             if name in self.refuse:
                 raise self.refuse[name]
             reply: msgspec.Struct = await asyncio.to_thread(getattr(self, name.lower()), parameters)

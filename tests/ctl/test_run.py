@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from resctrlmond.api import types
 from resctrlmond.groups.record import Claim, State
 from tests.ctl.conftest import Ctl, command
-from tests.ctl.fake_manager import NOW, FakeManager, error
+from tests.ctl.fake_manager import NOW, FakeManager, error, serving
 
 PYTHON = sys.executable
 WAIT = "import time; print('ready', flush=True); time.sleep(60)"
@@ -37,6 +38,7 @@ def start(manager: FakeManager, environment: dict[str, str], *arguments: str) ->
     return subprocess.Popen(
         command(manager.socket, "run", *arguments),
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -109,17 +111,61 @@ def test_a_command_that_cannot_be_executed(
     assert [request.reason for request in manager.called("Release")] == ["the command was not executed"]
 
 
-def test_sigterm_and_sighup_are_forwarded(manager: FakeManager, environment: dict[str, str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # Not sh: dash loses a signal that comes while it starts a program with vfork().
-        code = f"import signal, sys; signal.signal({number:d}, lambda *_: sys.exit(9)); {WAIT}"
-        with start(manager, environment, "--", PYTHON, "-c", code) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(number)
-            _, report = process.communicate(timeout=60)
-            assert process.returncode == 9
-            assert "core energy" in report
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGRTMIN"])
+def test_a_signal_sent_to_resctrlctl_alone_reaches_the_command(
+    manager: FakeManager, environment: dict[str, str], name: str
+) -> None:
+    number = signal.Signals[name]
+    # Not sh: dash loses a signal that comes while it starts a program with vfork().
+    code = f"import signal, sys; signal.signal({number:d}, lambda *_: sys.exit(9)); {WAIT}"
+    # A shell's nohup around the tests would have SIGHUP ignored, which rightly stays so.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with start(manager, environment, "--", PYTHON, "-c", code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, report = process.communicate(timeout=60)
+    assert process.returncode == 9
+    assert "core energy" in report
+
+
+def test_the_command_gets_an_interrupt_from_the_terminal_once(
+    manager: FakeManager, environment: dict[str, str]
+) -> None:
+    code = (
+        "import signal, time; count = []; signal.signal(signal.SIGINT, lambda *_: count.append(1)); "
+        "signal.signal(signal.SIGTERM, lambda *_: (print(len(count)), exit(0))); print('ready', flush=True)\n"
+        "while True: time.sleep(0.05)"
+    )
+    terminal, end = pty.openpty()
+    arguments = command(manager.socket, "run", "-q", "--", PYTHON, "-c", code)
+    script = (
+        f"import fcntl, os, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp({arguments[0]!r}, {arguments!r})"
+    )
+    with subprocess.Popen(
+        [PYTHON, "-c", script], stdin=end, stdout=subprocess.PIPE, env=environment, text=True, start_new_session=True
+    ) as process:
+        os.close(end)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            os.write(terminal, b"\x03")
+            time.sleep(0.3)  # signals that are pending at once are one
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    assert (output, process.returncode) == ("3\n", 0)
+
+
+def test_a_signal_that_the_command_sends_to_its_parent_does_not_come_back(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("run", "-q", "--", "sh", "-c", "kill -USR1 $PPID; kill -TERM $PPID; exit 3")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert len(manager.called("Release")) == 1
+
+
+def test_the_command_has_no_signal_blocked(ctl: Ctl) -> None:
+    status = ctl("run", "-q", "--", "cat", "/proc/self/status").stdout
+    assert re.findall(r"SigBlk:\s+([0-9a-f]+)", status) == ["0" * 16]
 
 
 def test_an_interrupt_from_the_terminal_ends_the_command_and_still_releases(
@@ -264,7 +310,8 @@ def test_a_command_that_cannot_be_monitored(
     assert done.returncode == (4 if best_effort else 125)
     assert (tmp_path / "ran").exists() == best_effort
     assert done.stderr.startswith("resctrlctl: cannot monitor 'sh' as 'k': it is so")
-    assert done.stderr.endswith("The command runs unmonitored\n") == best_effort
+    assert ("The command runs unmonitored\n" in done.stderr) == best_effort
+    assert ("elapsed" in done.stderr) == best_effort
     assert manager.called("Release") == []
 
 
@@ -304,10 +351,60 @@ def test_tasks_that_live_on_are_told(manager: FakeManager, ctl: Ctl) -> None:
     assert json.loads(ctl("run", "--key", "k", "--json", "--", "sh", "-c", script).stderr)["tasksLeft"] == 2
 
 
-def test_a_release_that_fails_leaves_the_commands_status(manager: FakeManager, ctl: Ctl) -> None:
+def test_a_release_that_fails_leaves_the_commands_status_and_its_times(manager: FakeManager, ctl: Ctl) -> None:
     manager.refuse["Release"] = error("NotMounted", "it is gone")
     done = ctl("run", "--key", "k", "--", "sh", "-c", "exit 8")
-    assert (done.returncode, done.stderr) == (8, "resctrlctl: cannot release 'k': it is gone\n")
+    assert done.returncode == 8
+    lines = done.stderr.splitlines()
+    assert lines[:3] == ["", "sh -c 'exit 8': k in class /", ""]
+    assert [line.split()[0] for line in lines[3:6]] == ["elapsed", "user", "system"]
+    assert lines[6:] == [
+        "No totals: cannot release 'k': it is gone.",
+        "When resctrlmond runs, it ends the workload. The totals are then in: resctrlctl show k",
+    ]
+    quiet = ctl("run", "--key", "q", "-q", "--", "sh", "-c", "exit 8")
+    assert quiet.stderr == "resctrlctl: cannot release 'q': it is gone\n"
+
+
+@pytest.mark.parametrize("how", ["text", "json"])
+def test_a_daemon_that_is_away_at_the_end_costs_no_times(
+    environment: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    report = tmp_path / "report"
+    options = ["--key", "k", "-o", str(report), *(["--json"] if how == "json" else [])]
+    with serving(tmp_path) as manager:
+        process = start(manager, environment, *options, "--", "sh", "-c", "echo ready; read line; exit 3")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    os.unlink(manager.socket)
+    _, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 3
+    assert errors.startswith("resctrlctl: cannot release 'k': resctrlmond is not running: ")
+    assert errors.count("\n") == 1
+    if how == "text":
+        assert [line.split()[0] for line in report.read_text().splitlines()[3:6]] == ["elapsed", "user", "system"]
+        assert "No totals: cannot release 'k': resctrlmond is not running" in report.read_text()
+    else:
+        told = json.loads(report.read_text())
+        assert (told["exitStatus"], told["completed"], told["tasksLeft"], told["totals"]) == (3, False, None, [])
+        assert told["elapsed"] > 0
+        assert told["group"]["key"] == "k"
+        assert told["problem"].startswith("cannot release 'k': resctrlmond is not running")
+
+
+def test_a_release_that_the_daemons_restart_cut_is_asked_again(manager: FakeManager, ctl: Ctl) -> None:
+    manager.cuts["Release"] = 1
+    done = ctl("run", "--key", "k", "--", "true")
+    assert len(manager.called("Release")) == 2
+    assert "core energy  12.345678 J  exact" in done.stderr
+
+
+def test_an_unmonitored_command_has_a_report_of_its_times(manager: FakeManager, ctl: Ctl) -> None:
+    manager.refuse["Assign"] = error("RmidsExhausted", "no RMID is free")
+    done = ctl("run", "--key", "k", "--best-effort", "--json", "-q", "--", "sh", "-c", "exit 4")
+    told = json.loads(done.stderr)
+    assert (done.returncode, told["exitStatus"], told["group"], told["totals"]) == (4, 4, None, [])
+    assert told["problem"] == "cannot monitor 'sh' as 'k': no RMID is free"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["--unknown", "--", "true"], ["true"], ["--key", "--", "true"]])
