@@ -66,23 +66,23 @@ class TreeView:
         """What ``Read`` would answer. Raises Failure, with status 4 where there is no such workload."""
         what = f"show {key!r}"
         try:
-            for found in self.tree.scan():
+            scanned = self.tree.scan()
+            for found in scanned:
                 record = self._record(found)
-                if found.gid == self.gid and key in (found.ref.name, record and record.key):
-                    return self._read(found, record)
+                if found.gid == self.gid and key == (record.key if record else found.ref.name):
+                    return self._read(found, record, scanned)
         except ResctrlError as error:
             raise _failure(what, error) from error
         if record := self.records.get(key):
             return ReadReply(group=_from_record(record), readings=[], totals=self._totals(record, {}))
         raise Failure(f"cannot {what}: there is no such workload", NO_SUCH_WORKLOAD, "NoSuchGroup")
 
-    def _read(self, found: Found, record: Record | None) -> ReadReply:
+    def _read(self, found: Found, record: Record | None, scanned: list[Found]) -> ReadReply:
         live: Live = {found.ref.name: self.tree.read(found.ref)}
         if record:
-            standing = ((group, self.tree.find(group.ref)) for group in record.groups)
-            live = {
-                group.place: self.tree.read(group.ref) for group, at in standing if at and at.nonce == group.nonce
-            }
+            places = {group.nonce: group.place for group in record.groups}
+            ours = [one for one in scanned if one.gid == self.gid and one.nonce in places]
+            live = {places[one.nonce]: self.tree.read(one.ref) for one in ours}
         return ReadReply(
             group=self._group(found, record),
             readings=[translate.reading(reading) for reading in summed(live)],
@@ -101,7 +101,7 @@ class TreeView:
             (
                 record
                 for record in self.records.values()
-                if found.nonce in {group.nonce for group in record.groups} and record.group_name == found.ref.name
+                if found.gid == self.gid and found.nonce in {group.nonce for group in record.groups}
             ),
             None,
         )

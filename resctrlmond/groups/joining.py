@@ -133,7 +133,7 @@ class Joining:
             record = self.life.finish(record, record.reason)
         if record is not None and record.state.has_group:
             try:
-                self.life.check_identities(record)
+                record = self.life.follow(record)
             except NoSuchGroup as error:
                 record = self.life.lose(record, error.message)
         if record is not None and record.is_interrupted:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import msgspec
 from resctrlmond.groups.accounting import Quality, Total, worst
 from resctrlmond.groups.book import Book
 from resctrlmond.groups.checkpoint import readings_of
-from resctrlmond.groups.errors import ForeignGroup, NotWritten
+from resctrlmond.groups.errors import ForeignGroup, InvalidClass, NotWritten
+from resctrlmond.groups.keys import valid_class
 from resctrlmond.groups.plan import RECOVERED
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.snapshot import Snapshots
@@ -26,6 +28,7 @@ from resctrlmond.resctrl.errors import (
     NotMounted,
     ResctrlError,
     RmidsExhausted,
+    printable,
 )
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
@@ -33,6 +36,8 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 # Cores hand their energy counts over every 2 ms at the latest, also after a task's death (the cover letter of the
 # AET series): a last reading is taken after that.
 REPORTING_LAG_S = 0.004
+
+log = logging.getLogger(__name__)
 
 replace = msgspec.structs.replace
 
@@ -111,8 +116,9 @@ class Lifecycle:
                     path=standing.path,
                     remedy="It is left alone. Choose another key, or remove it if nobody needs it",
                 ) from error
-            if any(other.ref == ref for workload in self.book.all() for other in workload.standing):
-                raise  # of another key, from before group_prefix was changed
+            others = [other for workload in self.book.all() for other in workload.standing]
+            if any(other.ref == ref or other.nonce == standing.nonce for other in others):
+                raise  # of another key: from before group_prefix was changed, or renamed to this name
             # Ours, but of no record: a run that was cut between two steps, or whose record was lost.
             begun = worst(quality, Quality.UNKNOWN) if self.tree.tasks(ref) else quality
             return self.tree.set_nonce(ref, record.nonce), begun
@@ -128,16 +134,47 @@ class Lifecycle:
             replace(record, state=State.IDLE, reason="", in_limbo=False, baseline=quality, inodes=inodes)
         )
 
-    def check_identity(self, record: Record) -> Found:
-        """The record's own group; NoSuchGroup if it is gone or another one stands in its place."""
+    def find(self, record: Record) -> Found:
+        """Find the record's own group by its mark and nonce, also if somebody renamed it. Raises NoSuchGroup."""
         # Before the group: if a mount comes in between, the group is not found on it.
         mounting = self.tree.mounting()
         found = self.tree.find(record.ref)
-        if found is None or found.gid != self.mark.gid or found.nonce != record.nonce:
+        if found is None or not self._is_of(record, found):
             self.tree.check_mounted()
-            raise NoSuchGroup(self._why_gone(record, found), path=self.tree.full_path(record.ref))
+            # What went with its mount is nowhere. The whole tree is looked through only when a group is missing.
+            scanned = [] if self.went_with_mount(record) else self.tree.scan()
+            renamed = next((other for other in scanned if self._is_of(record, other)), None)
+            if renamed is None:
+                raise NoSuchGroup(self._why_gone(record, found), path=self.tree.full_path(record.ref))
+            found = renamed
         self._seen_on[record.nonce] = mounting
         return found
+
+    def _is_of(self, record: Record, found: Found) -> bool:
+        return found.gid == self.mark.gid and found.nonce == record.nonce
+
+    def follow(self, record: Record) -> Record:
+        """Return the workload with each group where it is now. Raises NoSuchGroup if any of its groups is gone: what
+        it counts would be short of that group.
+        """
+        for group in record.standing:
+            record = record.with_group(self.follow_group(group))
+        _check_whole(record)
+        return record
+
+    def follow_group(self, group: Record) -> Record:
+        """Return the record of the group where that is now: somebody may have renamed it. Raises NoSuchGroup."""
+        found = self.find(group)
+        if found.ref == group.ref:
+            return group
+        if not _is_recordable(found.ref):
+            # No record with this name could be read back.
+            self.tree.rename(found.ref, group.ref)
+            log.warning("%s: somebody renamed its group to %s; renamed back", group.key, printable(found.ref.path))
+            return group
+        path = printable(found.ref.path)
+        log.info("%s: somebody renamed its group to %s, and the workload goes on in it", group.key, path)
+        return self.relocated(group, found.ref)
 
     def went_with_mount(self, group: Record) -> bool:
         """Whether the mount on which the group was seen last is gone: nobody removed the group itself."""
@@ -147,13 +184,6 @@ class Lifecycle:
         if self.went_with_mount(record):
             return "resctrl was unmounted and mounted again, and every group went with it"
         return "the group was removed by somebody else" if instead is None else "another group stands in its place"
-
-    def check_identities(self, record: Record) -> None:
-        """Raise NoSuchGroup if any of the workload's groups is gone: what it counts would be short of that."""
-        for group in record.standing:
-            self.check_identity(group)
-        if record.is_torn:
-            raise NoSuchGroup("the group was removed by somebody else in one of its classes")
 
     def relocate(self, record: Record, class_: str) -> Record:
         """Move the group to another class: by rename, or made anew there if it never had a member and rename is not
@@ -167,7 +197,7 @@ class Lifecycle:
             )
         if not record.state.has_group:
             return self.book.put(replace(record, class_=class_))
-        self.check_identity(record)
+        record = self.follow_group(record)
         target = GroupRef(class_, record.group_name)
         try:
             self.tree.rename(record.ref, target)
@@ -189,7 +219,7 @@ class Lifecycle:
                 raise
             return self.make(moving, record.baseline)
         try:
-            return self.relocated(record, class_)
+            return self.relocated(record, target)
         except NotWritten:
             noted = self.book.get(record.key)
             if noted is None or noted.ref != target:
@@ -198,9 +228,9 @@ class Lifecycle:
                 self.snapshots.relink(record.place, self.tree.full_path(record.ref))
             raise
 
-    def relocated(self, record: Record, class_: str) -> Record:
-        """Note that the group stands in another class now."""
-        record = replace(record, class_=class_)
+    def relocated(self, record: Record, ref: GroupRef) -> Record:
+        """Record that the group is in another class, or has another name, now."""
+        record = replace(record, class_=ref.class_, group_name=ref.name)
         try:
             self.snapshots.relink(record.place, self.tree.full_path(record.ref))
         finally:
@@ -213,7 +243,7 @@ class Lifecycle:
 
         May be called again for a record in ``ending``: what was done already is not done twice.
         """
-        if record.state is State.PENDING and not self._stands(record):
+        if record.state is State.PENDING and not self._standing(record):
             record = self._further_finished(record, reason)
             return self._over(record, State.COMPLETED, f"{reason}; it never had an RMID")
         if record.state is not State.ENDING:
@@ -222,7 +252,7 @@ class Lifecycle:
         record = self._further_finished(record, reason)
         if not self.snapshots.is_complete(record.place):
             try:
-                self.check_identity(record)
+                record = self.follow_group(record)
                 if self.snapshots.is_bare(record.place):
                     # Somebody removed its files: it ends all the same, and no total is made up of what is left.
                     record = self.book.put(replace(record, baseline=Quality.UNKNOWN))
@@ -249,19 +279,18 @@ class Lifecycle:
     def checkpoint(self, record: Record) -> None:
         """Keep the counters as they are now, for when a group goes away unasked. Raises NoSuchGroup, NotWritten."""
         for group in record.standing:
-            self.check_identity(group)
-            self.snapshots.checkpoint(group.place, utc_now(), self.tree.read(group.ref), group.inodes)
+            found = self.find(group)
+            self.snapshots.checkpoint(group.place, utc_now(), self.tree.read(found.ref), group.inodes)
 
-    def _stands(self, record: Record) -> bool:
+    def _standing(self, record: Record) -> Found | None:
         try:
-            self.check_identity(record)
+            return self.find(record)
         except (NoSuchGroup, NotMounted):
-            return False
-        return True
+            return None
 
     def _remove_own(self, record: Record) -> None:
-        if self._stands(record):
-            self.tree.remove(record.ref)
+        if found := self._standing(record):
+            self.tree.remove(found.ref)
 
     def lose(self, record: Record, reason: str) -> Record:
         """A group went away without our doing: its last known values become its end values, and it is said why.
@@ -270,8 +299,8 @@ class Lifecycle:
         """
         record = self._further_finished(record, reason)
         if self.snapshots.exists(record.place) and not self.snapshots.is_complete(record.place):
-            if self._stands(record):
-                self._end(record)
+            if found := self._standing(record):
+                self._end(replace(record, class_=found.ref.class_, group_name=found.ref.name))
             else:
                 self.snapshots.end(record.place, utc_now(), readings_of(self.snapshots.last_read(record.place)))
         self._remove_own(record)
@@ -323,8 +352,8 @@ class Lifecycle:
         """The live counters; {} for a record that has no group, or whose last values are written."""
         if not record.state.has_group or self._has_ends(record):
             return {}
-        self.check_identities(record)
-        return {group.place: self.tree.read(group.ref) for group in record.standing}
+        _check_whole(record)
+        return {group.place: self.tree.read(self.find(group).ref) for group in record.standing}
 
     def totals(self, record: Record, live: Live) -> list[Total]:
         """What was used since the baseline: up to the ``live`` readings, or up to the end values of an ended run."""
@@ -332,3 +361,15 @@ class Lifecycle:
 
     def _has_ends(self, record: Record) -> bool:
         return record.state.is_over or (record.state is State.ENDING and self.snapshots.is_complete(record.place))
+
+
+def _check_whole(record: Record) -> None:
+    if record.is_torn:
+        raise NoSuchGroup("the group was removed by somebody else in one of its classes")
+
+
+def _is_recordable(ref: GroupRef) -> bool:
+    try:
+        return bool(valid_class(ref.name)) and valid_class(ref.class_) == ref.class_
+    except InvalidClass:
+        return False

@@ -30,8 +30,7 @@ STEADY_S = 600.0
 class Do(enum.Enum):
     """What a record that is not over needs at start-up."""
 
-    KEEP = "its group stands: go on"
-    RELOCATE = "its group stands in another class: a move was cut short after its rename"
+    KEEP = "its group stands, perhaps in another class or under another name: go on"
     RETRY = "it has no group yet: make it"
     BASELINE = "its group was made, but no begin values were written and no task has joined"
     FINISH = "its end was begun: complete it"
@@ -85,7 +84,7 @@ def _what(record: Record, found: Found | None, same_boot: bool) -> Do:
         return Do.BASELINE if found else Do.RETRY
     if found is None:
         return Do.LOSE
-    return Do.KEEP if found.ref == record.ref else Do.RELOCATE
+    return Do.KEEP
 
 
 def waiting(records: Iterable[Record]) -> list[Record]:

@@ -85,12 +85,10 @@ class Recovery:
         match step.do:
             case Do.KEEP:
                 self.sweeping.rejoin(record)
-            case Do.RELOCATE if step.found is not None:
-                self.sweeping.rejoin(self.life.relocated(record, step.found.ref.class_))
             case Do.RETRY:
                 pass  # in its turn, when all others are seen to
-            case Do.BASELINE if step.found is not None:
-                record = replace(record, class_=step.found.ref.class_)
+            case Do.BASELINE:
+                record = self.life.follow_group(record)
                 quality = baseline_of(self.book.get(record.key), record)
                 self.sweeping.adopt(self.life.baseline(record, quality))
             case Do.FINISH:

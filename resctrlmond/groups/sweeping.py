@@ -95,7 +95,7 @@ class Sweeping:
         """See to it that every living member is in its group: a kill may have come before its tasks were moved."""
         if record.part:
             return  # done for all groups with the first one
-        self.life.check_identities(record)
+        record = self.life.follow(record)
         for member in record.living:
             try:
                 # What is moved now ran outside: the daemon was killed before it moved it, or it joined since.

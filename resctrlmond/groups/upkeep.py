@@ -129,7 +129,7 @@ class Upkeep:
                 self.life.finish(record, record.reason)
             elif record.state is not State.PENDING:
                 try:
-                    self.life.check_identities(record)
+                    self.life.follow(record)
                 except NoSuchGroup as error:
                     self.life.lose(record, error.message)
             settled = self.ends.settle(key)

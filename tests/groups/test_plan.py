@@ -32,7 +32,7 @@ def found(nonce: int = 1, gid: int = GID, class_: str = "", name: str = "k") -> 
     [
         (record(State.ACTIVE), [found()], Do.KEEP),
         (record(State.IDLE), [found()], Do.KEEP),
-        (record(State.ACTIVE), [found(class_="gold")], Do.RELOCATE),
+        (record(State.ACTIVE), [found(class_="gold")], Do.KEEP),
         (record(State.ACTIVE), [], Do.LOSE),
         (record(State.ACTIVE), [found(nonce=2)], Do.LOSE),
         (record(State.ACTIVE), [found(gid=0)], Do.LOSE),
