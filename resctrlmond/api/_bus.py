@@ -10,7 +10,9 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["LIBRARY", "Bus", "BusUnavailable", "DBusError", "Message", "MessageType", "Variant"]
+from resctrlmond.api._dbus_gate import BUS_NAME, Gate
+
+__all__ = ["BUS_NAME", "LIBRARY", "Bus", "BusUnavailable", "DBusError", "Message", "MessageType", "Variant"]
 
 # Names the library to use where both are installed: dbus_fast or dbus_next.
 VARIABLE = "RESCTRLMOND_DBUS_LIBRARY"
@@ -43,7 +45,6 @@ else:
     Message, MessageFlag, MessageType = _package.Message, _package.MessageFlag, _package.MessageType
     MessageBus = importlib.import_module(f"{LIBRARY}.aio").MessageBus
 
-BUS_NAME = "org.freedesktop.DBus"
 _BUS_PATH = "/org/freedesktop/DBus"
 
 
@@ -55,10 +56,12 @@ class Bus(MessageBus):
     """A connection to a bus. Made within a coroutine only: dbus-next asks for the running loop when it is made.
 
     Unix file descriptors are not negotiated: the bus then lets nobody send us any, which the libraries would
-    never close. ``cause`` says why the connection ended, once it has.
+    never close. ``cause`` says why the connection ended, once it has. ``gate`` keeps from the library what it must
+    not decode.
     """
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str, gate: Gate) -> None:
+        self.gate = gate
         self._unsent: set[asyncio.Future[Any]] = set()
         self.cause = "closed"
         self._ended = asyncio.Event()
@@ -72,14 +75,18 @@ class Bus(MessageBus):
     @classmethod
     async def open(cls, address: str | None = None) -> Bus:
         """Connect to the bus at the address (None: the system bus). Raises BusUnavailable."""
-        bus = None
+        bus = gate = None
         try:
-            bus = cls(address)
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await bus.connect()
+                gate = await Gate.open(address)
+                with gate.entrance() as entrance:
+                    bus = cls(entrance, gate)
+                    await bus.connect()
         except BaseException as error:
             if bus is not None:
                 bus._release()
+            if gate is not None:
+                await gate.close()
             if not isinstance(error, Exception):
                 raise
             # Whatever it is: the libraries have no common type for an address that makes no sense.
@@ -101,6 +108,8 @@ class Bus(MessageBus):
         except Exception as error:
             self.cause = _words(error)
         self._release()
+        # What the library has sent, it sent before it ended the connection.
+        await self.gate.close(_DISCONNECT_TIMEOUT_S)
         self._ended.set()
 
     async def close(self) -> None:
@@ -110,9 +119,10 @@ class Bus(MessageBus):
         if self.connected:
             self.disconnect()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DISCONNECT_TIMEOUT_S):
+                async with asyncio.timeout(2 * _DISCONNECT_TIMEOUT_S):
                     await self.until_disconnected()
         self._release()
+        await self.gate.close()
 
     def post(self, message: Message) -> None:
         """Send without waiting; what cannot be sent, because the bus went away, is lost.

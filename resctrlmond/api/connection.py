@@ -119,7 +119,7 @@ class Connection:
 
     async def _answer(self, call: Call) -> None:
         try:
-            method, parameters = self._service.resolve(call)
+            method, parameters = self._service.resolve(call, self.peer)
         except VarlinkError as error:
             reply: Reply | None = wire.error_reply(error)
         else:

@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from resctrlmond.api import _dbus_gate as gate
 from resctrlmond.api import dbus_values as values
 from resctrlmond.api._bus import BUS_NAME, Bus, BusUnavailable, DBusError, Message, MessageType, wants_reply
 from resctrlmond.api.dbus_callers import Callers
@@ -30,6 +32,7 @@ _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 5.0
 # Calls of one connection that wait for their answers: the workers are shared with everybody.
 _MOST_CALLS = 64
+_TOO_MANY_CALLS = f"{_MOST_CALLS} calls of yours wait for their answers already"
 
 
 class NameTaken(ResctrlError):
@@ -121,11 +124,14 @@ class _Connection:
 
     def __init__(self, bus: Bus, service: Service, objects: Objects) -> None:
         self._bus = bus
+        self._service = service
         self._objects = objects
         self._callers = Callers(bus)
         self._calls: set[asyncio.Task[None]] = set()
         self._waiting: Counter[str] = Counter()
         self.announcer = Announcer(service, bus.post)
+        bus.gate.on_large = self._on_large
+        bus.gate.on_refused = self._on_refused
         bus.add_message_handler(self._on_message)
         self._announcing = asyncio.create_task(self.announcer.run())
 
@@ -167,12 +173,53 @@ class _Connection:
             self._bus.disconnect()
         return False
 
-    def _begin(self, call: Message, sender: str) -> None:
-        if self._waiting[sender] >= _MOST_CALLS:
-            self._reply_error(call, LIMITS_EXCEEDED, f"{_MOST_CALLS} calls of yours wait for their answers already")
+    def _on_large(self, call: gate.HeldCall) -> None:
+        if self._has_turn(call.header.sender):
+            self._start(self._admit(call), call.header.sender)
+        else:
+            call.drop()
+            self._on_refused(call.header, _TOO_MANY_CALLS)
+
+    async def _admit(self, call: gate.HeldCall) -> None:
+        """Have a large call decoded if its sender may call verbs that need one."""
+        try:
+            caller = await self._callers.named(call.header.sender)
+        except (BusUnavailable, DBusError):
+            call.drop()  # nobody waits for the answer any more
             return
+        if self._service.policy.may_everything(caller):
+            await call.forward()
+            return
+        call.drop()
+        self._on_refused(
+            call.header, f"the arguments take more than {gate.MAX_SMALL_BODY} bytes, which only root may send"
+        )
+
+    def _on_refused(self, call: gate.Header, why: str) -> None:
+        if call.wants_reply and call.sender:
+            self._bus.post(
+                Message(
+                    message_type=MessageType.ERROR,
+                    destination=call.sender,
+                    reply_serial=call.serial,
+                    error_name=LIMITS_EXCEEDED,
+                    signature="s",
+                    body=[why],
+                )
+            )
+
+    def _begin(self, call: Message, sender: str) -> None:
+        if self._has_turn(sender):
+            self._start(self._answer(call, sender), sender)
+        else:
+            self._reply_error(call, LIMITS_EXCEEDED, _TOO_MANY_CALLS)
+
+    def _has_turn(self, sender: str) -> bool:
+        return self._waiting[sender] < _MOST_CALLS
+
+    def _start(self, work: Coroutine[Any, Any, None], sender: str) -> None:
         self._waiting[sender] += 1
-        task = asyncio.create_task(self._answer(call, sender))
+        task = asyncio.create_task(work)
         self._calls.add(task)
         task.add_done_callback(lambda done: self._ended(done, sender))
 

@@ -78,6 +78,8 @@ class Objects:
     # -- our interfaces
 
     async def _verb(self, name: str, method: Method, given: dict[str, Any], caller: Caller) -> Answer:
+        # Before the arguments are looked at: access depends on the verb alone.
+        self._check(caller, VERBS[name].access, name)
         options = given.pop("options", {})
         request = values.request(VERBS[name].request, given, options)
         reply = await self._service.call(name, request, caller)

@@ -69,7 +69,16 @@ def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Vari
     try:
         return msgspec.convert({**given, **{name: _plain(name, value) for name, value in options.items()}}, kind)
     except msgspec.ValidationError as error:
-        raise DBusError(INVALID_ARGS, text(f"{parameter_at_fault(error)}: {error}")) from error
+        raise DBusError(INVALID_ARGS, text(_fault(kind, parameter_at_fault(error)))) from error
+
+
+def _fault(kind: type[Request], name: str) -> str:
+    shape = fields(kind).get(name)
+    if shape is None:
+        return f"{name[:64]}: there is no such option here. Known options are {', '.join(sorted(fields(kind)))}"
+    wanted = "an integer" if signature(shape) == "x" else f"a value of the D-Bus type {signature(shape)}"
+    inside = ", with the fields of org.resctrlmon.Manager.varlink" if "{sv}" in signature(shape) else ""
+    return f"{name}: the value is not valid. Give {wanted}{inside}"
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -58,12 +58,14 @@ class Method(Generic[P]):
     ``parameters`` is a struct that forbids unknown fields. ``handler`` answers with one reply (None: no fields).
     ``stream`` answers a call with ``more`` by any number of replies; a method that has only this one refuses
     other calls with ExpectedMore. A stream is closed (``aclose()``) when its client goes away and when the server
-    closes. Both raise VarlinkError for an error reply.
+    closes. Both raise VarlinkError for an error reply. ``check`` raises one for a peer that may not call the method;
+    it runs before the parameters are decoded.
     """
 
     parameters: type[P]
     handler: Callable[[P, Peer], Awaitable[msgspec.Struct | None]] | None = None
     stream: Callable[[P, Peer], AsyncIterator[msgspec.Struct]] | None = None
+    check: Callable[[Peer], None] | None = None
 
     def __post_init__(self) -> None:
         if self.handler is None and self.stream is None:
@@ -118,13 +120,15 @@ class Service:
         self._interfaces = {interface.name: interface for interface in (own, *interfaces)}
         self._info = Info(vendor, product, version, url, list(self._interfaces))
 
-    def resolve(self, call: Call) -> tuple[Method[Any], Any]:
-        """The method that a call names and its parameters.
+    def resolve(self, call: Call, peer: Peer) -> tuple[Method[Any], Any]:
+        """The method that a call of ``peer`` names and its parameters.
 
-        Raises VarlinkError where there is no such method, or it cannot be called like this, and ProtocolError
-        for parameters that are no JSON.
+        Raises VarlinkError if there is no such method, if the peer may not call it, or if it cannot be called like
+        this, and ProtocolError for parameters that are not JSON.
         """
         method = self._method(call.method)
+        if method.check is not None:
+            method.check(peer)
         if call.upgrade:
             raise VarlinkError(wire.METHOD_NOT_IMPLEMENTED, {"method": call.method})
         if method.handler is None and not call.more:

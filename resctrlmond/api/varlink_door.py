@@ -33,12 +33,29 @@ def server(service: Service) -> Server:
     manager = Interface(
         name=MANAGER,
         description=description(MANAGER),
-        methods={name: Method(verb.request, _verb(service, name)) for name, verb in VERBS.items()},
+        methods={
+            name: Method(verb.request, _verb(service, name), check=_check(service, verb.access, name))
+            for name, verb in VERBS.items()
+        },
     )
     hook = Interface(
-        name=HOOK, description=description(HOOK), methods={"Run": Method(hooks.RunRequest, _hook(service))}
+        name=HOOK,
+        description=description(HOOK),
+        methods={
+            "Run": Method(hooks.RunRequest, _hook(service), check=_check(service, Access.WRITE, f"{HOOK}.Run")),
+        },
     )
     return Server([manager, hook], vendor="resctrlmond", product="resctrlmond", version=__version__, url=URL)
+
+
+def _check(service: Service, access: Access, method: str) -> Callable[[Peer], None]:
+    def check(peer: Peer) -> None:
+        try:
+            service.policy.check(caller_of(peer), access, method)
+        except ResctrlError as error:
+            raise reply_of(error) from error
+
+    return check
 
 
 def _verb(service: Service, name: str) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:
@@ -55,7 +72,6 @@ def _hook(service: Service) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:
     async def call(request: Any, peer: Peer) -> msgspec.Struct:
         caller = caller_of(peer)
         try:
-            service.policy.check(caller, Access.WRITE, f"{HOOK}.Run")
             return await service.workers.run(Lane.CHANGE, hooks.run, service.manager, request, caller)
         except ResctrlError as error:
             raise reply_of(error) from error

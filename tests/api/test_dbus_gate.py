@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate before the D-Bus library: what is too long, not allowed or damaged is never decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from typing import Any
+
+import dbus_fast
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.api._dbus_gate import Frame, parse_frame, parse_header
+from tests.api.dbus_lab import MANAGER, NAME, NOBODY, READERS, ROOT, BusctlError, Client, Lab, eventually
+
+LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
+INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
+
+
+def test_a_message_of_30_mib_is_refused_and_never_decoded(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door() as door, Client(lab.address) as client:
+            decoded: list[Any] = []
+            door._connection._bus.add_message_handler(decoded.append)
+            error, text = await client.refused("Create", "ay", bytes(30 << 20))
+            assert error == LIMITS_EXCEEDED
+            assert "31457284 bytes" in text
+            assert not [one for one in decoded if one.member == "Create"]
+            assert "version" in await client.call("Status")
+
+    asyncio.run(run())
+
+
+def test_only_who_may_do_everything_may_send_more_than_16_kib(lab: Lab) -> None:
+    keys = [f"key-{number:06}" for number in range(3000)]
+    call = ("call", NAME, ROOT, MANAGER, "Reconcile", "sas", "agent", str(len(keys)), *keys)
+
+    async def run() -> None:
+        async with lab.door() as door:
+            decoded: list[Any] = []
+            door._connection._bus.add_message_handler(decoded.append)
+            with pytest.raises(BusctlError, match="only root may send"):
+                await lab.busctl(*call, uid=NOBODY, groups=(READERS,))
+            assert not [one for one in decoded if one.member == "Reconcile"]
+            (result,) = (await lab.busctl(*call))["data"]
+            assert len(result["failures"]["data"]) == len(keys)
+            assert await eventually(lambda: not door._connection._bus.gate.held_bytes)
+
+    asyncio.run(run())
+
+
+def test_a_flood_of_large_messages_is_held_within_4_mib(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with lab.door() as door, contextlib.AsyncExitStack() as stack:
+            gate = door._connection._bus.gate
+            held: list[Any] = []
+            monkeypatch.setattr(gate, "on_large", held.append)
+            # One message of each: the library cuts the connection if several fill the socket's buffer.
+            clients = [await stack.enter_async_context(Client(lab.address)) for _ in range(10)]
+            calls = [asyncio.ensure_future(client.refused("Create", "ay", bytes(1 << 19))) for client in clients]
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            assert {error for error, _ in (one.result() for one in done)} == {LIMITS_EXCEEDED}
+            assert await eventually(lambda: len(held) == 7)
+            assert gate.held_bytes <= 4 << 20
+            for call in held:
+                await call.forward()
+            answers = await asyncio.gather(*calls)
+            assert sorted({error for error, _ in answers}) == [INVALID_ARGS, LIMITS_EXCEEDED]
+            assert gate.held_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_signals_and_replies_of_others_are_thrown_away(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door() as door, Client(lab.address) as client:
+            bus = door._connection._bus
+            decoded: list[Any] = []
+            bus.add_message_handler(decoded.append)
+            for size in (10, 1 << 20):
+                await client.bus.send(
+                    dbus_fast.Message(
+                        message_type=dbus_fast.MessageType.SIGNAL,
+                        destination=bus.unique_name,
+                        path="/x",
+                        interface="x.y",
+                        member="Shout",
+                        signature="ay",
+                        body=[bytes(size)],
+                    )
+                )
+            assert "version" in await client.call("Status")
+            assert not [one for one in decoded if one.member == "Shout"]
+
+    asyncio.run(run())
+
+
+def test_access_is_checked_before_the_arguments(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door():
+            wrong = ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "key", "1", "no-such-option", "s", "x")
+            with pytest.raises(BusctlError, match="may not call Create"):
+                await lab.busctl(*wrong, uid=NOBODY, groups=(READERS,))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"pid": dbus_fast.Variant("s", "one")}, "pid: the value is not valid. Give an integer"),
+        ({"cgroup": dbus_fast.Variant("u", 1)}, "cgroup: the value is not valid. Give a value of the D-Bus type s"),
+        ({"attributes": dbus_fast.Variant("s", "")}, "Give a value of the D-Bus type a{ss}"),
+        (
+            {"sesame": dbus_fast.Variant("s", "")},
+            "sesame: there is no such option here. Known options are allow",
+        ),
+    ],
+)
+def test_type_errors_speak_of_d_bus(lab: Lab, options: dict[str, Any], words: str) -> None:
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as client:
+            error, text = await client.refused("Assign", "sa{sv}", "key", options)
+            assert error == INVALID_ARGS
+            assert words in text
+            assert "Expected" not in text
+            assert "$" not in text
+
+    asyncio.run(run())
+
+
+def _message(**of: Any) -> bytes:
+    return bytes(dbus_fast.Message(serial=7, **of)._marshall(False))
+
+
+def _parsed(data: bytes) -> Any:
+    frame = parse_frame(data)
+    return parse_header(frame, data[16 : 16 + frame.padded_fields_bytes])
+
+
+def test_headers_are_read_as_the_library_writes_them() -> None:
+    header = _parsed(
+        _message(
+            destination="a.b",
+            path="/org/x",
+            interface="i.j",
+            member="Member",
+            signature="sa{sv}",
+            body=["x", {}],
+        )
+    )
+    assert (header.path, header.interface, header.member, header.sender) == ("/org/x", "i.j", "Member", "")
+    assert (header.serial, header.wants_reply) == (7, True)
+
+
+def test_an_unknown_header_field_is_refused() -> None:
+    fields = b"\x63\1s\0" + struct.pack("<I", 1) + b"x\0"
+    with pytest.raises(ValueError, match="damaged"):
+        parse_header(Frame("<", 1, 0, 1, len(fields), 0), fields)
+
+
+@given(st.binary(max_size=64), st.data())
+def test_no_header_makes_the_gate_stumble(noise: bytes, data: st.DataObject) -> None:
+    """Random bytes, and a right header with bytes changed, are read or refused with ValueError, and nothing else."""
+    right = bytearray(_message(destination="a.b", path="/org/x", interface="i.j", member="Member"))
+    for _ in range(data.draw(st.integers(1, 4))):
+        right[data.draw(st.integers(0, len(right) - 1))] = data.draw(st.integers(0, 255))
+    for candidate in (noise, bytes(right)):
+        if len(candidate) < 16:
+            continue
+        try:
+            header = _parsed(candidate)
+        except ValueError:
+            continue
+        assert all(isinstance(text, str) for text in (header.path, header.member, header.sender))
