@@ -13,3 +13,5 @@ settings.load_profile("any machine")
 # A shell has the commands of its background ignore these, and they hand that down to all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+# nohup(1) ignores this one, and resctrlctl then rightly does not forward it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)

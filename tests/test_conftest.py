@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The test run itself: the same result under nohup(1) and in a shell's background."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_signals_that_nohup_and_a_background_job_ignore_have_their_defaults_again() -> None:
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    reset = "import signal, tests.conftest; print(*(signal.getsignal(n) is signal.SIG_IGN for n in (1, 2, 3)))"
+    ignore = f"import os, signal, sys; [signal.signal(n, signal.SIG_IGN) for n in {tuple(map(int, numbers))}]; "
+    run = "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    done = subprocess.run(
+        [sys.executable, "-c", ignore + run, reset], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"] * 3
