@@ -17,6 +17,8 @@ from resctrlmond.sim.mount import Simulation
 from tests.api.dbus_lab import PrivateBus
 
 ROOT = Path(__file__).parents[2]
+# How long a daemon may take to end after STOPPING=1, in seconds.
+_STOP_S = 60.0
 IDLE = ("-c", "import asyncio; print(flush=True); asyncio.run(asyncio.sleep(3600))")
 THREADED = """
 import sys, threading
@@ -64,15 +66,28 @@ class Host:
                 self._until("READY=1")
                 yield process.pid, time.perf_counter() - started
             finally:
-                # What it told while nobody listened may have filled the socket: its last word must fit.
-                self._drain()
-                process.send_signal(signal.SIGTERM)
-                self._until("STOPPING=1")
+                self._stop(process)
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        """End the daemon: with SIGTERM, or with SIGKILL if it does not stop."""
+        try:
+            # The daemon's messages may have filled the socket, and STOPPING=1 needs room.
+            self._drain()
+            process.send_signal(signal.SIGTERM)
+            self._until("STOPPING=1")
+            process.wait(_STOP_S)
+        finally:
+            # Popen waits for the process without a limit.
+            process.kill()
 
     def _drain(self) -> None:
+        # Not MSG_DONTWAIT: a Python socket with a timeout waits and retries after EAGAIN.
+        patience = self._notify.gettimeout()
+        self._notify.setblocking(False)
         with contextlib.suppress(BlockingIOError):
-            while self._notify.recv(4096, socket.MSG_DONTWAIT):
+            while self._notify.recv(4096):
                 pass
+        self._notify.settimeout(patience)
 
     def _until(self, word: str) -> None:
         while word not in self._notify.recv(4096).decode().split("\n"):
