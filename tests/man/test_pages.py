@@ -16,6 +16,7 @@ from resctrlmond import __main__ as daemon
 from resctrlmond import oci_hook
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import State
+from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import __main__ as nri
 from resctrlmond.nri import settings as nri_settings
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES
@@ -50,6 +51,25 @@ def options(page: Path, heading: str = "OPTIONS") -> set[str]:
     if heading == "OPTIONS":
         text = "\n".join(line for line in text.splitlines() if line.startswith("*"))
     return set(re.findall(r"\*(--?[a-z-]+)\*", text))
+
+
+def test_the_pages_and_the_catalogue_agree_on_a_group_that_somebody_removed() -> None:
+    """One page said that no group is made in its place, the catalogue that somebody has to assign it anew."""
+    catalogue = {
+        entry.split("\n", 1)[0]: " ".join(entry.split())
+        for entry in (ROOT / "systemd" / "resctrlmond.catalog").read_text(encoding="utf-8").split("\n-- ")
+    }
+    texts = [
+        catalogue[MessageId.GROUP_LOST],
+        catalogue[MessageId.UNMOUNTED],
+        *(
+            " ".join(section(page, "WHEN THINGS FAIL").partition(f"\n{event}\n")[2].partition("\n\n")[0].split())
+            for page in (OVERVIEW, DAEMON)
+            for event in ("A group is removed by somebody else", "resctrl is unmounted")
+        ),
+    ]
+    for text in texts:
+        assert re.search("again after a delay", text), text
 
 
 def exit_codes(page: Path) -> set[int]:
