@@ -93,7 +93,7 @@ def status_sheet(reply: StatusReply) -> list[Block]:
     fields = [
         ("Mount", (printable(mount),)),
         ("Simulation", (printable(reply.simulation),) if reply.simulation else ()),
-        ("RMIDs", (f"{reply.used} of {reply.rmids} used",)),
+        ("RMIDs", (_rmids_text(reply),)),
         ("Groups", (f"{groups}, {len(reply.foreign)} foreign",)),
         ("Classes", (" ".join(class_name(class_) for class_ in reply.classes),)),
         (
@@ -105,6 +105,14 @@ def status_sheet(reply: StatusReply) -> list[Block]:
     tone = Tone.WARNING if reply.problems or not reply.mounted else Tone.NORMAL
     shown = tuple((label, values) for label, values in fields if values)
     return [Sheet(f"resctrlmond {printable(reply.version)}", shown, tone)]
+
+
+def _rmids_text(reply: StatusReply) -> str:
+    """``7 of 64 used: 2 by classes, 4 by groups, 1 by foreign groups``."""
+    # Each class has an RMID, the root's included, and each monitoring group.
+    groups = reply.used - len(reply.classes) - len(reply.foreign)
+    users = f": {len(reply.classes)} by classes, {groups} by groups, {len(reply.foreign)} by foreign groups"
+    return f"{reply.used} of {reply.rmids} used{users if reply.classes else ''}"
 
 
 def state_sentence(group: Group) -> str:

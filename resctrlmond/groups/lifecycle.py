@@ -64,18 +64,20 @@ class Lifecycle:
         # Per nonce of a standing group: the mount on which it was seen last.
         self._seen_on: dict[int, Mounting] = {}
 
-    def make(self, record: Record, quality: Quality = Quality.EXACT) -> Record:
+    def make(self, record: Record, quality: Quality = Quality.EXACT, may_wait: bool = True) -> Record:
         """Make the record's group and write its baseline down: from ``pending`` to ``idle``.
 
         The record stands before the group does, and the baseline before a task can join. Without a free RMID the
-        record stays ``pending``, with the reason. Raises ForeignGroup, NoSuchClass, KernelRefused, NotMounted and
-        NotWritten, and leaves no group then.
+        record stays ``pending``, with the reason; RmidsExhausted only if not ``may_wait``. Raises ForeignGroup,
+        NoSuchClass, KernelRefused, NotMounted and NotWritten, and leaves no group then.
         """
         record = self.book.put(self._begun(record))
         try:
             found, begun = self._create(record, quality)
         except RmidsExhausted as error:
-            return self.wait(record, str(error), error.in_limbo)
+            if not may_wait:
+                raise
+            return self.wait(record, error)
         if found.gid != self.mark.gid:
             self.tree.remove(record.ref)
             raise KernelRefused(
@@ -90,9 +92,9 @@ class Lifecycle:
                 self._remove_own(record)
             raise
 
-    def wait(self, record: Record, reason: str, in_limbo: bool) -> Record:
-        """Have the record wait for an RMID. Raises NotWritten."""
-        return self.book.put(replace(self._begun(record), reason=reason, in_limbo=in_limbo))
+    def wait(self, record: Record, error: RmidsExhausted) -> Record:
+        """Have the record wait for an RMID, for the reason that ``error`` gives. Raises NotWritten."""
+        return self.book.put(replace(self._begun(record), reason=str(error), in_limbo=error.in_limbo))
 
     def _begun(self, record: Record) -> Record:
         # The clock's second with a random rest: looks like a time to a person, and no two are alike. A record that

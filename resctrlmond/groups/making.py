@@ -12,7 +12,7 @@ from resctrlmond.groups.plan import served_before
 from resctrlmond.groups.record import ROOT_PART, Record, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.times import boot_ns, utc_now
-from resctrlmond.resctrl.errors import RmidsExhausted
+from resctrlmond.resctrl.errors import RmidsExhausted, no_rmid_remedy
 
 
 class Making:
@@ -42,15 +42,25 @@ class Making:
         Raises what Lifecycle.make does, and RmidsExhausted if it may not wait.
         """
         try:
-            # An RMID that comes free is for who has waited, not for who happens to ask next.
+            # Queued groups get free RMIDs before new requests do.
             first = served_before(record, self.book.all())
-            made = self.life.make(record) if first is None else self.life.wait(record, first.reason, first.in_limbo)
+            if first is None:
+                return self.life.make(record, may_wait=may_wait)
+            error = self._queued_behind(first, record)
             if not may_wait:
-                check_has_rmid(made)
+                raise error
+            return self.life.wait(record, error)
         except Exception:
             self.life.discard(record, ended)
             raise
-        return made
+
+    def _queued_behind(self, first: Record, record: Record) -> RmidsExhausted:
+        return RmidsExhausted(
+            "cannot create the monitoring group: groups of the same or a higher priority already wait for an RMID",
+            path=self.life.tree.full_path(record.ref),
+            in_limbo=first.in_limbo,
+            remedy=no_rmid_remedy(first.in_limbo),
+        )
 
     def further(self, record: Record, class_: str, may_wait: bool = True) -> Record:
         """One more group of the workload, in another class than those it has."""

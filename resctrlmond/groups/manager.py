@@ -37,7 +37,6 @@ from resctrlmond.groups.upkeep import Upkeep
 from resctrlmond.groups.usage import summed
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import (
-    NoSuchClass,
     NoSuchGroup,
     NotMounted,
     ResctrlError,
@@ -200,7 +199,7 @@ class Manager:
         with self.book.writing(key):
             record = self.joining.known_living(key)
             if not self.tree.has_class(class_):
-                raise NoSuchClass("there is no such class", path=f"{self.tree.path}/{class_}")
+                raise self.tree.no_such_class(class_)
             if record.class_ == class_:
                 return record
             if not record.state.has_group:

@@ -155,6 +155,15 @@ _WITH_WORDS = frozenset({errno_.EINVAL, errno_.EPERM, errno_.ENOSPC, errno_.EBUS
 _GONE = frozenset({errno_.ENODEV, errno_.ENOENT, errno_.ENOTDIR, errno_.ESTALE, errno_.ENOTCONN})
 
 
+def no_rmid_remedy(in_limbo: bool) -> str:
+    """What to do if no RMID is free; ``in_limbo``: freed ones wait for their cache lines to drain."""
+    if in_limbo:
+        return "RMIDs that were freed become available again in 1 to 2 s"
+    return (
+        "Release a workload that is not needed: 'resctrlctl list' shows every monitoring group, which holds one RMID"
+    )
+
+
 def from_oserror(error: OSError, what: str, path: str, status: str = "") -> ResctrlError:
     """The typed error for what a system call on resctrl or /proc answered.
 
@@ -180,11 +189,7 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
             errno=number,
             status=said,
             in_limbo=limbo,
-            remedy=(
-                "RMIDs that were freed come back in 1 to 2 s"
-                if limbo
-                else "Release a group, or see 'resctrlctl status' for who holds them"
-            ),
+            remedy=no_rmid_remedy(limbo),
         )
     if number == errno_.EINVAL and _OTHER_CLASS in said:
         return make(ClassMismatch, OTHER_CLASS_REMEDY)

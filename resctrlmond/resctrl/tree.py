@@ -126,6 +126,14 @@ class Tree:
         self.check_mounted()
         return False
 
+    def no_such_class(self, class_: str) -> errors.NoSuchClass:
+        """The error for a class that does not exist, or that cannot have monitoring groups."""
+        return errors.NoSuchClass(
+            "there is no such class",
+            path=os.path.join(self.path, class_).rstrip("/"),
+            remedy="'resctrlctl status' lists the classes",
+        )
+
     def scan(self) -> list[Found]:
         """Every monitoring group of the machine, whoever made it."""
         found: list[Found] = []
@@ -202,10 +210,13 @@ class Tree:
         GroupExists, RmidsExhausted, KernelRefused. If only the mtime cannot be set, the group is removed again.
         """
         path = self.full_path(ref)
-        with self._command(errors.CREATE, path, missing=errors.NoSuchClass):
-            self._clear_status()
-            # One level only: where resctrl is not mounted, nothing is made.
-            os.mkdir(path, 0o755)
+        try:
+            with self._command(errors.CREATE, path):
+                self._clear_status()
+                # One level only: where resctrl is not mounted, nothing is made.
+                os.mkdir(path, 0o755)
+        except errors.NoSuchGroup as error:
+            raise self.no_such_class(ref.class_) from error
         try:
             return self.set_nonce(ref, nonce)
         except (errors.NoSuchGroup, errors.NotMounted):
@@ -242,7 +253,7 @@ class Tree:
         source, target = self.full_path(old), self.full_path(new)
         # rename() onto a missing parent is ENOENT like a missing source: say which.
         if not self.has_class(new.class_):
-            raise errors.NoSuchClass("there is no such class", path=os.path.join(self.path, new.class_))
+            raise self.no_such_class(new.class_)
         with self._command(f"move the monitoring group to {target}", source):
             os.rename(source, target)
 
@@ -286,21 +297,14 @@ class Tree:
             raise self._error(error, what, path) from error
 
     @contextlib.contextmanager
-    def _command(self, what: str, path: str, missing: type[errors.ResctrlError] | None = None) -> Iterator[None]:
+    def _command(self, what: str, path: str) -> Iterator[None]:
         with self._one_at_a_time:
             try:
                 yield
             except OSError as error:
-                raise self._error(error, what, path, self.last_cmd_status(), missing) from error
+                raise self._error(error, what, path, self.last_cmd_status()) from error
 
-    def _error(
-        self,
-        error: OSError,
-        what: str,
-        path: str,
-        status: str = "",
-        missing: type[errors.ResctrlError] | None = None,
-    ) -> errors.ResctrlError:
+    def _error(self, error: OSError, what: str, path: str, status: str = "") -> errors.ResctrlError:
         typed = errors.from_oserror(error, what, path, status)
         if not isinstance(typed, errors.NoSuchGroup):
             return typed
@@ -308,7 +312,7 @@ class Tree:
             self.check_mounted()
         except errors.NotMounted as not_mounted:
             return not_mounted
-        return missing(typed.message, path=path, errno=typed.errno, remedy=typed.remedy) if missing else typed
+        return typed
 
     @contextlib.contextmanager
     def _opened(self, directory: str, what: str) -> Iterator[int]:

@@ -133,7 +133,7 @@ def test_status(manager: FakeManager, ctl: Ctl) -> None:
     assert done.stdout == (
         "resctrlmond 0.1.0\n"
         "      Mount: /sys/fs/resctrl\n"
-        "      RMIDs: 5 of 64 used\n"
+        "      RMIDs: 5 of 64 used: 2 by classes, 2 by groups, 1 by foreign groups\n"
         "     Groups: 2 groups, 1 pending, 1 foreign\n"
         "    Classes: / gold\n"
         "  Resources: L3_MON: 64 RMIDs; llc_occupancy\n"

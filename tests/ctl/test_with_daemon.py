@@ -142,6 +142,28 @@ def test_what_the_daemon_refuses(host: Host, sleeper: int) -> None:
     assert host.ask("assign", "x", "--pid", "1").returncode == 77
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("create", "x", "--class", "missing"),
+        ("assign", "x", "--pid", "PID", "--class", "missing", "--allow-class-change"),
+        ("run", "--key", "x", "--class", "missing", "--", "true"),
+        ("move", "standing", "missing"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_class_that_is_missing_is_one_error_everywhere(
+    host: Host, sleeper: int, arguments: tuple[str, ...]
+) -> None:
+    """Some calls answered with the errno of their mkdir instead."""
+    host.ask("create", "standing")
+    done = host.ask(*(str(sleeper) if word == "PID" else word for word in arguments))
+    assert done.returncode == (125 if arguments[0] == "run" else 1)
+    told = f"{host.top}/resctrl/missing: there is no such class. 'resctrlctl status' lists the classes\n"
+    assert done.stderr.endswith(told)
+    assert host.tree.find(GroupRef("", "x")) is None
+
+
 def test_the_tree_tells_the_same_as_the_daemon(host: Host, sleeper: int) -> None:
     host.ask("create", "same")
     host.ask("assign", "same", "--pid", str(sleeper))

@@ -61,6 +61,43 @@ def test_without_an_rmid_the_group_is_pending(small: Host, process: Start) -> No
     assert "k" not in small.folder("groups")
 
 
+def test_a_group_that_waits_names_its_own_path_only(small: Host, process: Start) -> None:
+    """Every group behind the first one had the first one's reason, path included."""
+    fill(small)
+    for key in ("three", "four"):
+        assert f"mon_groups/{key}: " in small.manager.create(key, owner="a").reason
+    with pytest.raises(RmidsExhausted) as refused:
+        small.manager.create("five", owner="a", may_wait=False)
+    assert "mon_groups/five: " in str(refused.value)
+    with pytest.raises(RmidsExhausted) as refused:
+        small.manager.assign(assignment("six", process().pid, "a", may_wait=False))
+    assert "mon_groups/six: " in str(refused.value)
+    assert not [record for record in small.manager.records() if record.key in ("five", "six")]
+
+
+def test_a_call_that_may_not_wait_is_never_recorded_as_waiting(small: Host, process: Start) -> None:
+    """It was, for a moment, and the journal had an entry that it waits for an RMID."""
+    fill(small)
+    child = process()
+    waited: list[Record] = []
+
+    def watch(_key: str, record: Record | None) -> None:
+        if record is not None and record.reason:
+            waited.append(record)
+
+    small.manager.book.watch = watch
+    for _ in range(2):
+        with pytest.raises(RmidsExhausted):
+            small.manager.create("k", owner="a", may_wait=False)
+        with pytest.raises(RmidsExhausted):
+            small.manager.assign(assignment("k", child.pid, "a", may_wait=False))
+        assert waited == []
+        # The second time with a queue.
+        small.manager.create("queued", owner="a")
+        waited.clear()
+    small.check()
+
+
 def test_a_pending_workload_is_adopted_late_when_an_rmid_comes_free(small: Host, process: Start) -> None:
     fill(small)
     child = process()
@@ -262,7 +299,8 @@ def test_who_asks_now_does_not_overtake_who_waits(small: Host) -> None:
     small.manager.release("one", owner="a")
     # An RMID is free, and the tick that gives it to who waits is yet to come.
     late = small.manager.create("late", owner="a")
-    assert (late.state, late.reason) == (State.PENDING, small.manager.get("waits").reason)
+    assert late.state is State.PENDING
+    assert "mon_groups/late: cannot create the monitoring group: groups of the same or a higher" in late.reason
     with pytest.raises(RmidsExhausted):
         small.manager.create("impatient", owner="a", may_wait=False)
     assert small.manager.create("urgent", owner="a", priority=1).state is State.IDLE
