@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
+from resctrlmond.groups.checkpoint import Past
 from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
 
 
@@ -42,12 +43,25 @@ class _Delta:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is known of one event in one domain; ``begin`` and ``end`` are None while it was offline."""
+
+    of: Event
+    domain: str
+    begin: Value | None
+    end: Value | None
+    missed: str
+    past: Past
+
+
 # From trustworthy to not: a sum is as good as its worst part.
 _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # A value has up to 20 digits and 9 decimals; the usual 28 digits would round it, and the sum of many domains more so.
 _EXACTLY = Context(prec=64)
 # Of a counter whose domain was offline at the baseline.
 _NOT_ONLINE = Value(Status.ERROR, "not online")
+_NOTHING = Past()
 # A reset counter comes back from 0. One that stands within this part of where it was has not restarted.
 _NOISE = Decimal("0.01")
 
@@ -67,18 +81,20 @@ def totals(
     begin: Iterable[Reading],
     end: Iterable[Reading],
     baseline: Quality = Quality.EXACT,
+    *,
     missed: Mapping[str, str] | None = None,
-    carried: Mapping[tuple[str, str], int] | None = None,
+    past: Mapping[tuple[str, str], Past] | None = None,
+    caveats: Mapping[str, str] | None = None,
 ) -> list[Total]:
     """Sum what each cumulative event counted between two readings of one group, in order of the event's name.
 
     Gauges have no total and are left out. A domain with sub-domains is their sum: they are counted instead of it, for
     each of them goes offline, and begins from 0, by itself. ``baseline`` is the quality of the begin readings as a
     whole; no total is better than it. ``missed`` says of domains why their end values are older than the others', or
-    are not there. ``carried`` says of counters, by domain and event, that they began from 0 again during the run, and
-    what they had counted by then as far as it is known.
+    are not there. ``past`` is what the readings in between said of counters, by domain and event. ``caveats`` says of
+    events why none of their totals is exact.
     """
-    missed, carried = missed or {}, carried or {}
+    missed, past, caveats = missed or {}, past or {}, caveats or {}
     before = {(reading.domain, reading.event): reading.value for reading in begin}
     after = {(reading.domain, reading.event): reading.value for reading in end}
     counters = before.keys() | after.keys()
@@ -86,14 +102,17 @@ def totals(
     deltas: dict[str, list[_Delta]] = {}
     with localcontext(_EXACTLY):
         for domain, name in sorted(counters - sums):
-            if event(name).kind is Kind.CUMULATIVE:
+            of = event(name)
+            if of.kind is Kind.CUMULATIVE:
                 values = before.get((domain, name)), after.get((domain, name))
-                if values[0] is None and not event(name).restarts:
+                if values[0] is None and not of.restarts:
                     # It ran on while its domain was offline: what it shows is also what others used before.
                     values = _NOT_ONLINE, values[1]
-                delta = _delta(domain, *values, missed.get(domain, ""), carried.get((domain, name)))
-                deltas.setdefault(name, []).append(delta)
-        return [_sum(event(name), deltas[name], baseline) for name in sorted(deltas)]
+                run = _Run(of, domain, *values, missed.get(domain, ""), past.get((domain, name), _NOTHING))
+                deltas.setdefault(name, []).append(_delta(run))
+        return [
+            _with_caveat(_sum(event(name), deltas[name], baseline), caveats.get(name, "")) for name in sorted(deltas)
+        ]
 
 
 def added(parts: Iterable[list[Total]]) -> list[Total]:
@@ -106,49 +125,76 @@ def added(parts: Iterable[list[Total]]) -> list[Total]:
         return [_sum_known(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
 
 
-def _delta(domain: str, begin: Value | None, end: Value | None, missed: str, carried: int | None) -> _Delta:
-    delta = _counted(domain, begin, end, missed, carried)
-    if not missed or end is None:
+def _with_caveat(total: Total, caveat: str) -> Total:
+    if not caveat:
+        return total
+    reason = f"{total.reason}; {caveat}" if total.reason else caveat
+    return Total(total.event, total.number, worst(total.quality, Quality.ESTIMATED), reason)
+
+
+def _delta(run: _Run) -> _Delta:
+    delta = _counted(run)
+    if not run.missed or run.end is None:
         return delta
     # What was used after the last reading is in no figure.
-    reason = f"{missed}; {delta.reason}" if delta.reason else missed
+    reason = f"{run.missed}; {delta.reason}" if delta.reason else run.missed
     return _Delta(delta.number, worst(delta.quality, Quality.ESTIMATED), reason)
 
 
-def _counted(domain: str, begin: Value | None, end: Value | None, missed: str, carried: int | None) -> _Delta:
+def _counted(run: _Run) -> _Delta:
+    domain, begin, end, past = run.domain, run.begin, run.end, run.past
     if end is None:
-        return _Delta(None, Quality.UNKNOWN, missed or f"{domain} went offline")
+        return _Delta(None, Quality.UNKNOWN, run.missed or f"{domain} went offline")
     if end.number is None:
-        if end.status is Status.UNAVAILABLE and begin is not None and begin.status is Status.UNAVAILABLE:
-            # AET: the RMID was never active on this package, neither before nor during the run
-            # (Documentation/filesystems/resctrl.rst). Nothing was used there.
-            return _Delta(0, Quality.EXACT)
-        if end.status is Status.UNASSIGNED and carried and begin is not None and begin.number is not None:
-            number = max(0, carried - begin.number)
-            return _Delta(number, Quality.ESTIMATED, f"{domain} had no counter in the end: as far as it counted")
-        return _Delta(None, Quality.UNKNOWN, f"{domain} read {end.text!r} at the end")
-    if begin is not None and begin.status is Status.UNASSIGNED:
+        return _without_end(run, end)
+    base = _base(run)
+    if base is None:
+        assert begin is not None
         return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
-    if carried is not None:
-        number = max(0, carried + end.number - (begin.number or 0 if begin else 0))
+    if past.carried is not None:
         return _Delta(
-            number,
+            max(0, past.carried + end.number - base),
             Quality.ESTIMATED,
             f"{domain} began from 0 during the run, or was without a counter: some of it is missing",
         )
     if begin is None:
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")
     if begin.number is None:
-        if begin.status is Status.UNAVAILABLE:
-            # The RMID had no data on this package before: the first number counts from 0.
-            return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
-        return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
-    if end.number < begin.number:
-        if begin.number - end.number <= begin.number * _NOISE:
+        return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
+    if end.number < base:
+        if base - end.number <= base * _NOISE:
             return _Delta(0, Quality.ESTIMATED, f"{domain} went back a little: nothing that it could tell was used")
         # It was reset (its domain was offline, or the mode changed): what it shows now was counted since.
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")
-    return _Delta(end.number - begin.number, Quality.EXACT)
+    if past.has_gap:
+        # The hardware may have reset the counter meanwhile (see ``Unavailable``).
+        reason = f"{domain} had no number at some reading in between: what was used then may be missing"
+        return _Delta(end.number - base, Quality.ESTIMATED, reason)
+    return _Delta(end.number - base, Quality.EXACT)
+
+
+def _base(run: _Run) -> int | Decimal | None:
+    """From which number the counter counts, None where nobody knows: 0 where it had none to count from."""
+    begin = run.begin
+    if begin is None:
+        return 0  # its domain came online later, and it began from 0 then (see ``totals``)
+    # A counter that is assigned later begins from 0.
+    if begin.status is Status.UNAVAILABLE or (begin.status is Status.UNASSIGNED and run.of.restarts):
+        return 0
+    return begin.number
+
+
+def _without_end(run: _Run, end: Value) -> _Delta:
+    """The counter has no number at the end: what it had counted before is all that is known, and is never 0."""
+    was_never_active = run.begin is not None and run.begin.says_never_active(run.of)
+    if was_never_active and end.says_never_active(run.of) and run.past == _NOTHING:
+        return _Delta(0, Quality.EXACT)
+    base = _base(run)
+    number = 0 if base is None else (run.past.carried or 0) + (run.past.known or 0) - base
+    if number > 0:
+        reason = f"{run.domain} read {end.text!r} at the end: what it had counted until then"
+        return _Delta(number, Quality.ESTIMATED, reason)
+    return _Delta(None, Quality.UNKNOWN, f"{run.domain} read {end.text!r} at the end")
 
 
 def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:

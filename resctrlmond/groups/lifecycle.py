@@ -6,10 +6,12 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from resctrlmond.groups import caveats
 from resctrlmond.groups.accounting import Quality, Total, worst
 from resctrlmond.groups.book import Book
 from resctrlmond.groups.checkpoint import readings_of
@@ -20,6 +22,7 @@ from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.groups.usage import Live, used
+from resctrlmond.resctrl.counters import Reading, event
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
     GroupExists,
@@ -130,6 +133,7 @@ class Lifecycle:
         record = replace(record, created_at=utc_now(), created_ns=boot_ns())
         self._seen_on[record.nonce] = self.tree.mounting()
         readings = self.tree.read(record.ref)
+        record = self._with_caveats(replace(record, caveats={}), readings)
         self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings)
         inodes = {reading.domain: reading.inode for reading in readings}
         return self.book.put(
@@ -260,7 +264,7 @@ class Lifecycle:
                     record = self.book.put(replace(record, baseline=Quality.UNKNOWN))
                     self.snapshots.make_anew(record.place)
                 time.sleep(REPORTING_LAG_S)
-                self._end(record)
+                record = self._end(record)
             except (NoSuchGroup, NotMounted) as error:
                 return self.lose(record, str(error))
         self._remove_own(record)
@@ -272,17 +276,33 @@ class Lifecycle:
                 record = record.with_group(self.finish(group, reason))
         return record
 
-    def _end(self, record: Record) -> None:
+    def _end(self, record: Record) -> Record:
         readings, now = self.tree.read(record.ref), utc_now()
+        record = self._kept(self._with_caveats(record, readings))
         # In one file first: a domain that went offline has its last value there, and so has all that is not in a
         # file of its own yet when we are killed and the group goes away meanwhile.
         self.snapshots.end(record.place, now, self.snapshots.checkpoint(record.place, now, readings, record.inodes))
+        return record
 
     def checkpoint(self, record: Record) -> None:
         """Keep the counters as they are now, for when a group goes away unasked. Raises NoSuchGroup, NotWritten."""
         for group in record.standing:
-            found = self.find(group)
-            self.snapshots.checkpoint(group.place, utc_now(), self.tree.read(found.ref), group.inodes)
+            readings = self.tree.read(self.find(group).ref)
+            self._kept(self._with_caveats(group, readings))
+            self.snapshots.checkpoint(group.place, utc_now(), readings, group.inodes)
+
+    def _with_caveats(self, group: Record, readings: Sequence[Reading]) -> Record:
+        """The group with the caveats of what was just read of it. Raises NotRead."""
+        if not any(event(reading.event).restarts for reading in readings):
+            return group
+        now = caveats.of_mode(readings, self.tree.bandwidth_mode())
+        return replace(group, caveats=caveats.together(group.caveats, now))
+
+    def _kept(self, group: Record) -> Record:
+        """Write the group's caveats down: the mode may be another one at its end."""
+        stands = self.book.get(group.key)
+        known = next((other for other in stands.groups if other.part == group.part), None) if stands else None
+        return group if known is None or known.caveats == group.caveats else self.book.put(group)
 
     def _standing(self, record: Record) -> Found | None:
         try:
@@ -302,7 +322,8 @@ class Lifecycle:
         record = self._further_finished(record, reason)
         if self.snapshots.exists(record.place) and not self.snapshots.is_complete(record.place):
             if found := self._standing(record):
-                self._end(replace(record, class_=found.ref.class_, group_name=found.ref.name))
+                ended = self._end(replace(record, class_=found.ref.class_, group_name=found.ref.name))
+                record = replace(record, caveats=ended.caveats)
             else:
                 self.snapshots.end(record.place, utc_now(), readings_of(self.snapshots.last_read(record.place)))
         self._remove_own(record)
@@ -359,7 +380,12 @@ class Lifecycle:
 
     def totals(self, record: Record, live: Live) -> list[Total]:
         """What was used since the baseline: up to the ``live`` readings, or up to the end values of an ended run."""
-        return used(self.snapshots, record, {} if self._has_ends(record) else live)
+        if self._has_ends(record):
+            return used(self.snapshots, record, {})
+        for group in record.groups:
+            if group.place in live:
+                record = record.with_group(self._with_caveats(group, live[group.place]))
+        return used(self.snapshots, record, live)
 
     def _has_ends(self, record: Record) -> bool:
         return record.state.is_over or (record.state is State.ENDING and self.snapshots.is_complete(record.place))

@@ -116,7 +116,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     ``class_`` is the control group ("" is the root), ``follows`` whether it is still open and taken from the first
     task. ``nonce`` is the mtime (ns) that the group's directory bears. ``boot_id`` and times tell runs apart.
     ``baseline`` is the quality of the begin readings as a whole; ``inodes`` are those that the domains' directories
-    had then. ``created_ns`` and ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
+    had then. ``caveats`` says of events why none of their totals is exact, whatever is read. ``created_ns`` and
+    ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
     (``times.boot_ns()``), ``idle_ns`` is when its last member ended: how long a run stood, how long ago it ended and
     who has waited longest is decided by these.
     Of the records that wait for an RMID, the one of the highest ``priority`` gets it.
@@ -154,6 +155,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     idle_ns: int = 0
     part: str = ""
     inodes: dict[str, int] = msgspec.field(default_factory=dict)
+    caveats: dict[str, str] = msgspec.field(default_factory=dict)
     further: tuple[Record, ...] = ()
     earlier: Earlier | None = None
 

@@ -103,9 +103,17 @@ class Snapshots:
         """
         path = os.path.join(self.path(place), _CHECKPOINT)
         with writing(path):
-            last = checkpoint.with_readings(self.last_read(place), time, readings, inodes)
+            last = self.last_read_with(place, time, readings, inodes or {})
             write_file(path, checkpoint.encode(last))
         return checkpoint.readings_of(last)
+
+    def last_read_with(
+        self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int]
+    ) -> Checkpoint:
+        """What ``last_read`` would be after these readings. Raises NotRead."""
+        return checkpoint.with_readings(
+            self.last_read(place), time, readings, lambda: checkpoint.of_baseline(self.begin_values(place), inodes)
+        )
 
     def last_read(self, place: str) -> Checkpoint:
         """The values last read, of every domain that ever was; {} if they were never read. Raises NotRead."""

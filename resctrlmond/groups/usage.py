@@ -40,11 +40,15 @@ def summed(live: Live) -> list[Reading]:
 
 def _so_far(snapshots: Snapshots, group: Record, live: Sequence[Reading]) -> list[Total]:
     """A domain that is not among the ``live`` readings counts as far as it was last read."""
-    now = checkpoint.with_readings(snapshots.last_read(group.place), "", live, group.inodes)
+    now = snapshots.last_read_with(group.place, "", live, group.inodes)
     here = {reading.domain for reading in live}
-    missed = {domain: f"{domain} went offline, last read at {now[domain].time}" for domain in now.keys() - here}
-    readings, carried = checkpoint.readings_of(now), checkpoint.carried_of(now)
-    return totals(_begin(snapshots, group, readings), readings, group.baseline, missed, carried)
+    missed = {
+        domain: f"{domain} went offline, last read at {now[domain].time or group.created_at}"
+        for domain in now.keys() - here
+    }
+    readings = checkpoint.readings_of(now)
+    begin = _begin(snapshots, group, readings)
+    return totals(begin, readings, group.baseline, missed=missed, past=checkpoint.past_of(now), caveats=group.caveats)
 
 
 def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
@@ -59,7 +63,8 @@ def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
             missed[domain] = f"{group.reason}; " + (f"last read at {time}" if time else "never read before")
         elif time and time != completed_at:
             missed[domain] = f"{domain} went offline, last read at {time}"
-    return totals(begin, end, group.baseline, missed, checkpoint.carried_of(last_read))
+    past = checkpoint.past_of(last_read)
+    return totals(begin, end, group.baseline, missed=missed, past=past, caveats=group.caveats)
 
 
 def _begin(snapshots: Snapshots, group: Record, end: Iterable[Reading]) -> list[Reading]:

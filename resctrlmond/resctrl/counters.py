@@ -22,6 +22,15 @@ class Kind(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class Unavailable(enum.Enum):
+    """What ``Unavailable`` in an event's file says of the use."""
+
+    # The register of the RMID has no valid bit (intel_aet.c): the RMID has used nothing on this package since boot.
+    NEVER_ACTIVE = "nothing was used, as long as no number was ever read"
+    # IA32_QM_CTR has the bit "unavailable", on AMD while the hardware does not track the RMID: the use goes on.
+    NOT_COUNTED = "what is used meanwhile is not counted, and the counter may begin from 0 afterwards"
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event that the kernel can count; ``unit`` is "" where a count has none."""
@@ -31,12 +40,14 @@ class Event:
     unit: str
     meaning: str
     source: str
+    unavailable: Unavailable = Unavailable.NOT_COUNTED
 
     @property
     def restarts(self) -> bool:
         """Whether it counts from 0 again when its domain comes back online: traffic does, telemetry runs on.
 
-        (domain_setup_l3_mon_state() in fs/resctrl/rdtgroup.c makes the state of all groups anew.)
+        (domain_setup_l3_mon_state() in fs/resctrl/rdtgroup.c makes the state of all groups anew.) These are also the
+        events whose hardware counters can be taken from one RMID and given to another.
         """
         return self.kind is Kind.CUMULATIVE and self.source == _L3
 
@@ -45,20 +56,22 @@ _L3 = "Documentation/filesystems/resctrl.rst, L3_MON"
 _AET = "Documentation/filesystems/resctrl.rst, PERF_PKG_MON (Linux 7.0)"
 _PERF = "arch/x86/kernel/cpu/resctrl/intel_aet.c (Linux 7.0)"
 
+_NEVER_ACTIVE, _NOT_COUNTED = Unavailable.NEVER_ACTIVE, Unavailable.NOT_COUNTED
+
 # A new event is one row here.
 _TABLE = (
-    ("llc_occupancy", Kind.GAUGE, "bytes", "last-level cache held right now", _L3),
-    ("mbm_total_bytes", Kind.CUMULATIVE, "bytes", "memory traffic of this L3, local and remote", _L3),
-    ("mbm_local_bytes", Kind.CUMULATIVE, "bytes", "memory traffic of this L3 to its own memory", _L3),
-    ("core_energy", Kind.CUMULATIVE, "joules", "energy of the core logic with its L1 and L2", _AET),
-    ("activity", Kind.CUMULATIVE, "farads", "dynamic capacitance switched by the core logic", _AET),
-    ("stalls_llc_hit", Kind.CUMULATIVE, "cycles", "stalls that the last-level cache served", _PERF),
-    ("stalls_llc_miss", Kind.CUMULATIVE, "cycles", "stalls on a miss of the last-level cache", _PERF),
-    ("c1_res", Kind.CUMULATIVE, "cycles", "residency in C1", _PERF),
-    ("c6_res", Kind.CUMULATIVE, "cycles", "residency in C6", _PERF),
-    ("unhalted_core_cycles", Kind.CUMULATIVE, "cycles", "core cycles while not halted", _PERF),
-    ("unhalted_ref_cycles", Kind.CUMULATIVE, "cycles", "reference cycles while not halted", _PERF),
-    ("uops_retired", Kind.CUMULATIVE, "", "micro-operations retired", _PERF),
+    ("llc_occupancy", Kind.GAUGE, "bytes", "last-level cache held right now", _L3, _NOT_COUNTED),
+    ("mbm_total_bytes", Kind.CUMULATIVE, "bytes", "memory traffic of this L3, local and remote", _L3, _NOT_COUNTED),
+    ("mbm_local_bytes", Kind.CUMULATIVE, "bytes", "memory traffic of this L3 to its own memory", _L3, _NOT_COUNTED),
+    ("core_energy", Kind.CUMULATIVE, "joules", "energy of the core logic with its L1 and L2", _AET, _NEVER_ACTIVE),
+    ("activity", Kind.CUMULATIVE, "farads", "dynamic capacitance switched by the core logic", _AET, _NEVER_ACTIVE),
+    ("stalls_llc_hit", Kind.CUMULATIVE, "cycles", "stalls that the last-level cache served", _PERF, _NEVER_ACTIVE),
+    ("stalls_llc_miss", Kind.CUMULATIVE, "cycles", "stalls on a miss of the last-level cache", _PERF, _NEVER_ACTIVE),
+    ("c1_res", Kind.CUMULATIVE, "cycles", "residency in C1", _PERF, _NEVER_ACTIVE),
+    ("c6_res", Kind.CUMULATIVE, "cycles", "residency in C6", _PERF, _NEVER_ACTIVE),
+    ("unhalted_core_cycles", Kind.CUMULATIVE, "cycles", "core cycles while not halted", _PERF, _NEVER_ACTIVE),
+    ("unhalted_ref_cycles", Kind.CUMULATIVE, "cycles", "reference cycles while not halted", _PERF, _NEVER_ACTIVE),
+    ("uops_retired", Kind.CUMULATIVE, "", "micro-operations retired", _PERF, _NEVER_ACTIVE),
 )
 EVENTS = {row[0]: Event(*row) for row in _TABLE}
 
@@ -93,6 +106,10 @@ class Value:
     status: Status
     text: str
     number: int | Decimal | None = None
+
+    def says_never_active(self, of: Event) -> bool:
+        """Whether this value of that event says that its RMID has used nothing on this package since boot."""
+        return self.status is Status.UNAVAILABLE and of.unavailable is Unavailable.NEVER_ACTIVE
 
 
 # The three words are the kernel's own (fs/resctrl/ctrlmondata.c, rdtgroup_mondata_show()).

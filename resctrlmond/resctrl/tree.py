@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from resctrlmond.resctrl import counters, errors
+from resctrlmond.resctrl import bandwidth, counters, errors
 from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 
@@ -20,6 +20,11 @@ DEFAULT_PATH = "/sys/fs/resctrl"
 # Extended attribute by which the simulator says what it is.
 SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
 SIMULATION_FSTYPE = "fuse.resctrlmond-sim"
+# And by which it says what /proc/cpuinfo has on the machine that it simulates.
+CPUINFO_ATTRIBUTE = "user.resctrlmond.cpuinfo"
+# The first processor is in the first page, and all are of one vendor.
+_CPUINFO_BYTES = 4096
+_L3 = "info/L3_MON"
 
 _MON_GROUPS = "mon_groups"
 # Directories of a control group that are no control groups themselves.
@@ -78,6 +83,7 @@ class Tree:
         # last_cmd_status is one text for the whole machine: it belongs to an operation only if none of ours
         # comes in between. The kernel runs them one at a time anyway (rdtgroup_mutex).
         self._one_at_a_time = threading.Lock()
+        self._cpuinfo: str | None = None
 
     @classmethod
     def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
@@ -193,6 +199,25 @@ class Tree:
             )
             for resource in resources
         ]
+
+    def bandwidth_mode(self) -> bandwidth.Mode:
+        """Who decides at present which group has a bandwidth counter. Raises NotRead, NotMounted."""
+        assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
+        return bandwidth.mode_of(assign_mode, self._read_text_if_there(f"{_L3}/mon_features"), self._read_cpuinfo())
+
+    def bandwidth(self) -> bandwidth.Bandwidth:
+        """How memory bandwidth is counted at present, with the assignable counters. Raises NotRead, NotMounted."""
+        mode = self.bandwidth_mode()
+        available = ""
+        if mode is bandwidth.Mode.ASSIGNED:
+            with self._one_at_a_time:  # reading it clears last_cmd_status
+                available = self._read_text_if_there(f"{_L3}/available_mbm_cntrs")
+        return bandwidth.Bandwidth(
+            mode,
+            bandwidth.can_assign(self._read_text_if_there(f"{_L3}/mbm_assign_mode")),
+            bandwidth.by_domain(self._read_text_if_there(f"{_L3}/num_mbm_cntrs")),
+            bandwidth.by_domain(available),
+        )
 
     def last_cmd_status(self) -> str:
         """What the kernel wrote of the last command, "" where it cannot be read."""
@@ -335,6 +360,25 @@ class Tree:
                 return stat.S_ISDIR(os.stat(path).st_mode)
         except (errors.NoSuchGroup, errors.NotMounted):
             return False
+
+    def _read_text_if_there(self, file: str) -> str:
+        try:
+            return self._read_text(file, "read how bandwidth is counted")
+        except errors.NoSuchGroup:
+            return ""  # an older kernel, or nothing is counted there
+
+    def _read_cpuinfo(self) -> str:
+        """The beginning of /proc/cpuinfo, or of what the simulator has in its place; read once."""
+        if self._cpuinfo is None:
+            try:
+                if self.simulation is None:
+                    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as opened:
+                        self._cpuinfo = opened.read(_CPUINFO_BYTES)
+                else:
+                    self._cpuinfo = os.getxattr(self.path, CPUINFO_ATTRIBUTE).decode("utf-8", "replace")
+            except OSError as error:
+                raise errors.not_read(error, "tell the processor's vendor", "/proc/cpuinfo") from error
+        return self._cpuinfo
 
     def _read_text(self, file: str, what: str) -> str:
         path = os.path.join(self.path, file)

@@ -72,6 +72,8 @@ class Counters:
         self._charged: collections.Counter[int] = collections.Counter()  # by node, to RMIDs other than 0
         self._footprints: dict[tuple[int, int], _Footprint] = {}
         self._tasks: dict[tuple[int, int], int] = {}  # as hold_cache() was last told
+        # By node, the RMIDs whose bandwidth is counted, the one that was active last at the end; root's always is.
+        self._tracked: list[dict[int, None]] = [{} for _ in range(profile.nodes)]
         if residue_seed is not None:
             chance = random.Random(residue_seed)  # noqa: S311 - a demonstration, no secret
             for rmid in range(profile.num_rmids):
@@ -84,6 +86,7 @@ class Counters:
         """Adds CPU time, used evenly between ``since`` and ``now``, to an RMID other than root's."""
         if not ns:
             return
+        self._track(rmid, node)
         self._busy[rmid, node] += ns
         self._charged[node] += ns
         lag = self.profile.lag_seconds
@@ -93,6 +96,24 @@ class Counters:
         fresh = ns if since >= pushed else int(ns * (now - pushed) / (now - since))
         waiting = self._waiting(rmid, node, now)
         self._unpushed[rmid, node] = (pushed + lag, waiting + fresh)
+
+    def _track(self, rmid: int, node: int) -> None:
+        """An RMID becomes active: it takes the counters of the one that was idle longest, and they begin at 0."""
+        if self.profile.mbm_tracked is None:
+            return
+        tracked = self._tracked[node]
+        if rmid in tracked:
+            del tracked[rmid]
+        else:
+            if len(tracked) >= self.profile.mbm_tracked:
+                del tracked[next(iter(tracked))]
+            for event in self._traffic_events:
+                self.restart_event(event, rmid, node)
+        tracked[rmid] = None
+
+    def is_tracked(self, rmid: int, node: int) -> bool:
+        """Whether the hardware counts the bandwidth of that RMID there at present."""
+        return self.profile.mbm_tracked is None or rmid == 0 or rmid in self._tracked[node]
 
     def _waiting(self, rmid: int, node: int, now: float) -> int:
         """CPU time that the telemetry registers have not been told of yet."""

@@ -16,6 +16,9 @@ MBM_BITS = 32  # of a bandwidth counter: 24 and what CPUID adds (arch/x86/kernel
 TELEMETRY_BITS = 63  # of a register; bit 63 says that it is valid (intel_aet.c)
 
 
+INTEL = "GenuineIntel"
+
+
 class Kind(enum.Enum):
     """How an event counts, and how its file prints it (fs/resctrl/ctrlmondata.c)."""
 
@@ -80,13 +83,15 @@ class Profile:
     A class's mask of an L3 has ``cbm_bits`` bits; ``shareable_bits`` of them are used by the hardware too, and a mask
     may have holes with ``sparse_masks``.
 
-    ``mbm_counters`` is how many assignable bandwidth counters each L3 has; None: every RMID has its own, always.
+    ``mbm_counters`` is how many assignable bandwidth counters each L3 has; None: every RMID has its own, always,
+    unless ``mbm_tracked`` says that the hardware counts the bandwidth of so many RMIDs in each node: of those that
+    were active last.
     ``configurable_events``: each L3 can be told which memory transactions its bandwidth events count.
 
     A bandwidth counter of the hardware wraps at ``mbm_bits`` bits, in its unit.
     Telemetry of a package is pushed every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, fraction included.
 
-    ``debug``: mounted with that option, so that groups tell their ids.
+    ``debug``: mounted with that option, so that groups tell their ids. ``vendor``: as /proc/cpuinfo has it.
     """
 
     name: str
@@ -108,6 +113,8 @@ class Profile:
     mbm_bits: int = MBM_BITS
     lag_seconds: float = 0.002
     telemetry_bits: int = TELEMETRY_BITS
+    vendor: str = INTEL
+    mbm_tracked: int | None = None
 
     @property
     def can_allocate(self) -> bool:
@@ -163,6 +170,7 @@ class Profile:
         return range(domain * self.nodes_per_cache, (domain + 1) * self.nodes_per_cache)
 
 
+_AMD = "AuthenticAMD"
 _L3_MONITORING = (LLC_OCCUPANCY, MBM_TOTAL, MBM_LOCAL)
 _ENERGY = (CORE_ENERGY, ACTIVITY)
 
@@ -180,9 +188,12 @@ PROFILES = {
         # arch/x86/kernel/cpu/resctrl/monitor.c).
         Profile("intel-snc2", 160, 16, 2, 320 * MIB, 32 * KIB, 16, _L3_MONITORING, nodes_per_cache=2),
         # Zen 5 with Assignable Bandwidth Monitoring Counters: many RMIDs, 32 counters in each L3.
-        Profile("amd-abmc", 4096, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, mbm_counters=32),
+        Profile("amd-abmc", 4096, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, mbm_counters=32, vendor=_AMD),
         # Zen 4 with Bandwidth Monitoring Event Configuration.
-        Profile("amd-bmec", 256, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, configurable_events=True),
+        Profile("amd-bmec", 256, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, configurable_events=True, vendor=_AMD),
+        # Zen 2 without either: the hardware tracks the bandwidth of the RMIDs that were active last, and resets what
+        # it takes up again. How many those are on a real one is in no document.
+        Profile("amd-tracking", 256, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, vendor=_AMD, mbm_tracked=4),
         # No allocation and no occupancy: no control groups, no limbo, and root's `tasks` reads empty.
         Profile("monitoring-only", 64, 1, 1, 32 * MIB, 64 * KIB, 12, (MBM_TOTAL, MBM_LOCAL)),
     )

@@ -63,6 +63,8 @@ class Readings:
             return "Unavailable" if raw is None else raw
         if not self._assignments.counts(rmid, event, domain.number):
             return "Unassigned"
+        if not self._counters.is_tracked(rmid, node):
+            return "Unavailable"
         if not self._configurations.can_be_read(rmid, event, domain.number):
             return "Unavailable"
         return self._overflow.look(*self._traffic(rmid, event, domain))

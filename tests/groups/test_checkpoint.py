@@ -229,7 +229,7 @@ def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
         assert first.number
         without = used_with("_")
         assert (without.number, without.quality) == (first.number, Quality.ESTIMATED)
-        assert "had no counter in the end" in without.reason
+        assert "read 'Unassigned' at the end: what it had counted until then" in without.reason
         again = used_with("e")
         assert (again.number, again.quality) == (2 * int(first.number), Quality.ESTIMATED)
         assert "without a counter" in again.reason
@@ -250,9 +250,10 @@ def test_without_a_counter_nothing_is_0() -> None:
     assert carried("100", "Unassigned", "Unassigned", "20", "Unassigned") == {TRAFFIC: 120}
     assert carried("Unassigned", "20") == {TRAFFIC: 0}
     begin, end = ([Reading("d", TRAFFIC, parse_value(text))] for text in ("Unassigned", "20"))
-    (never,) = totals(begin, end, carried={("d", TRAFFIC): 0})
-    assert (never.number, never.quality) == (None, Quality.UNKNOWN)
-    (gone,) = totals(end, begin, carried={("d", TRAFFIC): 0})
+    past = {("d", TRAFFIC): checkpoint.Past(carried=0, has_gap=True)}
+    (assigned_later,) = totals(begin, end, past=past)
+    assert (assigned_later.number, assigned_later.quality) == (20, Quality.ESTIMATED)
+    (gone,) = totals(end, begin, past=past)
     assert (gone.number, gone.quality) == (None, Quality.UNKNOWN)
 
 

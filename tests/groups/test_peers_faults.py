@@ -105,6 +105,6 @@ def test_a_dip_of_a_counter_adds_nothing() -> None:
 
     kept: checkpoint.Checkpoint = {}
     for number in (150, 148, 200):
-        kept = checkpoint.with_readings(kept, "now", read(number), {"mon_L3_00": 7})
-    (total,) = totals(read(100), checkpoint.readings_of(kept), carried=checkpoint.carried_of(kept))
+        kept = checkpoint.with_readings(kept, "now", read(number))
+    (total,) = totals(read(100), checkpoint.readings_of(kept), past=checkpoint.past_of(kept))
     assert (total.number, total.quality) == (100, Quality.EXACT)

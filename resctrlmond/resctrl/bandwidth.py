@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the hardware counts memory bandwidth: who gets a counter, and whether a group can lose it unnoticed."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+
+
+class Mode(enum.StrEnum):
+    """Who decides which RMID has a bandwidth counter.
+
+    ``dedicated``: each RMID has its own. ``assigned``: the kernel assigns counters to groups (``mbm_event``).
+    ``reallocated``: the hardware gives its counters to the RMIDs that it sees fit, and resets them as it does.
+    """
+
+    DEDICATED = "dedicated"
+    ASSIGNED = "assigned"
+    REALLOCATED = "reallocated"
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """The mode at one time; ``can_assign``: the mode ``mbm_event`` is offered.
+
+    ``counters`` and ``available``: how many assignable counters each L3 has in all and has left, by its number.
+    ``available`` is known in the mode ``assigned`` only.
+    """
+
+    mode: Mode
+    can_assign: bool = False
+    counters: dict[int, int] = field(default_factory=dict)
+    available: dict[int, int] = field(default_factory=dict)
+
+
+# AMD's hardware tracks only some RMIDs at a time (Documentation/filesystems/resctrl.rst, mbm_assign_mode: "default"),
+# and Hygon's is derived from it. How many it tracks is in no file, so no number of groups is known to be safe.
+_REALLOCATING_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
+_VENDOR = re.compile(r"^vendor_id\s*:\s*(\S+)", re.MULTILINE)
+_MODE = re.compile(r"\[(\w+)\]")
+
+
+def mode_of(assign_mode: str, features: str, cpuinfo: str) -> Mode:
+    """The mode, from the texts of ``info/L3_MON/mbm_assign_mode`` ("" before Linux 6.18), ``mon_features`` and
+    ``/proc/cpuinfo``.
+
+    A processor that offers ``mbm_event`` and does not use it re-allocates (resctrl.rst). Where nothing is offered,
+    files that only AMD's BMEC has tell, and at last the processor's vendor.
+    """
+    current = _MODE.search(assign_mode)
+    if current is not None and current[1] == "mbm_event":
+        return Mode.ASSIGNED
+    if can_assign(assign_mode) or (current is not None and current[1] != "default"):
+        return Mode.REALLOCATED
+    if any(name.endswith("_config") for name in features.split()):
+        return Mode.REALLOCATED
+    vendor = _VENDOR.search(cpuinfo)
+    return Mode.REALLOCATED if vendor is not None and vendor[1] in _REALLOCATING_VENDORS else Mode.DEDICATED
+
+
+def can_assign(assign_mode: str) -> bool:
+    """Whether the text of ``mbm_assign_mode`` offers the mode ``mbm_event``."""
+    return "mbm_event" in re.findall(r"\w+", assign_mode)
+
+
+def by_domain(text: str) -> dict[int, int]:
+    """Read ``0=32;1=30``, as in ``num_mbm_cntrs``; what cannot be read is left out."""
+    return {int(domain): int(number) for domain, number in re.findall(r"(\d+)=(\d+)", text)}

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A counter that has no number at some reading makes no total that is wrong and called exact."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups import checkpoint
+from resctrlmond.groups.accounting import Quality, Total, totals
+from resctrlmond.groups.caveats import of_mode
+from resctrlmond.groups.settings import Settings
+from resctrlmond.resctrl.bandwidth import Mode, mode_of
+from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, parse_value
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.mount import Simulation
+from tests.groups.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+TRAFFIC, ENERGY = "mbm_total_bytes", "core_energy"
+SECOND = 1_000_000_000
+INTEL, AMD = "vendor_id\t: GenuineIntel\n", "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n"
+FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
+
+
+@contextmanager
+def machine(top: Path, profile: str, rmids: int = 16) -> Iterator[tuple[Host, Control]]:
+    """A machine with virtual tasks, where every checkpoint interval is over at once."""
+    for name in ("resctrl", "run"):
+        (top / name).mkdir()
+    with Simulation(str(top / "resctrl"), profile, rmids, virtual_cpus=2):
+        host = Host(str(top / "resctrl"), str(top / "run"))
+        host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        yield host, Control(host.mountpoint)
+
+
+def total(of: list[Total], event: str = TRAFFIC) -> Total:
+    return next(one for one in of if one.event.name == event)
+
+
+def read_in_turn(event: str, *texts: str) -> Total:
+    """The total of one counter that read these texts: baseline, checkpoints, end."""
+    rows = [[Reading("d", event, parse_value(text), 7)] for text in texts]
+    kept: checkpoint.Checkpoint = {}
+    for row in rows[1:]:
+        kept = checkpoint.with_readings(kept, "now", row, lambda: checkpoint.of_baseline(rows[0], {"d": 7}))
+    (found,) = totals(rows[0], rows[-1], past=checkpoint.past_of(kept))
+    return found
+
+
+def test_bandwidth_that_is_unavailable_at_begin_and_end_is_not_0_and_exact(tmp_path: Path, process: Start) -> None:
+    """It was reported as 0 bytes, exact, though the checkpoint in between had read a gigabyte."""
+    with machine(tmp_path, "amd-bmec") as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        ref = host.manager.create("k", owner="test").ref
+        host.manager.release("k", owner="test")
+        control.set_faults(Fault(group=ref.path, event=TRAFFIC, answer="Unavailable"))
+        host.manager.assign(assignment("k", child.pid))
+        control.set_faults()
+        control.run(child.pid, SECOND)
+        host.manager.upkeep.tick()
+        before = total(host.manager.read("k")[2])
+        assert before.number
+        control.set_faults(Fault(group=ref.path, event=TRAFFIC, answer="Unavailable"))
+        after = total(host.manager.release("k", owner="test").totals)
+        assert (after.number, after.quality) == (before.number, Quality.ESTIMATED)
+        assert "read 'Unavailable' at the end" in after.reason
+
+
+def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its_counters(
+    tmp_path: Path, process: Start
+) -> None:
+    """AMD without mbm_event: the RMID loses its counter to others, gets it back at 0, and always reads a number."""
+    with machine(tmp_path, "amd-tracking") as (host, control):
+        child, *others = (process() for _ in range(6))
+        for one in (child, *others):
+            control.spawn(tid=one.pid)
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, SECOND)
+        host.manager.upkeep.tick()
+        first = total(host.manager.read("k")[2])
+        assert first.number
+        for number, other in enumerate(others):
+            host.manager.assign(assignment(f"other-{number}", other.pid))
+            control.run(other.pid, SECOND)
+        control.run(child.pid, 3 * SECOND)
+        ended = total(host.manager.release("k", owner="test").totals)
+        # Three of four seconds, and no reading that would tell.
+        assert ended.number == 3 * int(first.number)
+        assert ended.quality is Quality.ESTIMATED
+        assert "takes bandwidth counters from one RMID for another" in ended.reason
+        # The same after a restart, and from the record alone.
+        assert total(host.restart().read("k")[2]) == ended
+
+
+@pytest.mark.parametrize("profile", ["amd-bmec", "amd-tracking"])
+def test_no_bandwidth_is_exact_where_hardware_may_reallocate_its_counters(
+    tmp_path: Path, process: Start, profile: str
+) -> None:
+    with machine(tmp_path, profile) as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, SECOND)
+        assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+        assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.ESTIMATED}
+
+
+@pytest.mark.parametrize("profile", ["intel-rdt", "intel-snc2", "intel-aet", "amd-abmc", "monitoring-only"])
+def test_bandwidth_is_exact_where_each_group_has_counters_of_its_own(
+    tmp_path: Path, process: Start, profile: str
+) -> None:
+    with machine(tmp_path, profile) as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, SECOND)
+        host.manager.upkeep.tick()
+        found = host.manager.release("k", owner="test").totals
+        assert {(one.quality, one.reason) for one in found if one.event.name.startswith("mbm")} == {
+            (Quality.EXACT, "")
+        }
+
+
+def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_path: Path, process: Start) -> None:
+    with machine(tmp_path, "amd-abmc") as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        assert total(host.manager.read("k")[2]).quality is Quality.EXACT
+        mode = Path(host.mountpoint, "info", "L3_MON", "mbm_assign_mode")
+        mode.write_text("default\n")
+        control.run(child.pid, SECOND)
+        assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+        host.manager.upkeep.tick()
+        mode.write_text("mbm_event\n")
+        ended = total(host.manager.release("k", owner="test").totals)
+        assert ended.quality is Quality.ESTIMATED
+        assert "offers mbm_event" in ended.reason
+
+
+@pytest.mark.parametrize(
+    ("assign_mode", "features", "cpuinfo", "mode"),
+    [
+        ("[mbm_event]\ndefault\n", FEATURES, AMD, Mode.ASSIGNED),
+        ("[default]\nmbm_event\n", FEATURES, "", Mode.REALLOCATED),
+        ("[default]\n", FEATURES, AMD, Mode.REALLOCATED),
+        ("[default]\n", FEATURES, INTEL, Mode.DEDICATED),
+        ("", FEATURES, AMD, Mode.REALLOCATED),
+        ("", FEATURES, INTEL, Mode.DEDICATED),
+        ("", FEATURES + "mbm_total_bytes_config\n", "", Mode.REALLOCATED),
+        ("", FEATURES, "vendor_id : HygonGenuine\n", Mode.REALLOCATED),
+        ("[something_new]\n", FEATURES, INTEL, Mode.REALLOCATED),
+        # arm64 has no vendor_id, and its MPAM driver shows bandwidth only where each group has a monitor.
+        ("[default]\n", FEATURES, "processor\t: 0\nCPU implementer\t: 0x41\n", Mode.DEDICATED),
+    ],
+)
+def test_who_has_counters_is_told_by_files(assign_mode: str, features: str, cpuinfo: str, mode: Mode) -> None:
+    assert mode_of(assign_mode, features, cpuinfo) is mode
+
+
+def test_only_what_has_counters_that_can_be_taken_away_has_a_caveat() -> None:
+    readings = [Reading("d", name, parse_value("0")) for name in EVENTS]
+    assert set(of_mode(readings, Mode.REALLOCATED)) == {TRAFFIC, "mbm_local_bytes"}
+    assert of_mode(readings, Mode.DEDICATED) == of_mode(readings, Mode.ASSIGNED) == {}
+
+
+def test_only_the_registers_of_packages_say_by_unavailable_that_nothing_was_used() -> None:
+    for name, event in EVENTS.items():
+        is_register = event.kind is Kind.CUMULATIVE and not name.startswith("mbm_")
+        assert (event.unavailable is Unavailable.NEVER_ACTIVE) == is_register, name
+
+
+@pytest.mark.parametrize(
+    ("event", "texts", "number", "quality"),
+    [
+        # The registers of a package on which nothing of the workload ever ran.
+        (ENERGY, ["Unavailable", "Unavailable"], 0, Quality.EXACT),
+        (ENERGY, ["Unavailable", "Unavailable", "Unavailable"], 0, Quality.EXACT),
+        (ENERGY, ["Unavailable", "2.500000", "Unavailable"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["Unavailable", "Error", "Unavailable"], None, Quality.UNKNOWN),
+        (ENERGY, ["Unavailable", "Unassigned"], None, Quality.UNKNOWN),
+        (ENERGY, ["5.000000", "Unavailable"], None, Quality.UNKNOWN),
+        (ENERGY, ["5.000000", "7.500000", "Unavailable"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["5.000000", "Unavailable", "7.500000"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["5.000000", "Error", "7.500000"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["Unassigned", "5.000000", "7.500000"], None, Quality.UNKNOWN),
+        # Bandwidth: no word is 0.
+        (TRAFFIC, ["Unavailable", "Unavailable"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "Unavailable"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "Error"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "70", "Error"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "70", "Unavailable", "Unavailable"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["Unavailable", "70", "Unavailable"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "Unavailable", "70"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "50", "Unavailable", "70"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "50", "Error", "70", "80"], 80, Quality.ESTIMATED),
+        (TRAFFIC, ["Unassigned", "Unassigned"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["Unassigned", "70"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "50", "Unassigned", "30"], 80, Quality.ESTIMATED),
+        (TRAFFIC, ["Error", "70"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "50", "70"], 70, Quality.EXACT),
+    ],
+)
+def test_what_a_row_of_readings_says(event: str, texts: list[str], number: Decimal | None, quality: Quality) -> None:
+    found = read_in_turn(event, *texts)
+    assert (found.number, found.quality) == (number, quality)
+    assert bool(found.reason) == (quality is not Quality.EXACT)
