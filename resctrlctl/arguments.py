@@ -173,6 +173,7 @@ def _assign(verb: argparse.ArgumentParser) -> None:
     whom = verb.add_mutually_exclusive_group(required=True)
     whom.add_argument("--pid", type=_process, metavar="PID", help="a process with all its threads")
     whom.add_argument("--cgroup", metavar="PATH", help="a control group's directory, with all below it")
+    verb.add_argument("--tree", action="store_true", help="with --pid: also all its descendants")
     _class(verb)
     verb.add_argument(
         "--allow-class-change", action="store_true", help="move the tasks to the class, where it is not theirs"

@@ -220,11 +220,17 @@ def _member_text(member: Member) -> str:
         f"process {member.pid}" if member.pid else "",
         member.cgroup,
         f"ended {local_time(member.ended_at)}" if member.ended_at else "",
-        "ran already when it was put in" if member.late else "",
+        _ran_before(member) if member.late else "",
+        f"{count(member.descendants, 'descendant')} outside" if member.descendants else "",
         f"{count(member.left, 'task')} stayed outside" if member.left else "",
         member.reason,
     ]
     return printable(f"{member.id}: {', '.join(filter(None, facts))}")
+
+
+def _ran_before(member: Member) -> str:
+    used = f", for up to {member.ran_before_ns / 1e9:.3f} s of CPU time" if member.ran_before_ns else ""
+    return f"ran already when it was put in{used}"
 
 
 def _reading_row(reading: Reading) -> Row:

@@ -115,6 +115,8 @@ def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.G
         # A class that was asked for by name is meant; the process is ours and has not begun.
         allow_class_change=args.class_ not in (None, types.FOLLOW) or None,
         take_over=args.take_over or None,
+        # It is held before it executes the command, until the answer is here.
+        late=False,
         claim=CLAIM,
         attributes={"command": attribute_value(shlex.join(args.command))},
         pending=False,

@@ -11,10 +11,13 @@ from resctrlctl.figures import count
 from resctrlctl.render import class_name, state_sentence, totals_table
 from resctrlctl.screen import Json, Screen
 from resctrlmond.api import types
+from resctrlmond.groups.record import Member
 from resctrlmond.resctrl.errors import printable
 
 # In whose name a person speaks who types.
 CLAIM = "cli"
+
+_ELSEWHERE = "they are in other monitoring groups. Use --take-over to take them"
 
 
 def create(args: argparse.Namespace, screen: Screen) -> int:
@@ -41,6 +44,7 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
         key=args.key,
         pid=args.pid,
         cgroup=args.cgroup,
+        tree=args.tree or None,
         class_=args.class_,
         allow_class_change=args.allow_class_change or None,
         take_over=args.take_over or None,
@@ -52,13 +56,21 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
     )
     whom = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
     reply = Daemon(args.socket).call(f"assign {whom} to {args.key!r}", "Assign", request, types.AssignReply)
+    member = _member(reply.group, args)
     if screen.json is not Json.OFF:
         screen.answer(reply)
     else:
         screen.confirm(state_sentence(reply.group))
         screen.confirm(f"{count(reply.moved, 'task')} moved in {_passes(reply.passes)}.")
+        if member is not None and member.ran_before_ns:
+            used = f"{member.ran_before_ns / 1e9:.3f} s of CPU time"
+            screen.confirm(f"It had used up to {used} before, which is in no figure: its totals are late.")
     if reply.left:
-        screen.note(f"{count(reply.left, 'task')} stayed outside: {_why_outside(reply.group, args)}")
+        reason = (member.reason if member is not None else "") or reply.group.reason or _ELSEWHERE
+        screen.note(f"{count(reply.left, 'task')} stayed outside: {printable(reason)}")
+    if reply.descendants:
+        below = count(reply.descendants, "descendant")
+        screen.note(f"{below} of the process stayed outside: use --tree to put them in too")
     return OK
 
 
@@ -92,13 +104,11 @@ def move(args: argparse.Namespace, screen: Screen) -> int:
     return OK
 
 
-def _why_outside(group: types.Group, args: argparse.Namespace) -> str:
-    """Why tasks of the member that was just assigned are in no group of the workload, in words for a terminal."""
-    name = args.member or (
-        f"pid-{args.pid}" if args.pid is not None else os.path.basename(os.path.realpath(args.cgroup))
-    )
-    reason = next((member.reason for member in group.members if member.id == name), "") or group.reason
-    return printable(reason) if reason else "they are in other monitoring groups. Use --take-over to take them"
+def _member(group: types.Group, args: argparse.Namespace) -> Member | None:
+    """The member that was just assigned."""
+    of_cgroup = os.path.basename(os.path.realpath(args.cgroup)) if args.cgroup is not None else ""
+    name = args.member or of_cgroup or f"pid-{args.pid}"
+    return next((member for member in group.members if member.id == name), None)
 
 
 def _passes(number: int) -> str:

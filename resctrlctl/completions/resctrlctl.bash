@@ -49,7 +49,7 @@ _resctrlctl() {
         [show]='--root'
         [status]=''
         [create]='--class --claim --attribute --no-pending --priority'
-        [assign]='--pid --cgroup --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'
+        [assign]='--pid --cgroup --tree --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'
         [release]='--claim --reason'
         [move]=''
         [hooks]='--hooks-dir'

@@ -65,6 +65,8 @@ def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) 
             member=workload.member,
             kind=workload.kind,
             own_cgroup=own,
+            # The runtime holds the container's init until its hook has ended.
+            late=False,
             pod_cgroup=pod,
             attributes=workload.attributes,
         )

@@ -134,6 +134,7 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     cgroup: str | None = None
     own_cgroup: str | None = None
     late: bool | None = None
+    tree: bool | None = None
     class_: str | None = msgspec.field(default=None, name="class")
     allow_class_change: bool | None = None
     take_over: bool | None = None
@@ -210,12 +211,13 @@ class GroupReply(Reply, frozen=True, kw_only=True):
 
 
 class AssignReply(Reply, frozen=True, kw_only=True):
-    """What Assign did: tasks written, passes made, tasks that stayed outside."""
+    """What Assign did: tasks written, passes made, tasks and descendant processes that stayed outside."""
 
     group: Group
     moved: int
     passes: int
     left: int
+    descendants: int
 
 
 class ReleaseReply(Reply, frozen=True, kw_only=True):

@@ -100,7 +100,8 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             pid=request.pid,
             cgroup=request.cgroup,
             own_cgroup=request.own_cgroup or "",
-            late=bool(request.late),
+            late=request.late,
+            tree=bool(request.tree),
             class_=FOLLOW if request.class_ is None else request.class_,
             allow_class_change=bool(request.allow_class_change),
             take_over=bool(request.take_over),
@@ -116,6 +117,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
         moved=done.moved.moved,
         passes=done.moved.passes,
         left=done.moved.outside,
+        descendants=done.descendants,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making, check_has_rmid
@@ -58,12 +58,15 @@ class Joining:
         """Take the target, which is at ``where``, in as a member; see Manager.assign, which checked the words."""
         before = self.living(key)
         check_free(before, where, assignment)
-        member = _as_noted(before, moving.member(assignment))
+        fresh = moving.member(assignment)
+        member = _as_noted(before, fresh)
+        is_noted = member is not fresh
         if before is not None and member.allow_class_change and assignment.class_ == FOLLOW:
             # It waits to be moved to that class: where it still is says nothing.
             class_ = before.home(member).class_
             assignment = dataclasses.replace(assignment, class_=class_, allow_class_change=True)
         member = replace(member, take_over=assignment.take_over, allow_class_change=assignment.allow_class_change)
+        member = replace(member, tree=assignment.tree)
         ended = self.book.get(key) if before is None else None
         if before is None:
             record = self.making.new(key, assignment.class_for(where), ended)
@@ -80,7 +83,7 @@ class Joining:
                 record, member = self._in_place(before, member, where, assignment)
             # On disk before the member's first task is moved.
             waits = record.home(member).state is State.PENDING
-            outside = self._outside(record, moving) if waits else frozenset()
+            outside = self._in_no_group(record, moving.tasks()) if waits else frozenset()
             noted = replace(member, joining=not waits, left=len(outside))
             record = self.book.put(_joined(record, noted, assignment))
             if waits:
@@ -89,11 +92,12 @@ class Joining:
             # As it stands: what was found in another class made it late.
             joined = record.member(member.id) or member
             member = replace(joined, left=moved.outside, reason=why_outside(record, moved))
-            member = replace(member, joining=False, take_over=False, allow_class_change=False)
+            member = replace(member, joining=False, take_over=False, allow_class_change=False, tree=False)
+            member, why = self._judged(record, member, moving, assignment, moved.moved if is_noted else None)
             record = record.with_member(member)
-            if member.left:
-                record = record.with_late(member)
-            return Assigned(self.book.put(replace(record, state=State.ACTIVE)), moved)
+            if member.late or member.left:
+                record = record.with_late(member, why)
+            return Assigned(self.book.put(replace(record, state=State.ACTIVE)), moved, member.descendants)
         except Exception:
             # A group that stands on keeps none of those that are no member of it.
             put_back(self.tree, past)
@@ -116,11 +120,32 @@ class Joining:
         # All of it into the class that was named, or nothing.
         return record, move(record.home(member).ref, How(member.take_over, member.allow_class_change))
 
-    def _outside(self, record: Record, moving: Target) -> frozenset[int]:
-        """The target's threads that are in none of the workload's groups."""
+    def _judged(
+        self, record: Record, member: Member, moving: Target, assignment: Assignment, moved_again: int | None
+    ) -> tuple[Member, str]:
+        """The member, whose tasks have been moved, as late if a task of it may have run outside; and why it is.
+
+        ``moved_again`` is how many tasks were moved of a member that was in the workload already, else None. All is
+        looked at after the last move: what has happened outside by then has happened.
+        """
+        if assignment.late is not False:
+            outside = self._in_no_group(record, moving.descendants())
+            member = replace(member, descendants=len(outside))
+        if moved_again is not None:
+            if not moved_again:
+                return member, ""
+            return replace(member, late=True), f"tasks of {member.id} were outside until it was assigned again"
+        used_ns = moving.cpu_time_ns() if member.late or assignment.late is None else None
+        if not member.late and used_ns is None:
+            return member, ""
+        member = replace(member, late=True, ran_before_ns=used_ns or 0)
+        return member, _ran_before(member)
+
+    def _in_no_group(self, record: Record, tids: Iterable[int]) -> frozenset[int]:
+        """Those of the threads that are in none of the workload's groups."""
         homes = {Membership(group.ref.class_, group.ref.name) for group in record.standing}
         outside = set()
-        for tid in moving.tasks():
+        for tid in tids:
             with contextlib.suppress(NoSuchProcess):
                 if self.tree.membership(tid) not in homes:
                     outside.add(tid)
@@ -206,6 +231,16 @@ def _as_noted(record: Record | None, member: Member) -> Member:
     else:
         is_same = noted.cgroup == member.cgroup
     return replace(noted, cgroup=noted.cgroup or member.cgroup) if is_same else member
+
+
+def _ran_before(member: Member) -> str:
+    """Why the member is late, in a sentence for those who read its totals."""
+    used = f" and had used up to {member.ran_before_ns / 1e9:.3f} s of CPU time" if member.ran_before_ns else ""
+    text = f"{member.id} ran{used} before it was put in"
+    if not member.descendants:
+        return text
+    are = "descendant of it is" if member.descendants == 1 else "descendants of it are"
+    return f"{text}; {member.descendants} {are} outside"
 
 
 def _joined(record: Record, member: Member, assignment: Assignment) -> Record:

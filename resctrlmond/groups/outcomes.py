@@ -13,10 +13,11 @@ from resctrlmond.resctrl.tasks import Moved
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The outcome of Assign."""
+    """The outcome of Assign. ``descendants``: processes below the target that stayed outside."""
 
     record: Record
     moved: Moved
+    descendants: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ _SET_ASIDE = ".unreadable"
 ROOT_PART = "mon_groups"
 # A container that crashes in a loop is a new member each time; the record is written anew each time as well.
 MAX_ENDED_MEMBERS = 100
+# They stand in each total's reason.
+MAX_LATE_REASONS = 5
 
 
 class State(enum.StrEnum):
@@ -68,8 +70,10 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ``joining``: its tasks are about to be moved; after a crash nobody knows which were.
     ``start_time`` is field 22 of /proc/PID/stat in clock ticks since boot: with the pid it names one process for
     ever. ``cgroup`` is the absolute path of its control group directory, "" if it has none of its own. ``left``
-    counts tasks that could not be moved into the group. ``take_over`` and ``allow_class_change`` are
-    what its Assign allowed, kept while it waits for its group.
+    counts tasks that could not be moved into the group. ``take_over``, ``allow_class_change`` and ``tree`` (with all
+    descendants) are what its Assign allowed, kept while it waits for its group.
+    ``ran_before_ns`` is at most the CPU time that it had used when it was put in: a bound on that, not on any event.
+    ``descendants`` counts the processes below it that stayed outside then.
     """
 
     id: str
@@ -87,6 +91,9 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     take_over: bool = False
     allow_class_change: bool = False
     joining: bool = False
+    tree: bool = False
+    ran_before_ns: int = 0
+    descendants: int = 0
 
     @property
     def has_tasks(self) -> bool:
@@ -116,8 +123,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     ``class_`` is the control group ("" is the root), ``follows`` whether it is still open and taken from the first
     task. ``nonce`` is the mtime (ns) that the group's directory bears. ``boot_id`` and times tell runs apart.
     ``baseline`` is the quality of the begin readings as a whole; ``inodes`` are those that the domains' directories
-    had then. ``caveats`` says of events why none of their totals is exact, whatever is read. ``created_ns`` and
-    ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
+    had then. ``late_reasons`` says why the baseline is late, as far as it is known. ``caveats`` says of events why
+    none of their totals is exact, whatever is read.
+    ``created_ns`` and ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
     (``times.boot_ns()``), ``idle_ns`` is when its last member ended: how long a run stood, how long ago it ended and
     who has waited longest is decided by these.
     Of the records that wait for an RMID, the one of the highest ``priority`` gets it.
@@ -155,6 +163,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     idle_ns: int = 0
     part: str = ""
     inodes: dict[str, int] = msgspec.field(default_factory=dict)
+    late_reasons: tuple[str, ...] = ()
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
     further: tuple[Record, ...] = ()
     earlier: Earlier | None = None
@@ -201,10 +210,17 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
         others = tuple(other for other in self.further if other.part != group.part)
         return msgspec.structs.replace(self, further=(*others, group))
 
-    def with_late(self, member: Member) -> Record:
-        """The record after a member came that ran already when the baseline of its group was read."""
+    def with_late(self, member: Member, why: str = "") -> Record:
+        """The record after a member came that ran already when the baseline of its group was read; ``why`` says how.
+
+        The first MAX_LATE_REASONS reasons are kept.
+        """
         home = self.home(member)
-        return self.with_group(msgspec.structs.replace(home, baseline=worst(home.baseline, Quality.LATE)))
+        reasons = home.late_reasons
+        if why and why not in reasons and len(reasons) < MAX_LATE_REASONS:
+            reasons = (*reasons, why)
+        baseline = worst(home.baseline, Quality.LATE)
+        return self.with_group(msgspec.structs.replace(home, baseline=baseline, late_reasons=reasons))
 
     def member(self, member_id: str) -> Member | None:
         """The member of that id, living or ended."""

@@ -14,7 +14,7 @@ from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
 from resctrlmond.resctrl.tree import GroupRef
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Sweeping:
             return record
         # What was in the way of an earlier sweep is no more, and who stayed outside is told as it is now.
         swept = replace(swept, reason=why_outside(record, moved), left=moved.outside)
-        swept = replace(swept, take_over=False, allow_class_change=False)
+        swept = replace(swept, take_over=False, allow_class_change=False, tree=False)
         record = record.with_member(swept)
         if swept.left:
             record = record.with_late(swept)  # they may end before they are taken in
@@ -81,7 +81,7 @@ class Sweeping:
                 continue
             if record.home(member).part == group.part or moved.moved:
                 late = replace(member, late=True, joining=False, left=moved.outside, reason="")
-                late = replace(late, take_over=False, allow_class_change=False)
+                late = replace(late, take_over=False, allow_class_change=False, tree=False)
                 joined = record.with_member(late).with_late(late)
                 record = self.book.put(replace(joined, state=State.ACTIVE))
         return record
@@ -125,8 +125,9 @@ class Sweeping:
             return record, Moved(0, 0)
         if member.cgroup:
             return self.spread(record, member, lambda ref, how: move_cgroup(self.tree, member.cgroup, ref, how), True)
+        move = move_tree if member.tree else move_process
         with Process.open(member.pid, member.start_time) as process:
-            return self.spread(record, member, lambda ref, how: move_process(self.tree, process, ref, how), True)
+            return self.spread(record, member, lambda ref, how: move(self.tree, process, ref, how), True)
 
     def spread(self, record: Record, member: Member, move: Move, late: bool = False) -> tuple[Record, Moved]:
         """Move the member's tasks into its group, and those that are in other classes into groups there.

@@ -13,11 +13,11 @@ from resctrlmond.groups.errors import AlreadyMonitored, InvalidRequest
 from resctrlmond.groups.keys import check_word, valid_class
 from resctrlmond.groups.record import Member, Record
 from resctrlmond.groups.times import utc_now
-from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 # The class of the workload's first task, whichever that is.
@@ -34,8 +34,9 @@ class Assignment:
     """Everything that Assign may be told.
 
     Exactly one of ``pid`` and ``cgroup`` says what to move. ``own_cgroup`` is the control group that holds the
-    process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none. ``late``
-    says that the process ran already; of a control group that is seen.
+    process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none.
+    ``late``: whether the process has run user code already; False is the caller's word that it has not, and None has
+    it looked for, as it always is of a control group. ``tree``: with a pid, all its descendants too.
     ``class_`` FOLLOW takes the class where the process is. ``may_wait``: without a free RMID the group is pending,
     and gets one in order of ``priority`` (None: as it is, at first 0).
     """
@@ -50,7 +51,8 @@ class Assignment:
     member: str | None = None
     kind: str = "process"
     own_cgroup: str = ""
-    late: bool = False
+    late: bool | None = None
+    tree: bool = False
     pod_cgroup: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
     may_wait: bool = True
@@ -86,6 +88,12 @@ class Target(Protocol):
     def tasks(self) -> list[int]:
         """Its thread ids now."""
 
+    def cpu_time_ns(self) -> int | None:
+        """At most so much CPU time (ns) its tasks have used; 0 if it is not known, None if they have never run."""
+
+    def descendants(self) -> list[int]:
+        """The processes that it has started and that are no part of it."""
+
     def move(self, ref: GroupRef, how: How) -> Moved:
         """Move all its tasks; see resctrlmond.resctrl.tasks."""
 
@@ -102,6 +110,8 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
     if (assignment.pid is None) == (assignment.cgroup is None):
         raise InvalidRequest("Assign takes a pid or a control group, and exactly one of them")
     if assignment.cgroup is not None:
+        if assignment.tree:
+            raise InvalidRequest("tree goes with a pid: a control group is put in with all below it anyway")
         check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
         yield _Cgroup(tree, cgroups.check(assignment.cgroup))
         return
@@ -113,7 +123,7 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
         _refuse_the_host_itself(process)
         if own and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in its own control group: {own}")
-        yield _Process(tree, process, own)
+        yield _Process(tree, process, own, assignment.tree)
 
 
 def _refuse_the_host_itself(process: Process) -> None:
@@ -126,19 +136,31 @@ def _refuse_the_host_itself(process: Process) -> None:
 
 
 class _Process:
-    def __init__(self, tree: Tree, process: Process, own_cgroup: str) -> None:
+    def __init__(self, tree: Tree, process: Process, own_cgroup: str, with_descendants: bool) -> None:
         self._tree = tree
         self._process = process
         self._own_cgroup = own_cgroup
+        self._with_descendants = with_descendants
 
     def membership(self) -> Membership:
         return self._tree.membership(self._process.pid)
 
     def tasks(self) -> list[int]:
-        return self._process.threads()
+        below = processes.descendants(self._process.pid) if self._with_descendants else []
+        return self._process.threads() + [tid for pid in below for tid in processes.threads(pid)]
+
+    def cpu_time_ns(self) -> int | None:
+        below = processes.descendants(self._process.pid) if self._with_descendants else []
+        used = [processes.cpu_time_ns(pid) for pid in (self._process.pid, *below)]
+        return None if set(used) == {None} else sum(time or 0 for time in used)
+
+    def descendants(self) -> list[int]:
+        # What is in its own control group is taken in by that.
+        return [] if self._with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
 
     def move(self, ref: GroupRef, how: How) -> Moved:
-        return move_process(self._tree, self._process, ref, how)
+        move = move_tree if self._with_descendants else move_process
+        return move(self._tree, self._process, ref, how)
 
     def member(self, assignment: Assignment) -> Member:
         return Member(
@@ -149,7 +171,8 @@ class _Process:
             start_time=self._process.start_time,
             cgroup=self._own_cgroup,
             started_at=utc_now(),
-            late=assignment.late,
+            late=self.cpu_time_ns() is not None if assignment.late is None else assignment.late,
+            tree=self._with_descendants,
         )
 
 
@@ -168,6 +191,12 @@ class _Cgroup:
 
     def tasks(self) -> list[int]:
         return cgroups.tasks(self._path)
+
+    def cpu_time_ns(self) -> int | None:
+        return cgroups.cpu_time_ns(self._path)
+
+    def descendants(self) -> list[int]:
+        return []
 
     def move(self, ref: GroupRef, how: How) -> Moved:
         return move_cgroup(self._tree, self._path, ref, how)

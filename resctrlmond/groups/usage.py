@@ -20,7 +20,9 @@ def used(snapshots: Snapshots, record: Record, live: Live) -> list[Total]:
     """The totals over all groups of a workload: up to the ``live`` readings, of the others up to the end values."""
     counted = [group for group in record.groups if snapshots.exists(group.place)]
     parts = [
-        _so_far(snapshots, group, live[group.place]) if group.place in live else _ended(snapshots, group)
+        _late(
+            group, _so_far(snapshots, group, live[group.place]) if group.place in live else _ended(snapshots, group)
+        )
         for group in counted
     ]
     if record.earlier is not None:
@@ -65,6 +67,14 @@ def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
             missed[domain] = f"{domain} went offline, last read at {time}"
     past = checkpoint.past_of(last_read)
     return totals(begin, end, group.baseline, missed=missed, past=past, caveats=group.caveats)
+
+
+def _late(group: Record, totals: list[Total]) -> list[Total]:
+    """The totals of a group, each with the reasons for which its baseline is late."""
+    return [
+        dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.late_reasons))))
+        for total in totals
+    ]
 
 
 def _begin(snapshots: Snapshots, group: Record, end: Iterable[Reading]) -> list[Reading]:

@@ -232,9 +232,9 @@ def _early_target(member: Member) -> dict[str, Any]:
         return {}
     own = place.own_cgroup(pid, container.id)
     if own:
-        return {"pid": pid, "ownCgroup": own}
+        return {"pid": pid, "ownCgroup": own, "late": False}
     # The runtime may have waited in vain, and the number may be another process's by now.
-    return {} if _is_reused(member) else {"pid": pid}
+    return {} if _is_reused(member) else {"pid": pid, "late": False}
 
 
 def _late_target(member: Member) -> dict[str, Any]:

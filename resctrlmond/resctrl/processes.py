@@ -16,6 +16,9 @@ from resctrlmond.resctrl.errors import NoSuchProcess, not_read
 _PF_KTHREAD = 0x00200000
 # What /proc says of a thread that is not there (any more).
 _GONE = (errno.ENOENT, errno.ESRCH)
+_NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
+# A chain of processes longer than this is no user's; the walk must end.
+_MOST_GENERATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ def stat(tid: int) -> Stat | None:
 
     Raises NotRead.
     """
+    fields = _stat_fields(tid)
+    if not fields:
+        return None
+    return Stat(parent=int(fields[1]), flags=int(fields[6]), start_time=int(fields[19]))
+
+
+def _stat_fields(tid: int) -> list[bytes]:
+    """The fields of /proc/TID/stat from the third on; [] if there is no such thread. Raises NotRead."""
     path = f"/proc/{tid}/stat"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -46,11 +57,80 @@ def stat(tid: int) -> Stat | None:
             os.close(fd)
     except OSError as error:
         if error.errno in _GONE:
-            return None
+            return []
         raise not_read(error, f"look at thread {tid}", path) from error
-    # The name in parentheses may hold anything, parentheses too: count from the last one. Field 3 comes first.
-    fields = text[text.rindex(b")") + 2 :].split()
-    return Stat(parent=int(fields[1]), flags=int(fields[6]), start_time=int(fields[19]))
+    # The name in parentheses may hold anything, parentheses too: count from the last one.
+    return text[text.rindex(b")") + 2 :].split()
+
+
+def cpu_time_ns(pid: int) -> int | None:
+    """At most so much CPU time (ns) has the process used, ended threads included; None if it has never run.
+
+    Living threads are known to the nanosecond (proc_pid_schedstat(5)); with ended ones only the clock ticks of the
+    whole process are left, which the kernel rounds down twice. Without CONFIG_SCHED_INFO there are only these, and
+    0 of them is no proof: 0 is returned then. Raises NotRead.
+    """
+    ticks = _stat_fields(pid)
+    of_threads, timeslices = 0, 0
+    for tid in threads(pid):
+        used = _schedstat(pid, tid)
+        if used is not None:
+            of_threads += used[0]
+            timeslices += used[1]
+    in_ticks = (int(ticks[11]) + int(ticks[12])) * _NS_PER_TICK if ticks else 0
+    if in_ticks > of_threads:
+        return in_ticks + 2 * _NS_PER_TICK
+    if of_threads or timeslices or not os.path.exists("/proc/self/schedstat"):
+        return of_threads
+    return None
+
+
+def _schedstat(pid: int, tid: int) -> tuple[int, int] | None:
+    """The CPU time (ns) of one thread, and how often it was put on a CPU; None if that is not known."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/schedstat", encoding="ascii") as file:
+            used, _waited, timeslices = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return used, timeslices
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that ``pid`` has started, their children and so on, from the table of all processes.
+
+    A process whose parent has ended is init's (or a subreaper's) child, and is not found. Raises NotRead.
+    """
+    children: dict[int, list[int]] = {}
+    path = "/proc"
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise not_read(error, "list the processes", path) from error
+    for number in [int(name) for name in names if name.isdecimal()]:
+        found = stat(number)
+        if found is not None:
+            children.setdefault(found.parent, []).append(number)
+    below: list[int] = []
+    waiting = [pid]
+    while waiting:
+        found_here = children.pop(waiting.pop(), [])
+        below += found_here
+        waiting += found_here
+    return below
+
+
+def is_descendant(tid: int, pid: int) -> bool:
+    """Whether the thread ``tid`` is of a process that descends from the process ``pid``. Raises NotRead."""
+    at = leader(tid)
+    # A reused number could close a circle.
+    for _ in range(_MOST_GENERATIONS):
+        found = stat(at) if at > 1 else None
+        if found is None:
+            return False
+        if found.parent == pid:
+            return True
+        at = found.parent
+    return False
 
 
 def pid_namespaces(pid: int) -> int:

@@ -79,12 +79,33 @@ def move_process(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY
     def belongs(tid: int) -> bool:
         return os.path.exists(f"/proc/{process.pid}/task/{tid}") and not process.has_ended()
 
-    sweep = _Sweep(tree, ref, belongs, how)
-    moved = sweep.run(process.threads)
+    return _move_held(process, _Sweep(tree, ref, belongs, how), process.threads)
+
+
+def _move_held(process: Process, sweep: _Sweep, listing: Callable[[], Collection[int]]) -> Moved:
+    moved = sweep.run(listing)
     if process.has_ended():
         kind = ProcessChanged if moved.moved else NoSuchProcess
-        raise kind(f"process {process.pid} ended while it was moved", path=tree.full_path(ref))
+        raise kind(f"process {process.pid} ended while it was moved", path=sweep.tree.full_path(sweep.ref))
     return moved
+
+
+def move_tree(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY) -> Moved:
+    """Move every thread of ``process`` and of its descendants into the group, until nothing new is found.
+
+    A child that is forked meanwhile is in the group with its parent, or is found by the next pass. A descendant whose
+    parent ended is not found. The daemon itself stays where it is. Raises as ``move_process``.
+    """
+
+    def listing() -> list[int]:
+        below = [pid for pid in processes.descendants(process.pid) if pid != os.getpid()]
+        return process.threads() + [tid for pid in below for tid in processes.threads(pid)]
+
+    def belongs(tid: int) -> bool:
+        is_own = os.path.exists(f"/proc/{process.pid}/task/{tid}") or processes.is_descendant(tid, process.pid)
+        return is_own and not process.has_ended()
+
+    return _move_held(process, _Sweep(tree, ref, belongs, how), listing)
 
 
 def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> Moved:

@@ -46,6 +46,9 @@ def test_the_life_of_a_workload(lab: Lab, process: subprocess.Popen[bytes]) -> N
             done = await client.call("Assign", "sa{sv}", "web.service", options)
             assert (done["moved"], done["left"], done["group"]["state"]) == (1, 0, "active")
             assert done["group"]["members"][0]["pid"] == process.pid
+            # It ran before, and nobody said otherwise.
+            assert (done["group"]["baseline"], done["descendants"]) == ("late", 0)
+            assert done["group"]["members"][0]["ranBeforeNs"] > 0
             assert await client.call("Get", "s", "web.service") == done["group"]
             read = await client.call("Read", "s", "web.service")
             assert read["readings"] and read["totals"]

@@ -53,7 +53,7 @@ def _assign(site: Site) -> Callable[[], str]:
     child, key = site.process(), uuid.uuid4().hex * 2
 
     def act() -> str:
-        return site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1")
+        return site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1", late=False)
 
     return act
 
@@ -75,13 +75,13 @@ def _assign_again(site: Site) -> Callable[[], str]:
     key = site.assigned(site.process(), member="c1")
     site.call("Release", key=key, claim="oci")
     child = site.process()
-    return lambda: site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1")
+    return lambda: site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1", late=False)
 
 
 def _assign_another_class(site: Site) -> Callable[[], str]:
     key, _ = _used(site)
     other = site.process("gold")
-    return lambda: site.attempt("Assign", key=key, pid=other.pid, claim="oci", member="c2")
+    return lambda: site.attempt("Assign", key=key, pid=other.pid, claim="oci", member="c2", late=False)
 
 
 def _release(site: Site) -> Callable[[], str]:

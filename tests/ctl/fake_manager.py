@@ -90,6 +90,7 @@ class FakeManager:
     assign_takes_s: float = 0.0
     assign_fails: VarlinkError | None = None
     left: int = 0
+    descendants: int = 0
     seen_at_assign: list[bytes] = field(default_factory=list)
 
     def called(self, name: str) -> list[Any]:
@@ -172,7 +173,7 @@ class FakeManager:
             attributes=request.attributes or {},
             class_="" if request.class_ in (None, "/", types.FOLLOW) else request.class_,
         )
-        return types.AssignReply(group=group, moved=3, passes=2, left=self.left)
+        return types.AssignReply(group=group, moved=3, passes=2, left=self.left, descendants=self.descendants)
 
     def release(self, request: types.ReleaseRequest) -> types.ReleaseReply:
         group = self._find(request.key)

@@ -54,6 +54,7 @@ def test_the_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) ->
     assert request == types.AssignRequest(
         key=request.key,
         pid=request.pid,
+        late=False,
         claim="run",
         attributes={"command": "sh -c 'echo out; echo err >&2'"},
         pending=False,

@@ -47,6 +47,15 @@ def test_assign_a_process(manager: FakeManager, ctl: Ctl) -> None:
     assert manager.called("Assign") == [request]
 
 
+def test_assign_notes_descendants_that_stayed_outside(manager: FakeManager, ctl: Ctl) -> None:
+    manager.descendants = 2
+    done = ctl("assign", "web", "--pid", str(os.getpid()))
+    assert done.stderr.endswith("2 descendants of the process stayed outside: use --tree to put them in too\n")
+    manager.descendants = 0
+    assert ctl("assign", "web", "--pid", str(os.getpid()), "--tree").stderr == ""
+    assert manager.called("Assign")[1].tree
+
+
 def test_assign_a_control_group_through_its_class(manager: FakeManager, ctl: Ctl) -> None:
     manager.left = 1
     done = ctl(

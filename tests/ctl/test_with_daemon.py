@@ -119,7 +119,9 @@ def test_a_command_in_a_group_already_is_refused_unless_taken_over(host: Host) -
 
 def test_the_life_of_a_workload(host: Host, sleeper: int) -> None:
     assert host.ask("create", "web", "--attribute", "pod.name=cart").stdout.startswith("web: idle in class / (")
-    assert "1 task moved" in host.ask("assign", "web", "--pid", str(sleeper)).stdout
+    assigned = host.ask("assign", "web", "--pid", str(sleeper)).stdout
+    assert "1 task moved" in assigned
+    assert re.search(r"It had used up to 0\.[0-9]{3} s of CPU time before, .* its totals are late\.", assigned)
     row = next(line for line in host.ask("list").stdout.splitlines() if line.startswith("web "))
     assert re.fullmatch(r"web +/ +active +1 +[-0-9]+ [:0-9]+ +cart", row)
     assert host.ask("move", "web", "gold").stdout.startswith("web: active in class gold (")

@@ -175,10 +175,24 @@ def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
 # -- a kill and a stop are the end of nothing
 
 
+def test_assign_of_a_process_by_hand_is_late(machine: Machine, process: Start) -> None:
+    """README's own example said that it was exact."""
+    machine.start()
+    child = process()
+    machine.call("Create", key="mine", claim="me")
+    done = machine.call("Assign", key="mine", pid=child.pid, claim="me")
+    assert (done["group"]["baseline"], done["descendants"]) == ("late", 0)
+    (member,) = done["group"]["members"]
+    assert member["late"] and member["ranBeforeNs"] > 0
+    totals = machine.call("Release", key="mine", claim="me")["totals"]
+    assert {total["quality"] for total in totals} == {"late"}
+    assert all("of CPU time before it was put in" in total["reason"] for total in totals)
+
+
 def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Machine, process: Start) -> None:
     child = process()
     machine.start()
-    before = machine.call("Assign", key=CTR, pid=child.pid, claim="oci", member="c1")["group"]
+    before = machine.call("Assign", key=CTR, pid=child.pid, late=False, claim="oci", member="c1")["group"]
     place = machine.top / "resctrl" / "mon_groups" / CTR
     snapshot = machine.run / "groups" / CTR
     inode, nonce = place.stat().st_ino, place.stat().st_mtime_ns

@@ -116,7 +116,8 @@ def contents(top: str) -> dict[str, str]:
 
 
 def assignment(key: str, pid: int, owner: str = "test", **more: object) -> Assignment:
-    return Assignment(key=key, owner=owner, pid=pid, **more)  # type: ignore[arg-type]
+    """Of a process that is held until the call returns, as the hook does, unless ``late`` says otherwise."""
+    return Assignment(key=key, owner=owner, pid=pid, **{"late": False, **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
