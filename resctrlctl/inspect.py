@@ -4,13 +4,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from resctrlctl import render
 from resctrlctl.ask import OK, Daemon, DaemonDown, Failure
 from resctrlctl.screen import Json, Screen, complain
 from resctrlctl.tree_view import RUN, TreeView
 from resctrlmond.api.pods import pods_of
-from resctrlmond.api.types import KeyRequest, ListPodsReply, ListReply, NoParameters, ReadReply, StatusReply
+from resctrlmond.api.types import (
+    Foreign,
+    ForeignRequest,
+    KeyRequest,
+    ListPodsReply,
+    ListReply,
+    NoParameters,
+    ReadForeignReply,
+    ReadReply,
+    StatusReply,
+)
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.tree import DEFAULT_PATH
 
@@ -50,6 +61,16 @@ class Source:
             except DaemonDown:
                 self._view = self._fall_back()
         return self._view.read(key)
+
+    def foreign(self, name: str) -> list[ReadForeignReply]:
+        """The foreign groups of that name or path, one for each class, with their counters."""
+        return [self._read_foreign(one) for one in self.groups().foreign if name in (one.name, one.path)]
+
+    def _read_foreign(self, foreign: Foreign) -> ReadForeignReply:
+        if self._view is not None:
+            return self._view.read_foreign(foreign)
+        request = ForeignRequest(class_=foreign.class_, name=foreign.name)
+        return self._daemon.call(f"show {foreign.name!r}", "ReadForeign", request, ReadForeignReply)
 
     def _fall_back(self) -> TreeView:
         self._screen.note(f"resctrlmond is not running: read from {DEFAULT_PATH}")
@@ -95,18 +116,30 @@ def show(args: argparse.Namespace, screen: Screen) -> int:
     result = OK
     for index, key in enumerate(args.key):
         try:
-            reply = source.read(key)
+            replies = _read(source, key)
         except Failure as failure:
             complain(str(failure))
             result = result or failure.status
             continue
-        if screen.json is not Json.OFF:
-            screen.answer(reply)
-        else:
-            if index:
+        for number, reply in enumerate(replies):
+            if screen.json is not Json.OFF:
+                screen.answer(reply)
+                continue
+            if index or number:
                 screen.line("")
-            screen.show(render.group_show(reply))
+            screen.show(render.group_show(reply) if isinstance(reply, ReadReply) else render.foreign_show(reply))
     return result
+
+
+def _read(source: Source, key: str) -> Sequence[ReadReply | ReadForeignReply]:
+    """The workload of that key; if there is none, the foreign groups of that name or path."""
+    try:
+        return [source.read(key)]
+    except Failure as failure:
+        # A path is not a valid key.
+        if failure.name not in ("NoSuchGroup", "InvalidKey") or not (found := source.foreign(key)):
+            raise
+        return found
 
 
 def status(args: argparse.Namespace, screen: Screen) -> int:

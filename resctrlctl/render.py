@@ -14,6 +14,7 @@ from resctrlmond.api.types import (
     ListPodsReply,
     ListReply,
     Pod,
+    ReadForeignReply,
     Reading,
     ReadReply,
     StatusReply,
@@ -79,6 +80,18 @@ def group_show(reply: ReadReply) -> list[Block]:
     if reply.totals:
         blocks.append(totals_table(reply.totals))
     return blocks
+
+
+def foreign_show(reply: ReadForeignReply) -> list[Block]:
+    """``show`` of a foreign group: where it is, and its counters now."""
+    other = reply.foreign
+    fields = (
+        ("State", (f"{_FOREIGN}: another program created it; resctrlmond only reads it",)),
+        ("Class", (class_name(other.class_),)),
+        ("Path", (printable(other.path),)),
+    )
+    readings = Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings)))
+    return [Sheet(printable(other.name), fields, Tone.FAINT), readings]
 
 
 def totals_table(totals: Iterable[Total]) -> Table:

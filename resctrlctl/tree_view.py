@@ -12,7 +12,7 @@ import msgspec
 from resctrlctl.ask import Failure
 from resctrlmond.api import translate
 from resctrlmond.api.errors import NO_SUCH_WORKLOAD, name_of
-from resctrlmond.api.types import Group, ListReply, ReadReply, Total
+from resctrlmond.api.types import Foreign, Group, ListReply, ReadForeignReply, ReadReply, Total
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.groups.snapshot import Snapshots
@@ -76,6 +76,17 @@ class TreeView:
         if record := self.records.get(key):
             return ReadReply(group=_from_record(record), readings=[], totals=self._totals(record, {}))
         raise Failure(f"cannot {what}: there is no such workload", NO_SUCH_WORKLOAD, "NoSuchGroup")
+
+    def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
+        """What ``ReadForeign`` would answer for a group of ``groups()``. Raises Failure."""
+        try:
+            for found in self.tree.scan():
+                if found.gid != self.gid and translate.foreign(found) == foreign:
+                    readings = [translate.reading(reading) for reading in self.tree.read(found.ref)]
+                    return ReadForeignReply(foreign=foreign, readings=readings)
+        except ResctrlError as error:
+            raise _failure(f"show {foreign.name!r}", error) from error
+        raise Failure(f"cannot show {foreign.name!r}: it was removed", NO_SUCH_WORKLOAD, "NoSuchGroup")
 
     def _read(self, found: Found, record: Record | None, scanned: list[Found]) -> ReadReply:
         live: Live = {found.ref.name: self.tree.read(found.ref)}

@@ -200,6 +200,13 @@ class KeyRequest(Request, frozen=True, kw_only=True):
     key: str
 
 
+class ForeignRequest(Request, frozen=True, kw_only=True):
+    """ReadForeign: which monitoring group of another program, as List names it."""
+
+    class_: str = msgspec.field(name="class")
+    name: str
+
+
 class NoParameters(Request, frozen=True, kw_only=True):
     """List, ListPods and Status take none."""
 
@@ -262,6 +269,13 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     group: Group
     readings: list[Reading]
     totals: list[Total]
+
+
+class ReadForeignReply(Reply, frozen=True, kw_only=True):
+    """The counters of a monitoring group that does not bear our mark, now."""
+
+    foreign: Foreign
+    readings: list[Reading]
 
 
 class StatusReply(Reply, frozen=True, kw_only=True):

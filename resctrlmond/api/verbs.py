@@ -20,6 +20,7 @@ from resctrlmond.groups import plan
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
+from resctrlmond.resctrl.tree import GroupRef
 
 # Calls that are made at once for those who only read: for all of them, and for one. Their lanes have four threads.
 _READERS, _OF_ONE_READER = 3, 2
@@ -186,6 +187,13 @@ def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types
     )
 
 
+def _read_foreign(manager: Manager, request: types.ForeignRequest, _caller: Caller) -> types.ReadForeignReply:
+    found, readings = manager.read_foreign(GroupRef(request.class_, request.name))
+    return types.ReadForeignReply(
+        foreign=translate.foreign(found), readings=[translate.reading(reading) for reading in readings]
+    )
+
+
 def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.StatusReply:
     records = manager.records()
     waiting = plan.waiting(records)
@@ -226,6 +234,7 @@ _TABLE = (
     Verb("ListPods", Lane.RECORDS, types.NoParameters, types.ListPodsReply, Access.READ, _list_pods),
     Verb("Get", Lane.RECORDS, types.KeyRequest, types.GroupReply, Access.READ, _get),
     Verb("Read", Lane.COUNTERS, types.KeyRequest, types.ReadReply, Access.READ, _read),
+    Verb("ReadForeign", Lane.COUNTERS, types.ForeignRequest, types.ReadForeignReply, Access.READ, _read_foreign),
     Verb("Status", Lane.RECORDS, types.NoParameters, types.StatusReply, Access.READ, _status),
 )
 VERBS = {verb.name: verb for verb in _TABLE}

@@ -41,7 +41,7 @@ from resctrlmond.resctrl.errors import (
     NotMounted,
     ResctrlError,
 )
-from resctrlmond.resctrl.tree import Tree
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 
 
 class Manager:
@@ -236,6 +236,17 @@ class Manager:
         with self.book.writing(key):
             record = self.book.known(key)
             return record, [], self._totals(record)
+
+    def read_foreign(self, ref: GroupRef) -> tuple[Found, list[Reading]]:
+        """A monitoring group without our mark, with its counters now. Changes nothing. Raises NoSuchGroup."""
+        # Not a path that is made of what a caller sent: it has to be one of those that stand.
+        found = next((one for one in self.survey.look().foreign if one.ref == ref), None)
+        if found is None:
+            raise NoSuchGroup(
+                f"there is no foreign monitoring group {ref.name} in class {ref.class_ or '/'}",
+                remedy="'resctrlctl list' shows those there are",
+            )
+        return found, self.tree.read(found.ref)
 
     # -- steps
 

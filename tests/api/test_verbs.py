@@ -235,7 +235,7 @@ def test_who_may(caller: Caller, allowed: set[Access], access: Access) -> None:
 
 
 def test_what_changes_the_machine_is_for_writers_only() -> None:
-    readers = {"List", "ListPods", "Get", "Read", "Status"}
+    readers = {"List", "ListPods", "Get", "Read", "ReadForeign", "Status"}
     assert {name for name, verb in VERBS.items() if verb.access is Access.READ} == readers
     assert {name for name, verb in VERBS.items() if verb.access is Access.WRITE} == set(VERBS) - readers
 

@@ -126,6 +126,7 @@ class FakeManager:
             "Move": types.MoveRequest,
             "Get": types.KeyRequest,
             "Read": types.KeyRequest,
+            "ReadForeign": types.ForeignRequest,
             "List": types.NoParameters,
             "ListPods": types.NoParameters,
             "Status": types.NoParameters,
@@ -193,6 +194,10 @@ class FakeManager:
 
     def read(self, request: types.KeyRequest) -> types.ReadReply:
         return types.ReadReply(group=self._find(request.key), readings=READINGS, totals=TOTALS)
+
+    def readforeign(self, request: types.ForeignRequest) -> types.ReadForeignReply:
+        (found,) = [one for one in self.foreign if (one.class_, one.name) == (request.class_, request.name)]
+        return types.ReadForeignReply(foreign=found, readings=READINGS)
 
     def list(self, _request: types.NoParameters) -> types.ListReply:
         return types.ListReply(groups=list(self.groups.values()), foreign=self.foreign)

@@ -126,6 +126,31 @@ def test_show_goes_on_after_a_key_that_is_not_there(manager: FakeManager, ctl: C
     assert done.stdout.startswith("\nb\n") or done.stdout.startswith("b\n")
 
 
+def test_show_of_a_foreign_group_is_marked_and_has_no_totals(manager: FakeManager, ctl: Ctl) -> None:
+    """It was listed, and show said that there is no such workload."""
+    populate(manager)
+    done = ctl("show", "pqos-7")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        "pqos-7\n"
+        "  State: foreign: another program created it; resctrlmond only reads it\n"
+        "  Class: /\n"
+        "   Path: /sys/fs/resctrl/mon_groups/pqos-7\n"
+        "\n"
+        "DOMAIN"
+    )
+    assert "QUALITY" not in done.stdout
+    told = json.loads(ctl("show", "-j", "/sys/fs/resctrl/mon_groups/pqos-7").stdout)
+    assert told["foreign"]["name"] == "pqos-7"
+    assert len(told["readings"]) == len(READINGS)
+
+
+def test_show_prefers_a_workload_to_a_foreign_group_of_its_name(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    manager.add("pqos-7")
+    assert "group" in json.loads(ctl("show", "-j", "pqos-7").stdout)
+
+
 def test_status(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("status")

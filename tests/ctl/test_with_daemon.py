@@ -180,9 +180,31 @@ def test_the_tree_tells_the_same_as_the_daemon(host: Host, sleeper: int) -> None
     host.ask("release", "same")
 
 
-def test_another_tree_is_read_without_the_daemon(host: Host) -> None:
-    os.mkdir(host.top / "resctrl" / "mon_groups" / "pqos-1")
-    listed = json.loads(host.ask("list", "-j", "--root", f"{host.top}/resctrl", "--socket", "/none").stdout)
-    assert {"class": "", "name": "pqos-1", "path": f"{host.top}/resctrl/mon_groups/pqos-1"} in listed["foreign"]
-    assert host.ask("show", "pqos-1", "--root", f"{host.top}/resctrl").returncode == 4
-    os.rmdir(host.top / "resctrl" / "mon_groups" / "pqos-1")
+@pytest.mark.parametrize("source", ["daemon", "tree"])
+def test_a_foreign_group_is_shown_in_each_class_that_has_one_of_its_name(host: Host, source: str) -> None:
+    folders = [
+        host.top / "resctrl" / "mon_groups" / "pqos-1",
+        host.top / "resctrl" / "gold" / "mon_groups" / "pqos-1",
+    ]
+    for folder in folders:
+        os.mkdir(folder)
+    before = {folder: folder.stat() for folder in folders}
+    options = ["--root", f"{host.top}/resctrl", "--socket", "/none"] if source == "tree" else []
+    try:
+        listed = json.loads(host.ask("list", "-j", *options).stdout)
+        assert {"class": "", "name": "pqos-1", "path": str(folders[0])} in listed["foreign"]
+        done = host.ask("show", "-j", "pqos-1", *options)
+        assert done.returncode == 0, done.stderr
+        told = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [one["foreign"]["class"] for one in told] == ["", "gold"]
+        assert all({reading["event"] for reading in one["readings"]} >= {"core_energy"} for one in told)
+        assert "foreign: another program created it" in host.ask("show", str(folders[1]), *options).stdout
+        assert host.ask("show", "pqos-2", *options).returncode == 4
+        # Only read.
+        assert {folder: (folder.stat().st_gid, folder.stat().st_mtime_ns) for folder in folders} == {
+            folder: (status.st_gid, status.st_mtime_ns) for folder, status in before.items()
+        }
+        assert host.ask("release", "pqos-1").returncode == 4
+    finally:
+        for folder in folders:
+            os.rmdir(folder)

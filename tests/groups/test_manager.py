@@ -365,3 +365,13 @@ def test_releasing_a_group_that_is_gone_is_no_error(host: Host) -> None:
     last = host.manager.release("k", owner="b")
     assert (last.completed, last.record.state) == (True, State.LOST)
     host.check()
+
+
+def test_only_a_foreign_group_is_read_as_one(host: Host) -> None:
+    ref = host.make_foreign("pqos-1")
+    host.manager.create("ours", owner="a")
+    found, readings = host.manager.read_foreign(ref)
+    assert (found.ref, bool(readings)) == (ref, True)
+    for other in (GroupRef("", "ours"), GroupRef("gold", "pqos-1"), GroupRef("", "../mon_groups/pqos-1")):
+        with pytest.raises(NoSuchGroup, match="there is no foreign monitoring group"):
+            host.manager.read_foreign(other)
