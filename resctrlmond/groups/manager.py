@@ -131,9 +131,10 @@ class Manager:
         with self.book.writing(key):
             record = self.book.known(key)
             if not record.state.is_over:
-                record = self.book.put(record.without_claim(owner))
-                if not record.claims:
-                    record = self.life.finish(record, attribute_value(reason))
+                # The last claim goes with the same write that notes the end and its reason: a daemon that is killed
+                # after it completes this end, one that is killed before it has not begun.
+                record = record.without_claim(owner)
+                record = self.book.put(record) if record.claims else self.life.finish(record, attribute_value(reason))
             elif record.is_interrupted:
                 record = self.book.put(record.without_claim(owner))
             return Released(record, record.state.is_over, self._totals(record))

@@ -137,6 +137,36 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
     assert step > least
 
 
+@pytest.mark.parametrize("classes", [["", "gold"], [""]], ids=["two classes", "one class"])
+def test_a_release_that_was_ordered_ends_completed_after_a_kill_at_any_step(
+    host: Host, process: Start, fuse: Fuse, classes: list[str]
+) -> None:
+    """A further group that is gone before the end was noted looks as if somebody else had removed it."""
+    host.make_class("gold")
+    step = ended = 0
+    killed = True
+    while killed:
+        children = [process() for _ in classes]
+        for class_, child in zip(classes, children, strict=True):
+            host.tree.write_task(class_, child.pid)
+            host.manager.assign(assignment(CTR, child.pid, "nri"))
+        killed = cut(fuse, step, lambda: host.manager.release(CTR, owner="nri"))
+        host.restart()
+        host.check()
+        record = host.manager.get(CTR)
+        if record.state is State.ACTIVE:
+            assert record.claimed_by("nri"), step
+            record = host.manager.release(CTR, owner="nri").record
+        else:
+            ended += killed
+        assert (record.state, record.reason) == (State.COMPLETED, "released"), step
+        assert {total.quality for total in host.manager.read(CTR)[2]} <= {Quality.EXACT, Quality.LATE}, step
+        host.check()
+        forget(host)
+        step += 1
+    assert ended > 5
+
+
 @pytest.mark.parametrize("has_cgroup", [False, True], ids=["process", "control group"])
 def test_what_ran_outside_after_a_kill_and_ended_before_the_next_start_is_not_called_exact(
     host: Host, process: Start, fuse: Fuse, cgroup: str, has_cgroup: bool
@@ -280,6 +310,24 @@ def test_a_full_run_folder_at_the_end_loses_nothing(
     host.restart()
     assert host.manager.get(CTR).state is State.COMPLETED
     assert host.ours() == []
+    host.check()
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["by the next tick", "by the next start"])
+def test_links_that_could_not_follow_a_move_are_changed_later(host: Host, process: Start, restarts: bool) -> None:
+    """Move put the group into its new class, failed at the links, and left them without a target for ever."""
+    host.make_class("gold")
+    joined(host.manager, process().pid)
+    in_the_way = Path(host.run, "groups", CTR, "mon_data", "mon_L3_00", ".mbm_total_bytes.new")
+    in_the_way.mkdir()
+    with pytest.raises(NotWritten):
+        host.manager.move(CTR, "gold")
+    in_the_way.rmdir()
+    assert host.tree.find(GroupRef("gold", CTR)) is not None
+    if restarts:
+        host.restart()
+    else:
+        host.manager.upkeep.tick()
     host.check()
 
 
