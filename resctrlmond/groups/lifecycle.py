@@ -66,6 +66,8 @@ class Lifecycle:
         self.mark = mark
         # Per nonce of a standing group: the mount on which it was seen last.
         self._seen_on: dict[int, Mounting] = {}
+        # Places whose links to live counters could not be changed after the group moved: the next tick tries again.
+        self._stale_links: set[str] = set()
 
     def make(self, record: Record, quality: Quality = Quality.EXACT, may_wait: bool = True) -> Record:
         """Make the record's group and write its baseline down: from ``pending`` to ``idle``.
@@ -231,18 +233,30 @@ class Lifecycle:
             if noted is None or noted.ref != target:
                 # A group that is not known to stand there would be taken for lost: back to where it is known.
                 self.tree.rename(target, record.ref)
-                self.snapshots.relink(record.place, self.tree.full_path(record.ref))
+                self.relink(record)
             raise
 
     def relocated(self, record: Record, ref: GroupRef) -> Record:
         """Record that the group is in another class, or has another name, now."""
         record = replace(record, class_=ref.class_, group_name=ref.name)
         try:
-            self.snapshots.relink(record.place, self.tree.full_path(record.ref))
+            self.relink(record)
         finally:
             # Whatever becomes of the links: a group that is not known to stand there would be taken for lost.
             record = self.book.put(record)
         return record
+
+    def relink(self, record: Record) -> None:
+        """Point the links of one group's snapshot at its directory. Raises NotWritten, NotRead."""
+        self._stale_links.add(record.place)
+        self.snapshots.relink(record.place, self.tree.full_path(record.ref))
+        self._stale_links.discard(record.place)
+
+    def relink_stale(self, record: Record) -> None:
+        """Repeat each ``relink`` of the workload's groups that failed. Raises NotWritten, NotRead."""
+        for group in record.standing:
+            if group.place in self._stale_links:
+                self.relink(group)
 
     def finish(self, record: Record, reason: str) -> Record:
         """End the workload: last values read and written, then the group removed and its RMID given back.
@@ -337,6 +351,7 @@ class Lifecycle:
         record = self._closed(record, state, reason)
         for group in record.groups:
             self._seen_on.pop(group.nonce, None)
+            self._stale_links.discard(group.place)
         return record
 
     def _closed(self, record: Record, state: State, reason: str) -> Record:

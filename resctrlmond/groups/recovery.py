@@ -85,6 +85,10 @@ class Recovery:
         match step.do:
             case Do.KEEP:
                 self.sweeping.rejoin(record)
+                # A move may have been noted before its links were changed (ENOSPC, EIO). rejoin may move the group.
+                for group in (self.book.get(record.key) or record).standing:
+                    if group.part == record.part:
+                        self.life.relink(group)
             case Do.RETRY:
                 pass  # in its turn, when all others are seen to
             case Do.BASELINE:

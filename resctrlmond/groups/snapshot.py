@@ -84,15 +84,23 @@ class Snapshots:
             os.symlink(_live(live, reading), os.path.join(folder, reading.event))
 
     def relink(self, place: str, live: str) -> None:
-        """Point the links at the group's new directory after it moved to another class. Raises NotWritten."""
+        """Point the links at the group's directory, which may have moved to another class.
+
+        A link that leads there already is left as it is, so this can be called again after an error. Raises
+        NotWritten, NotRead.
+        """
         with writing(self.path(place)):
             for reading in self.begin_values(place):
                 folder = os.path.join(self.path(place), "mon_data", reading.domain)
-                link = os.path.join(folder, f".{reading.event}.new")
+                link, target = os.path.join(folder, reading.event), _live(live, reading)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(link)
-                os.symlink(_live(live, reading), link)
-                os.rename(link, os.path.join(folder, reading.event))
+                    if _is_link(link) and os.readlink(link) == target:
+                        continue
+                new = os.path.join(folder, f".{reading.event}.new")
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(new)
+                os.symlink(target, new)
+                os.rename(new, link)
 
     def checkpoint(
         self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int] | None = None
@@ -133,7 +141,8 @@ class Snapshots:
                 _write_value(folders[reading.domain], reading, _END)
             for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
                 for name in names:
-                    if os.path.islink(os.path.join(directory, name)):
+                    # os.path.islink() would take an error for "not a link", and the link would stay for ever.
+                    if _is_link(os.path.join(directory, name)):
                         os.unlink(os.path.join(directory, name))
             self._make_folder(top)
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
@@ -263,6 +272,11 @@ def _mode(path: str) -> int:
             return os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return 0
+
+
+def _is_link(path: str) -> bool:
+    """Whether a symbolic link is there. Raises NotRead."""
+    return stat.S_ISLNK(_mode(path))
 
 
 def _text(path: str) -> str:

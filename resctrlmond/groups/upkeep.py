@@ -135,6 +135,7 @@ class Upkeep:
             settled = self.ends.settle(key)
             if settled is not None and settled.state in (State.ACTIVE, State.IDLE):
                 self._checkpoint(settled, settings.checkpoint_interval_s)
+                self.life.relink_stale(settled)
 
     def _interrupted(self, record: Record) -> None:
         settled = self.ends.settle(record.key)

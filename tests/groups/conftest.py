@@ -91,6 +91,16 @@ class Host:
             # What was lost ends with what was read of it last, if it ever was.
             was_read = group.state is State.LOST and "checkpoint" in files
             assert bool(ended) == ((group.state is State.COMPLETED and not never) or was_read), group
+            # Links to live counters lead into the group's own directory, and are gone once the run is over.
+            links = [
+                text for name, text in self.files(group.place).items() if name in files and text.startswith("-> ")
+            ]
+            assert not (group.state.is_over and links), (group, links)
+            assert all(link.startswith(f"-> {self.tree.full_path(group.ref)}/mon_data/") for link in links), (
+                group,
+                links,
+            )
+        assert not [text for text in contents(os.path.join(self.run, "completed")).values() if text.startswith("-> ")]
         for record in records:
             assert not record.is_torn or record.state.is_over, record
             # What is over leaves no group of it behind, in no class.
