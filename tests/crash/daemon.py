@@ -58,7 +58,7 @@ class DaemonHarness:
         act = DEEDS[name].before(self.site)
         with self._traced("-e", f"trace={_CALLS[blow]}", "-o", self.trace):
             act()
-        self._back_to_rest()
+        self._back_to_rest(is_loss=DEEDS[name].is_loss)
         return _numbered(self.trace)
 
     def strike(self, name: str, blow: Blow, call: str, number: int) -> str:
@@ -73,7 +73,7 @@ class DaemonHarness:
         if self.site.is_dead():
             how = "killed" if blow is Blow.KILL else how
             assert blow is Blow.KILL or name == "stop", "the daemon ended"
-        self._back_to_rest()
+        self._back_to_rest(is_loss=DEEDS[name].is_loss)
         return "refused" if how[0].isupper() else how
 
     # -- the start itself
@@ -135,11 +135,11 @@ class DaemonHarness:
 
     # -- hands
 
-    def _back_to_rest(self) -> None:
+    def _back_to_rest(self, *, is_loss: bool = False) -> None:
         if self.site.is_dead():
             self.site.restart()
         self.site.check()
-        self.site.drain()
+        self.site.drain(is_loss=is_loss)
 
     @contextlib.contextmanager
     def _traced(self, *tracing: str) -> Iterator[None]:

@@ -20,10 +20,14 @@ _WAIT_S = 8.0
 
 @dataclass(frozen=True)
 class Deed:
-    """``before`` prepares, and returns what is interrupted; that tells how it ended. ``settings``: of the daemon."""
+    """``before`` prepares, and returns what is interrupted; that tells how it ended. ``settings``: of the daemon.
+
+    ``is_loss``: somebody else removes a group, so that its run is lost; no other run may be.
+    """
 
     before: Callable[[Site], Callable[[], str]]
     settings: str = ""
+    is_loss: bool = False
 
 
 def _until(site: Site, holds: Callable[[], bool]) -> str:
@@ -198,7 +202,7 @@ DEEDS: dict[str, Deed] = {
     "end of a process": Deed(_end),
     "checkpoint": Deed(_checkpoint, "checkpoint_interval: 1s\n"),
     "prune": Deed(_prune, "snapshot_ttl: 0\n"),
-    "loss": Deed(_lost),
+    "loss": Deed(_lost, is_loss=True),
     "reload": Deed(_reload),
     "stop": Deed(_stop),
 }

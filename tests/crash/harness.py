@@ -58,7 +58,7 @@ class Harness:
         scene = self._scene(VERBS[name])
         trace = os.path.join(os.path.dirname(self.log), "trace")
         self._run(scene, VERBS[name], ["-e", f"trace={CALLS[blow]}", "-o", trace])
-        self._drain(scene, "counting")
+        self._drain(scene, "counting", VERBS[name])
         with open(trace, encoding="utf-8", errors="replace") as lines:
             made = Counter(line.partition("(")[0] for line in lines if "(" in line)
         return [(call, number) for call, most in sorted(made.items()) for number in range(1, most + 1)]
@@ -85,8 +85,18 @@ class Harness:
             self.host.check()
         except AssertionError as error:
             raise AssertionError(f"after the restart: {error}") from error
-        self._drain(scene, "after the blow")
+        self._check_not_lost(verb, "after the restart")
+        self._drain(scene, "after the blow", verb)
         return outcome
+
+    def _check_not_lost(self, verb: Verb, where: str) -> None:
+        """Whoever ends a workload is told that it ended, not that somebody else removed its group."""
+        over = {
+            record.key: (record.state, record.reason)
+            for record in self.host.manager.records()
+            if record.state.is_over
+        }
+        assert verb.is_loss or all(state is State.COMPLETED for state, _ in over.values()), (where, over)
 
     def _scene(self, verb: Verb) -> Scene:
         if not self.host.tree.has_class("gold"):
@@ -145,7 +155,7 @@ class Harness:
         with open(self.log, encoding="utf-8") as log:
             return log.read()
 
-    def _drain(self, scene: Scene, where: str) -> None:
+    def _drain(self, scene: Scene, where: str, verb: Verb) -> None:
         """All processes end, and with them, or by word, all workloads: nothing of them stays."""
         scene.end_processes()
         manager = self.host.restart()
@@ -156,6 +166,7 @@ class Harness:
         assert self.host.ours() == [], where
         states = {record.key: record.state for record in manager.records()}
         assert set(states.values()) <= {State.COMPLETED, State.LOST}, (where, states)
+        self._check_not_lost(verb, where)
         self.host.check()
         for record in manager.records():
             manager.life.snapshots.delete(record.key)

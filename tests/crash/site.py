@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resctrlmond.api.client import ProtocolError, VarlinkError
-from resctrlmond.groups.record import Record, Records
+from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control import Control
 from tests.daemon.conftest import MANAGER, Machine
@@ -138,8 +138,11 @@ class Site:
         log = re.sub(r"(in: <function BaseEventLoop.__del__ .*>)\nTraceback", r"\1", log)
         assert "Traceback" not in log, log[log.index("Traceback") - 300 :]
 
-    def drain(self) -> None:
-        """All workloads end, by their processes or by word: nothing of them stays, and their totals are right."""
+    def drain(self, *, is_loss: bool = False) -> None:
+        """All workloads end, by their processes or by word: nothing of them stays, and their totals are right.
+
+        None of them ends as lost, unless somebody else removed a group (``is_loss``).
+        """
         for child in [child for child in self.children if child is not self._theirs]:
             self.end(child)
         for group in self.call("List")["groups"]:
@@ -151,6 +154,7 @@ class Site:
             assert self.outside.ours() == []
             states = {record.key: record.state for record in self.outside.on_disk()}
             assert all(state.is_over for state in states.values()), states
+            assert is_loss or State.LOST not in states.values(), states
 
         self._settled(nothing_stays)
         self.check()

@@ -57,11 +57,15 @@ def _pid(scene: Scene) -> int:
 
 @dataclass(frozen=True)
 class Verb:
-    """``before`` prepares, ``action`` is interrupted. ``goes_on``: no restart is needed to mend an error."""
+    """``before`` prepares, ``action`` is interrupted. ``goes_on``: no restart is needed to mend an error.
+
+    ``is_loss``: somebody else removes a group before it, so that its run is lost; no other run may be.
+    """
 
     before: Callable[[Scene], object]
     action: Callable[[Scene], object]
     goes_on: bool = True
+    is_loss: bool = False
 
 
 def _unremembered(scene: Scene) -> None:
@@ -102,7 +106,7 @@ VERBS: dict[str, Verb] = {
     "Reconcile": Verb(_spread, lambda scene: scene.host.manager.reconcile("oci", [])),
     "Move": Verb(_joined, lambda scene: scene.host.manager.move(CTR, "gold")),
     "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.upkeep.tick()),
-    "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.upkeep.tick()),
+    "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.upkeep.tick(), is_loss=True),
     # A group without a record that could not be removed is among the problems of Status until the next start.
     "recovery": Verb(_unremembered, lambda scene: scene.host.restart(), goes_on=False),
 }
