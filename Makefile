@@ -20,7 +20,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash fuzz record truth proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash fuzz mutants record truth proto lint man deb wheel install install-modules install-files clean
 
 all: setup
 
@@ -89,6 +89,11 @@ crash: setup
 # Some minutes; TRUTH="--seed N --workloads N" for another churn.
 truth: setup
 	$(BIN)/python -m tests.truth $(TRUTH)
+
+# Plants bugs one at a time in a copy of the tree, and runs the fast tests that must notice each. Before a release; about
+# half an hour. MUTANTS="--jobs 2 lag links" for those whose names contain one of these words.
+mutants: setup
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 bench: setup
 	$(BIN)/python -m tests.bench

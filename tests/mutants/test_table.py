@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of planted bugs still fits the code; ``make mutants`` tries whether the bugs are noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutant import Mutant, NotApplicable
+from tests.mutants.table import MUTANTS
+
+TOP = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_each_bug_can_be_planted_and_has_tests_that_exist(mutant: Mutant) -> None:
+    assert mutant.applied(TOP) != (TOP / mutant.file).read_text()
+    assert mutant.tests
+    assert all((TOP / tests.partition("::")[0]).exists() for tests in mutant.tests.split())
+
+
+def test_the_names_are_different() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("resctrlmond/gone.py", "a", "b", "does not exist"),
+        ("resctrlmond/__init__.py", "no such text", "b", "occurs 0 times"),
+        ("resctrlmond/groups/times.py", "import", "b", "not once"),
+        ("resctrlmond/groups/times.py", "def boot_ns()", "def boot ns()", "is not valid Python"),
+    ],
+)
+def test_a_row_that_does_not_fit_says_so(file: str, old: str, new: str, says: str) -> None:
+    with pytest.raises(NotApplicable, match=says):
+        Mutant("x", file, old, new, "tests/groups").applied(TOP)
+
+
+def test_a_bug_that_a_test_catches_and_one_that_none_can_are_told_apart() -> None:
+    """The tool itself, on the tests of one small module."""
+    # In a process of its own: it starts pytest, whose environment this one is.
+    code = (
+        "import sys; from tests.mutants import __main__ as tool; from tests.mutants.mutant import Mutant\n"
+        "file, old = 'resctrlmond/groups/keys.py', 'MAX_ATTRIBUTES = 64'\n"
+        "test = 'tests/groups/test_keys.py::test_attributes_at_the_bounds_pass'\n"
+        "tool.MUTANTS = (\n"
+        "    Mutant('caught', file, old, 'MAX_ATTRIBUTES = 63', test),\n"
+        "    Mutant('equal', file, old, 'MAX_ATTRIBUTES = 65 - 1', test, survives='equal'),\n"
+        ")\n"
+        "sys.argv = ['mutants']; sys.exit(tool.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, *_ = done.stdout.splitlines()
+    assert first.split()[:2] == ["caught", "caught"]
+    assert "tests/groups/test_keys.py::" in first
+    assert second.split() == ["survived", "equal", "equal"]
