@@ -36,14 +36,15 @@ class Bandwidth:
 
 # AMD's hardware tracks only some RMIDs at a time (Documentation/filesystems/resctrl.rst, mbm_assign_mode: "default"),
 # and Hygon's is derived from it. How many it tracks is in no file, so no number of groups is known to be safe.
-_REALLOCATING_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
-_VENDOR = re.compile(r"^vendor_id\s*:\s*(\S+)", re.MULTILINE)
+# X86_VENDOR_AMD and X86_VENDOR_HYGON of arch/x86/include/asm/processor.h.
+_REALLOCATING_VENDORS = frozenset({"0002", "0009"})
+_VENDOR = re.compile(r"cpu:type:x86,ven([0-9A-F]{4})")
 _MODE = re.compile(r"\[(\w+)\]")
 
 
-def mode_of(assign_mode: str, features: str, cpuinfo: str) -> Mode:
+def mode_of(assign_mode: str, features: str, modalias: str) -> Mode:
     """The mode, from the texts of ``info/L3_MON/mbm_assign_mode`` ("" before Linux 6.18), ``mon_features`` and
-    ``/proc/cpuinfo``.
+    ``/sys/devices/system/cpu/modalias`` ("" if it cannot be read).
 
     A processor that offers ``mbm_event`` and does not use it re-allocates (resctrl.rst). Where nothing is offered,
     files that only AMD's BMEC has tell, and at last the processor's vendor.
@@ -55,8 +56,9 @@ def mode_of(assign_mode: str, features: str, cpuinfo: str) -> Mode:
         return Mode.REALLOCATED
     if any(name.endswith("_config") for name in features.split()):
         return Mode.REALLOCATED
-    vendor = _VENDOR.search(cpuinfo)
-    return Mode.REALLOCATED if vendor is not None and vendor[1] in _REALLOCATING_VENDORS else Mode.DEDICATED
+    vendor = _VENDOR.match(modalias)
+    is_known_to_be_safe = bool(modalias) if vendor is None else vendor[1] not in _REALLOCATING_VENDORS
+    return Mode.DEDICATED if is_known_to_be_safe else Mode.REALLOCATED
 
 
 def can_assign(assign_mode: str) -> bool:

@@ -20,10 +20,10 @@ DEFAULT_PATH = "/sys/fs/resctrl"
 # Extended attribute by which the simulator says what it is.
 SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
 SIMULATION_FSTYPE = "fuse.resctrlmond-sim"
-# And by which it says what /proc/cpuinfo has on the machine that it simulates.
-CPUINFO_ATTRIBUTE = "user.resctrlmond.cpuinfo"
-# The first processor is in the first page, and all are of one vendor.
-_CPUINFO_BYTES = 4096
+# Type and vendor of the processors. (/proc/cpuinfo has the vendor too, but ProcSubset=pid of our unit hides it.)
+MODALIAS = "/sys/devices/system/cpu/modalias"
+# In its place on a simulated machine.
+MODALIAS_ATTRIBUTE = "user.resctrlmond.modalias"
 _L3 = "info/L3_MON"
 
 _MON_GROUPS = "mon_groups"
@@ -83,7 +83,7 @@ class Tree:
         # last_cmd_status is one text for the whole machine: it belongs to an operation only if none of ours
         # comes in between. The kernel runs them one at a time anyway (rdtgroup_mutex).
         self._one_at_a_time = threading.Lock()
-        self._cpuinfo: str | None = None
+        self._modalias: str | None = None
 
     @classmethod
     def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
@@ -203,7 +203,7 @@ class Tree:
     def bandwidth_mode(self) -> bandwidth.Mode:
         """Who decides at present which group has a bandwidth counter. Raises NotRead, NotMounted."""
         assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
-        return bandwidth.mode_of(assign_mode, self._read_text_if_there(f"{_L3}/mon_features"), self._read_cpuinfo())
+        return bandwidth.mode_of(assign_mode, self._read_text_if_there(f"{_L3}/mon_features"), self._read_modalias())
 
     def bandwidth(self) -> bandwidth.Bandwidth:
         """How memory bandwidth is counted at present, with the assignable counters. Raises NotRead, NotMounted."""
@@ -367,18 +367,18 @@ class Tree:
         except errors.NoSuchGroup:
             return ""  # an older kernel, or nothing is counted there
 
-    def _read_cpuinfo(self) -> str:
-        """The beginning of /proc/cpuinfo, or of what the simulator has in its place; read once."""
-        if self._cpuinfo is None:
+    def _read_modalias(self) -> str:
+        """The type and vendor of the processors, "" if they cannot be read; read once."""
+        if self._modalias is None:
             try:
                 if self.simulation is None:
-                    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as opened:
-                        self._cpuinfo = opened.read(_CPUINFO_BYTES)
+                    with open(MODALIAS, encoding="utf-8", errors="replace") as opened:
+                        self._modalias = opened.read()
                 else:
-                    self._cpuinfo = os.getxattr(self.path, CPUINFO_ATTRIBUTE).decode("utf-8", "replace")
-            except OSError as error:
-                raise errors.not_read(error, "tell the processor's vendor", "/proc/cpuinfo") from error
-        return self._cpuinfo
+                    self._modalias = os.getxattr(self.path, MODALIAS_ATTRIBUTE).decode("utf-8", "replace")
+            except OSError:
+                self._modalias = ""
+        return self._modalias
 
     def _read_text(self, file: str, what: str) -> str:
         path = os.path.join(self.path, file)

@@ -19,7 +19,7 @@ from resctrlmond.sim.tree import READ, SEARCH, WRITE, Caller, Directory, File, N
 from resctrlmond.sim.virtual import VirtualTasks
 
 SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
-CPUINFO_ATTRIBUTE = "user.resctrlmond.cpuinfo"
+MODALIAS_ATTRIBUTE = "user.resctrlmond.modalias"
 TASK_ATTRIBUTE = "user.resctrlmond.task."
 RMIDS_ATTRIBUTE = "user.resctrlmond.rmids"
 MOST_WRITTEN = 4096  # kernfs' atomic_write_len, one page
@@ -170,16 +170,16 @@ class Filesystem:
     # Extended attributes: what is no part of resctrl itself
 
     def getxattr(self, path: str, name: str, _position: int = 0) -> bytes:
-        """On the root: the profile's name, what /proc/TID/cpu_resctrl_groups and /proc/cpuinfo would read, the RMIDs'
-        state, orders.
+        """On the root: the profile's name, what /proc/TID/cpu_resctrl_groups and the processor's modalias would
+        read, the RMIDs' state, orders.
         """
         with self._lock:
             if path != "/" or not name.startswith("user.resctrlmond."):
                 raise error(errno.EOPNOTSUPP)
             if name == SIMULATION_ATTRIBUTE:
                 return self._model.profile.name.encode()
-            if name == CPUINFO_ATTRIBUTE:
-                return f"vendor_id\t: {self._model.profile.vendor}\n".encode()
+            if name == MODALIAS_ATTRIBUTE:
+                return f"cpu:type:x86,ven{self._model.profile.vendor}fam0006mod0001:feature:\n".encode()
             if name == RMIDS_ATTRIBUTE:
                 return self._model.rmid_counts().encode()
             if (value := self._orders.get(name)) is not None:

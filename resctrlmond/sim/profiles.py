@@ -16,7 +16,8 @@ MBM_BITS = 32  # of a bandwidth counter: 24 and what CPUID adds (arch/x86/kernel
 TELEMETRY_BITS = 63  # of a register; bit 63 says that it is valid (intel_aet.c)
 
 
-INTEL = "GenuineIntel"
+# As in the modalias of the processor (arch/x86/include/asm/processor.h, X86_VENDOR_*).
+INTEL = "0000"
 
 
 class Kind(enum.Enum):
@@ -91,7 +92,7 @@ class Profile:
     A bandwidth counter of the hardware wraps at ``mbm_bits`` bits, in its unit.
     Telemetry of a package is pushed every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, fraction included.
 
-    ``debug``: mounted with that option, so that groups tell their ids. ``vendor``: as /proc/cpuinfo has it.
+    ``debug``: mounted with that option, so that groups tell their ids. ``vendor``: as the processor's modalias has.
     """
 
     name: str
@@ -170,7 +171,7 @@ class Profile:
         return range(domain * self.nodes_per_cache, (domain + 1) * self.nodes_per_cache)
 
 
-_AMD = "AuthenticAMD"
+_AMD = "0002"
 _L3_MONITORING = (LLC_OCCUPANCY, MBM_TOTAL, MBM_LOCAL)
 _ENERGY = (CORE_ENERGY, ACTIVITY)
 

@@ -24,7 +24,9 @@ from tests.groups.conftest import Host, assignment
 Start = Callable[[], "subprocess.Popen[bytes]"]
 TRAFFIC, ENERGY = "mbm_total_bytes", "core_energy"
 SECOND = 1_000_000_000
-INTEL, AMD = "vendor_id\t: GenuineIntel\n", "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n"
+INTEL, AMD, HYGON = (
+    f"cpu:type:x86,ven{vendor}fam0019mod0001:feature:,0000,0001\n" for vendor in ("0000", "0002", "0009")
+)
 FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
 
 
@@ -146,7 +148,7 @@ def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("assign_mode", "features", "cpuinfo", "mode"),
+    ("assign_mode", "features", "modalias", "mode"),
     [
         ("[mbm_event]\ndefault\n", FEATURES, AMD, Mode.ASSIGNED),
         ("[default]\nmbm_event\n", FEATURES, "", Mode.REALLOCATED),
@@ -155,14 +157,16 @@ def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_pa
         ("", FEATURES, AMD, Mode.REALLOCATED),
         ("", FEATURES, INTEL, Mode.DEDICATED),
         ("", FEATURES + "mbm_total_bytes_config\n", "", Mode.REALLOCATED),
-        ("", FEATURES, "vendor_id : HygonGenuine\n", Mode.REALLOCATED),
+        ("", FEATURES, HYGON, Mode.REALLOCATED),
         ("[something_new]\n", FEATURES, INTEL, Mode.REALLOCATED),
-        # arm64 has no vendor_id, and its MPAM driver shows bandwidth only where each group has a monitor.
-        ("[default]\n", FEATURES, "processor\t: 0\nCPU implementer\t: 0x41\n", Mode.DEDICATED),
+        # The MPAM driver of arm64 shows bandwidth only where each group has a monitor.
+        ("[default]\n", FEATURES, "cpu:type:aarch64:feature:,0001\n", Mode.DEDICATED),
+        # A processor that nobody knows may be one of AMD.
+        ("", FEATURES, "", Mode.REALLOCATED),
     ],
 )
-def test_who_has_counters_is_told_by_files(assign_mode: str, features: str, cpuinfo: str, mode: Mode) -> None:
-    assert mode_of(assign_mode, features, cpuinfo) is mode
+def test_who_has_counters_is_told_by_files(assign_mode: str, features: str, modalias: str, mode: Mode) -> None:
+    assert mode_of(assign_mode, features, modalias) is mode
 
 
 def test_only_what_has_counters_that_can_be_taken_away_has_a_caveat() -> None:
