@@ -15,6 +15,7 @@ from resctrlmond.groups.errors import (
     InvalidClass,
     InvalidKey,
     InvalidRequest,
+    LimitExceeded,
     NotWritten,
 )
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
@@ -71,6 +72,7 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     InvalidAttributes: ErrorName("InvalidAttributes"),
     InvalidState: ErrorName("InvalidState"),
     InvalidRequest: ErrorName("InvalidRequest"),
+    LimitExceeded: ErrorName("LimitExceeded"),
     NoSuchClass: ErrorName("NoSuchClass"),
     ClassMismatch: ErrorName("ClassMismatch"),
     AlreadyMonitored: ErrorName("AlreadyMonitored"),

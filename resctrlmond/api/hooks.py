@@ -69,6 +69,7 @@ def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) 
             late=False,
             pod_cgroup=pod,
             attributes=workload.attributes,
+            is_from_runtime=True,
         )
     )
     return RunReply(key=workload.key, state=done.record.state, moved=done.moved.moved)

@@ -8,8 +8,22 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-from resctrlmond.groups.record import Record, Records, UnreadableRecord
+from resctrlmond.groups.errors import LimitExceeded
+from resctrlmond.groups.record import (
+    MAX_CLAIMS,
+    MAX_LIVING_MEMBERS,
+    MAX_RECORD_BYTES,
+    Record,
+    Records,
+    UnreadableRecord,
+    encode,
+)
 from resctrlmond.resctrl.errors import NoSuchGroup
+
+# What all records may grow to, those of ended runs included: ten thousand pods. A record in memory takes three times
+# as much, and a list of them once more. The reserve is for the runtime's hook, which nobody can crowd out.
+MAX_BYTES = 32 * 1024 * 1024
+MAX_BYTES_WITH_RESERVE = 48 * 1024 * 1024
 
 
 class Book:
@@ -22,6 +36,7 @@ class Book:
     def __init__(self, records: Records, watch: Callable[[str, Record | None], None] | None = None) -> None:
         self._store = records
         self._records: dict[str, Record] = {}
+        self._sizes: dict[str, int] = {}
         # A lock lives as long as somebody holds it or waits for it: keys come and go by the thousand.
         self._locks: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
@@ -72,14 +87,44 @@ class Book:
             return record
         if self._records.get(record.key) == record:
             return record
-        self._store.save(record)
+        self._sizes[record.key] = self._store.save(record)
         self._records[record.key] = record
         self.watch(record.key, record)
+        return record
+
+    def checked(self, record: Record, *, use_reserve: bool = False) -> Record:
+        """The record itself, if it and all records together keep to the limits. Raises LimitExceeded.
+
+        For what callers add; the daemon's own notes, such as an end, are never refused.
+        """
+        if len(record.claims) > MAX_CLAIMS:
+            raise LimitExceeded(
+                f"{record.key} has {MAX_CLAIMS} claims already", remedy="Release those that nobody needs any more"
+            )
+        if len(record.living) > MAX_LIVING_MEMBERS:
+            raise LimitExceeded(
+                f"{record.key} has {MAX_LIVING_MEMBERS} living members already",
+                remedy="Assign their control group instead, or remove those that have ended",
+            )
+        size = len(encode(record))
+        if size > MAX_RECORD_BYTES:
+            raise LimitExceeded(
+                f"the record of {record.key} would take {size} bytes, more than {MAX_RECORD_BYTES}",
+                remedy="Assign control groups instead of many members",
+            )
+        everything = sum(self._sizes.copy().values()) - self._sizes.get(record.key, 0) + size
+        most = MAX_BYTES_WITH_RESERVE if use_reserve else MAX_BYTES
+        if everything > most and size > self._sizes.get(record.key, 0):
+            raise LimitExceeded(
+                f"the records of all workloads would take {everything} bytes, more than {most}",
+                remedy="Release workloads that nobody needs ('resctrlctl list' shows their claims)",
+            )
         return record
 
     def drop(self, key: str) -> None:
         """Forget a record."""
         self._store.delete(key)
+        self._sizes.pop(key, None)
         if self._records.pop(key, None) is not None:
             self.watch(key, None)
 
@@ -91,4 +136,5 @@ class Book:
                 unreadable.append(item)
             else:
                 self._records[item.key] = item
+                self._sizes[item.key] = len(encode(item))
         return unreadable

@@ -18,6 +18,10 @@ class InvalidAttributes(ResctrlError):
     """The attributes of a workload are too many, too long, or hold control characters."""
 
 
+class LimitExceeded(ResctrlError):
+    """What is to be remembered, of one workload or of all, would exceed a limit of the daemon."""
+
+
 class AlreadyMonitored(ResctrlError):
     """The process is in another monitoring group already; a task has one RMID and cannot count for both."""
 

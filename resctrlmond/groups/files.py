@@ -13,10 +13,12 @@ from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for
 
 # A record or snapshot file is a few kilobytes; what is larger was not written by us.
 _LIMIT = 4 * 1024 * 1024
+_TOO_LARGE = "This is a defect of resctrlmond, which should have refused what made the file grow: report it"
 _NO_ROOM = "See that /run is writable and has space and inodes: df /run, df -i /run"
 _IN_THE_WAY = "Somebody put something else in the place of a file of resctrlmond: move it away"
 _REMEDIES = {
     errno.ENOENT: "Somebody removed a folder of resctrlmond: 'systemctl restart resctrlmond' makes it anew",
+    errno.EFBIG: _TOO_LARGE,
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP), _IN_THE_WAY),
 }
 
@@ -38,9 +40,13 @@ def writing(path: str) -> Iterator[None]:
 def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
     """Put ``data`` at ``path`` in one step, with exactly that mode. Raises OSError, and leaves nothing then.
 
+    What ``read_file`` would refuse for its size is not written (EFBIG): it would be lost at the next start.
+
     The folder is in /run, a tmpfs that lives as long as resctrl does: a crash of the machine empties both, so there
     is nothing to fsync for. The temporary name starts with a dot, which no key does.
     """
+    if len(data) > _LIMIT:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from resctrlmond.groups.errors import InvalidRequest
+from resctrlmond.groups.errors import InvalidRequest, LimitExceeded
 from resctrlmond.groups.keys import canonical_key, check_attributes, check_member_id, check_word
 from resctrlmond.groups.times import utc_now
 
@@ -18,6 +18,8 @@ from resctrlmond.groups.times import utc_now
 MAX_SANDBOXES = 2000
 MAX_CONTAINERS = 1000
 MAX_OWNERS = 16
+# Of all owners together, as JSON: 2,000 sandboxes with labels of 4 KiB each.
+MAX_BYTES = 16 * 1024 * 1024
 
 
 class ContainerState(enum.StrEnum):
@@ -53,10 +55,11 @@ class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 
 
 class Noted(NamedTuple):
-    """A sandbox, and the key of its workload."""
+    """A sandbox, the key of its workload, and its size in bytes as JSON."""
 
     key: str
     sandbox: Sandbox
+    size: int = 0
 
 
 class Told(msgspec.Struct, frozen=True, rename="camel"):
@@ -80,10 +83,12 @@ class Inventory:
         """Put the sandboxes in the place of those with their ids, and forget those ``gone``; ``fresh``: all others.
 
         Returns how many are now known of that owner. All or nothing. Raises InvalidRequest, InvalidKey,
-        InvalidAttributes.
+        InvalidAttributes, LimitExceeded.
         """
         check_word("claim", owner)
-        new = {sandbox.id: Noted(_checked(sandbox), sandbox) for sandbox in sandboxes}
+        new = {
+            sandbox.id: Noted(_checked(sandbox), sandbox, len(msgspec.json.encode(sandbox))) for sandbox in sandboxes
+        }
         left = set(gone)
         with self._lock:
             before = {} if fresh else self._noted.get(owner, {})
@@ -92,6 +97,10 @@ class Inventory:
                 raise InvalidRequest(f"{len(after)} sandboxes are more than {MAX_SANDBOXES}")
             if owner not in self._noted and len(self._noted) >= MAX_OWNERS:
                 raise InvalidRequest(f"{MAX_OWNERS} owners tell of pods already")
+            others = [one for name, noted in self._noted.items() if name != owner for one in noted.values()]
+            size = sum(one.size for one in (*others, *after.values()))
+            if size > MAX_BYTES:
+                raise LimitExceeded(f"all sandboxes together would take {size} bytes, more than {MAX_BYTES}")
             self._noted[owner] = after
             self._at[owner] = utc_now()
             return len(after)

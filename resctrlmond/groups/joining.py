@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from resctrlmond.groups.keys import merged_attributes
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making, check_has_rmid
 from resctrlmond.groups.outcomes import Assigned
@@ -50,6 +51,7 @@ class Joining:
             return self.making.make(claimed(record, owner, attributes, priority), ended, may_wait)
         if not may_wait:
             check_has_rmid(record)
+        self.book.checked(claimed(record, owner, attributes, priority))
         if class_ != FOLLOW and all(class_ != group.class_ for group in record.groups):
             record = self._in_class(record, class_)
         return self.book.put(claimed(record, owner, attributes, priority))
@@ -72,7 +74,12 @@ class Joining:
             record = self.making.new(key, assignment.class_for(where), ended)
             # With its member from the first word on: a claim without one would never end by itself.
             coming = replace(member, joining=True)
-            record = self.making.make(_joined(record, coming, assignment), ended, assignment.may_wait)
+            record = self.making.make(
+                _joined(record, coming, assignment),
+                ended,
+                assignment.may_wait,
+                use_reserve=assignment.is_from_runtime,
+            )
         else:
             record = before
         past: dict[int, tuple[int, Membership]] = {}
@@ -85,7 +92,8 @@ class Joining:
             waits = record.home(member).state is State.PENDING
             outside = self._in_no_group(record, moving.tasks()) if waits else frozenset()
             noted = replace(member, joining=not waits, left=len(outside))
-            record = self.book.put(_joined(record, noted, assignment))
+            record = _joined(record, noted, assignment)
+            record = self.book.put(self.book.checked(record, use_reserve=assignment.is_from_runtime))
             if waits:
                 return Assigned(record, Moved(0, 0, left=outside))
             record, moved = self._move(record, member, moving, assignment, past)
@@ -245,7 +253,8 @@ def _ran_before(member: Member) -> str:
 
 def _joined(record: Record, member: Member, assignment: Assignment) -> Record:
     """The record with its new member, and the claim that comes with it."""
-    record = claimed(record.with_member(member), assignment.owner, assignment.attributes, assignment.priority)
+    attributes = merged_attributes(record.attributes, assignment.attributes, fitting=assignment.is_from_runtime)
+    record = claimed(record.with_member(member), assignment.owner, attributes, assignment.priority)
     record = replace(record, pod_cgroup=assignment.pod_cgroup or record.pod_cgroup)
     return record.with_late(member) if member.late else record
 
@@ -253,9 +262,12 @@ def _joined(record: Record, member: Member, assignment: Assignment) -> Record:
 def claimed(
     record: Record, owner: str, attributes: Mapping[str, str] | None = None, priority: int | None = None
 ) -> Record:
-    """The record with ``owner``'s claim, and what came with it: attributes are added, a priority is taken over."""
+    """The record with ``owner``'s claim, and what came with it: attributes are added, a priority is taken over.
+
+    Raises InvalidAttributes if they are too many together.
+    """
     record = record.with_claim(Claim(owner, utc_now()))
     if priority is not None:
         further = tuple(replace(group, priority=priority) for group in record.further)
         record = replace(record, priority=priority, further=further)
-    return replace(record, attributes={**record.attributes, **(attributes or {})})
+    return replace(record, attributes=merged_attributes(record.attributes, attributes or {}))

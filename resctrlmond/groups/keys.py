@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 
@@ -17,6 +18,9 @@ MAX_WORD_LENGTH = 128
 MAX_ATTRIBUTES = 64
 MAX_ATTRIBUTE_NAME_LENGTH = 128
 MAX_ATTRIBUTE_LENGTH = 4096
+# Of all names and values in UTF-8: many times what the labels and annotations of a real pod take.
+MAX_ATTRIBUTES_BYTES = 64 * 1024
+MAX_REASON_LENGTH = 512
 MAX_PRIORITY = 1000
 
 # The directories that resctrl itself makes in a control group.
@@ -120,11 +124,10 @@ def check_word(parameter: str, text: str, longest: int = MAX_WORD_LENGTH) -> Non
 def check_attributes(attributes: Mapping[str, str]) -> None:
     """Raise InvalidAttributes unless the attributes keep to the bounds.
 
-    They are at most 64; a name has 1 to 128 characters, a value at most 4096. Neither holds control
-    characters: they are shown on terminals and written line by line.
+    They are at most 64, with 64 KiB of names and values in UTF-8; a name has 1 to 128 characters, a value at most
+    4096. Neither holds control characters: they are shown on terminals and written line by line.
     """
-    if len(attributes) > MAX_ATTRIBUTES:
-        raise InvalidAttributes(f"{len(attributes)} attributes are more than {MAX_ATTRIBUTES}")
+    _check_sum(attributes)
     for name, value in attributes.items():
         shown = ascii(name[:64])
         if not 1 <= len(name) <= MAX_ATTRIBUTE_NAME_LENGTH:
@@ -135,6 +138,41 @@ def check_attributes(attributes: Mapping[str, str]) -> None:
             raise InvalidAttributes(f"the attribute {shown} is longer than {MAX_ATTRIBUTE_LENGTH} characters")
         if _UNPRINTABLE.search(name) or _UNPRINTABLE.search(value):
             raise InvalidAttributes(f"the attribute {shown} holds control characters")
+
+
+def _check_sum(attributes: Mapping[str, str]) -> None:
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise InvalidAttributes(f"{len(attributes)} attributes are more than {MAX_ATTRIBUTES}")
+    # A lone surrogate, which is refused later, counts like any other character.
+    size = sum(len(text.encode(errors="surrogatepass")) for pair in attributes.items() for text in pair)
+    if size > MAX_ATTRIBUTES_BYTES:
+        raise InvalidAttributes(f"the attributes take {size} bytes, more than {MAX_ATTRIBUTES_BYTES}")
+
+
+def merged_attributes(before: Mapping[str, str], new: Mapping[str, str], *, fitting: bool = False) -> dict[str, str]:
+    """The attributes of a workload after ``new`` ones came; a new value replaces an earlier one of its name.
+
+    ``fitting``: leave out those that would exceed a limit. Otherwise that raises InvalidAttributes.
+    """
+    merged = {**before, **new}
+    try:
+        _check_sum(merged)
+    except InvalidAttributes as error:
+        if not fitting:
+            raise InvalidAttributes(
+                f"{error.message} that one workload may have with the attributes that it has already",
+                remedy="Use fewer names: a value under a known name replaces the earlier one",
+            ) from error
+        merged = dict(before)
+        for name, value in new.items():
+            with contextlib.suppress(InvalidAttributes):
+                merged = merged_attributes(merged, {name: value})
+    return merged
+
+
+def reason_text(text: str) -> str:
+    """The text as a reason to be kept: control characters dropped, cut to 512 characters."""
+    return attribute_value(text)[:MAX_REASON_LENGTH]
 
 
 def check_priority(priority: int | None) -> None:

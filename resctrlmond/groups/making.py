@@ -36,12 +36,13 @@ class Making:
             generation=ended.generation + 1 if ended else 1,
         )
 
-    def make(self, record: Record, ended: Record | None, may_wait: bool) -> Record:
+    def make(self, record: Record, ended: Record | None, may_wait: bool, *, use_reserve: bool = False) -> Record:
         """Make the group, or have it wait for an RMID. Where that fails, the ``ended`` run stands as before.
 
-        Raises what Lifecycle.make does, and RmidsExhausted if it may not wait.
+        Raises what Lifecycle.make does, LimitExceeded, and RmidsExhausted if it may not wait.
         """
         try:
+            self.book.checked(record, use_reserve=use_reserve)
             # Queued groups get free RMIDs before new requests do.
             first = served_before(record, self.book.all())
             if first is None:

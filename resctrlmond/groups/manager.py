@@ -12,12 +12,12 @@ from resctrlmond.groups.ends import Ends, runs
 from resctrlmond.groups.inventory import Inventory
 from resctrlmond.groups.joining import Joining, claimed
 from resctrlmond.groups.keys import (
-    attribute_value,
     canonical_key,
     check_attributes,
     check_member_id,
     check_priority,
     check_word,
+    reason_text,
     valid_class,
 )
 from resctrlmond.groups.lifecycle import Lifecycle, Mark, replace
@@ -92,7 +92,7 @@ class Manager:
         With class FOLLOW it is made in the root and goes to its first task's class. Without a free RMID the group
         is ``pending``; RmidsExhausted only if not ``may_wait``. Those that wait get one in order of ``priority``
         (-1000 to 1000, at first 0), the highest first. Raises InvalidKey, InvalidClass, NoSuchClass,
-        ForeignGroup, ClassMismatch, KernelRefused, NotMounted, NotWritten.
+        ForeignGroup, ClassMismatch, KernelRefused, NotMounted, NotWritten, InvalidAttributes, LimitExceeded.
         """
         key = canonical_key(key)
         check_word("claim", owner)
@@ -134,7 +134,7 @@ class Manager:
                 # The last claim goes with the same write that notes the end and its reason: a daemon that is killed
                 # after it completes this end, one that is killed before it has not begun.
                 record = record.without_claim(owner)
-                record = self.book.put(record) if record.claims else self.life.finish(record, attribute_value(reason))
+                record = self.book.put(record) if record.claims else self.life.finish(record, reason_text(reason))
             elif record.is_interrupted:
                 record = self.book.put(record.without_claim(owner))
             return Released(record, record.state.is_over, self._totals(record))
@@ -142,7 +142,7 @@ class Manager:
     def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Record:
         """Note a member that brings no task of its own; one that lives, and has tasks, stays what it is.
 
-        Raises NoSuchGroup.
+        Raises NoSuchGroup, LimitExceeded.
         """
         key = canonical_key(key)
         check_member_id(member)
@@ -153,7 +153,7 @@ class Manager:
             noted = record.member(member)
             if noted is None or not (noted.lives and noted.has_tasks):
                 record = record.with_member(Member(id=member, kind=kind, owner=owner, started_at=utc_now()))
-            return self.book.put(claimed(record, owner))
+            return self.book.put(self.book.checked(claimed(record, owner)))
 
     def remove_member(self, key: str, member: str, *, reason: str = "removed", confirms: bool = False) -> Record:
         """End a member, by the word of who knows. A member that is not known, or ended, is no error.
@@ -166,7 +166,7 @@ class Manager:
             record = self.book.known(key)
             ending = record.member(member)
             if ending is not None and ending.lives and not (confirms and runs(ending)):
-                self.ends.end_member(record, ending, attribute_value(reason))
+                self.ends.end_member(record, ending, reason_text(reason))
             return self.ends.settle(key) or record
 
     def reconcile(self, owner: str, keys: Iterable[str]) -> Reconciled:

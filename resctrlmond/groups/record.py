@@ -27,6 +27,12 @@ ROOT_PART = "mon_groups"
 MAX_ENDED_MEMBERS = 100
 # They stand in each total's reason.
 MAX_LATE_REASONS = 5
+# No pod and no unit has as many; a runtime or an agent that never ends its members reaches it.
+MAX_LIVING_MEMBERS = 1000
+MAX_CLAIMS = 64
+# What a workload may grow to by what callers add. The end of its members and of its groups adds some more, and a file
+# of 4 MiB can still be read back.
+MAX_RECORD_BYTES = 1024 * 1024
 
 
 class State(enum.StrEnum):
@@ -323,12 +329,17 @@ class Records:
     def _path(self, key: str) -> str:
         return os.path.join(self.folder, key + _SUFFIX)
 
-    def save(self, record: Record) -> None:
-        """Write the record's file; when this returns, a crash at any later point finds it. Raises NotWritten."""
+    def save(self, record: Record) -> int:
+        """Write the record's file; when this returns, a crash at any later point finds it. Raises NotWritten.
+
+        Returns the size of the file in bytes.
+        """
         path = self._path(record.key)
+        data = encode(record)
         with writing(path):
             self._keep_unreadable(path)
-            write_file(path, encode(record), mode=0o640)
+            write_file(path, data, mode=0o640)
+        return len(data)
 
     def _keep_unreadable(self, path: str) -> None:
         if path in self._unreadable:

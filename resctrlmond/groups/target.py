@@ -39,6 +39,8 @@ class Assignment:
     it looked for, as it always is of a control group. ``tree``: with a pid, all its descendants too.
     ``class_`` FOLLOW takes the class where the process is. ``may_wait``: without a free RMID the group is pending,
     and gets one in order of ``priority`` (None: as it is, at first 0).
+    ``is_from_runtime``: the caller is a hook, which cannot ask again with less: attributes over the limit are left
+    out, and the room that is reserved for hooks is used.
     """
 
     key: str
@@ -57,6 +59,7 @@ class Assignment:
     attributes: Mapping[str, str] = field(default_factory=dict)
     may_wait: bool = True
     priority: int | None = None
+    is_from_runtime: bool = False
 
     def class_for(self, where: Membership | None) -> str:
         """The class that the group is to be in, for a target that is there now. Raises InvalidClass."""

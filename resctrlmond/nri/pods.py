@@ -11,6 +11,7 @@ from resctrlmond.groups.errors import InvalidAttributes, InvalidKey
 from resctrlmond.groups.keys import (
     MAX_ATTRIBUTE_LENGTH,
     MAX_ATTRIBUTES,
+    MAX_ATTRIBUTES_BYTES,
     attribute_value,
     canonical_key,
     check_attributes,
@@ -24,6 +25,7 @@ MAX_NAMES = 40
 
 # Room for what is told when a container starts: the names of all, and that they are counted as a whole.
 _MAX_OWN = MAX_ATTRIBUTES - 2
+_MAX_OWN_BYTES = MAX_ATTRIBUTES_BYTES - 5 * MAX_ATTRIBUTE_LENGTH
 
 # What the kubelet and containerd label for themselves says the pod's own fields again.
 _THEIR_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-containerd.")
@@ -204,9 +206,9 @@ def attributes(sandbox: Sandbox) -> dict[str, str]:
     found = {name: attribute_value(value) for name, value in given.items() if value}
     for name, value in sorted(pod.annotations.items()):
         annotation = {ANNOTATION + name: attribute_value(value)}
-        if len(found) < _MAX_OWN and _is_allowed(annotation):
+        if len(found) < _MAX_OWN and _is_allowed(annotation) and _size(found | annotation) <= _MAX_OWN_BYTES:
             found |= annotation
-    labels = fitting_labels(pod.labels, _MAX_OWN - len(found))
+    labels = fitting_labels(pod.labels, _MAX_OWN - len(found), _MAX_OWN_BYTES - _size(found))
     return found | {LABEL + name: value for name, value in labels.items()}
 
 
@@ -216,16 +218,23 @@ def container_names(sandbox: Sandbox) -> dict[str, str]:
     return {"pod.containers": names} if names else {}
 
 
-def fitting_labels(labels: Mapping[str, str], most: int = MAX_ATTRIBUTES) -> dict[str, str]:
+def fitting_labels(
+    labels: Mapping[str, str], most: int = MAX_ATTRIBUTES, most_bytes: int = _MAX_OWN_BYTES
+) -> dict[str, str]:
     """The pod's own labels as far as they fit resctrlmond's bounds, in the order of their names."""
     found: dict[str, str] = {}
     for name, value in sorted(labels.items()):
         if name.startswith(_THEIR_LABELS) or not _is_allowed({LABEL + name: attribute_value(value)}):
             continue
-        if len(found) == most:
+        most_bytes -= _size({LABEL + name: attribute_value(value)})
+        if len(found) == most or most_bytes < 0:
             break
         found[name] = attribute_value(value)
     return found
+
+
+def _size(attributes: Mapping[str, str]) -> int:
+    return sum(len(text.encode()) for pair in attributes.items() for text in pair)
 
 
 def _is_allowed(label: dict[str, str]) -> bool:

@@ -172,13 +172,15 @@ def test_what_is_no_member_is_refused(member: str) -> None:
 
 def test_attributes_at_the_bounds_pass() -> None:
     keys.check_attributes({})
-    keys.check_attributes({f"{i:0128}": "é" * 4096 for i in range(64)})
+    keys.check_attributes({f"{i:0128}": "é" * 448 for i in range(64)})
+    keys.check_attributes({"a" * 128: "é" * 4096})
 
 
 @pytest.mark.parametrize(
     "attributes",
     [
         {str(i): "" for i in range(65)},
+        {**{f"{i:0128}": "é" * 448 for i in range(63)}, "x" * 128: "é" * 449},
         {"": "x"},
         {"n" * 129: "x"},
         {"n": "x" * 4097},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resctrlmond.api.client import VarlinkError
-from resctrlmond.groups.errors import InvalidAttributes, InvalidKey, InvalidRequest
+from resctrlmond.groups.errors import InvalidAttributes, InvalidKey, InvalidRequest, LimitExceeded
 from resctrlmond.groups.inventory import MAX_SANDBOXES, ContainerState, Inventory, NotedContainer, Sandbox
 from resctrlmond.nri import inventory
 from resctrlmond.nri.carrier import Carrier
@@ -154,6 +154,20 @@ def test_there_are_bounds() -> None:
         kept.note("one more")
 
 
+def test_the_sum_of_all_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resctrlmond.groups.inventory.MAX_BYTES", 1000)
+    book = Inventory()
+    assert book.note("one", [sandbox("a", labels={"x": "y" * 300})]) == 1
+    assert book.note("two", [sandbox("b", labels={"x": "y" * 300})]) == 1
+    with pytest.raises(LimitExceeded, match="more than 1000"):
+        book.note("three", [sandbox("c", labels={"x": "y" * 300})])
+    assert [told.owner for told in book.all()[1]] == ["one", "two"]
+    # What replaces something counts in its place.
+    assert book.note("one", [sandbox("a", labels={"x": "z" * 300})]) == 1
+    assert book.note("one", gone=["a"]) == 0
+    assert book.note("three", [sandbox("c", labels={"x": "y" * 300})]) == 1
+
+
 def test_a_request_that_is_none_is_refused_at_the_door(node: Node) -> None:
     with pytest.raises(VarlinkError, match="InvalidParameter"):
         node.machine.call("NotePods", claim="nri", pods=[{"id": "a", "nonsense": 1}])
@@ -164,7 +178,7 @@ def test_a_request_that_is_none_is_refused_at_the_door(node: Node) -> None:
 
 def test_a_host_full_of_pods_is_told_in_parts() -> None:
     pods = Pods()
-    labels = {f"l{number:02}": "v" * 1000 for number in range(60)}
+    labels = {f"l{number:02}": "v" * 700 for number in range(60)}
     pods.replace_all([Pod(f"s{number}", "", labels=labels) for number in range(200)], [])
     everything = list(inventory.inventory(pods, {}).values())
     parts = list(inventory.chunks(everything))

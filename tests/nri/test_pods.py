@@ -87,3 +87,14 @@ def test_attributes_keep_to_the_bounds_whatever_the_pod_is_called(name: str, lab
     found = attributes(sandbox) | container_names(sandbox) | {"pod.counted": "as a whole"}
     check_attributes(found)
     assert found["pod.uid"] == UID
+
+
+def test_attributes_that_are_long_together_fit_the_daemons_limit() -> None:
+    long = {f"l{number:02}": "ä" * 4000 for number in range(70)}
+    pods = Pods()
+    pods.replace_all([Pod("s", UID, name="web", labels=long, annotations=long)], [])
+    (sandbox,) = pods.sandboxes.values()
+    found = attributes(sandbox)
+    check_attributes({**found, "pod.containers": "ä" * 4096, "pod.counted": "no"})
+    assert found["pod.name"] == "web"
+    assert len(found) > 3
