@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from resctrlmond.groups.lifecycle import Lifecycle, replace
@@ -11,10 +12,14 @@ from resctrlmond.groups.record import Member, Record, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.errors import NoSuchProcess, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
+
+log = logging.getLogger(__name__)
+
+_AWAITED = "its control group is empty or gone; tasks that appear at its path are taken in"
 
 
 class Ends:
@@ -34,7 +39,7 @@ class Ends:
             if record is None or (record.state.is_over and not record.is_interrupted):
                 return record
             for member in filter(has_ended, record.living):
-                record = self.end_member(record, member, "ended")
+                record = self._ended(record, member)
             settings = self.settings()
             over = claims_over(
                 record,
@@ -49,6 +54,16 @@ class Ends:
             if not record.claims and not record.state.is_over:
                 return self.life.finish(record, record.reason or "its last member ended")
             return record
+
+    def _ended(self, record: Record, member: Member) -> Record:
+        if member.pid:
+            return self.end_member(record, member, "ended")
+        # A service has a new control group of the same path after each restart.
+        record = self.end_member(record, replace(member, awaited=True, reason=""), _AWAITED)
+        if record.claimed_by(member.owner):
+            text = "%s: control group %s is empty or gone; tasks that appear at this path are taken in, late"
+            log.info(text, record.key, printable(member.cgroup))
+        return record
 
     def _is_empty(self, ref: GroupRef) -> bool:
         """Whether no task is in the group. The kernel's list of them, for which it walks every thread of the machine,

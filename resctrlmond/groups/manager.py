@@ -167,6 +167,8 @@ class Manager:
             ending = record.member(member)
             if ending is not None and ending.lives and not (confirms and runs(ending)):
                 self.ends.end_member(record, ending, reason_text(reason))
+            elif ending is not None and ending.awaited:
+                self.book.put(record.with_member(replace(ending, awaited=False, reason=reason_text(reason))))
             return self.ends.settle(key) or record
 
     def reconcile(self, owner: str, keys: Iterable[str]) -> Reconciled:

@@ -80,6 +80,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     descendants) are what its Assign allowed, kept while it waits for its group.
     ``ran_before_ns`` is at most the CPU time that it had used when it was put in: a bound on that, not on any event.
     ``descendants`` counts the processes below it that stayed outside then.
+    ``awaited``: the member is a control group, as of a service, and has ended because that was empty or gone; tasks
+    that appear at its path are taken in.
     """
 
     id: str
@@ -100,6 +102,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     tree: bool = False
     ran_before_ns: int = 0
     descendants: int = 0
+    awaited: bool = False
 
     @property
     def has_tasks(self) -> bool:
@@ -257,6 +260,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     def claimed_by(self, owner: str) -> bool:
         """Whether that owner says that the workload lives."""
         return any(claim.owner == owner for claim in self.claims)
+
+    @property
+    def awaited(self) -> tuple[Member, ...]:
+        """The ended members that go on once their control group has tasks again: their owner still claims."""
+        return tuple(member for member in self.members if member.awaited and self.claimed_by(member.owner))
 
     @property
     def living(self) -> tuple[Member, ...]:

@@ -28,6 +28,7 @@ class Resuming:
         members = tuple(
             replace(member, late=True, part="", reason="") for member in record.living if not has_ended(member)
         )
+        members += tuple(replace(member, part="") for member in record.awaited)
         places = [place for place in map(self.sweeping.where, members) if place is not None]
         earlier = self._earlier(record)
         # Its tasks may be in another class by now; after an unmount they are all in the root.

@@ -10,8 +10,9 @@ from resctrlmond.groups.ends import has_ended
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making
 from resctrlmond.groups.record import Member, Record, State
+from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError
+from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
@@ -41,6 +42,23 @@ class Sweeping:
                 return
             for member in record.living:
                 record = self._take_in(record, member)
+
+    def take_back(self, key: str) -> None:
+        """Let members go on whose control group has tasks again, as after the restart of a service."""
+        with self.book.writing(key):
+            record = self.book.get(key)
+            if record is None or record.state not in (State.PENDING, State.ACTIVE, State.IDLE):
+                return
+            for member in record.awaited:
+                if not cgroups.is_populated(member.cgroup):
+                    continue
+                # Its tasks have run outside until now. On disk before the first of them is moved.
+                back = replace(member, ended_at="", awaited=False, started_at=utc_now(), late=True, left=0, reason="")
+                why = f"{member.id} ran outside between its return and the next look at its control group"
+                record = self.book.put(record.with_member(back).with_late(back, why))
+                text = "%s: control group %s has tasks again; they are taken in, and the baseline is late"
+                log.info(text, key, printable(member.cgroup))
+                record = self._take_in(record, back)
 
     def _take_in(self, record: Record, member: Member) -> Record:
         try:

@@ -133,6 +133,9 @@ class Upkeep:
                 except NoSuchGroup as error:
                     self.life.lose(record, error.message)
             settled = self.ends.settle(key)
+            if settled is not None and settled.awaited:
+                self.sweeping.take_back(key)
+                settled = self.book.get(key)
             if settled is not None and settled.state in (State.ACTIVE, State.IDLE):
                 self._checkpoint(settled, settings.checkpoint_interval_s)
                 self.life.relink_stale(settled)
