@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from resctrlctl.figures import count, figure, local_time
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlmond.api.types import (
+    Bandwidth,
     Container,
     Foreign,
     Group,
@@ -22,6 +23,7 @@ from resctrlmond.api.types import (
 )
 from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.groups.record import Member, State
+from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import printable
 
 # A state that needs nobody's attention is in the normal tone.
@@ -113,6 +115,7 @@ def status_sheet(reply: StatusReply) -> list[Block]:
             "Resources",
             tuple(f"{each.resource}: {each.rmids} RMIDs; {' '.join(each.events)}" for each in reply.capacity),
         ),
+        ("Bandwidth", _bandwidth_lines(reply.bandwidth) if reply.bandwidth else ()),
         ("Problems", tuple(map(printable, reply.problems))),
     ]
     tone = Tone.WARNING if reply.problems or not reply.mounted else Tone.NORMAL
@@ -126,6 +129,22 @@ def _rmids_text(reply: StatusReply) -> str:
     groups = reply.used - len(reply.classes) - len(reply.foreign)
     users = f": {len(reply.classes)} by classes, {groups} by groups, {len(reply.foreign)} by foreign groups"
     return f"{reply.used} of {reply.rmids} used{users if reply.classes else ''}"
+
+
+def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
+    """How bandwidth is counted, where that limits what can be told; nothing where each RMID has its own counter."""
+    match bandwidth.mode:
+        case Mode.REALLOCATED:
+            text = "reallocated by the processor: no total of bandwidth is exact"
+            remedy = "; write mbm_event to info/L3_MON/mbm_assign_mode" if bandwidth.can_assign else ""
+            return (text + remedy,)
+        case Mode.ASSIGNED:
+            return tuple(
+                f"{printable(each.domain)}: {each.available} of {each.counters} counters available"
+                for each in bandwidth.counters
+            )
+        case _:
+            return ()
 
 
 def state_sentence(group: Group) -> str:
@@ -219,6 +238,7 @@ def _group_sheet(group: Group) -> Sheet:
         ("Run", (str(group.generation),)),
         ("Loss", (printable(group.loss),) if group.loss else ()),
         ("Baseline", (str(group.baseline),)),
+        ("Caveats", tuple(printable(f"{name}: {group.caveats[name]}") for name in sorted(group.caveats))),
         ("Claims", tuple(f"{printable(claim.owner)} since {local_time(claim.since)}" for claim in group.claims)),
         ("Members", tuple(map(_member_text, group.members))),
         ("Attributes", tuple(printable(f"{name}={group.attributes[name]}") for name in sorted(group.attributes))),

@@ -193,6 +193,7 @@ def group_properties(group: types.Group) -> dict[str, Variant]:
         "Snapshot": group.snapshot or "",
         "Generation": group.generation,
         "Baseline": group.baseline.value,
+        "Caveats": {name: values.text(text) for name, text in group.caveats.items()},
         "Members": [values.text(member.id) for member in group.members],
         "Claims": [values.text(claim.owner) for claim in group.claims],
         "Attributes": {values.text(name): values.text(value) for name, value in group.attributes.items()},

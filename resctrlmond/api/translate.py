@@ -7,13 +7,19 @@ import os
 
 from resctrlmond.api import types
 from resctrlmond.groups import accounting
+from resctrlmond.groups.accounting import Quality, worst
+from resctrlmond.groups.caveats import together
 from resctrlmond.groups.record import Record
 from resctrlmond.resctrl import counters
+from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
 
 
 def group(record: Record, path: str | None, snapshot: str | None = None) -> types.Group:
     """A record; ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files, if there."""
+    caveats: dict[str, str] = {}
+    for one in record.groups:
+        caveats = together(caveats, one.caveats)
     return types.Group(
         key=record.key,
         class_=record.class_,
@@ -26,7 +32,8 @@ def group(record: Record, path: str | None, snapshot: str | None = None) -> type
         snapshot=snapshot,
         generation=record.generation,
         loss=record.earlier.reason if record.earlier else None,
-        baseline=record.baseline,
+        baseline=worst(record.baseline, Quality.ESTIMATED) if caveats else record.baseline,
+        caveats=caveats,
         claims=record.claims,
         members=record.members,
         attributes=record.attributes,
@@ -58,6 +65,15 @@ def reading(of: counters.Reading) -> types.Reading:
         text=value.text,
         part=of.is_part,
     )
+
+
+def bandwidth(of: Bandwidth) -> types.Bandwidth:
+    """How bandwidth is counted, and which assignable counters there are."""
+    counters = [
+        types.Counters(domain=f"mon_L3_{domain:02d}", counters=number, available=of.available.get(domain))
+        for domain, number in sorted(of.counters.items())
+    ]
+    return types.Bandwidth(mode=of.mode, can_assign=of.can_assign, counters=tuple(counters))
 
 
 def total(of: accounting.Total) -> types.Total:

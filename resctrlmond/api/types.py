@@ -8,6 +8,7 @@ import msgspec
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.inventory import ContainerState, Sandbox, Told
 from resctrlmond.groups.record import Claim, Member, State
+from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Status
 
 FOLLOW = "follow"
@@ -36,6 +37,7 @@ class Group(Reply, frozen=True, kw_only=True):
     generation: int
     loss: str | None = None
     baseline: Quality
+    caveats: dict[str, str] = msgspec.field(default_factory=dict)
     claims: tuple[Claim, ...]
     members: tuple[Member, ...]
     attributes: dict[str, str]
@@ -88,6 +90,22 @@ class Capacity(Reply, frozen=True, kw_only=True):
     resource: str
     rmids: int
     events: tuple[str, ...]
+
+
+class Counters(Reply, frozen=True, kw_only=True):
+    """The assignable bandwidth counters of one domain; ``available`` is known in the mode ``assigned`` only."""
+
+    domain: str
+    counters: int
+    available: int | None = None
+
+
+class Bandwidth(Reply, frozen=True, kw_only=True):
+    """How the machine counts memory bandwidth; ``can_assign``: it offers the mode ``mbm_event``."""
+
+    mode: Mode
+    can_assign: bool
+    counters: tuple[Counters, ...]
 
 
 class Container(Reply, frozen=True, kw_only=True):
@@ -293,4 +311,5 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     foreign: list[Foreign]
     classes: list[str]
     capacity: list[Capacity]
+    bandwidth: Bandwidth | None = None
     problems: list[str]

@@ -17,6 +17,7 @@ from resctrlmond.api.errors import name_of
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.groups import plan
+from resctrlmond.groups.caveats import lacking_sentence
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
@@ -202,7 +203,8 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
     in_limbo = any(group.in_limbo for group in waiting) if waiting else None
     seen = manager.survey.look()
     unmounted = str(seen.unmounted) if seen.unmounted else ""
-    problems = [*manager.problems, *filter(None, (*manager.alerts.values(), seen.hangs, unmounted))]
+    lacking = lacking_sentence(group.key for group in plan.lacking_counters(records))
+    problems = [*manager.problems, *filter(None, (*manager.alerts.values(), seen.hangs, unmounted, lacking))]
     return types.StatusReply(
         version=__version__,
         mount=manager.tree.path,
@@ -216,6 +218,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         foreign=[translate.foreign(found) for found in seen.foreign],
         classes=[translate.text(class_) for class_ in seen.classes],
         capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in seen.capacity],
+        bandwidth=translate.bandwidth(seen.bandwidth) if seen.bandwidth else None,
         problems=problems,
     )
 

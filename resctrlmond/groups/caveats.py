@@ -6,12 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.resctrl.bandwidth import Mode
-from resctrlmond.resctrl.counters import Reading, event
+from resctrlmond.resctrl.counters import Reading, Status, event
 
 _REALLOCATED = (
     "this processor takes bandwidth counters from one RMID for another and resets them, so some of it may be missing "
     "(where info/L3_MON/mbm_assign_mode offers mbm_event, that mode prevents it)"
 )
+
+_UNASSIGNED = (
+    "when its group was created, and what it uses until it gets one is in no figure: end other workloads, or "
+    "unassign counters of groups that need none (mbm_L3_assignments); the highest priority gets the next free one"
+)
+_MOST_NAMED = 5
 
 
 def of_mode(readings: Iterable[Reading], mode: Mode) -> dict[str, str]:
@@ -19,6 +25,36 @@ def of_mode(readings: Iterable[Reading], mode: Mode) -> dict[str, str]:
     if mode is not Mode.REALLOCATED:
         return {}
     return {name: _REALLOCATED for name in sorted({reading.event for reading in readings}) if event(name).restarts}
+
+
+def unassigned(readings: Iterable[Reading]) -> tuple[tuple[str, str], ...]:
+    """The domains and events that have no counter, in the order in which they are to get one."""
+    return tuple(
+        (reading.domain, reading.event)
+        # mbm_total_bytes first: where one counter is left, it is for that.
+        for reading in sorted(readings, key=lambda reading: (reading.event, reading.domain), reverse=True)
+        if reading.value.status is Status.UNASSIGNED and event(reading.event).restarts
+    )
+
+
+def of_unassigned(lacking: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The caveats, by event, of a group that has no counters for these domains and events at its baseline."""
+    domains: dict[str, list[str]] = {}
+    for domain, name in lacking:
+        domains.setdefault(name, []).append(domain)
+    return {name: f"no counter was free in {', '.join(sorted(of))} {_UNASSIGNED}" for name, of in domains.items()}
+
+
+def lacking_sentence(keys: Iterable[str]) -> str:
+    """What an operator is told of workloads that lack bandwidth counters; "" if there are none."""
+    named = sorted(set(keys))
+    if not named:
+        return ""
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f"no bandwidth counter is free for {', '.join(named[:_MOST_NAMED])}{more}: end other workloads, or unassign "
+        "counters of groups that need none (mbm_L3_assignments)"
+    )
 
 
 def together(first: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:

@@ -17,11 +17,12 @@ from resctrlmond.groups.book import Book
 from resctrlmond.groups.checkpoint import readings_of
 from resctrlmond.groups.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.groups.keys import valid_class
-from resctrlmond.groups.plan import RECOVERED
+from resctrlmond.groups.plan import RECOVERED, lacking_counters
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.groups.usage import Live, used
+from resctrlmond.resctrl.bandwidth import Mode, domain_number
 from resctrlmond.resctrl.counters import Reading, event
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
@@ -43,6 +44,8 @@ REPORTING_LAG_S = 0.004
 log = logging.getLogger(__name__)
 
 replace = msgspec.structs.replace
+# Domains and bandwidth events, as in Record.unassigned.
+Lacking = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,12 @@ class Lifecycle:
         record = replace(record, created_at=utc_now(), created_ns=boot_ns())
         self._seen_on[record.nonce] = self.tree.mounting()
         readings = self.tree.read(record.ref)
-        record = self._with_caveats(replace(record, caveats={}), readings)
+        lacking = caveats.unassigned(readings)
+        if lacking and self._is_first_for_counters(record) and self._assigned(record.ref, lacking) != lacking:
+            readings = self.tree.read(record.ref)
+            lacking = caveats.unassigned(readings)
+        record = replace(record, caveats=caveats.of_unassigned(lacking), unassigned=lacking)
+        record = self._with_caveats(record, readings)
         self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings)
         inodes = {reading.domain: reading.inode for reading in readings}
         return self.book.put(
@@ -304,6 +312,25 @@ class Lifecycle:
             readings = self.tree.read(self.find(group).ref)
             self._kept(self._with_caveats(group, readings))
             self.snapshots.checkpoint(group.place, utc_now(), readings, group.inodes)
+
+    def _is_first_for_counters(self, record: Record) -> bool:
+        """Whether no group with as high a priority lacks counters already, and the kernel assigns any at all."""
+        first = next(iter(lacking_counters(self.book.all())), None)
+        is_first = first is None or first.priority < record.priority
+        return is_first and self.tree.bandwidth_mode() is Mode.ASSIGNED
+
+    def assign_counters(self, group: Record) -> Record:
+        """Assign the bandwidth counters that the group lacks and that are free. Raises NoSuchGroup, KernelRefused."""
+        group = self.follow_group(group)
+        return self.book.put(replace(group, unassigned=self._assigned(group.ref, group.unassigned)))
+
+    def _assigned(self, ref: GroupRef, lacking: Lacking) -> Lacking:
+        """Assign these counters to a group, as far as they are free. Returns those that it still lacks."""
+        return tuple(
+            (domain, name)
+            for domain, name in lacking
+            if not self.tree.assign_counter(ref, name, domain_number(domain))
+        )
 
     def _with_caveats(self, group: Record, readings: Sequence[Reading]) -> Record:
         """The group with the caveats of what was just read of it. Raises NotRead."""

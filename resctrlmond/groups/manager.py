@@ -137,7 +137,11 @@ class Manager:
                 record = self.book.put(record) if record.claims else self.life.finish(record, reason_text(reason))
             elif record.is_interrupted:
                 record = self.book.put(record.without_claim(owner))
-            return Released(record, record.state.is_over, self._totals(record))
+            released = Released(record, record.state.is_over, self._totals(record))
+        if released.completed:
+            # Before the next group is created: the kernel would give it the counters that came free.
+            self.upkeep.serve_counters()
+        return released
 
     def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Record:
         """Note a member that brings no task of its own; one that lives, and has tasks, stays what it is.

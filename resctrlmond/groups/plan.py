@@ -119,6 +119,17 @@ def served_before(record: Record, records: Iterable[Record]) -> Record | None:
     return next((group for group in others if group.priority >= record.priority), None)
 
 
+def lacking_counters(records: Iterable[Record]) -> list[Record]:
+    """The groups that stand and lack bandwidth counters, in the order in which they get them: as for RMIDs."""
+    found = [
+        (-record.priority, group.created_ns, group.key, group.part, group)
+        for record in records
+        for group in record.standing
+        if group.unassigned and group.state is not State.ENDING
+    ]
+    return [row[-1] for row in sorted(found, key=lambda row: row[:-1])]
+
+
 def resumes_after_s(losses: int) -> float:
     """How long a run that was lost waits before it is begun anew, after that many ``losses`` in a row.
 

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from resctrlmond.groups.times import utc_now
+from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.errors import NotMounted, ResctrlError, not_read
 from resctrlmond.resctrl.tree import Capacity, Found, Tree
 
@@ -26,6 +27,7 @@ class Seen:
     foreign: tuple[Found, ...] = ()
     classes: tuple[str, ...] = ()
     capacity: tuple[Capacity, ...] = ()
+    bandwidth: Bandwidth | None = None
     unmounted: NotMounted | None = None
     hangs: str = ""
 
@@ -72,7 +74,7 @@ class Survey:
             f"{self._tree.path}: no answer since {since}, {told}. A system call hangs: "
             "the kernel's log (journalctl -k) may say in what"
         )
-        return Seen(last.time, last.used, last.foreign, last.classes, last.capacity, last.unmounted, hangs)
+        return replace(last, hangs=hangs)
 
     def _look(self, look: _Look) -> None:
         try:
@@ -86,8 +88,9 @@ class Survey:
         try:
             capacity = tuple(self._tree.capacity())
             classes, standing = tuple(self._tree.classes()), self._tree.scan()
+            bandwidth = self._tree.bandwidth()
         except NotMounted as error:
             return Seen(time, unmounted=error)
         foreign = tuple(found for found in standing if found.gid != self._gid)
         # Each class takes an RMID, the root's included, and each monitoring group.
-        return Seen(time, len(classes) + len(standing), foreign, classes, capacity)
+        return Seen(time, len(classes) + len(standing), foreign, classes, capacity, bandwidth)

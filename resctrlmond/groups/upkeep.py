@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+from resctrlmond.groups.assignments import Assignments
 from resctrlmond.groups.ends import Ends
 from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.pending import Pending
@@ -54,6 +55,7 @@ class Upkeep:
         self.pending = pending
         self.resuming = resuming
         self.ends = ends
+        self.assignments = Assignments(life)
         self._swept = time.monotonic()
         # Per key: the run (its generation) and the time.monotonic() of its last checkpoint.
         self._checkpointed: dict[str, tuple[int, float]] = {}
@@ -82,8 +84,13 @@ class Upkeep:
         if is_sweep:
             self._swept = time.monotonic()
         self.pending.serve(self._logged)
+        self.serve_counters()
         with self._logged("completed"):
             self._prune(settings)
+
+    def serve_counters(self) -> None:
+        """Give bandwidth counters that are free to the groups that lack some."""
+        self.assignments.serve(self._logged)
 
     def _prune(self, settings: Settings) -> None:
         for key in self.life.snapshots.set_aside_keys():

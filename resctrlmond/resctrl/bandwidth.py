@@ -39,6 +39,7 @@ class Bandwidth:
 # X86_VENDOR_AMD and X86_VENDOR_HYGON of arch/x86/include/asm/processor.h.
 _REALLOCATING_VENDORS = frozenset({"0002", "0009"})
 _VENDOR = re.compile(r"cpu:type:x86,ven([0-9A-F]{4})")
+_DOMAIN = re.compile(r"mon_L3_([0-9]+)", re.ASCII)
 _MODE = re.compile(r"\[(\w+)\]")
 
 
@@ -64,6 +65,12 @@ def mode_of(assign_mode: str, features: str, modalias: str) -> Mode:
 def can_assign(assign_mode: str) -> bool:
     """Whether the text of ``mbm_assign_mode`` offers the mode ``mbm_event``."""
     return "mbm_event" in re.findall(r"\w+", assign_mode)
+
+
+def domain_number(domain: str) -> int:
+    """The number of an L3 by the name of its directory in ``mon_data``, such as ``mon_L3_01``; -1 for others."""
+    found = _DOMAIN.fullmatch(domain)
+    return int(found[1]) if found else -1
 
 
 def by_domain(text: str) -> dict[int, int]:

@@ -306,6 +306,21 @@ class Tree:
                 error.message, path=path, errno=error.errno, remedy=errors.OTHER_CLASS_REMEDY
             ) from error
 
+    def assign_counter(self, ref: GroupRef, event: str, domain: int) -> bool:
+        """Have the group count a bandwidth event in one L3; False if all counters there are taken.
+
+        Raises NoSuchGroup, NotMounted, KernelRefused (``mbm_event`` is not the mode).
+        """
+        path = os.path.join(self.full_path(ref), "mbm_L3_assignments")
+        try:
+            with self._command(f"assign a counter for {event} in L3 {domain}", path):
+                _write(path, f"{event}:{domain}=e\n".encode())
+        except errors.KernelRefused as error:
+            if error.errno == errno.ENOSPC:
+                return False
+            raise
+        return True
+
     # -- hands
 
     def _clear_status(self) -> None:

@@ -81,6 +81,7 @@ def test_members_and_reconcile(lab: Lab) -> None:
             status = await client.call("Status")
             assert status["mounted"] and status["simulation"]
             assert status["capacity"][0]["rmids"] >= status["rmids"] > 0
+            assert status["bandwidth"]["mode"] == "dedicated"
 
     asyncio.run(run())
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 
+from resctrlctl import render
+from resctrlctl.layout import Sheet
 from resctrlmond.api import types
+from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Claim, Member, State
+from resctrlmond.resctrl.bandwidth import Mode
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager
 
@@ -167,9 +171,44 @@ def test_status(manager: FakeManager, ctl: Ctl) -> None:
     assert json.loads(ctl("status", "-j").stdout)["rmids"] == 64
 
 
+def test_status_tells_of_bandwidth_counters() -> None:
+    counters = (types.Counters(domain="mon_L3_00", counters=32, available=0),)
+
+    def shown(mode: Mode, can_assign: bool) -> dict[str, tuple[str, ...]]:
+        reply = types.StatusReply(
+            version="1",
+            mount="/sys/fs/resctrl",
+            mounted=True,
+            rmids=9,
+            used=1,
+            pending=0,
+            groups=0,
+            foreign=[],
+            classes=[""],
+            capacity=[],
+            bandwidth=types.Bandwidth(mode=mode, can_assign=can_assign, counters=counters if can_assign else ()),
+            problems=[],
+        )
+        (sheet,) = render.status_sheet(reply)
+        assert isinstance(sheet, Sheet)
+        return dict(sheet.fields)
+
+    assert shown(Mode.ASSIGNED, True)["Bandwidth"] == ("mon_L3_00: 0 of 32 counters available",)
+    assert "write mbm_event" in shown(Mode.REALLOCATED, True)["Bandwidth"][0]
+    assert shown(Mode.REALLOCATED, False)["Bandwidth"] == (
+        "reallocated by the processor: no total of bandwidth is exact",
+    )
+    assert "Bandwidth" not in shown(Mode.DEDICATED, False)
+
+
 def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web", attributes={"pod.name": "\x1b]0;owned\x07", "command": "a\nb"}, reason="\x1b[2J")
     for arguments in (("list",), ("show", "web")):
         shown = ctl(*arguments).stdout
         assert all(character.isprintable() or character == "\n" for character in shown)
         assert "\\x1b" in shown
+
+
+def test_show_tells_why_no_total_of_an_event_is_exact(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k", baseline=Quality.ESTIMATED, caveats={"mbm_total_bytes": "no counter was free"})
+    assert "  Baseline: estimated\n   Caveats: mbm_total_bytes: no counter was free\n" in ctl("show", "k").stdout
