@@ -121,12 +121,15 @@ class Joining:
         past: dict[int, tuple[int, Membership]],
     ) -> tuple[Record, Moved]:
         def move(ref: GroupRef, how: How) -> Moved:
-            return moving.move(ref, dataclasses.replace(how, past=past))
+            may_take = self.sweeping.take_over.marker(record.key)
+            return moving.move(ref, dataclasses.replace(how, past=past, may_take=may_take))
 
         if assignment.class_ == FOLLOW:
             return self.sweeping.spread(record, member, move)
         # All of it into the class that was named, or nothing.
-        return record, move(record.home(member).ref, How(member.take_over, member.allow_class_change))
+        return record, move(
+            record.home(member).ref, How(take_over=member.take_over, through_class=member.allow_class_change)
+        )
 
     def _judged(
         self, record: Record, member: Member, moving: Target, assignment: Assignment, moved_again: int | None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.groups import target
@@ -119,7 +120,8 @@ class Manager:
             check_member_id(assignment.member)
         with target.opened(self.tree, assignment) as moving:
             where = moving.membership()
-            with self.book.writing(key):
+            turn = self.joining.sweeping.take_over.turn() if assignment.take_over else contextlib.nullcontext()
+            with turn, self.book.writing(key):
                 return self.joining.assign(key, moving, where, assignment)
 
     def release(self, key: str, *, owner: str, reason: str = "released") -> Released:

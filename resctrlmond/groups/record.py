@@ -226,12 +226,15 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
 
         The first MAX_LATE_REASONS reasons are kept.
         """
-        home = self.home(member)
-        reasons = home.late_reasons
+        return self.made_late(self.home(member), why)
+
+    def made_late(self, group: Record, why: str = "") -> Record:
+        """The record after a task of ``group``, one of its own, ran outside; see ``with_late``."""
+        reasons = group.late_reasons
         if why and why not in reasons and len(reasons) < MAX_LATE_REASONS:
             reasons = (*reasons, why)
-        baseline = worst(home.baseline, Quality.LATE)
-        return self.with_group(msgspec.structs.replace(home, baseline=baseline, late_reasons=reasons))
+        baseline = worst(group.baseline, Quality.LATE)
+        return self.with_group(msgspec.structs.replace(group, baseline=baseline, late_reasons=reasons))
 
     def member(self, member_id: str) -> Member | None:
         """The member of that id, living or ended."""

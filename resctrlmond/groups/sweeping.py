@@ -10,6 +10,7 @@ from resctrlmond.groups.ends import has_ended
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making
 from resctrlmond.groups.record import Member, Record, State
+from resctrlmond.groups.takeover import TakeOver
 from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError, printable
@@ -29,6 +30,7 @@ class Sweeping:
 
     def __init__(self, life: Lifecycle, making: Making) -> None:
         self.life = life
+        self.take_over = TakeOver(life.book)
         self.book = life.book
         self.tree = life.tree
         self.making = making
@@ -179,6 +181,7 @@ class Sweeping:
 
         how = How(
             take_over=member.take_over,
+            may_take=self.take_over.marker(record.key),
             through_class=member.allow_class_change,
             among=None if member.allow_class_change else [standing.ref for standing in record.standing],
             first=say_so if late else None,

@@ -52,8 +52,9 @@ class Moved:
 class How:
     """How threads are moved into a group.
 
-    ``take_over``: also threads in other monitoring groups. ``through_class``: first write each thread to the group's
-    class, which changes its allocation; without it the kernel refuses a thread of another class (ClassMismatch).
+    ``take_over``: also threads in other monitoring groups; ``may_take`` is called with the group of each first.
+    ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
+    kernel refuses a thread of another class (ClassMismatch).
     ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and those in
     other classes are left and told (``Moved.astray``) instead of refused. ``first`` is called before the first thread
     is moved, and not at all if there is none. ``past`` is given the start time of each thread that is moved and where
@@ -61,6 +62,7 @@ class How:
     """
 
     take_over: bool = False
+    may_take: Callable[[Membership], bool] = lambda _: True
     through_class: bool = False
     among: Collection[GroupRef] | None = None
     first: Callable[[], object] | None = None
@@ -190,6 +192,8 @@ class _Sweep:
         # that follow each other under one number within a clock tick would need 2^22 forks in 10 ms.
         first = processes.stat(tid)
         if first is None or not self.belongs(tid):
+            return False
+        if before.group and not self.how.may_take(before):
             return False
         if self.how.past is not None:
             self.how.past.setdefault(tid, (first.start_time, before))

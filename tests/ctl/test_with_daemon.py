@@ -114,7 +114,11 @@ def test_a_command_in_a_group_already_is_refused_unless_taken_over(host: Host) -
     refused = host.ask("run", "-q", "--key", "outer", "--", *inner, "--", "true")
     assert refused.returncode == 125
     assert "is in the monitoring group 'outer' of class / already" in refused.stderr
-    assert host.ask("run", "-q", "--", *inner, "--take-over", "--", "true").returncode == 0
+    done = host.ask("run", "--json", "--", *inner, "--key", "inner", "--take-over", "--", "true")
+    assert done.returncode == 0
+    # The outer one lost the inner one's command.
+    for total in json.loads(done.stderr)["totals"]:
+        assert (total["quality"], total["reason"]) == ("late", "a task of it was taken over by workload inner")
 
 
 def test_the_life_of_a_workload(host: Host, sleeper: int) -> None:

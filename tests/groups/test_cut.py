@@ -196,6 +196,31 @@ def test_what_ran_outside_after_a_kill_and_ended_before_the_next_start_is_not_ca
     assert outside > 2
 
 
+def test_a_kill_at_any_step_of_a_take_over_leaves_no_robbed_workload_exact(
+    host: Host, process: Start, fuse: Fuse
+) -> None:
+    child = process()
+    step = robbed = 0
+    killed = True
+    while killed:
+        host.manager.assign(assignment("first", child.pid))
+
+        def take() -> None:
+            host.manager.assign(assignment("thief", child.pid, take_over=True))
+
+        killed = cut(fuse, step, take)
+        manager = host.restart()
+        if host.tree.membership(child.pid).group != "first":
+            robbed += 1
+            assert manager.get("first").baseline is Quality.LATE, step
+        for record in manager.records():
+            for claim in record.claims:
+                manager.release(record.key, owner=claim.owner)
+        forget(host)
+        step += 1
+    assert robbed > 1
+
+
 def forget(host: Host) -> None:
     for record in host.manager.records():
         host.manager.life.snapshots.delete(record.key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -190,6 +191,39 @@ def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet
     assert host.tree.membership(thread).group == "somebody"
     host.manager.assign(assignment("other", child.pid, take_over=True))
     assert host.tree.membership(child.pid) == Membership("", "other")
+
+
+def test_a_workload_whose_task_is_taken_over_is_late_at_once(host: Host, process: Start, puppet: Puppet) -> None:
+    """It ended before the next sweep, and its total was exact."""
+    for key in ("first", "second", "third"):
+        host.manager.assign(assignment(key, puppet.pid if key == "first" else process().pid))
+    thread = int(puppet.do("thread"))
+    host.manager.assign(assignment("thief", puppet.pid, take_over=True))
+    assert host.tree.membership(thread) == Membership("", "thief")
+    done = host.manager.release("first", owner="test")
+    assert {(total.quality, total.reason) for total in done.totals} == {
+        (Quality.LATE, "a task of it was taken over by workload thief")
+    }
+    assert {host.manager.get(key).baseline for key in ("second", "third")} == {Quality.EXACT}
+
+
+def test_two_workloads_that_take_tasks_from_each_other_do_not_wait_for_ever(host: Host, process: Start) -> None:
+    pids = [process().pid, process().pid]
+    for key, pid in zip("ab", pids, strict=True):
+        host.manager.assign(assignment(key, pid))
+
+    def rob(key: str) -> None:
+        for _ in range(20):
+            for pid in pids:
+                host.manager.assign(assignment(key, pid, take_over=True))
+
+    thieves = [threading.Thread(target=rob, args=(key,), daemon=True) for key in "ab"]
+    for thief in thieves:
+        thief.start()
+    for thief in thieves:
+        thief.join(120)
+        assert not thief.is_alive()
+    assert {host.manager.get(key).baseline for key in "ab"} == {Quality.LATE}
 
 
 def test_move_keeps_nonce_counters_and_tasks(host: Host, puppet: Puppet) -> None:
