@@ -20,7 +20,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash fuzz mutants record truth proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash fuzz mutants record starved truth proto lint man deb wheel install install-modules install-files clean
 
 all: setup
 
@@ -94,6 +94,12 @@ truth: setup
 # half an hour. MUTANTS="--jobs 2 lag links" for those whose names contain one of these words.
 mutants: setup
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# 50 and then 200 containers at once on a guest with one emulated CPU and other load: every one of them must start.
+# About half an hour; STARVED="--load 8 100" for others.
+starved: setup
+	$(BIN)/python -m tests.kernel.machine build
+	$(BIN)/python -m tests.kernel.starved $(STARVED)
 
 bench: setup
 	$(BIN)/python -m tests.bench

@@ -22,6 +22,7 @@ def test_a_hook_file_runs_the_hook_at_its_stage(stage: str) -> None:
     # args[0] is the program's name, as in execve(2).
     run = Run(hook["args"][1:])
     assert (run.stage, run.strict, run.mistake) == (stage, False, "")
-    # Whole seconds, and more than the hook's own bound, which lets the container start; this one does not.
-    assert isinstance(hook["timeout"], int)
-    assert hook["timeout"] > run.timeout
+    # The runtime's limit counts from fork(2), and crun(1), runc(8) and podman(1) fail the container when it passes. A
+    # host may be too busy to schedule the hook for longer than any limit; the hook ends itself instead.
+    assert "timeout" not in hook
+    assert 0 < run.timeout <= 5

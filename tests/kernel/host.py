@@ -7,6 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from .machine import Completed, Guest
@@ -15,6 +16,10 @@ TREE = "/sys/fs/resctrl"
 RUN = "/run/resctrlmond"
 SOCKET = f"{RUN}/org.resctrlmon.Manager"
 BUSYBOX = "/var/lib/busybox"
+# The hook files as shipped, by stage.
+HOOKS = {
+    stage: Path(__file__).parents[2] / f"systemd/resctrlmon-{stage}.json" for stage in ("createRuntime", "poststop")
+}
 # What a container's program prints to tell where its first instruction found itself.
 WHERE = "cat /proc/self/cpu_resctrl_groups"
 
@@ -135,10 +140,7 @@ class Host:
         spec["root"] = {"path": BUSYBOX, "readonly": True}
         spec["annotations"] = annotations
         spec["linux"]["cgroupsPath"] = cgroup
-        hook = "/usr/libexec/resctrlmon-oci-hook"
-        spec["hooks"] = {
-            stage: [{"path": hook, "args": [hook, stage], "timeout": 5}] for stage in ("createRuntime", "poststop")
-        }
+        spec["hooks"] = {stage: [json.loads(file.read_text())["hook"]] for stage, file in HOOKS.items()}
         self.guest.write(f"{folder}/config.json", json.dumps(spec))
         return folder
 

@@ -10,6 +10,7 @@ import pytest
 
 from .host import BUSYBOX, RUN, TREE, WHERE, Host, parse_where
 from .machine import Guest
+from .starved import start_at_once
 
 POD = "0b5c1d2e-6f70-4a81-9b92-a3b4c5d6e7f8"
 COMPACT = POD.replace("-", "").upper()
@@ -202,6 +203,12 @@ def test_a_rootless_runtime_is_let_through_quietly(host: Host) -> None:
     )
     assert done.output == ""
     assert host.out("journalctl -t resctrlmon-oci-hook --no-pager -q | wc -l") == before
+
+
+def test_every_container_starts_on_a_host_too_busy_to_schedule_the_hook_for_many_seconds(host: Host) -> None:
+    # 3 % of an emulated CPU: the interpreter alone needs longer than a short timeout of the runtime would give it.
+    outcome = start_at_once(host, 4, prefix="systemd-run --quiet --scope --property=CPUQuota=3%")
+    assert outcome.started == outcome.deleted == 4, f"{outcome}: {outcome.errors}"
 
 
 def test_without_the_daemon_containers_start_and_the_journal_says_that_they_are_unmonitored(host: Host) -> None:

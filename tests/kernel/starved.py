@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start many containers at once on a guest with one emulated CPU, and print what became of each of them.
+
+    python3 -m tests.kernel.starved [--profile monitoring-only] [--load 4] [COUNT ...]
+
+Exits with 1 if a container did not start or was not deleted, or if a container that executed outside its
+monitoring group is reported as exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from .host import SOCKET, WHERE, Host
+from .install import install, stage
+from .machine import Machine
+
+# The profile with more than 512 RMIDs: no container waits for one.
+PROFILE = "monitoring-only"
+COUNTS = (50, 200)
+_WORK = "/run/starved"
+_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Numbers of containers. ``unsaid`` lists those that executed outside their group and are reported as exact."""
+
+    count: int
+    started: int
+    inside: int
+    marked: int
+    unmonitored: int
+    deleted: int
+    unsaid: list[str]
+    errors: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every container started and ended, and every figure that calls itself exact is."""
+        return self.started == self.deleted == self.count and not self.unsaid
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count:5} at once: {self.started} started, of these {self.inside} in their group from the first "
+            f"instruction, {self.marked} marked as late, {self.unmonitored} without a group; {self.deleted} deleted; "
+            f"{len(self.unsaid)} outside and called exact"
+        )
+
+
+def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
+    """Start ``count`` containers with crun at once, each with the hooks as shipped, and delete them at once.
+
+    ``prefix`` is put before crun, for example a command that limits its CPU time.
+    """
+    bundle = host.bundle("starved", f"{WHERE}; exec sleep 3600", {}, "/starved/NAME")
+    names = f"$(seq -f starved-%g {count})"
+    host.run(
+        f"rm -rf {_WORK} && mkdir -p {_WORK} && for name in {names}; do mkdir {_WORK}/$name && "
+        f'sed "s:/starved/NAME:/starved/$name:" {bundle}/config.json >{_WORK}/$name/config.json || exit 1; done',
+        timeout=_SECONDS,
+    )
+    _each(host, names, f"{prefix} crun run -d --bundle {_WORK}/$name $name </dev/null", "run")
+    started = _succeeded(host, "run")
+    # One process for all of them: each fork takes seconds here.
+    host.run(
+        f"until test $(grep -l ^mon: {_WORK}/*/run.out | wc -l) -ge {len(started)}; do sleep 1; done",
+        timeout=_SECONDS,
+    )
+    places = {name: line.removeprefix("mon:") for name, line in _lines(host, "run.out") if line.startswith("mon:")}
+    listed = host.out(f"varlinkctl call --timeout=600 -j {SOCKET} org.resctrlmon.Manager.List", _SECONDS)
+    groups = {group["key"]: group for group in json.loads(listed)["groups"]}
+    outside = [name for name, place in places.items() if place != name]
+    known = [name for name in outside if name in groups]
+    unsaid = [name for name in known if not any(member.get("late") for member in groups[name]["members"])]
+    _each(host, names, f"{prefix} crun delete --force $name", "delete")
+    printed = (line for output in ("run.out", "delete.out") for _, line in _lines(host, output))
+    errors = Counter(line for line in printed if not line.startswith(("mon:", "res:")))
+    return Outcome(
+        count=count,
+        started=len(started),
+        inside=len(places) - len(outside),
+        marked=len(known) - len(unsaid),
+        unmonitored=len(outside) - len(known),
+        deleted=len(_succeeded(host, "delete")),
+        unsaid=unsaid,
+        errors="\n".join(f"{number:5} times: {line}" for line, number in errors.most_common(10)),
+    )
+
+
+def _each(host: Host, names: str, command: str, step: str) -> None:
+    # Each exit status goes into a file; the shell waits for all.
+    path = f"{_WORK}/$name/{step}"
+    loop = f"for name in {names}; do ({command} >{path}.out 2>&1; echo $? >{path}.status) & done; wait"
+    host.run(loop, timeout=_SECONDS)
+
+
+def _succeeded(host: Host, step: str) -> list[str]:
+    return [name for name, status in _lines(host, f"{step}.status") if status == "0"]
+
+
+def _lines(host: Host, file: str) -> list[tuple[str, str]]:
+    """The lines of each container's file, with the container's name."""
+    printed = host.run(f"grep -H '' {_WORK}/*/{file}", check=False, timeout=_SECONDS).stdout.splitlines()
+    found = (line.removeprefix(f"{_WORK}/").partition(f"/{file}:") for line in printed)
+    return [(name, text) for name, _, text in found]
+
+
+def main() -> int:
+    """Print one line for each count; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="tests.kernel.starved", description=__doc__)
+    parser.add_argument("counts", metavar="COUNT", type=int, nargs="*", default=list(COUNTS))
+    parser.add_argument("--profile", default=PROFILE)
+    parser.add_argument("--load", type=int, default=4, help="endless loops beside the containers, default 4")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as staged, Machine(arguments.profile).start() as guest:
+        install(guest, stage(Path(staged)))
+        host = Host(guest)
+        host.make_root()
+        host.start()
+        loop = "nohup setsid sh -c 'while :; do :; done' >/dev/null 2>&1 &"
+        host.run(f"for i in $(seq {arguments.load}); do {loop} done")
+        outcomes = []
+        for count in arguments.counts:
+            outcomes.append(start_at_once(host, count))
+            print(outcomes[-1], outcomes[-1].errors, sep="\n", flush=True)
+    return 0 if all(outcome.is_good for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
