@@ -20,12 +20,12 @@ from resctrlctl.layout import Column, Row, Table, plain
 from resctrlctl.render import class_name, total_figure
 from resctrlctl.screen import Json, Screen, complain, encode
 from resctrlmond.api import types
-from resctrlmond.groups import plan
 from resctrlmond.groups.keys import attribute_value
+from resctrlmond.groups.record import EndRule
 from resctrlmond.resctrl.errors import printable
 
 # resctrlmond itself ends this claim some time after the command, should resctrlctl be killed before it does.
-CLAIM = plan.RUN
+CLAIM = "run"
 
 _COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
 
@@ -118,6 +118,8 @@ def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.G
         # It is held before it executes the command, until the answer is here.
         late=False,
         claim=CLAIM,
+        # If resctrlctl is killed, nobody is left to release the claim.
+        ends=EndRule.MEMBERS,
         attributes={"command": attribute_value(shlex.join(args.command))},
         pending=False,
     )

@@ -16,6 +16,7 @@ from resctrlmond.groups.errors import (
     InvalidKey,
     InvalidRequest,
     LimitExceeded,
+    NoSuchClaim,
     NotWritten,
 )
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
@@ -74,6 +75,7 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     InvalidRequest: ErrorName("InvalidRequest"),
     LimitExceeded: ErrorName("LimitExceeded"),
     NoSuchClass: ErrorName("NoSuchClass"),
+    NoSuchClaim: ErrorName("NoSuchClaim", NO_SUCH_WORKLOAD),
     ClassMismatch: ErrorName("ClassMismatch"),
     AlreadyMonitored: ErrorName("AlreadyMonitored"),
     RmidsExhausted: ErrorName("RmidsExhausted", NO_RMID),

@@ -12,6 +12,7 @@ from resctrlmond.api.types import Reply, Request
 from resctrlmond.groups.keys import canonical_key, is_pod_uid
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.plan import OCI
+from resctrlmond.groups.record import EndRule
 from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied
@@ -61,6 +62,7 @@ def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) 
         Assignment(
             key=workload.key,
             owner=OCI,
+            ends=EndRule.CONTAINER,
             pid=state.pid,
             member=workload.member,
             kind=workload.kind,

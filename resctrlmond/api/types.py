@@ -7,7 +7,7 @@ import msgspec
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.inventory import ContainerState, Sandbox, Told
-from resctrlmond.groups.record import Claim, Member, State
+from resctrlmond.groups.record import Claim, EndRule, Member, State
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Status
 
@@ -139,6 +139,7 @@ class CreateRequest(Request, frozen=True, kw_only=True):
     key: str
     class_: str | None = msgspec.field(default=None, name="class")
     claim: str | None = None
+    ends: EndRule | None = None
     attributes: dict[str, str] | None = None
     pending: bool | None = None
     priority: int | None = None
@@ -157,6 +158,7 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     allow_class_change: bool | None = None
     take_over: bool | None = None
     claim: str | None = None
+    ends: EndRule | None = None
     member: str | None = None
     kind: str | None = None
     attributes: dict[str, str] | None = None

@@ -18,8 +18,9 @@ from resctrlmond.api.pods import pods_of
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.groups import plan
 from resctrlmond.groups.caveats import lacking_sentence
+from resctrlmond.groups.errors import InvalidRequest
 from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.record import EndRule, Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
 from resctrlmond.resctrl.tree import GroupRef
 
@@ -75,7 +76,18 @@ def group_of(manager: Manager, record: Record) -> types.Group:
 
 
 def _owner(claim: str | None, caller: Caller) -> str:
+    """The owner that a client claims for. Raises InvalidRequest for a name of the daemon's own."""
+    if claim in plan.RESERVED_OWNERS:
+        raise InvalidRequest(f"the claim {claim} is resctrlmond's own", remedy="Choose another name")
     return claim or f"uid:{caller.uid}"
+
+
+def _ends(ends: EndRule | None) -> EndRule | None:
+    if ends is EndRule.TASKS:
+        raise InvalidRequest(
+            f"the rule {ends} is resctrlmond's own", remedy="Choose another rule for the claim's end"
+        )
+    return ends
 
 
 def _may_wait(pending: bool | None) -> bool:
@@ -86,6 +98,7 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
     record = manager.create(
         request.key,
         owner=_owner(request.claim, caller),
+        ends=_ends(request.ends),
         class_=FOLLOW if request.class_ is None else request.class_,
         attributes=request.attributes,
         may_wait=_may_wait(request.pending),
@@ -99,6 +112,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
         Assignment(
             key=request.key,
             owner=_owner(request.claim, caller),
+            ends=_ends(request.ends),
             pid=request.pid,
             cgroup=request.cgroup,
             own_cgroup=request.own_cgroup or "",
@@ -124,7 +138,9 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
 
 
 def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) -> types.ReleaseReply:
-    done = manager.release(request.key, owner=_owner(request.claim, caller), reason=request.reason or "released")
+    # Also the daemon's own claims: the only way for root to end one by hand.
+    owner = request.claim or f"uid:{caller.uid}"
+    done = manager.release(request.key, owner=owner, reason=request.reason or "released")
     return types.ReleaseReply(
         group=group_of(manager, done.record),
         completed=done.completed,
@@ -143,8 +159,8 @@ def _remove_member(manager: Manager, request: types.RemoveMemberRequest, _caller
     return types.GroupReply(group=group_of(manager, record))
 
 
-def _reconcile(manager: Manager, request: types.ReconcileRequest, _caller: Caller) -> types.ReconcileReply:
-    done = manager.reconcile(request.claim, request.keys)
+def _reconcile(manager: Manager, request: types.ReconcileRequest, caller: Caller) -> types.ReconcileReply:
+    done = manager.reconcile(_owner(request.claim, caller), request.keys)
     failures = [
         types.Failure(key=key, error=name_of(error).name, message=str(error)) for key, error in done.failures.items()
     ]
@@ -162,9 +178,9 @@ def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> ty
     )
 
 
-def _note_pods(manager: Manager, request: types.NotePodsRequest, _caller: Caller) -> types.NotePodsReply:
+def _note_pods(manager: Manager, request: types.NotePodsRequest, caller: Caller) -> types.NotePodsReply:
     known = manager.inventory.note(
-        request.claim, request.pods or (), gone=request.gone or (), fresh=bool(request.fresh)
+        _owner(request.claim, caller), request.pods or (), gone=request.gone or (), fresh=bool(request.fresh)
     )
     return types.NotePodsReply(known=known)
 

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from resctrlmond.groups.lifecycle import Lifecycle, replace
-from resctrlmond.groups.plan import RECOVERED, claims_over
-from resctrlmond.groups.record import Member, Record, State
+from resctrlmond.groups.plan import claims_over
+from resctrlmond.groups.record import EndRule, Member, Record, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl import cgroups
@@ -44,7 +44,7 @@ class Ends:
             over = claims_over(
                 record,
                 pod_is_gone=bool(record.pod_cgroup) and not cgroups.is_there(record.pod_cgroup),
-                group_is_empty=record.claimed_by(RECOVERED)
+                group_is_empty=record.claimed_until(EndRule.TASKS)
                 and all(self._is_empty(group.ref) for group in record.standing),
                 linger_s=settings.linger_s,
                 pod_linger_s=settings.pod_linger_s,

@@ -34,5 +34,9 @@ class InvalidRequest(ResctrlError):
     """The parameters contradict each other, or one of them is no value that it may have."""
 
 
+class NoSuchClaim(ResctrlError):
+    """The workload is not claimed by that owner."""
+
+
 class NotWritten(ResctrlError):
     """A file of ours under /run cannot be written: it is full, read-only, or no longer there."""

@@ -11,7 +11,7 @@ from resctrlmond.groups.keys import merged_attributes
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making, check_has_rmid
 from resctrlmond.groups.outcomes import Assigned
-from resctrlmond.groups.record import Claim, Member, Record, State
+from resctrlmond.groups.record import EndRule, Member, Record, State
 from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.sweeping import Sweeping, why_outside
 from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
@@ -39,6 +39,7 @@ class Joining:
         class_: str,
         *,
         owner: str,
+        ends: EndRule | None,
         attributes: Mapping[str, str],
         may_wait: bool,
         priority: int | None,
@@ -48,13 +49,13 @@ class Joining:
         if record is None:
             ended = self.book.get(key)
             record = self.making.new(key, "" if class_ == FOLLOW else class_, ended, class_ == FOLLOW)
-            return self.making.make(claimed(record, owner, attributes, priority), ended, may_wait)
+            return self.making.make(claimed(record, owner, ends, attributes, priority), ended, may_wait)
         if not may_wait:
             check_has_rmid(record)
-        self.book.checked(claimed(record, owner, attributes, priority))
+        self.book.checked(claimed(record, owner, ends, attributes, priority))
         if class_ != FOLLOW and all(class_ != group.class_ for group in record.groups):
             record = self._in_class(record, class_)
-        return self.book.put(claimed(record, owner, attributes, priority))
+        return self.book.put(claimed(record, owner, ends, attributes, priority))
 
     def assign(self, key: str, moving: Target, where: Membership | None, assignment: Assignment) -> Assigned:
         """Take the target, which is at ``where``, in as a member; see Manager.assign, which checked the words."""
@@ -257,19 +258,23 @@ def _ran_before(member: Member) -> str:
 def _joined(record: Record, member: Member, assignment: Assignment) -> Record:
     """The record with its new member, and the claim that comes with it."""
     attributes = merged_attributes(record.attributes, assignment.attributes, fitting=assignment.is_from_runtime)
-    record = claimed(record.with_member(member), assignment.owner, attributes, assignment.priority)
+    record = claimed(record.with_member(member), assignment.owner, assignment.ends, attributes, assignment.priority)
     record = replace(record, pod_cgroup=assignment.pod_cgroup or record.pod_cgroup)
     return record.with_late(member) if member.late else record
 
 
 def claimed(
-    record: Record, owner: str, attributes: Mapping[str, str] | None = None, priority: int | None = None
+    record: Record,
+    owner: str,
+    ends: EndRule | None = None,
+    attributes: Mapping[str, str] | None = None,
+    priority: int | None = None,
 ) -> Record:
     """The record with ``owner``'s claim, and what came with it: attributes are added, a priority is taken over.
 
     Raises InvalidAttributes if they are too many together.
     """
-    record = record.with_claim(Claim(owner, utc_now()))
+    record = record.with_claim(owner, utc_now(), ends)
     if priority is not None:
         further = tuple(replace(group, priority=priority) for group in record.further)
         record = replace(record, priority=priority, further=further)

@@ -10,6 +10,7 @@ from resctrlmond.groups import target
 from resctrlmond.groups.accounting import Total
 from resctrlmond.groups.book import Book
 from resctrlmond.groups.ends import Ends, runs
+from resctrlmond.groups.errors import NoSuchClaim
 from resctrlmond.groups.inventory import Inventory
 from resctrlmond.groups.joining import Joining, claimed
 from resctrlmond.groups.keys import (
@@ -25,7 +26,7 @@ from resctrlmond.groups.lifecycle import Lifecycle, Mark, replace
 from resctrlmond.groups.making import Making
 from resctrlmond.groups.outcomes import Assigned, Reconciled, Released
 from resctrlmond.groups.pending import Pending
-from resctrlmond.groups.record import Member, Record, Records, State
+from resctrlmond.groups.record import EndRule, Member, Record, Records, State
 from resctrlmond.groups.recovery import Recovery
 from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.settings import Settings
@@ -83,12 +84,14 @@ class Manager:
         key: str,
         *,
         owner: str,
+        ends: EndRule | None = None,
         class_: str = FOLLOW,
         attributes: Mapping[str, str] | None = None,
         may_wait: bool = True,
         priority: int | None = None,
     ) -> Record:
-        """Make the workload's group, without a task yet, or find it standing; ``owner`` claims it.
+        """Make the workload's group, without a task yet, or find it standing; ``owner`` claims it, and the claim
+        ends by the rule ``ends`` (None: EndRule.RELEASE for a new claim, unchanged for an existing one).
 
         With class FOLLOW it is made in the root and goes to its first task's class. Without a free RMID the group
         is ``pending``; RmidsExhausted only if not ``may_wait``. Those that wait get one in order of ``priority``
@@ -102,7 +105,13 @@ class Manager:
         class_ = class_ if class_ == FOLLOW else valid_class(class_)
         with self.book.writing(key):
             return self.joining.create(
-                key, class_, owner=owner, attributes=attributes or {}, may_wait=may_wait, priority=priority
+                key,
+                class_,
+                owner=owner,
+                ends=ends,
+                attributes=attributes or {},
+                may_wait=may_wait,
+                priority=priority,
             )
 
     def assign(self, assignment: Assignment) -> Assigned:
@@ -127,11 +136,14 @@ class Manager:
     def release(self, key: str, *, owner: str, reason: str = "released") -> Released:
         """End ``owner``'s claim; the workload ends with its last claim. Of a workload that is over, tell the totals.
 
-        Raises NoSuchGroup.
+        Raises NoSuchGroup, and NoSuchClaim if the workload is not over and ``owner`` has no claim on it.
         """
         key = canonical_key(key)
         with self.book.writing(key):
             record = self.book.known(key)
+            if not record.state.is_over and not record.claimed_by(owner) and record.claims:
+                owners = ", ".join(claim.owner for claim in record.claims)
+                raise NoSuchClaim(f"{owner} has no claim on {key}", remedy=f"It is claimed by {owners}")
             if not record.state.is_over:
                 # The last claim goes with the same write that notes the end and its reason: a daemon that is killed
                 # after it completes this end, one that is killed before it has not begun.

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.keys import is_pod_uid
-from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.record import Claim, EndRule, Record, State
 from resctrlmond.groups.times import seconds_since_ns
 from resctrlmond.resctrl.tree import Found
 
-# Owners whose claim ends with the last member: nobody of theirs stays to release it.
+# The owners that are parts of this daemon: the OCI hook, and the claim on a group whose record was lost. No client
+# can claim a workload under these names.
 OCI = "oci"
-RUN = "run"
-# Our own claim on a group whose record was lost; it ends with the group's last task.
 RECOVERED = "recovered"
-# The command's end is seen by resctrlctl too, which wants the totals: it is given this long to ask for them.
-RUN_LINGER_S = 10.0
+RESERVED_OWNERS = frozenset({OCI, RECOVERED})
+# How long a claim outlives the last member if it ends with the members: its owner saw the end too, and has this long
+# to ask for the totals.
+MEMBERS_LINGER_S = 10.0
 # A lost run is begun anew after this time, doubled with each loss in a row, up to the longest one. A run that stood
 # for longer than STEADY_S was no part of a row.
 RESUME_S = 0.5
@@ -148,29 +149,37 @@ def losses_in_a_row(record: Record) -> int:
 def claims_over(
     record: Record, *, pod_is_gone: bool, group_is_empty: bool, linger_s: float, pod_linger_s: float
 ) -> list[str]:
-    """The owners whose claims on the workload have ended by what happened to it.
+    """The owners whose claims on the workload have ended by their rules.
 
     ``pod_is_gone``: the pod's control group, known by ``record.pod_cgroup``, does not exist any more.
-    ``group_is_empty``: no task is in the group (asked only for RECOVERED). The owner's own word (Release) is not
-    decided here.
+    ``group_is_empty``: no task is in the group (asked only if a claim ends by EndRule.TASKS).
     """
     idle = _idle_for(record)
-    over = {
-        RECOVERED: group_is_empty,
-        RUN: bool(record.members) and idle >= RUN_LINGER_S,
-        OCI: _oci_is_over(record, idle, pod_is_gone, linger_s, pod_linger_s),
-    }
-    return [claim.owner for claim in record.claims if over.get(claim.owner)]
+
+    def is_over(claim: Claim) -> bool:
+        match claim.rule:
+            case EndRule.TASKS:
+                return group_is_empty
+            case EndRule.MEMBERS:
+                return bool(record.members) and idle >= MEMBERS_LINGER_S
+            case EndRule.CONTAINER:
+                if is_pod_uid(record.key) and record.pod_cgroup:
+                    return pod_is_gone and not _holds_pod(record, claim)
+                has_brought = any(member.owner == claim.owner for member in record.members)
+                return has_brought and idle >= (pod_linger_s if is_pod_uid(record.key) else linger_s)
+            case EndRule.RELEASE:
+                return False
+
+    return [claim.owner for claim in record.claims if is_over(claim)]
 
 
-def _oci_is_over(record: Record, idle: float, pod_is_gone: bool, linger_s: float, pod_linger_s: float) -> bool:
-    if is_pod_uid(record.key) and record.pod_cgroup:
-        # The ends of its containers never free a pod's RMID: the next one may be about to start. What others know by
-        # name alone runs nowhere when the pod is gone, and ends by their word, which the hook's claim waits not for.
-        return pod_is_gone and not any(member.owner == OCI or member.has_tasks for member in record.living)
-    if record.living or not any(member.owner == OCI for member in record.members):
-        return False
-    return idle >= (pod_linger_s if is_pod_uid(record.key) else linger_s)
+def _holds_pod(record: Record, claim: Claim) -> bool:
+    """Whether a living member keeps the claim on a pod whose control group is gone.
+
+    A member of another owner without tasks is known by name only: it ends by that owner's word, which this claim does
+    not wait for. While the pod's control group exists the pod keeps its RMID: its next container may start soon.
+    """
+    return any(member.owner == claim.owner or member.has_tasks for member in record.living)
 
 
 def _idle_for(record: Record) -> float:

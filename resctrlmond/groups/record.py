@@ -62,11 +62,36 @@ class State(enum.StrEnum):
         return self in (State.COMPLETED, State.LOST, State.FAILED)
 
 
+class EndRule(enum.StrEnum):
+    """The rule by which a claim ends. Every claim also ends when its owner releases it.
+
+    ``release``: by no other event. ``members``: a few seconds after the last member ended, so that its owner can
+    ask for the totals. ``container``: of a pod with the pod's control group; else some time (``linger``,
+    ``pod_linger``) after the last member ended, if the claim's owner brought one. ``tasks``: with the last task in
+    the group.
+    """
+
+    RELEASE = "release"
+    MEMBERS = "members"
+    CONTAINER = "container"
+    TASKS = "tasks"
+
+
+# Records of resctrlmond 0.1 name no rule: it followed from these names of owners.
+_ENDS_OF_OWNERS = {"oci": EndRule.CONTAINER, "run": EndRule.MEMBERS, "recovered": EndRule.TASKS}
+
+
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """An owner's word that the workload lives. ``since`` is RFC 3339, UTC."""
+    """An owner's word that the workload lives. ``since`` is RFC 3339, UTC. ``ends`` is None in older records only."""
 
     owner: str
     since: str
+    ends: EndRule | None = None
+
+    @property
+    def rule(self) -> EndRule:
+        """The rule by which the claim ends."""
+        return self.ends or _ENDS_OF_OWNERS.get(self.owner, EndRule.RELEASE)
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -252,11 +277,18 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
         forgotten = {other.id for other in ended[:-MAX_ENDED_MEMBERS]}
         return msgspec.structs.replace(self, members=tuple(other for other in members if other.id not in forgotten))
 
-    def with_claim(self, claim: Claim) -> Record:
-        """The record with that claim; an owner that claims already keeps its first word."""
-        if any(other.owner == claim.owner for other in self.claims):
+    def with_claim(self, owner: str, since: str, ends: EndRule | None = None) -> Record:
+        """The record with a claim of ``owner``. Of an existing claim only the rule changes, if ``ends`` is given."""
+        known = next((claim for claim in self.claims if claim.owner == owner), None)
+        if known is None:
+            new = Claim(owner, since, ends or EndRule.RELEASE)
+            return msgspec.structs.replace(self, claims=(*self.claims, new))
+        if ends in (None, known.ends):
             return self
-        return msgspec.structs.replace(self, claims=(*self.claims, claim))
+        changed = msgspec.structs.replace(known, ends=ends)
+        return msgspec.structs.replace(
+            self, claims=tuple(changed if claim is known else claim for claim in self.claims)
+        )
 
     def without_claim(self, owner: str) -> Record:
         """The record without that owner's claim."""
@@ -265,6 +297,10 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     def claimed_by(self, owner: str) -> bool:
         """Whether that owner says that the workload lives."""
         return any(claim.owner == owner for claim in self.claims)
+
+    def claimed_until(self, rule: EndRule) -> bool:
+        """Whether a claim ends by that rule."""
+        return any(claim.rule is rule for claim in self.claims)
 
     @property
     def awaited(self) -> tuple[Member, ...]:

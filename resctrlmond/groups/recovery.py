@@ -14,7 +14,7 @@ from resctrlmond.groups.keys import canonical_key
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.pending import Pending
 from resctrlmond.groups.plan import RECOVERED, Do, Step, baseline_of, recover
-from resctrlmond.groups.record import ROOT_PART, Claim, Record, State, UnreadableRecord
+from resctrlmond.groups.record import ROOT_PART, Claim, EndRule, Record, State, UnreadableRecord
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.sweeping import Sweeping
 from resctrlmond.groups.times import boot_ns, utc_now
@@ -135,7 +135,7 @@ class Recovery:
             if standing is not None:
                 self.life.snapshots.set_aside(key, standing.generation)
             generation = standing.generation + 1 if standing else 1
-            claims = (Claim(RECOVERED, utc_now()),)
+            claims = (Claim(RECOVERED, utc_now(), EndRule.TASKS),)
             self._take_over(replace(self._unrecorded(key, found), generation=generation, claims=claims))
         yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from resctrlmond.groups.errors import AlreadyMonitored, InvalidRequest
 from resctrlmond.groups.keys import check_word, valid_class
-from resctrlmond.groups.record import Member, Record
+from resctrlmond.groups.record import EndRule, Member, Record
 from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
@@ -38,13 +38,15 @@ class Assignment:
     ``late``: whether the process has run user code already; False is the caller's word that it has not, and None has
     it looked for, as it always is of a control group. ``tree``: with a pid, all its descendants too.
     ``class_`` FOLLOW takes the class where the process is. ``may_wait``: without a free RMID the group is pending,
-    and gets one in order of ``priority`` (None: as it is, at first 0).
+    and gets one in order of ``priority`` (None: as it is, at first 0). ``ends`` is the rule by which the claim of
+    ``owner`` ends (None: EndRule.RELEASE for a new claim, unchanged for an existing one).
     ``is_from_runtime``: the caller is a hook, which cannot ask again with less: attributes over the limit are left
     out, and the room that is reserved for hooks is used.
     """
 
     key: str
     owner: str
+    ends: EndRule | None = None
     pid: int | None = None
     cgroup: str | None = None
     class_: str = FOLLOW

@@ -20,7 +20,7 @@ from resctrlmond.nri.pods import Member, Pods, attributes, container_names
 log = logging.getLogger(__name__)
 
 # What is over cannot be ended again, and what is gone needs no group.
-_ALREADY = frozenset({"NoSuchGroup"})
+_ALREADY = frozenset({"NoSuchGroup", "NoSuchClaim"})
 _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
 # What a runtime like Kata or gVisor tells for a container is the process of its sandbox: the virtual machine, or the
 # kernel that the containers are given.

@@ -13,7 +13,6 @@ import dbus_fast
 import pytest
 from dbus_fast import Variant
 
-from resctrlmond.groups.record import Claim
 from resctrlmond.groups.survey import Seen
 from tests.api.dbus_lab import (
     GROUP,
@@ -176,7 +175,7 @@ def test_nul_in_a_claim_cuts_no_connection(lab: Lab) -> None:
     async def run() -> None:
         async with lab.door() as door, Client(lab.address) as client:
             record = await asyncio.to_thread(lab.manager.create, "nul", owner="cli")
-            lab.manager.book.put(record.with_claim(Claim("a\0b", "now")))
+            lab.manager.book.put(record.with_claim("a\0b", "now"))
             assert (await client.call("Get", "s", "nul"))["claims"][1]["owner"] == "a\ufffdb"
             assert await client.call("Get", "ss", GROUP, "Claims", path=f"{ROOT}/group/nul", interface=PROPERTIES)
             assert door.connected

@@ -57,7 +57,9 @@ def _assign(site: Site) -> Callable[[], str]:
     child, key = site.process(), uuid.uuid4().hex * 2
 
     def act() -> str:
-        return site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1", late=False)
+        return site.attempt(
+            "Assign", key=key, pid=child.pid, claim="engine", ends="container", member="c1", late=False
+        )
 
     return act
 
@@ -77,20 +79,24 @@ def _used(site: Site, class_: str = "") -> tuple[str, int]:
 
 def _assign_again(site: Site) -> Callable[[], str]:
     key = site.assigned(site.process(), member="c1")
-    site.call("Release", key=key, claim="oci")
+    site.call("Release", key=key, claim="engine")
     child = site.process()
-    return lambda: site.attempt("Assign", key=key, pid=child.pid, claim="oci", member="c1", late=False)
+    return lambda: site.attempt(
+        "Assign", key=key, pid=child.pid, claim="engine", ends="container", member="c1", late=False
+    )
 
 
 def _assign_another_class(site: Site) -> Callable[[], str]:
     key, _ = _used(site)
     other = site.process("gold")
-    return lambda: site.attempt("Assign", key=key, pid=other.pid, claim="oci", member="c2", late=False)
+    return lambda: site.attempt(
+        "Assign", key=key, pid=other.pid, claim="engine", ends="container", member="c2", late=False
+    )
 
 
 def _release(site: Site) -> Callable[[], str]:
     key, _ = _used(site)
-    return lambda: site.attempt("Release", key=key, claim="oci")
+    return lambda: site.attempt("Release", key=key, claim="engine")
 
 
 def _move(site: Site) -> Callable[[], str]:
@@ -101,7 +107,7 @@ def _move(site: Site) -> Callable[[], str]:
 def _reconcile(site: Site) -> Callable[[], str]:
     _used(site)
     _used(site)
-    return lambda: site.attempt("Reconcile", claim="oci", keys=[])
+    return lambda: site.attempt("Reconcile", claim="engine", keys=[])
 
 
 def _end(site: Site) -> Callable[[], str]:
@@ -146,7 +152,7 @@ def _prune(site: Site) -> Callable[[], str]:
     key = site.assigned(site.process(), member="c1")
 
     def act() -> str:
-        how = site.attempt("Release", key=key, claim="oci")
+        how = site.attempt("Release", key=key, claim="engine")
         return _until(site, lambda: not _state(site, key)) if how == "done" else how
 
     return act

@@ -94,10 +94,10 @@ class Site:
         child.kill()
         child.wait()
 
-    def assigned(self, child: subprocess.Popen[bytes], claim: str = "oci", **more: Any) -> str:
-        """The key of a new container with that process."""
+    def assigned(self, child: subprocess.Popen[bytes], claim: str = "engine", **more: Any) -> str:
+        """The key of a new container with that process, whose claim ends as the hook's does."""
         key = more.pop("key", None) or uuid.uuid4().hex * 2
-        self.call("Assign", key=key, pid=child.pid, claim=claim, late=False, **more)
+        self.call("Assign", key=key, pid=child.pid, claim=claim, late=False, **{"ends": "container", **more})
         return str(key)
 
     def use(self, key: str, child: subprocess.Popen[bytes]) -> None:

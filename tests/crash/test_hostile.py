@@ -66,7 +66,7 @@ def test_no_descriptor_left(site: Make) -> None:
             for _ in range(number):
                 made.pop(0).close()
             for verb, parameters in (
-                ("Assign", {"key": f"new-{number}", "pid": child.pid, "claim": "oci"}),
+                ("Assign", {"key": f"new-{number}", "pid": child.pid, "claim": "engine"}),
                 ("Read", {"key": key}),
                 ("Status", {}),
                 ("List", {}),
@@ -100,17 +100,20 @@ def test_a_full_run_folder(site: Make, tmp_path: Path) -> None:
             room = ["mount", "-o", f"remount,nr_inodes={used + number}", run]
             subprocess.run(room, check=True)
             child = here.process()
-            assert here.attempt("Assign", key=f"new-{number}", pid=child.pid, claim="oci") in ("NotWritten", "done")
-            assert here.attempt("Release", key=key, claim="nobody") in ("NotWritten", "done")
+            assert here.attempt("Assign", key=f"new-{number}", pid=child.pid, claim="engine", ends="container") in (
+                "NotWritten",
+                "done",
+            )
+            assert here.attempt("Create", key=key, claim="engine") in ("NotWritten", "done")
             assert here.attempt("Read", key=key) == "done"
             subprocess.run(["mount", "-o", "remount,nr_inodes=4000", run], check=True)
             here.check()
         subprocess.run(["mount", "-o", f"remount,nr_inodes={used}", run], check=True)
         # Its last values cannot be written: the group and its counters stay until they can be.
-        assert here.attempt("Release", key=key, claim="oci") == "NotWritten"
+        assert here.attempt("Release", key=key, claim="engine") == "NotWritten"
         assert here.outside.tree.tasks(here.outside.ours()[0].ref)
         subprocess.run(["mount", "-o", "remount,nr_inodes=4000", run], check=True)
-        assert here.attempt("Release", key=key, claim="oci") == "done"
+        assert here.attempt("Release", key=key, claim="engine") == "done"
         here.drain()
         here.close()
     finally:
@@ -138,7 +141,7 @@ def test_the_time_of_day_is_set(site: Make, tmp_path: Path, days: int) -> None:
     here.use(living, worker)
     checkpoint = tmp_path / "run" / "groups" / living / "checkpoint"
     ended = here.assigned(over)
-    here.call("Release", key=ended, claim="oci")
+    here.call("Release", key=ended, claim="engine")
     # A pod without a control group: its end is a matter of time.
     uid = here.assigned(pod, key="0f8fad5b-d9cb-469f-a165-70867728950e", member="c1")
     here.end(pod)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import types
-from resctrlmond.groups.record import Claim, State
+from resctrlmond.groups.record import Claim, EndRule, State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager, error, serving
 
@@ -56,6 +56,7 @@ def test_the_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) ->
         pid=request.pid,
         late=False,
         claim="run",
+        ends=EndRule.MEMBERS,
         attributes={"command": "sh -c 'echo out; echo err >&2'"},
         pending=False,
     )

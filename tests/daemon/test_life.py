@@ -43,7 +43,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: Start) -> None:
     machine.start(WATCHDOG_USEC="400000")
-    machine.call("Assign", key=CTR, pid=process().pid, claim="oci")
+    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", ends="container")
     assert machine.told("STATUS=1 group")
     for _ in range(3):
         assert machine.told("WATCHDOG=1")
@@ -53,7 +53,7 @@ def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: Start)
     reloading = machine.told("RELOADING=1")
     assert any(line.startswith("MONOTONIC_USEC=") for line in reloading)
     assert machine.told("READY=1")
-    machine.call("Release", key=CTR, claim="oci")
+    machine.call("Release", key=CTR, claim="engine")
     deadline = time.monotonic() + 60
     while machine.call("List")["groups"] and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -192,7 +192,9 @@ def test_assign_of_a_process_by_hand_is_late(machine: Machine, process: Start) -
 def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Machine, process: Start) -> None:
     child = process()
     machine.start()
-    before = machine.call("Assign", key=CTR, pid=child.pid, late=False, claim="oci", member="c1")["group"]
+    before = machine.call(
+        "Assign", key=CTR, pid=child.pid, late=False, claim="engine", ends="container", member="c1"
+    )["group"]
     place = machine.top / "resctrl" / "mon_groups" / CTR
     snapshot = machine.run / "groups" / CTR
     inode, nonce = place.stat().st_ino, place.stat().st_mtime_ns
@@ -215,7 +217,7 @@ def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Mach
 def test_what_ends_while_it_is_stopped_is_ended_at_the_start(machine: Machine, process: Start) -> None:
     child = process()
     machine.start()
-    machine.call("Assign", key=CTR, pid=child.pid, claim="oci")
+    machine.call("Assign", key=CTR, pid=child.pid, claim="engine", ends="container")
     assert machine.stop() == Exit.OK
     assert machine.groups() == [CTR]
     end(child)
@@ -231,7 +233,7 @@ def test_an_end_is_seen_at_once_without_anybody_saying_so(machine: Machine, proc
     fastest = 9.0
     for number in range(3):
         child = process()
-        machine.call("Assign", key=f"c{number}", pid=child.pid, claim="oci")
+        machine.call("Assign", key=f"c{number}", pid=child.pid, claim="engine", ends="container")
         time.sleep(0.2)
         ended = time.monotonic()
         end(child)
@@ -242,7 +244,7 @@ def test_an_end_is_seen_at_once_without_anybody_saying_so(machine: Machine, proc
 
 def test_the_mount_goes_and_the_daemon_stays(machine: Machine, process: Start) -> None:
     machine.start()
-    machine.call("Assign", key=CTR, pid=process().pid, claim="oci")
+    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", ends="container")
     subprocess.run(["umount", str(machine.top / "resctrl")], check=True)
     assert machine.reaches(CTR, "lost")
     status = machine.call("Status")

@@ -59,7 +59,7 @@ def test_a_start_that_hangs_says_at_what(machine: Machine, process: Start) -> No
     """Until systemd gives up, nobody could see why there was no daemon."""
     machine.start()
     child = process()
-    machine.call("Assign", key="hangs", pid=child.pid, claim="oci")
+    machine.call("Assign", key="hangs", pid=child.pid, claim="engine", ends="container")
     machine.kill()
     child.kill()
     child.wait()

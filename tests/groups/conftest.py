@@ -14,7 +14,7 @@ import pytest
 
 from resctrlmond.groups.lifecycle import Mark
 from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Record, Records, State
+from resctrlmond.groups.record import EndRule, Record, Records, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.target import Assignment
@@ -127,6 +127,8 @@ def contents(top: str) -> dict[str, str]:
 
 def assignment(key: str, pid: int, owner: str = "test", **more: object) -> Assignment:
     """Of a process that is held until the call returns, as the hook does, unless ``late`` says otherwise."""
+    # As the hook's door asks.
+    more.setdefault("ends", EndRule.CONTAINER if owner == "oci" else None)
     return Assignment(key=key, owner=owner, pid=pid, **{"late": False, **more})  # type: ignore[arg-type]
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from resctrlmond.groups.plan import OCI, RECOVERED, RUN, Do, claims_over, recover, waiting
-from resctrlmond.groups.record import Claim, Member, Record, State
+from resctrlmond.groups.plan import OCI, RECOVERED, Do, claims_over, recover, waiting
+from resctrlmond.groups.record import Claim, EndRule, Member, Record, State
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl.tree import Found, GroupRef
 
@@ -100,8 +100,12 @@ def test_no_group_is_given_to_two_and_foreign_ones_to_nobody(
     assert [step.record for step in plan.steps] == [one for one in records if not one.state.is_over]
 
 
+RUN = "run"
+RULES = {OCI: EndRule.CONTAINER, RUN: EndRule.MEMBERS, RECOVERED: EndRule.TASKS}
+
+
 def claimed(key: str, owners: list[str], members: list[Member], pod_cgroup: str = "") -> Record:
-    claims = tuple(Claim(owner, utc_now()) for owner in owners)
+    claims = tuple(Claim(owner, utc_now(), RULES.get(owner, EndRule.RELEASE)) for owner in owners)
     return Record(
         key=key, group_name=key, state=State.ACTIVE, claims=claims, members=tuple(members), pod_cgroup=pod_cgroup
     )
@@ -156,3 +160,20 @@ CTR = "4d" * 32
 def test_whose_claim_is_over(one: Record, gone: bool, empty: bool, over: list[str]) -> None:
     found = claims_over(timed(one), pod_is_gone=gone, group_is_empty=empty, linger_s=500, pod_linger_s=3000)
     assert found == over
+
+
+@pytest.mark.parametrize("owner", ["oci", "run", "recovered", "nri", "engine"])
+def test_a_claim_ends_by_its_rule_whatever_its_owner_is_called(owner: str) -> None:
+    ended = {rule: claimed(CTR, [], [member(owner, 60)]).with_claim(owner, utc_now(), rule) for rule in EndRule}
+    over = {
+        rule
+        for rule, one in ended.items()
+        if claims_over(timed(one), pod_is_gone=False, group_is_empty=True, linger_s=500, pod_linger_s=3000)
+    }
+    assert over == {EndRule.MEMBERS, EndRule.CONTAINER, EndRule.TASKS}
+
+
+@pytest.mark.parametrize(("owner", "rule"), RULES.items())
+def test_a_claim_of_a_record_without_rules_ends_by_the_rule_that_its_owner_had(owner: str, rule: EndRule) -> None:
+    assert Claim(owner, utc_now()).rule is rule
+    assert Claim("nri", utc_now()).rule is EndRule.RELEASE

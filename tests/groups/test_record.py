@@ -22,6 +22,7 @@ from resctrlmond.groups.record import (
     MAX_ENDED_MEMBERS,
     ROOT_PART,
     Claim,
+    EndRule,
     Member,
     Record,
     Records,
@@ -233,10 +234,17 @@ def test_a_member_keeps_its_place() -> None:
 
 
 def test_an_owner_claims_once() -> None:
-    twice = RECORD.with_claim(Claim("a", "1")).with_claim(Claim("a", "2")).with_claim(Claim("b", "3"))
-    assert twice.claims == (Claim("a", "1"), Claim("b", "3"))
-    assert twice.without_claim("a").claims == (Claim("b", "3"),)
+    twice = RECORD.with_claim("a", "1").with_claim("a", "2").with_claim("b", "3", EndRule.MEMBERS)
+    last = Claim("b", "3", EndRule.MEMBERS)
+    assert twice.claims == (Claim("a", "1", EndRule.RELEASE), last)
+    assert twice.without_claim("a").claims == (last,)
     assert twice.without_claim("c") == twice
+
+
+def test_a_claim_keeps_its_rule_until_its_owner_names_another() -> None:
+    once = RECORD.with_claim("a", "1", EndRule.CONTAINER)
+    assert once.with_claim("a", "2") == once
+    assert once.with_claim("a", "2", EndRule.RELEASE).claims == (Claim("a", "1", EndRule.RELEASE),)
 
 
 def test_the_book_tells_changes_after_they_are_on_disk(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Outcome:
 def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
     """Start ``count`` containers with crun at once, each with the hooks as shipped, and delete them at once.
 
-    ``prefix`` is put before crun, for example a command that limits its CPU time.
+    ``prefix`` is put before 'crun run', for example a command that limits its CPU time.
     """
     bundle = host.bundle("starved", f"{WHERE}; exec sleep 3600", {}, "/starved/NAME")
     names = f"$(seq -f starved-%g {count})"
@@ -79,7 +79,7 @@ def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
     outside = [name for name, place in places.items() if place != name]
     known = [name for name in outside if name in groups]
     unsaid = [name for name in known if not any(member.get("late") for member in groups[name]["members"])]
-    _each(host, names, f"{prefix} crun delete --force $name", "delete")
+    _each(host, names, "crun delete --force $name", "delete")
     printed = (line for output in ("run.out", "delete.out") for _, line in _lines(host, output))
     errors = Counter(line for line in printed if not line.startswith(("mon:", "res:")))
     return Outcome(

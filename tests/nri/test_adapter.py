@@ -90,7 +90,15 @@ def test_somebody_elses_claim_outlives_ours_and_ours_outlives_it(node: Node) -> 
         plugin.tell(Event.RUN_POD_SANDBOX, pod)
         container = node.container(pod, node.process())
         # The hook runs before the runtime tells us.
-        node.machine.call("Assign", key=UID, pid=container.pid, member=container.id, kind="container", claim="oci")
+        node.machine.call(
+            "Assign",
+            key=UID,
+            pid=container.pid,
+            member=container.id,
+            kind="container",
+            claim="engine",
+            ends="container",
+        )
         plugin.tell(Event.START_CONTAINER, pod, container)
         assert node.owners() == {"oci", "nri"}
         assert node.member(container.id)["owner"] == "oci", (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from resctrlmond.groups.accounting import Total
-from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.record import EndRule, Record, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl.counters import EVENTS, Kind, parse_value
@@ -126,6 +126,7 @@ class Ours:
             assignment = Assignment(
                 key=of.key,
                 owner=owner,
+                ends=EndRule.CONTAINER if owner == Owner.HOOK else None,
                 pid=life.first.tid,
                 own_cgroup=life.cgroup,
                 member=f"c{life.container}",
