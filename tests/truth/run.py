@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,10 @@ from tests.truth.peers import GoresctrlMonitor, InProcess, NriResctrlMon
 from tests.truth.script import CLASSES, CPUS, write
 from tests.truth.world import World
 
+# The simulated counters lag by LAG_MS, and while the manager in this process sleeps, so many times as long goes by there:
+# as long as the hardware's 2 ms are to the manager. The lag passes only while the manager waits for it, and not while it
+# does other work. It is shorter than a second of the script, so that checkpoints have all that was used before.
+LAG_MS, SLOWER = 900, 450
 # So few that the bursts of the script exhaust them.
 RMIDS = 44
 NAMES = ("resctrlmond", "nri-resctrl-mon", "goresctrl")
@@ -49,7 +54,7 @@ def run(part: Part) -> list[Tally]:
     # Sessions are found every five seconds of the clock, of which none goes by here.
     script = write(part.seed, part.workloads, sessions=not part.by_door)
     ours = Tally(NAMES[0])
-    with _machine(part.seed) as (simulation, top), Crew() as crew:
+    with _machine(part) as (simulation, top), Crew() as crew, contextlib.ExitStack() as stack:
         control = Control(simulation.mountpoint)
 
         def make_class(name: str) -> None:
@@ -62,6 +67,7 @@ def run(part: Part) -> list[Tally]:
                 left = door.left()
                 ours.kills += door.kills
         else:
+            stack.enter_context(_slow_machine(control))
             agent = Ours(simulation, os.path.join(top, "run"), part.seed)
             world.play(script, agent, ours.add)
             left = [found.path for found in agent.host.ours()]
@@ -85,7 +91,23 @@ def _peers(part: Part, ours: Tally) -> Iterator[Tally]:
 
 
 @contextlib.contextmanager
-def _machine(seed: int) -> Iterator[tuple[Simulation, str]]:
+def _slow_machine(control: Control) -> Iterator[None]:
+    """While the manager in this process sleeps, SLOWER times as long goes by on the simulated machine."""
+    sleep = time.sleep
+
+    def slept(seconds: float) -> None:
+        sleep(seconds)
+        control.advance(seconds * SLOWER)
+
+    time.sleep = slept
+    try:
+        yield
+    finally:
+        time.sleep = sleep
+
+
+@contextlib.contextmanager
+def _machine(part: Part) -> Iterator[tuple[Simulation, str]]:
     """A mounted machine whose RMIDs all have a past, and a folder in memory, as /run is."""
     before = os.getegid()
     os.setegid(MARK)
@@ -94,7 +116,11 @@ def _machine(seed: int) -> Iterator[tuple[Simulation, str]]:
             for folder in ("resctrl", "run"):
                 os.mkdir(os.path.join(top, folder))
             mountpoint = os.path.join(top, "resctrl")
-            with Simulation(mountpoint, "intel-aet", RMIDS, residue=seed, virtual_cpus=CPUS) as simulation:
+            # Another process's waiting cannot be seen: for it the lag is the hardware's.
+            lag_ms = None if part.by_door else LAG_MS
+            with Simulation(
+                mountpoint, "intel-aet", RMIDS, residue=part.seed, virtual_cpus=CPUS, lag_ms=lag_ms
+            ) as simulation:
                 yield simulation, top
     finally:
         os.setegid(before)
