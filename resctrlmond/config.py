@@ -277,10 +277,10 @@ def _check_paths(config: Config, lines: Mapping[str, int], path: str) -> None:
         refuse_line(path, lines.get(key, lines.get("runtime_dir", lines.get("resctrl", 0))), f"{key} {what}", remedy)
 
     for key in ("runtime_dir", "groups_dir", "varlink_socket"):
-        if _within(getattr(config, key), config.resctrl):
+        if is_within(getattr(config, key), config.resctrl):
             refuse(key, "lies in resctrl", "resctrl holds groups only; use a folder in /run")
     if config.groups_dir == config.runtime_dir or any(
-        _within(config.groups_dir, f"{config.runtime_dir}/{own}") for own in ("records", "completed")
+        is_within(config.groups_dir, f"{config.runtime_dir}/{own}") for own in ("records", "completed")
     ):
         refuse("groups_dir", "is where other files of the daemon are", "Use a folder of its own")
     if len(os.fsencode(config.varlink_socket)) > _MAX_SOCKET_BYTES:
@@ -296,7 +296,8 @@ def _is_empty(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and not node.value and node.style is None
 
 
-def _within(path: str, folder: str) -> bool:
+def is_within(path: str, folder: str) -> bool:
+    """Whether the path is the folder or below it, compared by component: /run/a-b is not within /run/a."""
     return path == folder or path.startswith(f"{folder}/")
 
 

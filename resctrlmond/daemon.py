@@ -18,7 +18,7 @@ from resctrlmond.api import sockets, varlink_door
 from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.config import Config, ConfigError
+from resctrlmond.config import Config, ConfigError, is_within
 from resctrlmond.groups.record import Record
 from resctrlmond.message_ids import MessageId
 from resctrlmond.notices import Notices
@@ -53,7 +53,7 @@ class Daemon:
         self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(ground.manager.tree, ground.manager.life.went_with_mount)
-        self._rivals = Rivals(self._config.groups_dir.startswith)
+        self._rivals = Rivals(lambda folder: is_within(self._config.groups_dir, folder))
         self._ticking = Ticking(self._workers, self._tick, went_on=lambda: self._manager.upkeep.went_on)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()

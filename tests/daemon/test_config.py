@@ -232,6 +232,17 @@ def test_a_time_is_a_finite_number_of_at_most_a_year(text: str) -> None:
     assert "Expected a time span" in refused(f"pod_linger: {text}")
 
 
+def test_paths_are_compared_by_component() -> None:
+    """/sys/fs/resctrl-x is not inside /sys/fs/resctrl, nor is /run/resctrlmond/records-old one of our folders."""
+    apart = "groups_dir: /sys/fs/resctrl-x/groups\nruntime_dir: /sys/fs/resctrl-x\n"
+    assert parsed(apart).groups_dir == "/sys/fs/resctrl-x/groups"
+    assert parsed("groups_dir: /run/resctrlmond/records-old").groups_dir == "/run/resctrlmond/records-old"
+    for folder in ("records", "records/x", "completed"):
+        assert "where other files of the daemon are" in refused(f"groups_dir: /run/resctrlmond/{folder}")
+    assert "lies in resctrl" in refused("groups_dir: /sys/fs/resctrl")
+    assert "lies in resctrl" in refused("groups_dir: /sys/fs/resctrl/x")
+
+
 def test_the_group_by_number_and_by_name() -> None:
     assert parsed("group: 4242").group_id() == 4242
     known = next(entry for entry in grp.getgrall() if entry.gr_gid != 0)

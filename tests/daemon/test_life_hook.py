@@ -226,6 +226,47 @@ def test_the_end_is_seen_by_the_control_group_going_empty(machine: Machine, init
         cgroup.rmdir()
 
 
+# runc's init is a Go program: it has several threads when its hooks run.
+_THREADED = """
+import sys, threading, time
+for _ in range(3):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["its own", "shared"])
+def test_a_container_whose_init_has_several_threads_keeps_its_control_group_as_its_own(
+    machine: Machine, process: Start, is_shared: bool
+) -> None:
+    """Its further threads were taken for other processes, and what joined the container later was never counted."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    cgroup = Path(top, f"resctrlmond-hook-{os.getpid()}")
+    cgroup.mkdir()
+    child = subprocess.Popen([sys.executable, "-c", _THREADED], stdout=subprocess.PIPE)
+    other = process()
+    try:
+        assert child.stdout
+        assert child.stdout.readline() == b"started\n"
+        (cgroup / "cgroup.procs").write_text(str(child.pid))
+        if is_shared:
+            (cgroup / "cgroup.procs").write_text(str(other.pid))
+        machine.start()
+        assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
+        assert len(machine.tasks(CTR)) == len(os.listdir(f"/proc/{child.pid}/task")) == 4
+        assert machine.group(CTR)["members"][0].get("cgroup", "") == ("" if is_shared else str(cgroup))
+    finally:
+        for one in (child, other):
+            one.kill()
+            one.wait()
+        assert child.stdout
+        child.stdout.close()
+        while cgroup.exists():
+            with contextlib.suppress(OSError):
+                cgroup.rmdir()
+
+
 POD = UID.replace("-", "_")
 
 

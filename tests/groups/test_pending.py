@@ -18,7 +18,7 @@ from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.upkeep import log
 from resctrlmond.resctrl.errors import RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.sim.mount import Simulation
@@ -164,6 +164,36 @@ def test_who_waits_is_served_by_priority_and_then_by_age(small: Host) -> None:
         records = small.manager.records()
         served.append([one.key for one in records if one.state is State.IDLE and one.key not in ("one", "two")])
     assert served == [["m-high"], ["b-low", "m-high"], ["b-low", "z-old"], ["a-young", "z-old"]]
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["at a tick", "at a start"])
+def test_an_rmid_that_comes_free_while_the_queue_is_served_goes_to_its_head(
+    small: Host, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """The first one was refused an RMID; the one that came free a moment later went to the second."""
+    fill(small)
+    small.manager.create("second", owner="a")
+    small.manager.create("first", owner="a", priority=1)
+    create = Tree.create
+
+    def refused_then_freed(tree: Tree, ref: GroupRef, nonce: int) -> Found:
+        try:
+            return create(tree, ref, nonce)
+        except RmidsExhausted:
+            if (one := tree.find(GroupRef("", "one"))) is not None:
+                os.rmdir(one.path)  # somebody else removes a group, which frees its RMID
+            raise
+
+    monkeypatch.setattr(Tree, "create", refused_then_freed)
+    if restarts:
+        small.restart()
+    else:
+        small.manager.upkeep.tick()
+    states = {key: small.manager.get(key).state for key in ("first", "second")}
+    assert states == {"first": State.PENDING, "second": State.PENDING}
+    small.manager.upkeep.tick()
+    states = {key: small.manager.get(key).state for key in ("first", "second")}
+    assert states == {"first": State.IDLE, "second": State.PENDING}
 
 
 def test_the_order_outlives_a_restart(small: Host) -> None:

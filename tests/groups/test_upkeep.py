@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -268,6 +269,49 @@ def test_an_adopted_group_is_not_asked_for_all_its_tasks_each_second(
     end(second)
     host.manager.upkeep.tick()
     assert host.manager.get("busy").state is State.COMPLETED
+
+
+def test_an_adopted_group_ends_when_its_last_task_leaves_it_for_another_group(host: Host, process: Start) -> None:
+    """The task lives on elsewhere: the RMID was kept for as long as it did."""
+    child = process()
+    host.manager.assign(assignment("busy", child.pid))
+    shutil.rmtree(os.path.join(host.run, "records"))
+    os.mkdir(os.path.join(host.run, "records"))
+    host.restart()
+    host.manager.upkeep.tick()
+    assert host.manager.get("busy").state is State.ACTIVE
+    foreign = host.make_foreign("theirs")
+    host.tree.write_task(foreign.path, child.pid)
+    host.manager.upkeep.tick()
+    assert host.manager.get("busy").state is State.COMPLETED
+    assert host.ours() == []
+    assert host.tree.membership(child.pid).group == "theirs"
+
+
+def test_linger_counts_from_the_end_of_the_last_member(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each member's end begins the time anew; the first one's end, or the group's age, says nothing."""
+    clock, ahead_ns = time.clock_gettime_ns, 0
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda which: clock(which) + ahead_ns)
+    host.manager.settings = Settings(linger_s=3600)
+    first, second = process(), process()
+    for number, child in enumerate((first, second)):
+        host.manager.assign(assignment(CTR, child.pid, "oci", member=f"c{number}"))
+
+    def state_after(hours: float) -> State:
+        nonlocal ahead_ns
+        ahead_ns += int(hours * 3600e9)
+        host.manager.upkeep.tick()
+        return host.manager.get(CTR).state
+
+    end(first)
+    assert state_after(0) is State.ACTIVE
+    assert state_after(2) is State.ACTIVE
+    end(second)
+    assert state_after(0) is State.IDLE
+    assert state_after(0.9) is State.IDLE
+    assert state_after(0.2) is State.COMPLETED
 
 
 def test_a_group_cut_before_its_nonce_is_not_removed_under_its_record(host: Host) -> None:

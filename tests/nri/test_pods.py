@@ -98,3 +98,20 @@ def test_attributes_that_are_long_together_fit_the_daemons_limit() -> None:
     check_attributes({**found, "pod.containers": "ä" * 4096, "pod.counted": "no"})
     assert found["pod.name"] == "web"
     assert len(found) > 3
+
+
+def test_the_start_time_of_a_process_is_forgotten_when_a_list_brings_another_pid_under_the_same_id() -> None:
+    """A container restarted while nobody was connected: its new process was taken for one that has ended."""
+    pods = Pods()
+    pods.replace_all([Pod("s", UID, pid=10), Pod("same", OTHER, pid=11)], [Container("c", "s", pid=20)])
+    for one in (pods.sandboxes["s"], pods.sandboxes["same"], pods.members["c"]):
+        one.started = 4711
+    pods.begin()
+    pods.replace_all([Pod("s", UID, pid=12), Pod("same", OTHER, pid=11)], [Container("c", "s", pid=22)])
+    assert pods.sandboxes["s"].started == 0
+    assert pods.members["c"].started == 0
+    assert pods.sandboxes["same"].started == 4711
+    # One that is told without a pid is still the one that was known.
+    pods.begin()
+    pods.replace_all([Pod("s", UID, pid=12), Pod("same", OTHER)], [Container("c", "s", pid=22)])
+    assert pods.sandboxes["same"].started == 4711

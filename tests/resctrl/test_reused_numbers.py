@@ -11,7 +11,7 @@ import pytest
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, put_back
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 from .conftest import Make
@@ -162,3 +162,32 @@ def test_a_stranger_with_the_number_of_a_cgroups_task_goes_back(
     assert reusing.membership(puppet.pid) == THEIRS
     assert reusing.tasks(ref) == []
     assert os.path.exists(f"/proc/{puppet.pid}")
+
+
+def test_undoing_moves_leaves_a_stranger_that_received_the_number_where_it_is(
+    tree: Tree, make: Make, nursery: Puppet, puppet: Puppet, held: Process
+) -> None:
+    """The process that was moved has ended, and its number is a stranger's: the stranger was moved in its stead."""
+    ref = make("a")
+    past: dict[int, tuple[int, Membership]] = {}
+    move_process(tree, held, ref, How(past=past))
+    assert set(past) == {puppet.pid}
+    puppet.kill()
+    pause_for_start_time()
+    assert nursery.make(f"fork-as {puppet.pid}") == puppet.pid, "the number could not be had again"
+    put_back(tree, past)
+    assert tree.membership(puppet.pid) == THEIRS
+
+
+def test_undoing_moves_puts_each_thread_back_where_it_was(
+    tree: Tree, make: Make, puppet: Puppet, held: Process
+) -> None:
+    before, after = make("before"), make("after")
+    thread = puppet.make("thread")
+    tree.write_task(before.path, thread)
+    past: dict[int, tuple[int, Membership]] = {}
+    move_process(tree, held, after, How(take_over=True, past=past))
+    assert set(tree.tasks(after)) == {puppet.pid, thread}
+    put_back(tree, past)
+    assert tree.membership(puppet.pid) == Membership("", "")
+    assert tree.membership(thread) == Membership("", "before")
