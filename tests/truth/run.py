@@ -23,9 +23,9 @@ from tests.truth.peers import GoresctrlMonitor, InProcess, NriResctrlMon
 from tests.truth.script import CLASSES, CPUS, write
 from tests.truth.world import World
 
-# The simulated counters lag by LAG_MS, and while the manager in this process sleeps, so many times as long goes by
-# there: as long as the hardware's 2 ms are to the manager. The lag passes only while the manager waits for it, and not
-# while it does other work. It is shorter than a second of the script, so checkpoints have all that was used before.
+# The simulated counters lag by LAG_MS. While the manager in this process sleeps, SLOWER times as long goes by
+# there: so the lag is as long as the hardware's 2 ms, and passes only while the manager waits for it, not while it
+# does other work. It is shorter than a second of the script, so checkpoints have all that was used before.
 LAG_MS, SLOWER = 900, 450
 # So few that the bursts of the script exhaust them.
 RMIDS = 44
