@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import os
 from collections.abc import Sequence
 
 from resctrlctl import render
@@ -148,5 +150,12 @@ def status(args: argparse.Namespace, screen: Screen) -> int:
     if screen.json is not Json.OFF:
         screen.answer(reply)
     elif not screen.quiet:
-        screen.show(render.status_sheet(reply))
+        screen.show(render.status_sheet(reply, runtimes_without_hook()))
     return OK
+
+
+def runtimes_without_hook(root: str = "/") -> list[str]:
+    """The container runtimes of this host that never call the OCI hook, by the files that they have in /run."""
+    found = ["Docker"] if os.path.exists(os.path.join(root, "run/docker.sock")) else []
+    # /run/user/UID/libpod is made by the Podman of a user.
+    return [*found, *(["rootless Podman"] if glob.glob(os.path.join(root, "run/user/*/libpod")) else [])]

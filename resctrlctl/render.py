@@ -96,13 +96,18 @@ def foreign_show(reply: ReadForeignReply) -> list[Block]:
     return [Sheet(printable(other.name), fields, Tone.FAINT), readings]
 
 
+_NO_ENERGY = "core energy is not counted by this processor or kernel; see CORE ENERGY in resctrlmond(7)"
+_NO_HOOK = "assign its containers by control group; see DOCKER AND ROOTLESS PODMAN in resctrlctl(1)"
+
+
 def totals_table(totals: Iterable[Total]) -> Table:
     """What was used of each event since the baseline, and how far that can be trusted."""
     return Table(_TOTAL_COLUMNS, tuple(map(_total_row, totals)))
 
 
-def status_sheet(reply: StatusReply) -> list[Block]:
-    """``status``: the machine and the daemon as a whole."""
+def status_sheet(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[Block]:
+    """``status``: the machine and the daemon; ``without_hook``: the runtimes of this host that call no hook."""
+    has_energy = any("core_energy" in each.events for each in reply.capacity)
     mount = reply.mount if reply.mounted else f"{reply.mount} (not mounted)"
     groups = count(reply.groups, "group") + (f", {reply.pending} pending" if reply.pending else "")
     fields = [
@@ -116,6 +121,8 @@ def status_sheet(reply: StatusReply) -> list[Block]:
             tuple(f"{each.resource}: {each.rmids} RMIDs; {' '.join(each.events)}" for each in reply.capacity),
         ),
         ("Bandwidth", _bandwidth_lines(reply.bandwidth) if reply.bandwidth else ()),
+        ("Energy", (_NO_ENERGY,) if reply.mounted and not has_energy else ()),
+        ("No hook", tuple(f"{runtime}: {_NO_HOOK}" for runtime in without_hook)),
         ("Problems", tuple(map(printable, reply.problems))),
     ]
     tone = Tone.WARNING if reply.problems or not reply.mounted else Tone.NORMAL

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from resctrlctl import render
+from resctrlctl.inspect import runtimes_without_hook
 from resctrlctl.layout import Sheet
+from resctrlctl.render import status_sheet
 from resctrlmond.api import types
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Claim, Member, State
@@ -166,6 +169,7 @@ def test_status(manager: FakeManager, ctl: Ctl) -> None:
         "     Groups: 2 groups, 1 pending, 1 foreign\n"
         "    Classes: / gold\n"
         "  Resources: L3_MON: 64 RMIDs; llc_occupancy\n"
+        "     Energy: core energy is not counted by this processor or kernel; see CORE ENERGY in resctrlmond(7)\n"
         "   Problems: nri-resctrl-mon runs here too\n"
     )
     assert json.loads(ctl("status", "-j").stdout)["rmids"] == 64
@@ -199,6 +203,37 @@ def test_status_tells_of_bandwidth_counters() -> None:
         "reallocated by the processor: no total of bandwidth is exact",
     )
     assert "Bandwidth" not in shown(Mode.DEDICATED, False)
+
+
+def test_status_names_the_runtimes_of_the_host_that_call_no_hook(tmp_path: Path) -> None:
+    assert runtimes_without_hook(str(tmp_path)) == []
+    (tmp_path / "run/user/1000/libpod").mkdir(parents=True)
+    assert runtimes_without_hook(str(tmp_path)) == ["rootless Podman"]
+    (tmp_path / "run/docker.sock").touch()
+    assert runtimes_without_hook(str(tmp_path)) == ["Docker", "rootless Podman"]
+
+
+def test_status_shows_the_way_to_containers_without_a_hook() -> None:
+    energy = types.Capacity(resource="PERF_PKG_MON", rmids=64, events=("core_energy",))
+    reply = types.StatusReply(
+        version="0.1.0",
+        mount="/sys/fs/resctrl",
+        mounted=True,
+        rmids=64,
+        used=5,
+        pending=0,
+        groups=2,
+        foreign=[],
+        classes=[""],
+        capacity=[energy],
+        problems=[],
+    )
+    (sheet,) = status_sheet(reply, ["Docker"])
+    assert isinstance(sheet, Sheet)
+    assert dict(sheet.fields)["No hook"] == (
+        "Docker: assign its containers by control group; see DOCKER AND ROOTLESS PODMAN in resctrlctl(1)",
+    )
+    assert "Energy" not in dict(sheet.fields)
 
 
 def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:
