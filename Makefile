@@ -3,9 +3,11 @@
 # make check   everything that must hold, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, kernel against simulator
 # make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
-# make install DESTDIR=...   the files as a distribution places them
+# make deb     Debian packages in build/deb, built in a Debian 13 of their own; install them with apt
+# make install   onto this host, without packages; names the Debian packages that are missing
+# make uninstall   remove what make install installed
+# make install DESTDIR=...   only the files, as a distribution places them
 # make wheel   the source distribution and the wheel, in dist
-# make deb     Debian packages in build/deb, made in a Debian 13 of their own
 
 SHELL = /bin/sh
 PYTHON ?= python3
@@ -21,6 +23,7 @@ INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
 .PHONY: bench crash fuzz mutants record starved truth proto lint man deb wheel install install-modules install-files clean
+.PHONY: check-host uninstall uninstall-files
 
 all: setup
 
@@ -117,34 +120,85 @@ build/man/%: man/%.scd
 	@mkdir -p build/man
 	scdoc <$< >$@.new && mv $@.new $@
 
-install: install-modules install-files
+# Without DESTDIR this is the running host. resctrlmon, the group, is there before the D-Bus policy that names it.
+install: check-host install-modules install-files
+ifeq ($(DESTDIR),)
+	if [ -d /run/systemd/system ]; then journalctl --update-catalog && systemctl daemon-reload; fi
+endif
 
-install-modules:
+check-host:
+ifeq ($(DESTDIR),)
+	@packaging/check-host
+endif
+
+# The simulator is left out: it needs a FUSE library that Debian does not have. It comes with pip.
+COMMANDS = resctrlmond=resctrlmond resctrlctl=resctrlctl resctrlmon-nri=resctrlmond.nri
+INSTALLED_PAGES = $(filter-out %/resctrlmond-sim.1,$(PAGES))
+UNITS = $(wildcard systemd/*.service systemd/*.socket systemd/*.mount)
+CATALOGS = $(wildcard systemd/*.catalog)
+HOOKS = $(wildcard systemd/*.json)
+SYSUSERS = $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
+HOOK = $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
+CATALOGDIR = $(DESTDIR)$(PREFIX)/lib/systemd/catalog
+POLICY = $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
+ACTIVATION = $(DESTDIR)$(PREFIX)/share/dbus-1/system-services/org.resctrlmon1.service
+SHARED = $(DESTDIR)$(PREFIX)/share/resctrlmond
+COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions/resctrlctl
+MANDIR = $(DESTDIR)$(PREFIX)/share/man
+MODULES = $(DESTDIR)$(PYTHONDIR)/resctrlmond $(DESTDIR)$(PYTHONDIR)/resctrlctl
+
+# Modules of an earlier version are removed: a later one may not have them.
+install-modules: check-host
 	$(INSTALL) -d $(DESTDIR)$(PYTHONDIR) $(DESTDIR)$(PREFIX)/bin
+	rm -rf $(MODULES)
 	cp -R --preserve=mode,timestamps resctrlmond resctrlctl $(DESTDIR)$(PYTHONDIR)/
-	find $(DESTDIR)$(PYTHONDIR)/resctrlmond $(DESTDIR)$(PYTHONDIR)/resctrlctl -name __pycache__ -prune -exec rm -r {} +
-	for command in resctrlmond=resctrlmond resctrlctl=resctrlctl resctrlmon-nri=resctrlmond.nri resctrlmond-sim=resctrlmond.sim; do \
+	find $(MODULES) '(' -name __pycache__ -o -path '*/resctrlmond/sim' -o -path '*/resctrlctl/completions' ')' \
+	  -prune -exec rm -r {} +
+	for command in $(COMMANDS); do \
 	  printf '#!/usr/bin/python3\nimport sys\n\nfrom %s.__main__ import main\n\nsys.exit(main())\n' $${command#*=} \
 	    >$(DESTDIR)$(PREFIX)/bin/$${command%=*} && chmod 755 $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 
-# What is no Python module: distributions install those with tools of their own.
-install-files: man
-	$(INSTALL) -d $(DESTDIR)$(PREFIX)/libexec
-	$(INSTALL) -m 755 resctrlmond/oci_hook.py $(DESTDIR)$(PREFIX)/libexec/resctrlmon-oci-hook
-	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) systemd/*.service systemd/*.socket systemd/*.mount
-	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/resctrlmond.conf
-	$(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/catalog systemd/*.catalog
-	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf \
-	  $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
-	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus-service \
-	  $(DESTDIR)$(PREFIX)/share/dbus-1/system-services/org.resctrlmon1.service
-	$(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/share/resctrlmond/hooks.d systemd/*.json
-	$(INSTALL) -D -m 644 systemd/resctrlmond.yaml $(DESTDIR)/etc/resctrlmond/resctrlmond.yaml
-	$(INSTALL) -D -m 644 systemd/nri.yaml $(DESTDIR)/etc/resctrlmond/nri.yaml
-	for page in $(PAGES); do \
-	  $(INSTALL) -D -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man$${page##*.} $$page || exit 1; done
-	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash \
-	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/resctrlctl
+# What is not a Python module: distributions install the modules with tools of their own.
+install-files: check-host man
+	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(SYSUSERS)
+ifeq ($(DESTDIR),)
+	systemd-sysusers $(notdir $(SYSUSERS))
+endif
+	$(INSTALL) -D -m 755 resctrlmond/oci_hook.py $(HOOK)
+	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) $(UNITS)
+	$(INSTALL) -D -m 644 -t $(CATALOGDIR) $(CATALOGS)
+	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf $(POLICY)
+	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus-service $(ACTIVATION)
+	$(INSTALL) -D -m 644 -t $(SHARED)/hooks.d $(HOOKS)
+	for name in resctrlmond nri; do [ -e $(DESTDIR)/etc/resctrlmond/$$name.yaml ] || \
+	  $(INSTALL) -D -m 644 systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
+	for page in $(INSTALLED_PAGES); do $(INSTALL) -D -m 644 -t $(MANDIR)/man$${page##*.} $$page || exit 1; done
+	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash $(COMPLETION)
+
+# In the order of the Debian package's prerm: no runtime calls a hook that is gone, and no group stays without an owner.
+# A changed configuration stays, as with apt remove.
+uninstall:
+ifeq ($(DESTDIR),)
+	[ ! -x $(PREFIX)/bin/resctrlctl ] || resctrlctl --quiet hooks disable || echo "the OCI hooks stay enabled" >&2
+	if [ -d /run/systemd/system ]; then \
+	  systemctl --quiet disable --now resctrlmon-nri.service resctrlmond.socket resctrlmond.service || :; fi
+	[ ! -x $(PREFIX)/bin/resctrlmond ] || resctrlmond --release-all || echo "some monitoring groups still stand" >&2
+endif
+	$(MAKE) uninstall-files
+ifeq ($(DESTDIR),)
+	if [ -d /run/systemd/system ]; then journalctl --update-catalog && systemctl daemon-reload; fi
+endif
+
+uninstall-files:
+	for name in resctrlmond nri; do ! cmp -s systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || \
+	  rm $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
+	rm -rf $(MODULES) $(SHARED)
+	rm -f $(SYSUSERS) $(HOOK) $(POLICY) $(ACTIVATION) $(COMPLETION)
+	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
+	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
+	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done
+	rmdir $(DESTDIR)/etc/resctrlmond 2>/dev/null || [ ! -d $(DESTDIR)/etc/resctrlmond ] || \
+	  echo "kept the configuration: $(DESTDIR)/etc/resctrlmond" >&2
 
 deb:
 	$(PYTHON) -m tests.package --output build/deb

@@ -6,6 +6,8 @@ from __future__ import annotations
 import enum
 import fcntl
 import os
+import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from resctrlmond.config import Config, ConfigError
@@ -28,6 +30,7 @@ class Exit(enum.IntEnum):
     NO_GROUP = 67
     NOT_MOUNTED = 69
     NO_MONITORING = 71
+    OLD_HOST = 72
     ALREADY_RUNNING = 75
     DENIED = 77
     CONFIG = 78
@@ -81,6 +84,8 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
         lock = _lock(config.runtime_dir)
         tree = Tree.open(config.resctrl, allow_simulation=allow_simulation)
         tree.capacity()
+        if tree.simulation is None:
+            check_host(_os_release())
         folders = {
             os.path.join(config.runtime_dir, "records"): 0o750,
             os.path.join(config.runtime_dir, "completed"): 0o755,
@@ -99,6 +104,29 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
     records, completed, groups = folders
     manager = Manager(tree, Records(records), Snapshots(groups, completed), Mark(gid, boot_id()), settings_of(config))
     return Ground(manager, gid, lock)
+
+
+def check_host(release: Mapping[str, str]) -> None:
+    """Refuse a Debian release older than 13: its systemd does not know the unit's Type=notify-reload (253).
+
+    ``release`` is os-release(5). Testing and sid have no VERSION_ID. Raises StartupError.
+    """
+    version = release.get("VERSION_ID", "")
+    if release.get("ID") == "debian" and version.isdecimal() and int(version) < 13:
+        raise StartupError(
+            ResctrlError(
+                "resctrlmond needs Debian 13 or later with systemd 253 or later, and this host runs "
+                + release.get("PRETTY_NAME", f"Debian {version}")
+            ),
+            Exit.OLD_HOST,
+        )
+
+
+def _os_release() -> Mapping[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
 
 
 def _take_group(gid: int) -> None:

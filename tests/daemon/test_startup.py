@@ -13,7 +13,7 @@ from resctrlmond.resctrl.errors import (
     PermissionDenied,
     ResctrlError,
 )
-from resctrlmond.startup import startup_error
+from resctrlmond.startup import Exit, StartupError, check_host, startup_error
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,19 @@ def test_each_reason_not_to_start_has_its_exit_code(kind: type[ResctrlError], co
     assert failed.exit == code
     assert str(failed) == str(cause)
     assert startup_error(failed) is failed
+
+
+def test_debian_12_is_refused_with_one_sentence() -> None:
+    release = {"ID": "debian", "VERSION_ID": "12", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"}
+    with pytest.raises(StartupError) as caught:
+        check_host(release)
+    assert caught.value.exit == Exit.OLD_HOST
+    assert str(caught.value) == (
+        "resctrlmond needs Debian 13 or later with systemd 253 or later, "
+        "and this host runs Debian GNU/Linux 12 (bookworm)"
+    )
+
+
+@pytest.mark.parametrize("release", [{"ID": "debian", "VERSION_ID": "13"}, {"ID": "debian"}, {"ID": "other"}, {}])
+def test_debian_13_testing_and_sid_are_not_refused(release: dict[str, str]) -> None:
+    check_host(release)

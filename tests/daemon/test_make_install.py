@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make install`` on the host: what it asks of the host, and that ``make uninstall`` takes everything away again."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHECK = ROOT / "packaging" / "check-host"
+# What dpkg-query answers on a host that has every package.
+COMPLETE = """\
+#!/bin/sh
+for package; do :; done
+case $3$package in
+*Version*) echo 257.8 ;;
+*python3-resctrlmond) ;;
+*) echo installed ;;
+esac
+"""
+
+
+def check(place: Path, release: str, dpkg_query: str = COMPLETE) -> subprocess.CompletedProcess[str]:
+    """Run the check with an os-release file and a dpkg-query of our own: this host is a Debian of its own."""
+    (place / "os-release").write_text(release)
+    (place / "dpkg-query").write_text(dpkg_query)
+    (place / "dpkg-query").chmod(0o755)
+    environment = {"PATH": f"{place}:/usr/bin:/bin"}
+    command = [str(CHECK), str(place / "os-release")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("release", ['ID=debian\nVERSION_ID="13"\n', "ID=debian\nVERSION_CODENAME=forky\n"])
+def test_debian_13_and_later_with_every_package_can_install(tmp_path: Path, release: str) -> None:
+    done = check(tmp_path, release)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        (
+            'ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
+            "Debian GNU/Linux 12 (bookworm)",
+        ),
+        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="26.04"\nPRETTY_NAME="Ubuntu 26.04 LTS"\n', "Ubuntu 26.04 LTS"),
+    ],
+)
+def test_another_system_is_refused_with_one_sentence(tmp_path: Path, release: str, name: str) -> None:
+    done = check(tmp_path, release)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "resctrlmond cannot be installed: "
+        f"it needs Debian 13 or later with systemd 253 or later, and this is {name}.\n"
+    )
+
+
+def test_missing_debian_packages_are_named(tmp_path: Path) -> None:
+    done = check(
+        tmp_path, "ID=debian\nVERSION_ID=13\n", COMPLETE.replace("*) echo in", "*msgspec | *yaml) ;;\n*) echo in")
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("Install them with: apt install python3-msgspec python3-yaml\n")
+
+
+def test_an_older_systemd_is_refused(tmp_path: Path) -> None:
+    done = check(tmp_path, "ID=debian\nVERSION_ID=13\n", COMPLETE.replace("257.8", "252.39-1~deb12u1"))
+    assert done.returncode == 1
+    assert "it needs systemd 253 or later, and this host has 252.39-1~deb12u1." in done.stderr
+
+
+def test_an_installed_debian_package_is_not_overwritten(tmp_path: Path) -> None:
+    done = check(tmp_path, "ID=debian\nVERSION_ID=13\n", COMPLETE.replace("*python3-resctrlmond) ;;\n", ""))
+    assert done.returncode == 1
+    assert "the Debian package python3-resctrlmond has the same files" in done.stderr
+
+
+def test_every_python_dependency_is_checked() -> None:
+    """The names in pyproject.toml are those of the Debian packages, less case and "python3-"."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lists = re.findall(r"^(?:dependencies|nri) = \[(.*?)\]", project, re.DOTALL | re.MULTILINE)
+    names = {re.sub("^py", "", name.lower()) for name in re.findall(r'"([A-Za-z-]+)>=', "".join(lists))}
+    assert len(lists) == 2
+    assert names
+    assert {f"python3-{name}" for name in names} <= set(CHECK.read_text(encoding="utf-8").split())
+
+
+def test_make_uninstall_removes_what_make_install_installed(tmp_path: Path) -> None:
+    def make(target: str) -> list[str]:
+        command = ["make", "-C", str(ROOT), target, f"DESTDIR={tmp_path}"]
+        subprocess.run(command, capture_output=True, timeout=300, check=True)
+        return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+
+    first = make("install")
+    assert {"usr/bin/resctrlmond", "usr/lib/systemd/system/resctrlmond.service"} <= set(first)
+    # What needs a library that Debian does not have is not installed: every installed command starts.
+    assert not [name for name in first if "resctrlmond-sim" in name or "/sim/" in name]
+    (tmp_path / "usr/lib/python3/dist-packages/resctrlmond/of_an_earlier_version.py").touch()
+    assert make("install") == first
+    assert make("uninstall") == []
+
+    make("install")
+    (tmp_path / "etc/resctrlmond/resctrlmond.yaml").write_text("log_level: debug\n")
+    make("install")
+    assert make("uninstall") == ["etc/resctrlmond/resctrlmond.yaml"]
+    assert (tmp_path / "etc/resctrlmond/resctrlmond.yaml").read_text() == "log_level: debug\n"
