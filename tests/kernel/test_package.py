@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.package.build import packages
+from tests.package.readme import commands
 from tests.package.source import DEBIAN, changelog, next_entry, version
 
 from .conftest import Guests
 from .host import BUSYBOX, RUN, TREE, Host, parse_where
+from .install import PATIENCE
 
 # A first run fetches a Debian to build the packages in.
 pytestmark = pytest.mark.timeout(1800)
@@ -83,6 +85,40 @@ def install(host: Administrator) -> None:
     """What the first session of the README does."""
     host.apt("first", "install resctrlmond")
     host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
+
+
+# The guest has no network: 'make deb' has run on the host, and a local image has the name of Debian's.
+MAKE = '#!/bin/sh\ntest "$*" = deb && mkdir -p build && cp -r /srv/deb build/\n'
+NO_NETWORK = '[containers]\nnetns = "none"\n'
+IMAGE = f"tar -C {BUSYBOX} -c . | podman import - docker.io/library/debian:13"
+
+
+def test_the_first_session_of_the_readme_works_word_for_word(guests: Guests, first: Path) -> None:
+    host = Host(guests.start("cat"))
+    host.guest.put(first, "/srv/deb")
+    host.guest.write("/usr/local/bin/make", MAKE, 0o755)
+    host.guest.write("/etc/containers/containers.conf", NO_NETWORK)
+    host.guest.write(PATIENCE, "[Service]\nTimeoutStartSec=300\n")
+    host.make_root()
+    host.run(IMAGE, timeout=LONG)
+    host.run(f"umount {TREE}")
+    session = commands("A first session on a host with the hardware")
+    host.guest.write("/root/clone/session", session)
+    said = host.run("cd /root/clone && bash -eu session 2>&1", timeout=LONG).stdout
+
+    container = host.out("ls -t /run/resctrlmond/groups | grep -x '[0-9a-f]*'").split()
+    assert len(container) == 1, said
+    assert f"res:/\nmon:{container[0]}\n" in said, "the container was not in its group"
+    assert host.state(container[0]) == "completed"
+    assert {"mbm_total_bytes.begin", "mbm_total_bytes.end"} <= {
+        line.strip("=> <").rpartition("/")[2] for line in said.splitlines() if line.startswith("==> ")
+    }
+    assert host.out("systemctl is-active resctrlmond resctrlmon-nri").split() == ["active"] * 2
+    assert "Unknown group" not in host.out("journalctl -b --no-pager -u dbus"), (
+        "dbus-daemon read the policy too early"
+    )
+    host.run("DEBIAN_FRONTEND=noninteractive apt-get -y remove resctrlmond", timeout=LONG)
+    assert host.groups() == []
 
 
 def test_installing_starts_nothing_and_what_is_started_then_works(upgraded: Administrator) -> None:

@@ -19,10 +19,13 @@ from .source import DEBIAN
 # Beyond what debian/control asks for: what the finished packages are looked at with.
 LOOKED_AT_WITH = ("lintian", "systemd", "python3-protobuf")
 
+# What the host itself needs: no virtual machine.
+PROGRAMS = ("mmdebstrap", "zstd", "tar")
+
 # As in a package's installation the owners matter, so a user runs this with his ids mapped to the root's. The script
-# itself is a plain user's or root's, without network, in an empty /proc of its own.
+# itself is a plain user's or root's, in an empty /proc of its own.
 RUN = """\
-archive=$1 work=$2 who=$3 script=$4 root=$(mktemp -d "$2/root.XXXXXX"); shift 4
+archive=$1 work=$2 who=$3 network=$4 script=$5 root=$(mktemp -d "$2/root.XXXXXX"); shift 5
 trap 'umount -R "$root" 2>/dev/null || :; rm -rf "$root"' EXIT
 mount -t tmpfs -o mode=755 none "$root"
 tar -xp --zstd --numeric-owner --exclude='./dev/*' -C "$root" -f "$archive"
@@ -34,6 +37,7 @@ if [ "$who" = 0 ]; then
     mount --rbind /sys "$root/sys"
     if [ -e /dev/fuse ]; then touch "$root/dev/fuse"; mount --bind /dev/fuse "$root/dev/fuse"; fi
 fi
+if [ "$network" = yes ]; then cp -L --remove-destination /etc/resolv.conf "$root/etc/resolv.conf"; fi
 ln -s /proc/self/fd "$root/dev/fd"; mkdir -m 1777 "$root/dev/shm"
 mkdir "$root/dev/pts"; mount -t devpts -o newinstance,ptmxmode=666 none "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
@@ -71,19 +75,26 @@ def builder() -> Path:
 
 
 def run(
-    work: Path, source: bytes, script: str, *arguments: str, archive: Path | None = None, is_root: bool = False
+    work: Path,
+    source: bytes,
+    script: str,
+    *arguments: str,
+    archive: Path | None = None,
+    is_root: bool = False,
+    network: bool = False,
 ) -> str:
-    """Unpack *source* (a tar archive) in /build and run a shell script there, without network.
+    """Unpack *source* (a tar archive) in /build and run a shell script there.
 
-    It runs in the builder, or in the root *archive*, as a user or as root. What it leaves in /build/out comes to
-    *work*/out. Returns its output; BuildError with its end if it fails.
+    It runs in the builder, or in the root *archive*, as a user or as root, with or without the host's network. The
+    files in /build/out are copied to *work*/out. Returns its output; BuildError with its end if it fails.
     """
-    require()
+    require(PROGRAMS)
     (work / "in.tar").write_bytes(source)
-    own = ("--mount", "--pid", "--fork", "--net", "--uts", "--ipc")
+    own = ("--mount", "--pid", "--fork", "--uts", "--ipc", *(() if network else ("--net",)))
     mapped: tuple[str, ...] = () if os.geteuid() == 0 else ("--map-root-user", "--map-auto")
     who = "0" if is_root else "1000"
-    inside = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run", archive or builder(), work, who, script, *arguments)
+    inside = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run", archive or builder(), work, who)
+    inside = (*inside, "yes" if network else "no", script, *arguments)
     said = tool(["unshare", *own, *mapped, "--", *inside])
     (work / "out").mkdir()
     tool(["tar", "-x", "-C", work / "out", "-f", work / "out.tar"])
@@ -93,6 +104,7 @@ def run(
 
 
 def _build(place: Path, suite: str, names: Sequence[str]) -> None:
+    require(PROGRAMS)
     cache.progress(f"fetching a Debian {suite} for the packages, a minute or two on an idle host; it is kept")
     tool(
         [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 
 from .cache import progress
 from .errors import MissingPackagesError
@@ -23,18 +24,21 @@ PROGRAMS_OF_USERS = {"newuidmap": "uidmap"}  # maps the guest's owners into the 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
-def missing() -> list[str]:
-    """The Debian packages whose programs are not there, sorted."""
-    programs = PROGRAMS if os.geteuid() == 0 else PROGRAMS | PROGRAMS_OF_USERS
+def missing(names: Iterable[str] = PROGRAMS) -> list[str]:
+    """The Debian packages of the programs *names* that are not there, sorted; for a user, those that map ids too."""
+    programs = {name: PROGRAMS[name] for name in names} | ({} if os.geteuid() == 0 else PROGRAMS_OF_USERS)
     found = {package for program, package in programs.items() if not shutil.which(program, path=ENVIRONMENT["PATH"])}
     if not os.path.exists(KEYRING):
         found.add("debian-archive-keyring")
     return sorted(found)
 
 
-def require() -> None:
-    """Make sure that the host can build and run the guest; MissingPackagesError if it cannot and is not ours."""
-    packages = missing()
+def require(names: Iterable[str] = PROGRAMS) -> None:
+    """Make sure that the host has these programs, by default all that build and run the guest.
+
+    Root installs what is missing; MissingPackagesError for everybody else.
+    """
+    packages = missing(names)
     if not packages:
         return
     if os.geteuid() != 0:
@@ -43,5 +47,5 @@ def require() -> None:
     environment = {"DEBIAN_FRONTEND": "noninteractive"}
     tool(["apt-get", "update"], env=environment)
     tool(["apt-get", "install", "-y", "--no-install-recommends", *packages], env=environment)
-    if packages := missing():
+    if packages := missing(names):
         raise MissingPackagesError(packages)
