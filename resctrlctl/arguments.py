@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, NoReturn
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from resctrlctl import hooks, inspect, run, steer
 from resctrlctl.ask import SOCKET, USAGE
 from resctrlctl.child import OWN_FAILURE
 from resctrlmond import __version__
 from resctrlmond.api.types import FOLLOW
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 _DESCRIPTION = "Show and steer the workloads that resctrlmond monitors, and run a command as one."
 _EPILOG = """\
@@ -52,6 +56,13 @@ class Parser(argparse.ArgumentParser):
         # An abbreviation that works today may be ambiguous tomorrow.
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        # argparse ignores that its help cannot be written.
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
+
     def error(self, message: str) -> NoReturn:
         """Print one line and where to find more, and exit."""
         self.exit(self.usage_status, f"{self.prog}: {message}{self.hint}. See '{self.prog} --help'\n")
@@ -61,7 +72,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The command line as attributes; ``verb`` is the function of that name. Exits where it is wrong."""
     own, command = _split(argv)
     parser = build()
-    args, unknown = parser.parse_known_args([f"{_JSON}=auto" if word == _JSON else word for word in own])
+    # Without a mode of its own --json would take the next word, which may be a key.
+    args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
     # argparse would have the main parser complain, which knows neither the verb nor its exit status.
     if unknown:
         args.parser.error(f"unknown argument: {unknown[0]}")
@@ -119,7 +131,7 @@ def _common(*, first: bool) -> Parser:
     options.add_argument(
         _JSON,
         nargs="?",
-        choices=("short", "pretty", "off", "auto"),
+        choices=("short", "pretty", "off"),
         metavar="MODE",
         default=default("off"),
         help="print JSON: short (one line), pretty, off; without MODE as -j",

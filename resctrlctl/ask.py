@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from resctrlctl.figures import prose
 from resctrlmond.api.client import Client, NotRunning
 from resctrlmond.api.errors import DENIED, FAILURE, NOT_RUNNING, exit_code
 from resctrlmond.api.wire import ProtocolError, VarlinkError
@@ -98,4 +99,4 @@ def reason(error: VarlinkError) -> str:
         text += f"; the kernel says: {status}"
     if parameter := fields.get("parameter"):
         text += f" (parameter {parameter})"
-    return f"{text}. {fields['remedy']}" if "remedy" in fields else text
+    return prose(f"{text}. {fields['remedy']}" if "remedy" in fields else text)

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import datetime
+import re
 from decimal import Decimal, InvalidOperation
 
 from resctrlmond.resctrl.errors import printable
 
 # What the units of resctrlmond.resctrl.counters are written as; other units stand as they are.
 _SYMBOLS = {"bytes": "B", "joules": "J", "farads": "F", "cycles": "cycles"}
+_UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
@@ -43,6 +45,11 @@ def local_time(text: str | None) -> str:
         return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
         return printable(text)
+
+
+def prose(text: str) -> str:
+    """A sentence of the daemon for people: printable, and with its times (RFC 3339, UTC) as local ones."""
+    return _UTC_TIME.sub(lambda found: local_time(found[0]), printable(text))
 
 
 def count(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from resctrlctl.figures import count, figure, local_time
+from resctrlctl.figures import count, figure, local_time, prose
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlmond.api.types import (
     Bandwidth,
@@ -123,7 +123,7 @@ def status_sheet(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[B
         ("Bandwidth", _bandwidth_lines(reply.bandwidth) if reply.bandwidth else ()),
         ("Energy", (_NO_ENERGY,) if reply.mounted and not has_energy else ()),
         ("No hook", tuple(f"{runtime}: {_NO_HOOK}" for runtime in without_hook)),
-        ("Problems", tuple(map(printable, reply.problems))),
+        ("Problems", tuple(map(prose, reply.problems))),
     ]
     tone = Tone.WARNING if reply.problems or not reply.mounted else Tone.NORMAL
     shown = tuple((label, values) for label, values in fields if values)
@@ -155,16 +155,18 @@ def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
 
 
 def state_sentence(group: Group) -> str:
-    """``web: active in class gold (/sys/fs/resctrl/gold/mon_groups/web)``."""
-    text = f"{printable(group.key)}: {state_text(group)} in class {class_name(group.class_)}"
-    return f"{text} ({printable(group.path)})" if group.path else text
+    """``web: active in class gold (/sys/fs/resctrl/gold/mon_groups/web)``, and the reason for the state behind it."""
+    text = f"{printable(group.key)}: {group.state} in class {class_name(group.class_)}"
+    if group.path:
+        text += f" ({printable(group.path)})"
+    reason = _reason(group)
+    return f"{text}: {reason}" if reason else text
 
 
-def state_text(group: Group) -> str:
-    """The state, and why it is that."""
+def _reason(group: Group) -> str:
+    """Why the group is in its state."""
     reasons = [group.reason, "RMIDs are in limbo" if group.in_limbo else None]
-    text = "; ".join(printable(why) for why in reasons if why)
-    return f"{group.state}: {text}" if text else str(group.state)
+    return "; ".join(prose(why) for why in reasons if why)
 
 
 def class_name(class_: str) -> str:
@@ -210,7 +212,7 @@ def _pod_rows(pod: Pod) -> list[Row]:
     note = pod.reason or waits or "-"
     tone = _TONES.get(group.state, Tone.NORMAL) if group else Tone.FAINT
     if not pod.containers:
-        return [Row((name, "-", "-", *of_pod, printable(note)), tone)]
+        return [Row((name, "-", "-", *of_pod, prose(note)), tone)]
     return [
         Row(
             (
@@ -218,7 +220,7 @@ def _pod_rows(pod: Pod) -> list[Row]:
                 printable(container.name or container.id[:12]),
                 str(container.state),
                 *of_pod,
-                printable(container.reason or note),
+                prose(container.reason or note),
             ),
             Tone.WARNING if _is_missed(container) and not pod.reason else tone,
         )
@@ -234,7 +236,7 @@ def _foreign_row(other: Foreign) -> Row:
 def _group_sheet(group: Group) -> Sheet:
     completed = (local_time(group.completed_at),) if group.completed_at else ()
     fields = [
-        ("State", (state_text(group),)),
+        ("State", (": ".join(filter(None, (str(group.state), _reason(group)))),)),
         ("Workload", (workload(group.attributes),)),
         ("Class", (" ".join(map(class_name, group.classes or (group.class_,))),)),
         ("Priority", (str(group.priority),) if group.priority else ()),
@@ -243,9 +245,9 @@ def _group_sheet(group: Group) -> Sheet:
         ("Since", (local_time(group.created_at),)),
         ("Completed", completed),
         ("Run", (str(group.generation),)),
-        ("Loss", (printable(group.loss),) if group.loss else ()),
+        ("Loss", (prose(group.loss),) if group.loss else ()),
         ("Baseline", (str(group.baseline),)),
-        ("Caveats", tuple(printable(f"{name}: {group.caveats[name]}") for name in sorted(group.caveats))),
+        ("Caveats", tuple(prose(f"{name}: {group.caveats[name]}") for name in sorted(group.caveats))),
         ("Claims", tuple(f"{printable(claim.owner)} since {local_time(claim.since)}" for claim in group.claims)),
         ("Members", tuple(map(_member_text, group.members))),
         ("Attributes", tuple(printable(f"{name}={group.attributes[name]}") for name in sorted(group.attributes))),
@@ -265,7 +267,7 @@ def _member_text(member: Member) -> str:
         f"{count(member.left, 'task')} stayed outside" if member.left else "",
         member.reason,
     ]
-    return printable(f"{member.id}: {', '.join(filter(None, facts))}")
+    return prose(f"{member.id}: {', '.join(filter(None, facts))}")
 
 
 def _ran_before(member: Member) -> str:
@@ -286,6 +288,6 @@ def _total_row(total: Total) -> Row:
         printable(total.event),
         total_figure(total),
         str(total.quality),
-        printable(total.reason) if total.reason else "-",
+        prose(total.reason) if total.reason else "-",
     )
     return Row(cells, Tone.WARNING if total.value is None else Tone.NORMAL)

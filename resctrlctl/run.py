@@ -15,7 +15,7 @@ import msgspec
 
 from resctrlctl.ask import Daemon, Disconnected, Failure
 from resctrlctl.child import KILLED, OWN_FAILURE, CannotExecute, Ended, HeldChild
-from resctrlctl.figures import count
+from resctrlctl.figures import count, prose
 from resctrlctl.layout import Column, Row, Table, plain
 from resctrlctl.render import class_name, total_figure
 from resctrlctl.screen import Json, Screen, complain, encode
@@ -212,8 +212,7 @@ def _print(report: Report, screen: Screen, out: TextIO) -> None:
         out.write(encode(report, screen.json) + "\n" if is_json else _text(report))
         out.flush()
     except OSError as error:
-        with contextlib.suppress(OSError):  # a terminal that hung up
-            complain(f"cannot write the report: {error.strerror}")
+        complain(f"cannot write the report: {error.strerror}")
 
 
 def _tasks_left(daemon: Daemon, key: str) -> int | None:
@@ -234,7 +233,7 @@ def _text(report: Report) -> str:
     group = report.group
     workload = f"{printable(group.key)} in class {class_name(group.class_)}" if group else "not monitored"
     rows = [
-        Row((_label(total.event), total_figure(total), ": ".join(filter(None, (total.quality, total.reason)))))
+        Row((_label(total.event), total_figure(total), prose(": ".join(filter(None, (total.quality, total.reason))))))
         for total in report.totals
     ]
     times = (("elapsed", report.elapsed), ("user", report.user), ("system", report.system))
@@ -247,7 +246,7 @@ def _text(report: Report) -> str:
         )
     if group and report.problem:
         key = shlex.quote(printable(group.key))
-        lines.append(f"No totals: {printable(report.problem)}.")
+        lines.append(f"No totals: {prose(report.problem)}.")
         lines.append(f"When resctrlmond runs, it ends the workload. The totals are then in: resctrlctl show {key}")
     elif group and not report.completed:
         lines.append("The group stays: others claim the workload too.")

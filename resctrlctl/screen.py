@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import shutil
@@ -72,8 +73,9 @@ def encode(reply: object, how: Json) -> str:
 
 
 def complain(text: str, out: TextIO | None = None) -> None:
-    """One line on standard error, with the program's name; what it quotes of others drives no terminal."""
-    print(f"{PROGRAM}: {printable(text)}", file=out or sys.stderr, flush=True)
+    """Print one line on standard error, if that can be written: the program's name, and the text made printable."""
+    with contextlib.suppress(OSError):  # closed, or a terminal that hung up
+        print(f"{PROGRAM}: {printable(text)}", file=out or sys.stderr, flush=True)
 
 
 def _width() -> int | None:

@@ -140,6 +140,7 @@ def test_dashes_end_the_options_of_any_verb() -> None:
         ["show"],
         ["show", "k", "--ful"],
         ["list", "--json=xml"],
+        ["list", "--json=auto"],
         ["create", "k", "--attribute", "novalue"],
         ["create", "k", "--attribute", "=v"],
         ["move", "k"],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl import hooks
-from resctrlctl.__main__ import main
+from resctrlctl.command import main
 
 NAMES = ["resctrlmon-createRuntime.json", "resctrlmon-poststop.json"]
 

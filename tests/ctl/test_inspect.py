@@ -15,7 +15,7 @@ from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Claim, Member, State
 from resctrlmond.resctrl.bandwidth import Mode
 from tests.ctl.conftest import Ctl
-from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager
+from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager, error
 
 POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
 
@@ -156,6 +156,16 @@ def test_show_prefers_a_workload_to_a_foreign_group_of_its_name(manager: FakeMan
     populate(manager)
     manager.add("pqos-7")
     assert "group" in json.loads(ctl("show", "-j", "pqos-7").stdout)
+
+
+def test_times_in_reasons_are_local_like_all_others(manager: FakeManager, ctl: Ctl) -> None:
+    reason = "its group was lost at 2026-11-21T11:13:22.500000Z (removed)"
+    manager.add("web", loss=reason, reason=reason)
+    shown = ctl("show", "web", TZ="America/New_York").stdout
+    assert shown.count("its group was lost at 2026-11-21 06:13:22 (removed)") == 2
+    assert json.loads(ctl("show", "-j", "web").stdout)["group"]["loss"] == reason
+    manager.refuse["Read"] = error("NotMounted", "no answer since 2026-11-21T11:13:22Z")
+    assert "no answer since 2026-11-21 06:13:22" in ctl("show", "web", TZ="America/New_York").stderr
 
 
 def test_status(manager: FakeManager, ctl: Ctl) -> None:

@@ -102,7 +102,7 @@ def test_json_is_pretty_on_a_terminal_only(manager: FakeManager, environment: di
 
 def test_rich_is_not_imported_where_nothing_is_drawn(manager: FakeManager, environment: dict[str, str]) -> None:
     code = (
-        "import sys; from resctrlctl.__main__ import main; "
+        "import sys; from resctrlctl.command import main; "
         f"main(['list', '--socket', {manager.socket!r}]); print('rich' in sys.modules, 'asyncio' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -19,6 +19,14 @@ from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error
 
 
+def test_the_reason_of_a_release_stands_at_the_end(manager: FakeManager, ctl: Ctl) -> None:
+    """It read "a1: completed: because in class /"."""
+    manager.add("a1", reason="because")
+    assert ctl("release", "a1", "--reason", "because").stdout.splitlines()[0] == (
+        f"a1: completed in class / ({manager.tree}/a1): because"
+    )
+
+
 def test_create(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("create", "web", "--class", "gold", "--attribute", "owner=a=b", "--no-pending")
     assert (done.returncode, done.stderr) == (0, "")

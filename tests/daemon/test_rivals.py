@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl.__main__ import main
+from resctrlctl.command import main
 from resctrlmond.rivals import AGAIN_WITHIN_S, WITHIN_S, Rivals
 from tests.daemon.conftest import Machine
 
