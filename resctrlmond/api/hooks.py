@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 
 from resctrlmond.api.access import Caller
-from resctrlmond.api.oci import InvalidState, State, Workload, parse_state, workload_of
+from resctrlmond.api.oci import InvalidState, State, Workload, own_workload, parse_state, workload_of
 from resctrlmond.api.types import Reply, Request
 from resctrlmond.groups.keys import canonical_key, is_pod_uid
 from resctrlmond.groups.manager import Manager
@@ -16,6 +17,8 @@ from resctrlmond.groups.record import EndRule
 from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied
+
+log = logging.getLogger(__name__)
 
 # Both run after the container's init is in its cgroup and RDT class, and before it executes the container's program
 # (OCI runtime specification, config.md, "POSIX-platform Hooks"; prestart is the older name).
@@ -41,15 +44,14 @@ class RunReply(Reply, frozen=True, kw_only=True):
 def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
     """Serve one hook. Raises InvalidState, PermissionDenied, and what Assign does."""
     state = parse_state(request.state)
-    workload = workload_of(state)
     if request.stage in _BEFORE_EXEC:
-        return _assign(manager, state, workload, caller)
+        return _assign(manager, state, caller)
     if request.stage == _AFTER_END:
-        return _end(manager, workload)
-    return RunReply(key=workload.key)
+        return _end(manager, state)
+    return RunReply(key=workload_of(state).key)
 
 
-def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) -> RunReply:
+def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
     if processes.pid_namespaces(caller.pid) != 1:
         raise PermissionDenied(
             f"the hook of container {state.id} runs in another PID namespace: its pid {state.pid} means nothing here",
@@ -57,7 +59,7 @@ def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) 
         )
     if state.pid == 0:
         raise InvalidState(f"the state of container {state.id} names no process")
-    own, pod = _placement(state.pid, workload)
+    workload, own, pod = _placement(state)
     done = manager.assign(
         Assignment(
             key=workload.key,
@@ -77,7 +79,11 @@ def _assign(manager: Manager, state: State, workload: Workload, caller: Caller) 
     return RunReply(key=workload.key, state=done.record.state, moved=done.moved.moved)
 
 
-def _end(manager: Manager, workload: Workload) -> RunReply:
+def _end(manager: Manager, state: State) -> RunReply:
+    workload = workload_of(state)
+    if is_pod_uid(workload.key) and not _is_member(manager, workload):
+        # At its start its control group did not prove that pod.
+        workload = own_workload(state)
     try:
         record = manager.remove_member(
             workload.key, workload.member, reason="its runtime says it has stopped", confirms=True
@@ -88,29 +94,46 @@ def _end(manager: Manager, workload: Workload) -> RunReply:
     return RunReply(key=workload.key, state=record.state)
 
 
-def _placement(pid: int, workload: Workload) -> tuple[str, str]:
-    """The control group that is the container's own, and its pod's; "" each where there is none."""
-    cgroup = cgroups.cgroup_of(pid)
-    if not cgroup:
-        return "", ""
-    # Its own, if nobody else is in it: without a cgroup of its own a container sits in its maker's.
-    others = set(cgroups.tasks(cgroup)).difference(processes.threads(pid))
+def _is_member(manager: Manager, workload: Workload) -> bool:
+    try:
+        return manager.get(workload.key).member(workload.member) is not None
+    except NoSuchGroup:
+        return False
+
+
+def _placement(state: State) -> tuple[Workload, str, str]:
+    """The container's workload, the control group that is the container's own, and its pod's; "" where there is none.
+
+    Annotations may be written by a user; the kubelet makes the control groups of pods. So only a control group of the
+    pod proves that the container belongs to it. Without it the container is counted under its own id.
+    """
+    workload = workload_of(state)
+    cgroup = cgroups.cgroup_of(state.pid)
     pod, uid = pod_cgroup(cgroup)
     if not is_pod_uid(workload.key):
         pod = ""
-    elif uid and uid != workload.key:
-        # Annotations may be a user's, the place in the tree of control groups is the kubelet's: nobody is to be
-        # counted for another's pod.
-        raise InvalidState(
-            f"container {workload.member} says that it is of pod {workload.key}, its control group is pod {uid}'s",
-            path=cgroup,
+    elif uid != workload.key:
+        where = f"in the control group of pod {uid}" if uid else "in no control group of a pod"
+        log.warning(
+            "container %s claims to be of pod %s, but is %s (%s): it is counted under its own id",
+            state.id,
+            workload.key,
+            where,
+            cgroup or "/",
         )
-    return "" if others else cgroup, pod
+        workload, pod = own_workload(state), ""
+    if not cgroup:
+        return workload, "", ""
+    # Its own, if nobody else is in it: without a cgroup of its own a container sits in its maker's.
+    others = set(cgroups.tasks(cgroup)).difference(processes.threads(state.pid))
+    return workload, "" if others else cgroup, pod
 
 
 # The kubelet's names for a pod's control group: "pod<uid>" (cgroupfs), "kubepods-burstable-pod<uid>.slice" with
-# underscores for dashes (systemd); the UIDs of static pods have neither.
-_POD_CGROUP = re.compile(r"(?:.*[^0-9a-z])?pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:\.slice)?")
+# underscores for dashes (systemd); the UIDs of static pods have neither. A UID may be written in capitals.
+_POD_CGROUP = re.compile(
+    r"(?:.*[^0-9A-Za-z])?pod([0-9A-Fa-f]{8}(?:[-_]?[0-9A-Fa-f]{4}){3}[-_]?[0-9A-Fa-f]{12})(?:\.slice)?"
+)
 
 
 def pod_cgroup(cgroup: str) -> tuple[str, str]:

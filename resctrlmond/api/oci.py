@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -98,6 +99,19 @@ def workload_of(state: State) -> Workload:
     attributes = {attribute: attribute_value(value) for attribute, value in values.items() if value}
     sandbox = _first(state, _CONTAINER_TYPE)[1] == "sandbox"
     return Workload(key, state.id, "sandbox" if sandbox else "container", attributes)
+
+
+def own_workload(state: State) -> Workload:
+    """The container as a workload of its own, whatever pod its annotations name. Raises InvalidState."""
+    workload = workload_of(msgspec.structs.replace(state, annotations=_without(state.annotations, _POD_UID)))
+    if is_pod_uid(workload.key):
+        raise InvalidState(f"the container's id {state.id} has the form of a pod's UID, and can be no key of its own")
+    attributes = {name: value for name, value in workload.attributes.items() if not name.startswith("pod.")}
+    return dataclasses.replace(workload, attributes=attributes)
+
+
+def _without(annotations: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in annotations.items() if name not in names}
 
 
 def _first(state: State, names: tuple[str, ...]) -> tuple[str, str]:

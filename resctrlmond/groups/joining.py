@@ -257,8 +257,14 @@ def _ran_before(member: Member) -> str:
 
 def _joined(record: Record, member: Member, assignment: Assignment) -> Record:
     """The record with its new member, and the claim that comes with it."""
-    attributes = merged_attributes(record.attributes, assignment.attributes, fitting=assignment.is_from_runtime)
-    record = claimed(record.with_member(member), assignment.owner, assignment.ends, attributes, assignment.priority)
+    record = claimed(
+        record.with_member(member),
+        assignment.owner,
+        assignment.ends,
+        assignment.attributes,
+        assignment.priority,
+        fitting=assignment.is_from_runtime,
+    )
     record = replace(record, pod_cgroup=assignment.pod_cgroup or record.pod_cgroup)
     return record.with_late(member) if member.late else record
 
@@ -269,13 +275,20 @@ def claimed(
     ends: EndRule | None = None,
     attributes: Mapping[str, str] | None = None,
     priority: int | None = None,
+    *,
+    fitting: bool = False,
 ) -> Record:
     """The record with ``owner``'s claim, and what came with it: attributes are added, a priority is taken over.
 
-    Raises InvalidAttributes if they are too many together.
+    An attribute that another owner set stays as it is while that owner claims the workload. ``fitting``: leave out
+    attributes that would exceed a limit. Otherwise that raises InvalidAttributes.
     """
     record = record.with_claim(owner, utc_now(), ends)
     if priority is not None:
         further = tuple(replace(group, priority=priority) for group in record.further)
         record = replace(record, priority=priority, further=further)
-    return replace(record, attributes=merged_attributes(record.attributes, attributes or {}))
+    others = {name for name, by in record.attribute_owners.items() if by != owner and record.claimed_by(by)}
+    new = {name: value for name, value in (attributes or {}).items() if name not in others}
+    merged = merged_attributes(record.attributes, new, fitting=fitting)
+    owners = {**record.attribute_owners, **{name: owner for name in new if name in merged}}
+    return replace(record, attributes=merged, attribute_owners=owners)

@@ -163,6 +163,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     ``created_ns`` and ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
     (``times.boot_ns()``), ``idle_ns`` is when its last member ended: how long a run stood, how long ago it ended and
     who has waited longest is decided by these.
+    ``attribute_owners`` tells which owner set an attribute, by the attribute's name.
     Of the records that wait for an RMID, the one of the highest ``priority`` gets it.
 
     A workload whose tasks are in several classes has one group in each, for the kernel moves no task between classes
@@ -191,6 +192,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     claims: tuple[Claim, ...] = ()
     members: tuple[Member, ...] = ()
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    attribute_owners: dict[str, str] = msgspec.field(default_factory=dict)
     created_at: str = ""
     completed_at: str = ""
     created_ns: int = 0

@@ -41,6 +41,7 @@ class Resuming:
             claims=record.claims,
             members=members,
             attributes=record.attributes,
+            attribute_owners=record.attribute_owners,
             earlier=earlier,
         )
         made = self.making.make(anew, record, may_wait=True)

@@ -129,9 +129,88 @@ def test_a_container_that_comes_back_is_a_new_run(machine: Machine, init: Start)
     assert os.listdir(machine.run / "completed" / CTR) == ["1"]
 
 
-def test_a_pods_containers_share_one_group_however_its_uid_is_spelt(machine: Machine, init: Start) -> None:
+@pytest.fixture
+def cgroup() -> Iterator[Callable[[str, int], Path]]:
+    """Makes a control group below the root, puts a process into it, and removes it at the end."""
+    top = Path(next(mount.point for mount in mounts() if mount.fstype == "cgroup2"))
+    made: list[Path] = []
+
+    def make(name: str, pid: int) -> Path:
+        path = top / name
+        made.extend(one for one in (path.parent, path) if not one.exists())
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.procs").write_text(str(pid))
+        return path
+
+    yield make
+    for path in reversed(made):
+        for pid in (path / "cgroup.procs").read_text().split():
+            (top / "cgroup.procs").write_text(pid)
+        path.rmdir()
+
+
+@pytest.mark.parametrize("spelt", [UID, UID.upper(), UID.replace("-", "_")])
+def test_a_container_in_its_pods_control_group_is_counted_with_the_pod(
+    machine: Machine, init: Start, cgroup: Callable[[str, int], Path], spelt: str
+) -> None:
+    machine.start()
+    child = init()
+    cgroup(f"hook-{os.getpid()}-pod{spelt}/{CTR}", child.pid)
+    named = state(child.pid, io__kubernetes__pod__uid=UID, io__kubernetes__pod__name="web-0")
+    assert hook(machine, "createRuntime", named, "--strict") == (0, "")
+    assert machine.groups() == [UID]
+    assert machine.group(UID)["attributes"]["pod.name"] == "web-0"
+
+
+@pytest.mark.parametrize(
+    "place", ["", "0a8fad5b-d9cb-469f-a165-70867728950e", "0A8FAD5B-D9CB-469F-A165-70867728950E"]
+)
+def test_an_annotation_alone_counts_no_container_in_a_pod(
+    machine: Machine, init: Start, cgroup: Callable[[str, int], Path], place: str
+) -> None:
+    """A container outside the pod's control group claims the UID of a pod that is monitored, and its name."""
+    machine.start()
+    victim, other = init(), init()
+    cgroup(f"hook-{os.getpid()}-pod{UID}/{CTR}", victim.pid)
+    named = state(victim.pid, io__kubernetes__pod__uid=UID, io__kubernetes__pod__name="web-0")
+    assert hook(machine, "createRuntime", named, "--strict") == (0, "")
+    id_ = "bb" * 32
+    cgroup(f"hook-{os.getpid()}-{f'pod{place}' if place else 'no'}/{id_}", other.pid)
+    claiming = state(other.pid, id_, io__kubernetes__pod__uid=UID, io__kubernetes__pod__name="bank-0")
+    assert hook(machine, "createRuntime", claiming, "--strict") == (0, "")
+    assert machine.groups() == sorted([UID, id_])
+    assert machine.tasks(UID) == {victim.pid}
+    assert machine.tasks(id_) == {other.pid}
+    assert machine.group(UID)["attributes"]["pod.name"] == "web-0"
+    assert not [name for name in machine.group(id_)["attributes"] if name.startswith("pod.")]
+    assert f"container {id_} claims to be of pod {UID}" in machine.log.read_text()
+    other.kill()
+    other.wait()
+    ended = state(0, id_, io__kubernetes__pod__uid=UID)
+    assert hook(machine, "poststop", ended, "--strict") == (0, "")
+    assert machine.group(id_)["state"] == "completed"
+    assert machine.group(UID)["state"] == "active"
+
+
+def test_another_owners_attributes_are_not_overwritten(machine: Machine) -> None:
+    machine.start()
+    machine.call("Create", key="k", claim="first", attributes={"name": "a", "only": "1"})
+    machine.call("Create", key="k", claim="second", attributes={"name": "b", "more": "2"})
+    assert machine.group("k")["attributes"] == {"name": "a", "only": "1", "more": "2"}
+    machine.call("Create", key="k", claim="first", attributes={"name": "c", "more": "3"})
+    assert machine.group("k")["attributes"] == {"name": "c", "only": "1", "more": "2"}
+    machine.call("Release", key="k", claim="first")
+    machine.call("Create", key="k", claim="second", attributes={"name": "d"})
+    assert machine.group("k")["attributes"]["name"] == "d"
+
+
+def test_a_pods_containers_share_one_group_however_its_uid_is_spelt(
+    machine: Machine, init: Start, cgroup: Callable[[str, int], Path]
+) -> None:
     machine.start()
     sandbox, container = init(), init()
+    cgroup(f"hook-{os.getpid()}-pod{UID}/{'aa' * 32}", sandbox.pid)
+    cgroup(f"hook-{os.getpid()}-pod{UID}/{'bb' * 32}", container.pid)
     spelt = {"io__kubernetes__pod__uid": UID}
     compact = {"io__kubernetes__cri__sandbox_uid": UID.replace("-", "").upper()}
     assert hook(machine, "createRuntime", state(sandbox.pid, "aa" * 32, **spelt), "--strict") == (0, "")
