@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -151,7 +152,10 @@ def _common(*, first: bool) -> Parser:
         "-l", "--full", action="store_true", default=default(False), help="do not cut what is wider than the terminal"
     )
     options.add_argument(
-        "--socket", metavar="PATH", default=default(SOCKET), help=f"where resctrlmond listens (default: {SOCKET})"
+        "--socket",
+        metavar="PATH",
+        default=default(os.environ.get("RESCTRLMOND_SOCKET") or SOCKET),
+        help=f"where resctrlmond listens (default: $RESCTRLMOND_SOCKET, else {SOCKET})",
     )
     return options
 

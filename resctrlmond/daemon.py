@@ -40,11 +40,20 @@ _STOP_S = 2.0
 
 
 class Daemon:
-    """One run of the daemon. ``reload`` reads the configuration anew and raises ConfigError if it is wrong."""
+    """One run of the daemon. ``reload`` reads the configuration anew and raises ConfigError if it is wrong.
+
+    ``bus``: the address of the D-Bus bus; None for the system bus.
+    """
 
     def __init__(
-        self, config: Config, ground: Ground, reload: Callable[[], Config], notify: Notify | None = None
+        self,
+        config: Config,
+        ground: Ground,
+        reload: Callable[[], Config],
+        notify: Notify | None = None,
+        bus: str | None = None,
     ) -> None:
+        self._bus = bus
         self._config = config
         self._ground = ground
         self._reload = reload
@@ -141,6 +150,7 @@ class Daemon:
             set_log_level=journal.set_level,
             get_log_level=journal.level,
             log_target=journal.target(),
+            address=self._bus,
         )
 
     def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import HealthCheck, settings
@@ -15,3 +16,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # nohup(1) ignores this one, and resctrlctl then rightly does not forward it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# The developer's own bus and daemon are not the tests'.
+for name in ("DBUS_SESSION_BUS_ADDRESS", "RESCTRLMOND_SOCKET"):
+    os.environ.pop(name, None)

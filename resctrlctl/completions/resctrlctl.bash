@@ -2,9 +2,9 @@
 # bash completion of resctrlctl(1). Needs nothing but bash; the command after "run --" is completed with
 # bash-completion where that is loaded.
 
-# The workloads there are now; nothing where resctrlmond cannot be asked.
+# The workloads there are now; nothing if resctrlmond cannot be asked. $1: the value of --socket on the line, if any.
 __resctrlctl_keys() {
-    resctrlctl list --quiet 2>/dev/null
+    resctrlctl ${1:+--socket "$1"} list --quiet 2>/dev/null
 }
 
 # The classes: the directories that have a schemata file.
@@ -55,6 +55,7 @@ _resctrlctl() {
         [hooks]='--hooks-dir'
         [run]='--key --class --take-over --best-effort --output'
     )
+    local socket=''
     local verbs='list show status create assign release move hooks run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
@@ -73,8 +74,13 @@ _resctrlctl() {
             return
         fi
         case $word in
+            --socket=*) socket=${word#*=} ;;
             # These take the next word.
-            --socket | --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir)
+            --socket)
+                ((index++))
+                socket=${words[index]}
+                ;;
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir)
                 ((index++))
                 ;;
             -*) ;;
@@ -113,7 +119,7 @@ _resctrlctl() {
     else
         case $verb:$count in
             show:* | create:0 | assign:0 | release:0 | move:0)
-                __resctrlctl_words "$(__resctrlctl_keys)" "$current"
+                __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current"
                 ;;
             hooks:0)
                 __resctrlctl_words $'enable\ndisable\nstatus' "$current"

@@ -180,9 +180,9 @@ class Simulation:
     """A simulated resctrl, served by a child process: while the block runs, ``mountpoint`` is mounted.
 
     A process of its own, so that file operations of this one never wait for this one. It unmounts and ends when
-    the block does, when it gets SIGTERM, and when this process dies. ``residue`` as in ``Counters``; the numbers as
-    in ``profile_named``; ``cpus``: how many it shows (see ``serve``); ``virtual_cpus``: tasks are virtual (see
-    ``Control``), on so many CPUs.
+    the block does, when it gets SIGTERM, and, unless it ``outlives`` this process, when this process dies.
+    ``residue`` as in ``Counters``; the numbers as in ``profile_named``; ``cpus``: how many it shows (see ``serve``);
+    ``virtual_cpus``: tasks are virtual (see ``Control``), on so many CPUs.
     Raises ``SimulationFailed``, and ``ValueError`` for a profile or number that does not exist.
     """
 
@@ -207,7 +207,9 @@ class Simulation:
         cpus: int | None = None,
         residue: int | None = None,
         virtual_cpus: int | None = None,
+        outlives: bool = False,
     ) -> None:
+        self._outlives = outlives
         self.mountpoint = os.path.abspath(mountpoint)
         numbers: dict[str, Any] = {
             "rmids": rmids,
@@ -245,14 +247,14 @@ class Simulation:
     def start(self) -> None:
         """Starts the server and waits until the filesystem is mounted."""
         check_mountpoint(self.mountpoint)
-        command = [sys.executable, "-m", "resctrlmond.sim", self.mountpoint, "--until-eof"]
-        command += self._options
+        command = [sys.executable, "-m", "resctrlmond.sim", self.mountpoint, *self._options]
+        command += [] if self._outlives else ["--until-eof"]
         package = str(Path(__file__).parents[2])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         with tempfile.TemporaryFile("w+") as complaints:
             self._server = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL if self._outlives else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=complaints,
                 text=True,

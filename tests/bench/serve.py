@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m tests.bench.serve FOLDER``: the daemon, D-Bus door and all, on the simulation mounted in the folder.
 
-``resctrlmond --simulate`` would bring a simulation of its own, and go without the bus.
+``resctrlmond --simulate`` serves D-Bus on the session bus; this one serves it where a host does.
 """
 
 from __future__ import annotations

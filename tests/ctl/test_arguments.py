@@ -7,10 +7,12 @@ import argparse
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from resctrlctl.arguments import VERBS, build, parse
+from resctrlctl.ask import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
 from tests.ctl.conftest import ROOT, Ctl
@@ -252,4 +254,41 @@ def test_completion_asks_for_the_keys(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web")
     manager.add("batch")
     assert ctl("list", "--quiet").stdout == "batch\nweb\n"
-    assert "resctrlctl list --quiet" in COMPLETION.read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("resctrlctl show w", "list --quiet"),
+        ("resctrlctl --socket /s show w", "--socket /s list --quiet"),
+        ("resctrlctl --socket=/s show w", "--socket /s list --quiet"),
+        ("resctrlctl show --socket /s w", "--socket /s list --quiet"),
+    ],
+)
+def test_completion_asks_the_daemon_of_the_line(line: str, asked: str, tmp_path: Path) -> None:
+    (tmp_path / "resctrlctl").write_text('#!/bin/sh\necho "$@" >"$0.asked"; echo web\n')
+    (tmp_path / "resctrlctl").chmod(0o755)
+    script = (
+        f"source {COMPLETION}; COMP_LINE=$1 COMP_POINT=${{#1}}; shift; "
+        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _resctrlctl; echo "${COMPREPLY[@]}"'
+    )
+    words = [*split_as_bash(line, "@:=")]
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script, "bash", line, *words],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("web\n", "")
+    assert (tmp_path / "resctrlctl.asked").read_text().strip() == asked
+
+
+def test_the_socket_is_that_of_the_line_then_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(["list"]).socket == SOCKET
+    monkeypatch.setenv("RESCTRLMOND_SOCKET", "/tmp/sim/socket")
+    assert parse(["list"]).socket == "/tmp/sim/socket"
+    assert parse(["list", "--socket", "/other"]).socket == "/other"
+    assert parse(["--socket", "/other", "list"]).socket == "/other"
+    monkeypatch.setenv("RESCTRLMOND_SOCKET", "")
+    assert parse(["list"]).socket == SOCKET
