@@ -30,6 +30,7 @@ from resctrlmond.resctrl.errors import (
     NoSuchProcess,
     NotMounted,
     NotRead,
+    OutOfResources,
     PermissionDenied,
     ProcessChanged,
     ResctrlError,
@@ -88,6 +89,7 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ForeignGroup: ErrorName("ForeignGroup"),
     PermissionDenied: ErrorName("PermissionDenied", DENIED),
     KernelRefused: ErrorName("KernelRefused"),
+    OutOfResources: ErrorName("OutOfResources"),
     NotWritten: ErrorName("NotWritten"),
     NotRead: ErrorName("NotRead"),
 }

@@ -107,12 +107,17 @@ class KernelRefused(ResctrlError):
     """The kernel refused for a reason of its own: ``status`` has its words."""
 
 
+class OutOfResources(ResctrlError):
+    """resctrlmond or the machine lacks descriptors or memory, whatever the object is. A later call may succeed."""
+
+
 class NotRead(ResctrlError):
     """What the answer rests on cannot be read: a file of /proc, of a control group, or of ours under /run."""
 
 
 # What we lack passes, and says nothing of the file: who cannot open a file does not know what is in it.
 LACKS = frozenset({errno_.EMFILE, errno_.ENFILE, errno_.ENOMEM, errno_.ENOSPC, errno_.EINTR, errno_.EAGAIN})
+_RESOURCES = frozenset({errno_.EMFILE, errno_.ENFILE, errno_.ENOMEM})
 _REMEDIES = {
     errno_.EMFILE: "resctrlmond holds as many files as it may: see LimitNOFILE= of its unit",
     errno_.ENFILE: "The machine holds as many files as it can: see /proc/sys/fs/file-nr and who holds them",
@@ -203,4 +208,6 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
     # Linux 6.5, without a word), except for a task of another user.
     if number == errno_.EACCES or (number == errno_.EPERM and "permission" in said):
         return make(PermissionDenied)
-    return make(KernelRefused, remedy_for(number) if number in LACKS else "")
+    if number in _RESOURCES:
+        return make(OutOfResources, remedy_for(number))
+    return make(KernelRefused)

@@ -13,7 +13,7 @@ import pytest
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import ROOT_PART, State
 from resctrlmond.groups.target import Assignment
-from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused
+from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, OutOfResources
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.control import Control, Fault
@@ -254,7 +254,7 @@ def test_a_group_that_is_to_be_made_anew_elsewhere_and_cannot_be_removed_is_not_
         host.tree.write_task("gold", child.pid)
         control = Control(host.mountpoint)
         control.set_faults(Fault(on=Operation.RMDIR, group=f"mon_groups/{CTR}", answer="ENOMEM", times=1))
-        with pytest.raises(KernelRefused, match="ENOMEM"):
+        with pytest.raises(OutOfResources, match="ENOMEM"):
             host.manager.assign(assignment(CTR, child.pid))
         assert control.faults == []
         host.check()

@@ -15,6 +15,7 @@ from resctrlmond.resctrl.errors import (
     KernelRefused,
     NoSuchGroup,
     NoSuchProcess,
+    OutOfResources,
     PermissionDenied,
     ResctrlError,
     RmidsExhausted,
@@ -52,7 +53,7 @@ def typed(number: int, status: str = "") -> ResctrlError:
         (errno.ENOTCONN, "", NoSuchGroup),
         (errno.ESTALE, "", NoSuchGroup),
         (errno.E2BIG, "", KernelRefused),
-        (errno.EMFILE, "", KernelRefused),
+        *((number, "", OutOfResources) for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)),
     ],
 )
 def test_every_errno_has_its_type(number: int, status: str, kind: type[ResctrlError]) -> None:
