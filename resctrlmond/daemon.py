@@ -197,7 +197,7 @@ class Daemon:
 
     def _tick(self) -> None:
         self._notices.tick()
-        self._manager.upkeep.tick()
+        self._manager.tick()
         self._manager.alerts["rivals"] = self._rivals.alert()
 
     def _status(self) -> str:

@@ -26,7 +26,7 @@ class Making:
     def new(self, key: str, class_: str, ended: Record | None, follows: bool = False) -> Record:
         """A record for a new run; the ``ended`` one under the same key is moved aside, whole."""
         if ended is not None:
-            self.life.snapshots.set_aside(key, ended.generation)
+            self.life.snapshots.set_aside(key, ended.generation, ended.completed_ns)
         return Record(
             key=key,
             class_=class_,

@@ -27,7 +27,7 @@ from resctrlmond.groups.making import Making
 from resctrlmond.groups.outcomes import Assigned, Reconciled, Released
 from resctrlmond.groups.pending import Pending
 from resctrlmond.groups.record import EndRule, Member, Record, Records, State
-from resctrlmond.groups.recovery import Recovery
+from resctrlmond.groups.recovery import Problem, Recovery
 from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
@@ -66,7 +66,7 @@ class Manager:
         )
         self.recovery = Recovery(self.life, self._settings, sweeping=sweeping, pending=pending, ends=self.ends)
         self.survey = Survey(tree, mark.gid)
-        self.problems: list[str] = []
+        self._found_at_start: list[Problem] = []
         # What is wrong at present, by what it is about; "" is nothing.
         self.alerts: dict[str, str] = {}
 
@@ -75,7 +75,24 @@ class Manager:
 
     def recover(self) -> None:
         """Take up where the last daemon stopped: the only way to start. ``problems`` then says what was odd."""
-        self.problems = self.recovery.recover()
+        self._found_at_start = self.recovery.recover()
+
+    @property
+    def problems(self) -> list[str]:
+        """What an operator should know: what the start found and still holds, and what fails at present."""
+        return [*(problem.text for problem in self._found_at_start), *self.upkeep.problems]
+
+    def tick(self) -> None:
+        """Once a second: upkeep; forget the problems of the start that are over."""
+        self.upkeep.tick()
+        lasting = []
+        for problem in self._found_at_start:
+            try:
+                if problem.lasts():
+                    lasting.append(problem)
+            except ResctrlError:
+                lasting.append(problem)  # the tree cannot be read now
+        self._found_at_start = lasting
 
     # -- verbs that write
 

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.ends import Ends
@@ -22,6 +25,19 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Found
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What an operator should know of the start, in a sentence, and whether it still holds."""
+
+    text: str
+    lasts: Callable[[], bool]
+
+
+def _until_the_first_tick() -> bool:
+    # The tick tries the work again, and reports it if it still fails.
+    return False
 
 
 class Recovery:
@@ -42,10 +58,10 @@ class Recovery:
         self.unreadable: list[UnreadableRecord] = []
         self.at = life.tree.path
 
-    def recover(self) -> list[str]:
+    def recover(self) -> list[Problem]:
         """Take up where the last daemon stopped, whatever stopped it. Returns what an operator should know."""
         self.unreadable = self.book.load()
-        problems = [str(item) for item in self.unreadable]
+        problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
         tree = self.life.tree
         plan = recover(self.book.all(), tree.scan(), self.life.mark.gid, self.life.mark.boot_id)
         # What goes wrong with one is no reason not to serve the others: the ticks will try it again.
@@ -54,7 +70,7 @@ class Recovery:
                 self._take_up(step)
         self.pending.serve(lambda key: self._reported(key, problems))
         for found in plan.leftovers:
-            with self._reported(found.path, problems):
+            with self._reported(found.path, problems, functools.partial(self._stands, found)):
                 problems.extend(self._leftover(found))
         for record in self.book.all():
             with self._reported(record.key, problems):
@@ -62,21 +78,34 @@ class Recovery:
                     # Set aside for a run that was never begun.
                     self.life.snapshots.bring_back(record.key, record.generation)
                 self.ends.settle(record.key)
-        with self._reported(self.life.snapshots.groups, problems):
+        with self._reported(self.life.snapshots.groups, problems, lambda: True):  # the next start tries it again
             self.life.snapshots.sweep()
         return problems
 
     @contextlib.contextmanager
-    def _reported(self, what: str, problems: list[str]) -> Iterator[None]:
+    def _reported(
+        self, what: str, problems: list[Problem], lasts: Callable[[], bool] = _until_the_first_tick
+    ) -> Iterator[None]:
         self.at = what
         try:
             yield
         except (ResctrlError, OSError) as error:
-            problems.append(f"{what}: {error}")
+            problems.append(Problem(f"{what}: {error}", lasts))
         except Exception as error:
             # A mistake of ours with one workload keeps nobody from being served, at this start and all that follow.
             log.exception("%s: could not be taken up, in a way that it should not", what)
-            problems.append(f"{what}: {error!r}")
+            problems.append(Problem(f"{what}: {error!r}", lasts))
+
+    def _is_kept(self, item: UnreadableRecord) -> bool:
+        # Once its key has a workload again, the file is out of the way under another name.
+        return os.path.lexists(item.path) and self.book.get(item.key) is None
+
+    def _stands(self, found: Found) -> bool:
+        return self.life.tree.find(found.ref) == found
+
+    def _is_adopted(self, key: str, found: Found) -> bool:
+        record = self.book.get(key)
+        return record is not None and any(group.nonce == found.nonce for group in record.standing)
 
     def _take_up(self, step: Step) -> None:
         record = step.record
@@ -105,39 +134,45 @@ class Recovery:
         record = self.book.get(key)
         return record is None or record.state.is_over
 
-    def _leftover(self, found: Found) -> Iterator[str]:
+    def _leftover(self, found: Found) -> Iterator[Problem]:
         """Our mark without a record: adopted if somebody is in it, else removed."""
         if self.life.tree.find(found.ref) != found:
             return  # a record had its name, and took it up
+        left = functools.partial(self._stands, found)
         name = found.ref.name.removeprefix(self.settings().group_prefix)
         if any(item.is_of_other_version and item.key == name for item in self.unreadable):
-            yield f"{found.path}: is ours, of a record that another resctrlmond wrote: left alone"
+            yield Problem(f"{found.path}: is ours, of a record that another resctrlmond wrote: left alone", left)
             return
         if not self.life.tree.tasks(found.ref):
             self.life.tree.remove(found.ref)
-            yield f"{found.path}: was ours, of no record and empty: removed"
+            yield Problem(f"{found.path}: was ours, of no record and empty: removed", _until_the_first_tick)
             return
         try:
             key = canonical_key(name)
         except InvalidKey as error:
-            yield f"{found.path}: is ours, of no record, and its name is no key: {error}"
+            yield Problem(f"{found.path}: is ours, of no record, and its name is no key: {error}", left)
             return
+        adopted = functools.partial(self._is_adopted, key, found)
         with self.book.writing(key):
             standing = self.book.get(key)
             if standing is not None and not standing.state.is_over:
                 if standing.claimed_by(RECOVERED) and all(found.ref != group.ref for group in standing.groups):
                     # Its workload was found in another class just now.
                     self._take_over(replace(self._unrecorded(key, found), part=found.ref.class_ or ROOT_PART))
-                    yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
+                    yield Problem(
+                        f"{found.path}: was ours and of no record: adopted, with an unknown baseline", adopted
+                    )
                     return
-                yield f"{found.path}: is ours, but the record of {key} speaks of another group: left alone"
+                yield Problem(
+                    f"{found.path}: is ours, but the record of {key} speaks of another group: left alone", left
+                )
                 return
             if standing is not None:
-                self.life.snapshots.set_aside(key, standing.generation)
+                self.life.snapshots.set_aside(key, standing.generation, standing.completed_ns)
             generation = standing.generation + 1 if standing else 1
             claims = (Claim(RECOVERED, utc_now(), EndRule.TASKS),)
             self._take_over(replace(self._unrecorded(key, found), generation=generation, claims=claims))
-        yield f"{found.path}: was ours and of no record: adopted, with an unknown baseline"
+        yield Problem(f"{found.path}: was ours and of no record: adopted, with an unknown baseline", adopted)
 
     def _unrecorded(self, key: str, found: Found) -> Record:
         return Record(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import stat
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.checkpoint import Checkpoint
 from resctrlmond.groups.files import read_file, write_file, writing
-from resctrlmond.groups.times import seconds_since
+from resctrlmond.groups.times import boot_ns_at, seconds_since_ns
 from resctrlmond.resctrl import errors
 from resctrlmond.resctrl.counters import Reading, Status, Value, parse_value
 
@@ -34,6 +35,9 @@ class Snapshots:
     def __init__(self, groups: str, completed: str) -> None:
         self.groups = os.path.normpath(groups)
         self.completed = completed
+        # When the set-aside runs were completed, by path and the time in their file (times.boot_ns()): no step of the
+        # time of day makes a run old or young that this daemon has ended or seen before.
+        self._completed_ns: dict[tuple[str, str], int] = {}
 
     def path(self, place: str) -> str:
         """The directory of the current run."""
@@ -172,8 +176,11 @@ class Snapshots:
                         found.append(Reading(domain, name.removesuffix(suffix), value))
         return sorted(found, key=lambda reading: (reading.domain, reading.event))
 
-    def set_aside(self, key: str, generation: int) -> None:
-        """Move an ended run out of the way of the next one under its key, whole. Raises NotWritten."""
+    def set_aside(self, key: str, generation: int, completed_ns: int = 0) -> None:
+        """Move an ended run out of the way of the next one under its key, whole. Raises NotWritten.
+
+        ``completed_ns`` is when it was completed (``times.boot_ns()``), if that is known.
+        """
         if not self.exists(key):
             return
         target = self._aside(key, generation)
@@ -181,6 +188,8 @@ class Snapshots:
             os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
             _remove(target)
             os.rename(self.path(key), target)
+        if completed_ns:
+            self._completed_ns[target, _text(os.path.join(target, "completed_at"))] = completed_ns
 
     def bring_back(self, key: str, generation: int) -> None:
         """Undo ``set_aside``: the run stands under its key again. Raises NotWritten."""
@@ -214,10 +223,24 @@ class Snapshots:
         with writing(folder):
             for generation in os.listdir(folder):
                 run = os.path.join(folder, generation)
-                if seconds_since(_text(os.path.join(run, "completed_at"))) >= ttl_s:
+                if self._completed_since_s(run) >= ttl_s:
                     _remove(run)
+                    self._forget(run)
             if not os.listdir(folder):
                 os.rmdir(folder)
+
+    def _completed_since_s(self, run: str) -> float:
+        """How long ago the set-aside run was completed, in seconds; infinite if its files do not say when."""
+        text = _text(os.path.join(run, "completed_at"))
+        then = self._completed_ns.get((run, text), boot_ns_at(text))
+        if then is None:
+            return math.inf
+        self._completed_ns[run, text] = then
+        return seconds_since_ns(then)
+
+    def _forget(self, run: str) -> None:
+        for about in [about for about in self._completed_ns if about[0] == run]:
+            del self._completed_ns[about]
 
     def _make_folder(self, path: str) -> None:
         """Make a folder of ours, with those that it is in. A file or link that somebody put in its place goes: the

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from datetime import UTC, datetime
-
-# A few for each workload that has ended; one that was forgotten is worked out anew.
-_REMEMBERED = 16_384
 
 
 def boot_ns() -> int:
@@ -27,26 +23,16 @@ def seconds_since_ns(then: int) -> float:
 
 def utc_now() -> str:
     """The time now, such as ``2026-11-21T11:16:06.123456Z``."""
-    text = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    _on_the_steady_clock(text)
-    return text
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def seconds_since(text: str) -> float:
-    """How long ago that point in time was, in seconds, at least 0; infinite for what is no time at all.
+def boot_ns_at(text: str) -> int | None:
+    """The time of ``boot_ns()`` at that time of day, by how the clock is set now; None for what is not a time.
 
-    What this process has stamped or asked about before goes by a clock that nobody sets and that counts while the
-    machine is suspended: no step of the time of day makes it old or young.
+    A time that lies ahead was just now: the clock was set back since.
     """
-    then = _on_the_steady_clock(text)
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - then
-
-
-@functools.lru_cache(_REMEMBERED)
-def _on_the_steady_clock(text: str) -> float:
     try:
         then = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
     except ValueError:
-        return float("-inf")
-    # What seems to lie ahead was just now: the clock was set back since.
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - max(0.0, (datetime.now(UTC) - then).total_seconds())
+        return None
+    return boot_ns() - max(0, int((datetime.now(UTC) - then).total_seconds() * 1e9))

@@ -13,7 +13,7 @@ from resctrlmond.groups.assignments import Assignments
 from resctrlmond.groups.ends import Ends
 from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.pending import Pending
-from resctrlmond.groups.plan import losses_in_a_row, resumes_after_s
+from resctrlmond.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.settings import Settings
@@ -59,7 +59,8 @@ class Upkeep:
         self._swept = time.monotonic()
         # Per key: the run (its generation) and the time.monotonic() of its last checkpoint.
         self._checkpointed: dict[str, tuple[int, float]] = {}
-        self._complaints: dict[str, str] = {}
+        # What failed and will be tried again, by the key and the kind of work.
+        self._complaints: dict[tuple[str, str], str] = {}
         # Per key: which lost run (its generation), since when it has not been tried, and the failed tries.
         self._tries: dict[str, tuple[int, float, int]] = {}
         # When a tick went on to the next workload (time.monotonic()): a long one is no tick that hangs.
@@ -83,39 +84,63 @@ class Upkeep:
                     self._unmounted(record.key)
         if is_sweep:
             self._swept = time.monotonic()
-        self.pending.serve(self._logged)
+        self.pending.serve(lambda key: self._logged(key, "making"))
         self.serve_counters()
-        with self._logged("completed"):
+        with self._logged("completed", "pruning"):
             self._prune(settings)
+        self._forget_complaints()
+
+    @property
+    def problems(self) -> list[str]:
+        """What fails at present, and is tried again."""
+        found = [f"{key}: {text}" for (key, _), text in sorted(self._complaints.copy().items())]
+        return list(dict.fromkeys(found))
+
+    def _forget_complaints(self) -> None:
+        """Forget failed work that is not tried again, because its workload ended or has what it waited for."""
+        for key, work in list(self._complaints):
+            record = self.book.get(key)
+            match work:
+                case "making":
+                    is_over = record is None or all(group.state is not State.PENDING for group in record.groups)
+                case "counters":
+                    is_over = not lacking_counters(self.book.all())
+                case "pruning":
+                    is_over = False
+                case _:
+                    is_over = record is None
+            if is_over:
+                del self._complaints[key, work]
 
     def serve_counters(self) -> None:
         """Give bandwidth counters that are free to the groups that lack some."""
-        self.assignments.serve(self._logged)
+        self.assignments.serve(lambda key: self._logged(key, "counters"))
 
     def _prune(self, settings: Settings) -> None:
         for key in self.life.snapshots.set_aside_keys():
-            with self._logged(f"{key}, completed"), self.book.writing_if_free(key) as is_free:
+            with self._logged(key, "pruning"), self.book.writing_if_free(key) as is_free:
                 if is_free:
                     self.life.snapshots.prune(key, settings.snapshot_ttl_s)
 
     @contextlib.contextmanager
-    def _logged(self, key: str) -> Iterator[None]:
+    def _logged(self, key: str, work: str = "") -> Iterator[None]:
         """Go on with the others whatever happens to this one, and say it once, not each second."""
         self.went_on = time.monotonic()
+        about = key, work
         try:
             yield
         except (ResctrlError, OSError) as error:
             text = str(error)
-            if self._complaints.get(key) != text:
+            if self._complaints.get(about) != text:
                 self.complain(key, error)
-            self._complaints[key] = text
+            self._complaints[about] = text
         except Exception as error:
             # A mistake of ours with one workload: the others, and those that wait for an RMID, do without it.
-            if self._complaints.get(key) != repr(error):
+            if self._complaints.get(about) != repr(error):
                 log.exception("%s: upkeep failed in a way that it should not", key)
-            self._complaints[key] = repr(error)
+            self._complaints[about] = repr(error)
         else:
-            self._complaints.pop(key, None)
+            self._complaints.pop(about, None)
 
     def _tick(self, key: str, settings: Settings) -> None:
         with self.book.writing(key):

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
+from resctrlmond.groups import times
 from resctrlmond.groups.errors import NotWritten
 from resctrlmond.groups.snapshot import Snapshots
-from resctrlmond.groups.times import utc_now
+from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.resctrl.counters import Reading, parse_value
 from tests.groups.conftest import contents
 
@@ -130,6 +132,34 @@ def test_setting_aside_bringing_back_and_pruning(snapshots: Snapshots) -> None:
     snapshots.bring_back("k", 2)
     snapshots.prune("k", 60)
     assert os.listdir(snapshots.completed) == []
+
+
+def test_a_step_of_the_clock_makes_no_ended_run_old_or_young(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(generation: int, at: str, ago_s: float) -> None:
+        snapshots.begin("k", OLD, "/live", values("1"))
+        snapshots.end("k", at, values("2"))
+        snapshots.set_aside("k", generation, int(boot_ns() - ago_s * 1e9))
+
+    ended(1, OLD, 1)  # the clock was set ahead by years when it had ended
+    ended(2, utc_now(), 7200)  # the clock was set back
+    snapshots.prune("k", 3600)
+    assert os.listdir(os.path.join(snapshots.completed, "k")) == ["1"]
+    # One whose end this daemon has not seen goes by the time of day, once.
+    unseen = Snapshots(snapshots.groups, snapshots.completed)
+    stamp = Path(snapshots.completed) / "k" / "1" / "completed_at"
+    stamp.write_text(f"{utc_now()}\n")
+    unseen.prune("k", 3600)
+
+    class SetAhead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> SetAhead:
+            return super().now(tz) + timedelta(days=1)
+
+    monkeypatch.setattr(times, "datetime", SetAhead)
+    unseen.prune("k", 3600)
+    assert stamp.exists()
 
 
 def test_a_strange_file_among_the_ended_runs_is_told_not_fatal(snapshots: Snapshots) -> None:

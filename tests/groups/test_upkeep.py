@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -233,15 +234,20 @@ def test_ours_without_a_record_is_adopted_if_it_has_tasks_and_removed_if_not(hos
     assert host.tree.membership(child.pid).group == "busy"
     assert host.tree.find(GroupRef("", "empty")) is None
     assert host.tree.find(foreign) is not None
+    record_path = host.tree.full_path(record.ref)
     assert [line.split(": ", 1)[1] for line in host.manager.problems] == [
         "was ours and of no record: adopted, with an unknown baseline",
         "was ours, of no record and empty: removed",
     ]
     assert all(total.number is None for total in host.manager.read("busy")[2])
     assert record.claimed_by(RECOVERED)
+    host.manager.tick()
+    adopted = f"{record_path}: was ours and of no record: adopted, with an unknown baseline"
+    assert host.manager.problems == [adopted]
     end(child)
-    host.manager.upkeep.tick()
+    host.manager.tick()
     assert host.manager.get("busy").state is State.COMPLETED
+    assert host.manager.problems == [], "the adoption is still a problem after the workload ended"
     assert host.ours() == []
 
 
@@ -328,6 +334,44 @@ def test_a_group_cut_before_its_nonce_is_not_removed_under_its_record(host: Host
     host.check()
     host.manager.upkeep.tick()
     assert host.manager.get("k").state is State.IDLE
+
+
+def test_a_problem_of_the_start_is_forgotten_when_it_is_over(host: Host, process: Start) -> None:
+    """Whatever the start had found stood in status for as long as the daemon ran."""
+    host.manager.create("k", owner="a")
+    child = process()
+    host.manager.assign(assignment("other", child.pid))
+    records = Path(host.run, "records")
+    (records / "k.json").write_text("damaged")
+    (records / "gone.json").write_text("damaged")
+    (records / "other.json").write_bytes((records / "other.json").read_bytes()[:-9])
+    host.restart()
+    host.manager.tick()
+    host.manager.tick()
+    told = host.manager.problems
+    assert [any(name in problem for problem in told) for name in ("k.json", "gone.json", "adopted")] == [True] * 3
+    (records / "gone.json").unlink()
+    host.manager.create("k", owner="a")  # its damaged record is kept under another name
+    end(child)
+    host.manager.tick()
+    assert host.manager.problems == []
+
+
+def test_work_that_fails_is_a_problem_until_it_succeeds(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.manager.create("k", owner="a")
+
+    def fail(_ends: Ends, _key: str) -> Record | None:
+        raise NotWritten("cannot write the record", path="/run/k.json", errno=errno.ENOSPC)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ends, "settle", fail)
+        host.restart()
+        assert [problem.partition(" ")[0] for problem in host.manager.problems] == ["k:"]
+        for _ in range(2):
+            host.manager.tick()
+            assert [problem.partition(" ")[0] for problem in host.manager.problems] == ["k:"]
+    host.manager.tick()
+    assert host.manager.problems == []
 
 
 def test_an_unreadable_record_is_kept_and_its_group_adopted(host: Host, process: Start) -> None:
