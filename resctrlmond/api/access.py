@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from resctrlmond.resctrl.errors import PermissionDenied
 
@@ -18,12 +19,16 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, by the credentials of the connection, never of the message. ``groups`` includes ``gid``."""
+    """Who asks, by the credentials of the connection, never of the message. ``groups`` includes ``gid``.
+
+    ``waits``: whether the caller still waits for the answer, for calls from any thread.
+    """
 
     uid: int
     gid: int
     groups: frozenset[int]
     pid: int
+    waits: Callable[[], bool] = field(default=lambda: True, compare=False)
 
 
 class Policy:

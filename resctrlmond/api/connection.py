@@ -81,6 +81,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket and the peer's pidfd."""
+        self.peer.presence.close()
         self._socket.close()
         self.peer.close()
 
@@ -128,7 +129,8 @@ class Connection:
                 return
             # resolve() refuses a call without "more" where there is no handler.
             assert method.handler is not None
-            reply = await self._outcome(call.method, functools.partial(method.handler, parameters, self.peer))
+            peer = self.peer.unheard() if call.oneway else self.peer
+            reply = await self._outcome(call.method, functools.partial(method.handler, parameters, peer))
         if reply is not None and not call.oneway:
             await self._send(reply)
 

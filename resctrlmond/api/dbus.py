@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from resctrlmond.api import _dbus_gate as gate
@@ -26,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
 INTERNAL_ERROR = f"{DBUS_PREFIX}InternalError"
+
+# After this time a caller is taken to have given up: libdbus, sd-bus and GDBus wait for 25 s unless told otherwise.
+PATIENCE_S = 20.0
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -231,7 +237,9 @@ class _Connection:
 
     async def _answer(self, call: Message, sender: str) -> None:
         try:
+            begun = time.monotonic()
             caller = await self._callers.named(sender)
+            caller = replace(caller, waits=self._presence(call, sender, begun))
             signature, body = await self._objects.answer(call, caller)
             if wants_reply(call):
                 self._bus.post(Message.new_method_return(call, signature, body))
@@ -245,6 +253,24 @@ class _Connection:
                 return
             _log.exception("%s.%s failed in a way that it should not", call.interface, call.member)
             self._reply_error(call, INTERNAL_ERROR, "resctrlmond failed; its journal says why")
+
+    def _presence(self, call: Message, sender: str, begun: float) -> Callable[[], bool]:
+        """Whether the caller waits for the answer to this call; to be asked from another thread.
+
+        The bus tells who has left. It does not tell who has given up, as libraries do after 25 s.
+        """
+        loop = asyncio.get_running_loop()
+
+        def waits() -> bool:
+            if not wants_reply(call) or time.monotonic() - begun > PATIENCE_S:
+                return False
+            asked = asyncio.run_coroutine_threadsafe(self._bus.ask("NameHasOwner", "s", sender), loop)
+            try:
+                return bool(asked.result(PATIENCE_S))
+            except (DBusError, BusUnavailable, TimeoutError, concurrent.futures.CancelledError):
+                return False
+
+        return waits
 
     def _reply_error(self, call: Message, name: str, text: str) -> None:
         if wants_reply(call):

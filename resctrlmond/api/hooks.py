@@ -71,6 +71,7 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
             own_cgroup=own,
             # The runtime holds the container's init until its hook has ended.
             late=False,
+            is_awaited=caller.waits,
             pod_cgroup=pod,
             attributes=workload.attributes,
             is_from_runtime=True,

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field, replace
 
 # include/uapi/asm-generic/socket.h, which x86, Arm and RISC-V use; Python has no names for them.
 _SO_PEERGROUPS = 59
@@ -14,6 +16,37 @@ _SO_PEERPIDFD = 77
 
 # Python's getsockopt() reads no more; 256 groups of 4 bytes.
 _GROUPS_SIZE = 1024
+
+
+class Presence:
+    """Whether the other end of a connection still waits for its answer. Asked from any thread.
+
+    It does while its process lives (by the pidfd) and has the connection open. So whatever it holds back until the
+    answer comes, such as a container, is still held back at that moment. An end of file alone says nothing: a peer
+    that sends no more calls may read on.
+    """
+
+    def __init__(self, connection: socket.socket | None = None, pidfd: int = -1) -> None:
+        """Without a ``connection`` nobody waits."""
+        # A descriptor that was closed may be another one's by now: nothing is asked after close().
+        self._guard = threading.Lock()
+        self._ends: select.poll | None = None
+        if connection is not None:
+            self._ends = select.poll()
+            # POLLHUP, which comes unasked: the peer has closed it, or shut both directions (unix_poll()).
+            self._ends.register(connection, 0)
+            if pidfd >= 0:
+                self._ends.register(pidfd, select.POLLIN)
+
+    def waits(self) -> bool:
+        """Whether it waits now."""
+        with self._guard:
+            return self._ends is not None and not self._ends.poll(0)
+
+    def close(self) -> None:
+        """To be called before one of the descriptors is closed: from here on nobody waits."""
+        with self._guard:
+            self._ends = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +63,23 @@ class Peer:
     gid: int
     groups: frozenset[int] = frozenset()
     pidfd: int = -1
+    presence: Presence = field(default_factory=Presence, compare=False)
 
     @classmethod
     def of(cls, connection: socket.socket) -> Peer:
         """The peer of a connected unix socket. Raises OSError where the kernel does not tell its credentials."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, gid = struct.unpack("iII", raw)
-        return cls(pid, uid, gid, _groups(connection), _pidfd(connection))
+        pidfd = _pidfd(connection)
+        return cls(pid, uid, gid, _groups(connection), pidfd, Presence(connection, pidfd))
+
+    def unheard(self) -> Peer:
+        """The peer of a call to which it wants no answer."""
+        return replace(self, presence=Presence())
 
     def close(self) -> None:
         """Close the pidfd. The peer is not to be used afterwards."""
+        self.presence.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
 

@@ -117,6 +117,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             cgroup=request.cgroup,
             own_cgroup=request.own_cgroup or "",
             late=request.late,
+            is_awaited=caller.waits,
             tree=bool(request.tree),
             class_=FOLLOW if request.class_ is None else request.class_,
             allow_class_change=bool(request.allow_class_change),

@@ -147,11 +147,14 @@ class Joining:
             if not moved_again:
                 return member, ""
             return replace(member, late=True), f"tasks of {member.id} were outside until it was assigned again"
-        used_ns = moving.cpu_time_ns() if member.late or assignment.late is None else None
-        if not member.late and used_ns is None:
+        # The caller holds the process until it is answered, or gives up. If it still waits now, after the last move,
+        # the process was held all that time: whatever becomes of the answer, it runs in its group only.
+        is_given_up = assignment.late is False and not assignment.is_awaited()
+        used_ns = moving.cpu_time_ns() if member.late or is_given_up or assignment.late is None else None
+        if not member.late and not is_given_up and used_ns is None:
             return member, ""
         member = replace(member, late=True, ran_before_ns=used_ns or 0)
-        return member, _ran_before(member)
+        return member, _GIVEN_UP.format(member.id) if is_given_up else _ran_before(member)
 
     def _in_no_group(self, record: Record, tids: Iterable[int]) -> frozenset[int]:
         """Those of the threads that are in none of the workload's groups."""
@@ -228,6 +231,8 @@ class Joining:
         state = before.state if stands.state.has_group == before.state.has_group else stands.state
         self.book.put(replace(before, **of_the_group, state=state))
 
+
+_GIVEN_UP = "{}: its caller did not wait until it was put in, so a part of it may have run outside"
 
 # What a record says of the directory rather than of the workload.
 _OF_THE_GROUP = ("class_", "nonce", "boot_id", "created_at", "created_ns", "in_limbo", "reason", "inodes")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from resctrlmond.groups.ends import has_ended
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making
 from resctrlmond.groups.record import Member, Record, State
@@ -121,15 +120,14 @@ class Sweeping:
                 # What is moved now ran outside: the daemon was killed before it moved it, or it joined since.
                 record, _ = self._sweep(record, member)
                 record = replace(record, state=State.ACTIVE)
-                # Where we were killed as it joined, and it has ended, nobody knows in which group it ran.
-                is_late = member.joining and has_ended(member)
             except ResctrlError:
-                is_late = member.joining
                 record, _ = self._as_noted(record, member)
             joined = record.member(member.id) or member
-            joined = replace(joined, joining=False, late=joined.late or is_late)
+            # Killed as it joined: nobody was answered, and nobody knows when its caller let it go.
+            joined = replace(joined, joining=False, late=joined.late or member.joining)
             record = record.with_member(joined)
-            record = self.book.put(record.with_late(joined) if is_late else record)
+            why = f"resctrlmond was killed while {member.id} was put in"
+            record = self.book.put(record.with_late(joined, why) if member.joining else record)
 
     def where(self, member: Member) -> Membership | None:
         """Where the member's first task is now; None if it has none."""

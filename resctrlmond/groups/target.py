@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,7 +36,8 @@ class Assignment:
     Exactly one of ``pid`` and ``cgroup`` says what to move. ``own_cgroup`` is the control group that holds the
     process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none.
     ``late``: whether the process has run user code already; False is the caller's word that it has not, and None has
-    it looked for, as it always is of a control group. ``tree``: with a pid, all its descendants too.
+    it looked for, as it always is of a control group. ``is_awaited``: whether the caller, whose word that is, still
+    waits for the answer, and so still holds the process. ``tree``: with a pid, all its descendants too.
     ``class_`` FOLLOW takes the class where the process is. ``may_wait``: without a free RMID the group is pending,
     and gets one in order of ``priority`` (None: as it is, at first 0). ``ends`` is the rule by which the claim of
     ``owner`` ends (None: EndRule.RELEASE for a new claim, unchanged for an existing one).
@@ -56,6 +57,7 @@ class Assignment:
     kind: str = "process"
     own_cgroup: str = ""
     late: bool | None = None
+    is_awaited: Callable[[], bool] = field(default=lambda: True, compare=False)
     tree: bool = False
     pod_cgroup: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import threading
 from typing import Any
@@ -60,6 +61,42 @@ def test_the_life_of_a_workload(lab: Lab, process: subprocess.Popen[bytes]) -> N
             assert not (await client.call("Release", "sa{sv}", "web.service", {}))["completed"]
             over = await client.call("Release", "sa{sv}", "web.service", {"claim": Variant("s", "cli")})
             assert over["completed"] and over["group"]["state"] == "completed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("case", ["waits", "wants no answer", "has left", "waited too long"])
+def test_an_assign_for_whose_answer_nobody_waits_is_late(
+    lab: Lab, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    if case == "waited too long":
+        monkeypatch.setattr(lab.module, "PATIENCE_S", -1.0)
+    call = dbus_fast.Message(
+        destination=NAME,
+        path=ROOT,
+        interface=MANAGER,
+        member="Assign",
+        signature="sa{sv}",
+        body=["k", {"pid": Variant("u", process.pid), "late": Variant("b", False)}],
+        flags=dbus_fast.MessageFlag.NO_REPLY_EXPECTED if case == "wants no answer" else dbus_fast.MessageFlag.NONE,
+    )
+
+    async def run() -> None:
+        async with lab.door(), Client(lab.address) as stays:
+            with lab.manager.book.writing("k") if case == "has left" else contextlib.nullcontext():
+                async with Client(lab.address) as caller:
+                    await caller.call("List")
+                    await caller.bus.send(call)
+                    # Calls of one connection come in order: the first one is being served by now.
+                    await caller.call("List")
+                    if case != "has left":
+                        await eventually(lambda: is_in("k"))
+                await stays.call("List")
+            await eventually(lambda: is_in("k"))
+            assert lab.manager.get("k").baseline == ("exact" if case == "waits" else "late")
+
+    def is_in(key: str) -> bool:
+        return any(record.key == key and record.state == "active" for record in lab.manager.records())
 
     asyncio.run(run())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ from resctrlmond.api.hooks import pod_cgroup
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.mounts import mounts
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
 from tests.daemon.conftest import MANAGER, Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -233,6 +236,64 @@ def test_a_hook_again_changes_nothing(machine: Machine, init: Start) -> None:
         assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
     group = machine.group(CTR)
     assert (group["generation"], len(group["members"]), len(group["claims"])) == (1, 1, 1)
+
+
+def test_a_container_whose_hook_gave_up_while_it_was_assigned_is_late(machine: Machine, init: Start) -> None:
+    """It ran outside from then on, was moved seconds later, and its total was exact."""
+    machine.start()
+    Control(str(machine.top / "resctrl")).set_faults(Fault(on=Operation.MKDIR, milliseconds=5_000, times=1))
+    child, given_up = init(), ["--timeout", "1", "--strict"]
+    while not os.listdir(machine.run / "records"):
+        # A machine with much to do may not even send the call in that time: then there is nothing to see.
+        code, said = hook(machine, "createRuntime", state(child.pid), *given_up)
+        assert (code, "gave up" in said) == (1, True)
+    execute(child)
+    deadline = time.monotonic() + 60
+    while machine.group(CTR)["state"] != "active" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert machine.tasks(CTR) == {child.pid}
+    (member,) = machine.group(CTR)["members"]
+    assert member["late"] and member["ranBeforeNs"] > 0
+    totals = machine.call("Read", key=CTR)["totals"]
+    assert {total["quality"] for total in totals} == {"late"}
+    assert all("its caller did not wait until it was put in" in total["reason"] for total in totals)
+
+
+@pytest.mark.parametrize(("waits", "quality"), [(True, "exact"), (False, "late")], ids=["waits", "hangs up"])
+def test_a_caller_of_assign_that_hangs_up_before_it_is_answered_makes_it_late(
+    machine: Machine, init: Start, waits: bool, quality: str
+) -> None:
+    machine.start()
+    Control(str(machine.top / "resctrl")).set_faults(Fault(on=Operation.MKDIR, milliseconds=2_000, times=1))
+    child = init()
+    call = {"method": f"{MANAGER}.Assign", "parameters": {"key": CTR, "pid": child.pid, "late": False}}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.connect(machine.socket)
+        caller.sendall(json.dumps(call).encode() + b"\0")
+        if waits:
+            # It sends nothing more, but listens.
+            caller.shutdown(socket.SHUT_WR)
+            assert caller.recv(1)
+        else:
+            while not os.listdir(machine.run / "records"):
+                time.sleep(0.01)
+    assert machine.reaches(CTR, "active")
+    assert machine.group(CTR)["baseline"] == quality
+
+
+def test_an_assign_to_which_no_answer_is_wanted_is_late(machine: Machine, init: Start) -> None:
+    machine.start()
+    child = init()
+    parameters = {"key": CTR, "pid": child.pid, "late": False}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.connect(machine.socket)
+        call = {"method": f"{MANAGER}.Assign", "parameters": parameters, "oneway": True}
+        caller.sendall(json.dumps(call).encode() + b"\0")
+        deadline = time.monotonic() + 60
+        while machine.call("List")["groups"] == [] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert machine.reaches(CTR, "active")
+    assert machine.group(CTR)["baseline"] == "late"
 
 
 def test_hostile_states_change_nothing_and_hold_nobody_up(machine: Machine) -> None:
