@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
+from resctrlmond.groups.errors import NoSuchClaim
 from resctrlmond.groups.record import State
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, ResctrlError
 from tests.groups.conftest import Host, assignment
@@ -55,7 +56,7 @@ def test_eight_callers_of_three_keys(host: Host, process: Start) -> None:
         for _ in range(25):
             try:
                 dice.choice(verbs)(dice.choice(KEYS))
-            except (NoSuchGroup, ClassMismatch):
+            except (NoSuchGroup, ClassMismatch, NoSuchClaim):
                 pass
             except ResctrlError as error:
                 unexpected.append(error)
