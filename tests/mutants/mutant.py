@@ -16,8 +16,8 @@ class NotApplicable(Exception):
 class Mutant:
     """Replace ``old``, which occurs exactly once in ``file``, by ``new``.
 
-    ``tests`` are the folders or files, separated by spaces, whose fast tests must fail then. ``survives`` is the
-    reason why no test notices the bug, "" if one must.
+    ``tests`` are the folders or files, separated by spaces, whose fast tests must fail then, the likeliest first.
+    ``survives`` is the reason why no test notices the bug, "" if one must.
     """
 
     name: str

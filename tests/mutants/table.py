@@ -10,8 +10,12 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _GROUPS = "resctrlmond/groups/"
+_RESCTRL = "resctrlmond/resctrl/"
+_API = "resctrlmond/api/"
+_NRI = "resctrlmond/nri/"
 
 MUTANTS = (
+    # -- groups: ends
     Mutant(
         "ENDING is noted after the further groups end",
         _GROUPS + "lifecycle.py",
@@ -26,7 +30,7 @@ MUTANTS = (
         if record.state is not State.ENDING:
             record = self.book.put(replace(record, state=State.ENDING, reason=reason))
 """,
-        "tests/groups",
+        "tests/groups/test_cut.py tests/groups",
     ),
     Mutant(
         "completed_at is written before the links are gone",
@@ -45,9 +49,401 @@ MUTANTS = (
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\\n")
             for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
                 for name in names:
+                    # os.path.islink() would take an error for "not a link", and the link would stay for ever.
                     if _is_link(os.path.join(directory, name)):
                         os.unlink(os.path.join(directory, name))
 """,
-        "tests/groups/test_cut.py",
+        "tests/groups/test_cut.py tests/groups",
+    ),
+    Mutant(
+        "the last reading does not wait for the energy lag",
+        _GROUPS + "lifecycle.py",
+        "                time.sleep(REPORTING_LAG_S)\n",
+        "",
+        "tests/groups/test_lag.py tests/groups",
+    ),
+    Mutant(
+        "an adopted group's task need only live",
+        _GROUPS + "ends.py",
+        "return self.life.tree.membership(tid) == Membership(ref.class_, ref.name)",
+        "return self.life.tree.membership(tid) is not None",
+        "tests/groups/test_upkeep.py tests/groups",
+    ),
+    Mutant(
+        "linger counts from the end of the first member",
+        _GROUPS + "ends.py",
+        "record = replace(record, idle_ns=boot_ns())",
+        "record = replace(record, idle_ns=record.idle_ns or boot_ns())",
+        "tests/groups/test_upkeep.py tests/groups",
+    ),
+    Mutant(
+        "a claim without a living member is over while a member lives",
+        _GROUPS + "plan.py",
+        """\
+    if record.living:
+        return -1.0
+""",
+        "",
+        "tests/groups",
+    ),
+    Mutant(
+        "a container in a pod is known by its first process alone",
+        _GROUPS + "ends.py",
+        "return not runs(member) and not (member.cgroup and cgroups.is_populated(member.cgroup))",
+        "return not runs(member)",
+        "tests/groups",
+    ),
+    Mutant(
+        "a lost run counts what it used until its last checkpoint as exact",
+        _GROUPS + "usage.py",
+        "if group.state is State.LOST and time != completed_at:",
+        "if group.state is State.LOST and not time:",
+        "tests/groups",
+    ),
+    Mutant(
+        "the group is removed before its end is written",
+        _GROUPS + "lifecycle.py",
+        """\
+        if not self.snapshots.is_complete(record.place):
+            try:
+""",
+        """\
+        if not self.snapshots.is_complete(record.place):
+            self.tree.remove(record.ref)
+            try:
+""",
+        "tests/groups/test_manager.py tests/groups",
+    ),
+    # -- groups: the queue for RMIDs
+    Mutant(
+        "the RMID queue goes on after a refusal",
+        _GROUPS + "pending.py",
+        "                        return\n",
+        "                        continue\n",
+        "tests/groups/test_pending.py tests/groups",
+    ),
+    Mutant(
+        "the RMID queue goes by priority from low to high",
+        _GROUPS + "plan.py",
+        """\
+        (-record.priority, group.created_ns, group.key, group.part, group)
+        for record in records
+        if not record.state.is_over""",
+        """\
+        (record.priority, group.created_ns, group.key, group.part, group)
+        for record in records
+        if not record.state.is_over""",
+        "tests/groups/test_plan.py tests/groups",
+    ),
+    Mutant(
+        "new requests overtake those that wait",
+        _GROUPS + "plan.py",
+        "if group.priority >= record.priority",
+        "if group.priority > record.priority",
+        "tests/groups/test_pending.py tests/groups",
+    ),
+    Mutant(
+        "a group that waited has an exact baseline",
+        _GROUPS + "plan.py",
+        "return Quality.LATE if is_late else Quality.EXACT",
+        "return Quality.EXACT",
+        "tests/groups/test_pending.py tests/groups",
+    ),
+    # -- groups: recovery
+    Mutant(
+        "a record of another boot finds its group",
+        _GROUPS + "plan.py",
+        "same_boot = group.boot_id == boot_id",
+        "same_boot = True",
+        "tests/groups/test_plan.py tests/groups",
+    ),
+    Mutant(
+        "groups without our mark are taken for ours at a start",
+        _GROUPS + "plan.py",
+        "for found in tree if found.gid == gid}",
+        "for found in tree}",
+        "tests/groups/test_plan.py tests/groups",
+    ),
+    Mutant(
+        "a group without a record is removed although it has tasks",
+        _GROUPS + "recovery.py",
+        "if not self.life.tree.tasks(found.ref):",
+        "if self.life.tree.tasks(found.ref) is not None:",
+        "tests/groups/test_upkeep.py tests/groups",
+    ),
+    Mutant(
+        "a member that was joining at a kill is exact",
+        _GROUPS + "sweeping.py",
+        "is_late = member.joining and has_ended(member)",
+        "is_late = False",
+        "tests/groups/test_cut.py tests/groups",
+    ),
+    Mutant(
+        "a lost run is begun anew without a delay",
+        _GROUPS + "plan.py",
+        "return min(RESUME_S * 2.0 ** min(losses, 16), MAX_RESUME_S)",
+        "return 0.0",
+        "tests/groups",
+    ),
+    # -- groups: joining and moving
+    Mutant(
+        "a failed Assign leaves the tasks that it moved",
+        _GROUPS + "joining.py",
+        "            put_back(self.tree, past)\n",
+        "",
+        "tests/groups",
+    ),
+    Mutant(
+        "a group in two classes is counted in one of them",
+        _GROUPS + "usage.py",
+        "for group in record.groups if snapshots.exists(group.place)]",
+        "for group in record.groups[:1] if snapshots.exists(group.place)]",
+        "tests/groups/test_classes.py tests/groups",
+    ),
+    Mutant(
+        "links still lead to the old class after a move",
+        _GROUPS + "lifecycle.py",
+        "        self.snapshots.relink(record.place, self.tree.full_path(record.ref))\n",
+        "",
+        "tests/groups/test_classes.py tests/groups",
+    ),
+    Mutant(
+        "a task that stayed outside does not make its group late",
+        _GROUPS + "joining.py",
+        "if member.late or member.left:",
+        "if member.late:",
+        "tests/groups",
+    ),
+    # -- groups: figures
+    Mutant(
+        "a counter that went back is not called estimated",
+        _GROUPS + "accounting.py",
+        'return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")',
+        "return _Delta(end.number, Quality.EXACT)",
+        "tests/groups/test_accounting.py tests/groups",
+    ),
+    Mutant(
+        "a sum is as good as its best part",
+        _GROUPS + "accounting.py",
+        "return max(qualities, key=_ORDER.index)",
+        "return min(qualities, key=_ORDER.index)",
+        "tests/groups/test_accounting.py tests/groups",
+    ),
+    Mutant(
+        "a domain with parts is counted beside them",
+        _GROUPS + "accounting.py",
+        "in sorted(counters - sums):",
+        "in sorted(counters):",
+        "tests/groups/test_accounting.py tests/groups",
+    ),
+    Mutant(
+        "a missing domain leaves the sum exact",
+        _GROUPS + "accounting.py",
+        "    if len(known) < len(deltas):\n",
+        "    if not known:\n",
+        "tests/groups/test_accounting.py tests/groups",
+    ),
+    Mutant(
+        "a counter without a number at some reading in between is exact",
+        _GROUPS + "accounting.py",
+        "    if past.has_gap:\n",
+        "    if False:\n",
+        "tests/groups/test_accounting.py tests/groups",
+    ),
+    Mutant(
+        "the workload that lost a task to a take-over is exact",
+        _GROUPS + "takeover.py",
+        "self._book.put(record.made_late(",
+        "(record.made_late(",
+        "tests/groups",
+    ),
+    # -- resctrl
+    Mutant(
+        "undoing moves does not check the start time",
+        _RESCTRL + "tasks.py",
+        "if now is None or now.start_time != start_time or tree.membership(tid) == before:",
+        "if now is None or tree.membership(tid) == before:",
+        "tests/resctrl/test_reused_numbers.py tests/resctrl",
+    ),
+    Mutant(
+        "a stranger with a moved thread's number keeps the group",
+        _RESCTRL + "tasks.py",
+        "        self.give_back(tid, last)\n",
+        "",
+        "tests/resctrl/test_reused_numbers.py tests/resctrl",
+    ),
+    Mutant(
+        "a control group whose name begins like another's is inside it",
+        _RESCTRL + "cgroups.py",
+        '(where.get(name, "") + "/").startswith(inner + "/")',
+        '(where.get(name, "") + "/").startswith(inner)',
+        "tests/resctrl/test_cgroups.py tests/resctrl",
+    ),
+    Mutant(
+        "threads in other groups are taken over unasked",
+        _RESCTRL + "tasks.py",
+        "if where.group and not self.how.take_over:",
+        "if False:",
+        "tests/resctrl/test_tasks.py tests/resctrl",
+    ),
+    Mutant(
+        "a process is the same if only its number is",
+        _RESCTRL + "processes.py",
+        "or start_time not in (None, found.start_time)",
+        "",
+        "tests/resctrl/test_processes.py tests/resctrl",
+    ),
+    Mutant(
+        "Unavailable is read as no number, but as the status ok",
+        _RESCTRL + "counters.py",
+        '"Unavailable": Status.UNAVAILABLE,',
+        '"Unavailable": Status.OK,',
+        "tests/resctrl/test_counters.py tests/groups",
+    ),
+    Mutant(
+        "a group that cannot be marked stays",
+        _RESCTRL + "tree.py",
+        """\
+        except errors.ResctrlError:
+            self.remove(ref)
+            raise
+""",
+        """\
+        except errors.ResctrlError:
+            raise
+""",
+        "tests/resctrl/test_create.py tests/resctrl",
+    ),
+    Mutant(
+        "a plain directory passes for resctrl",
+        _RESCTRL + "tree.py",
+        'if mount.fstype == "resctrl":',
+        "if mount.fstype != SIMULATION_FSTYPE:",
+        "tests/resctrl",
+    ),
+    # -- the doors
+    Mutant(
+        "an init with several threads has no control group of its own",
+        _API + "hooks.py",
+        "difference(processes.threads(state.pid))",
+        "difference({state.pid})",
+        "tests/daemon/test_life_hook.py",
+    ),
+    Mutant(
+        "a poststop ends the container that came back under its id",
+        _API + "hooks.py",
+        ", confirms=True",
+        "",
+        "tests/daemon/test_life_hook.py",
+    ),
+    Mutant(
+        "a hook in another PID namespace is believed",
+        _API + "hooks.py",
+        "if processes.pid_namespaces(caller.pid) != 1:",
+        "if processes.pid_namespaces(caller.pid) < 1:",
+        "tests/daemon/test_life_hook.py",
+    ),
+    Mutant(
+        "members of the group may write as well as read",
+        _API + "access.py",
+        "if access is Access.READ and self._readers in caller.groups:",
+        "if self._readers in caller.groups:",
+        "tests/api",
+    ),
+    Mutant(
+        "an annotation that holds no UID is passed over",
+        _API + "oci.py",
+        "if name and not is_pod_uid(uid):",
+        "if name and not uid:",
+        "tests/hook/test_oci_state.py",
+    ),
+    Mutant(
+        "left counts nothing of tasks in other groups",
+        _RESCTRL + "tasks.py",
+        "self.left.union(self.elsewhere, *self.astray.values())",
+        "self.left",
+        "tests/groups tests/resctrl",
+    ),
+    # -- NRI
+    Mutant(
+        "a start time is kept over a list that brings another pid",
+        _NRI + "pods.py",
+        "one.started = known.started if _pid(one) == _pid(known) else 0",
+        "one.started = known.started",
+        "tests/nri/test_pods.py tests/nri",
+    ),
+    Mutant(
+        "a container that runs already is assigned as early",
+        _NRI + "carrier.py",
+        'return {"pid": container.pid, "late": True}',
+        'return {"pid": container.pid, "late": False}',
+        "tests/nri",
+    ),
+    Mutant(
+        "a pod ends with its first sandbox",
+        _NRI + "carrier.py",
+        """\
+        if self.pods.lives(key):
+            return
+""",
+        "",
+        "tests/nri/test_adapter.py tests/nri",
+    ),
+    Mutant(
+        "the list is newer than the events before it",
+        _NRI + "pods.py",
+        """\
+            if told.id in self._told:
+                continue
+""",
+        "",
+        "tests/nri/test_pods.py tests/nri",
+    ),
+    Mutant(
+        "pods that nobody told of are released without a list",
+        _NRI + "carrier.py",
+        """\
+        if not self.pods.is_whole:
+            # Pods that nobody told of yet may live on.
+            return
+""",
+        "",
+        "tests/nri/test_launched.py tests/nri",
+    ),
+    # -- the command, and the configuration
+    Mutant(
+        "a command that resctrlctl could not monitor runs all the same",
+        "resctrlctl/run.py",
+        "if not args.best_effort:",
+        "if False:",
+        "tests/ctl/test_run.py",
+    ),
+    Mutant(
+        "the command's exit status is lost",
+        "resctrlctl/run.py",
+        "        return ended.status\n",
+        "        return 0\n",
+        "tests/ctl/test_run.py",
+    ),
+    Mutant(
+        "a total that is not known is shown as 0",
+        "resctrlctl/render.py",
+        'return "unknown" if total.value is None else',
+        'return "0" if total.value is None else',
+        "tests/ctl",
+    ),
+    Mutant(
+        "hooks disable removes links of others",
+        "resctrlctl/hooks.py",
+        "return os.path.islink(path) and os.path.dirname(os.readlink(path)) == self.source",
+        "return os.path.islink(path)",
+        "tests/ctl/test_hooks.py",
+    ),
+    Mutant(
+        "paths inside another are compared as text",
+        "resctrlmond/config.py",
+        'path.startswith(f"{folder}/")',
+        "path.startswith(folder)",
+        "tests/daemon/test_config.py",
     ),
 )
