@@ -221,7 +221,9 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
     seen = manager.survey.look()
     unmounted = str(seen.unmounted) if seen.unmounted else ""
     lacking = lacking_sentence(group.key for group in plan.lacking_counters(records))
-    problems = [*manager.problems, *filter(None, (*manager.alerts.values(), seen.hangs, unmounted, lacking))]
+    inexact = f"no figure of this simulation is exact: {seen.inexact}" if seen.inexact else ""
+    alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact)
+    problems = [*manager.problems, *filter(None, alerts)]
     return types.StatusReply(
         version=__version__,
         mount=manager.tree.path,

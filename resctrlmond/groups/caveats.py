@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.resctrl.bandwidth import Mode
-from resctrlmond.resctrl.counters import Reading, Status, event
+from resctrlmond.resctrl.counters import Kind, Reading, Status, event
 
 _REALLOCATED = (
     "this processor takes bandwidth counters from one RMID for another and resets them, so some of it may be missing "
@@ -25,6 +25,14 @@ def of_mode(readings: Iterable[Reading], mode: Mode) -> dict[str, str]:
     if mode is not Mode.REALLOCATED:
         return {}
     return {name: _REALLOCATED for name in sorted({reading.event for reading in readings}) if event(name).restarts}
+
+
+def of_simulation(readings: Iterable[Reading], why: str) -> dict[str, str]:
+    """The caveats, by event, of what is read from a simulation whose figures are inexact for that reason."""
+    if not why:
+        return {}
+    counted = sorted({reading.event for reading in readings if event(reading.event).kind is Kind.CUMULATIVE})
+    return dict.fromkeys(counted, f"the simulation is inexact: {why}")
 
 
 def unassigned(readings: Iterable[Reading]) -> tuple[tuple[str, str], ...]:

@@ -334,10 +334,10 @@ class Lifecycle:
 
     def _with_caveats(self, group: Record, readings: Sequence[Reading]) -> Record:
         """The group with the caveats of what was just read of it. Raises NotRead."""
-        if not any(event(reading.event).restarts for reading in readings):
-            return group
-        now = caveats.of_mode(readings, self.tree.bandwidth_mode())
-        return replace(group, caveats=caveats.together(group.caveats, now))
+        now = caveats.of_simulation(readings, self.tree.inexact())
+        if any(event(reading.event).restarts for reading in readings):
+            now = caveats.together(caveats.of_mode(readings, self.tree.bandwidth_mode()), now)
+        return replace(group, caveats=caveats.together(group.caveats, now)) if now else group
 
     def _kept(self, group: Record) -> Record:
         """Write the group's caveats down: the mode may be another one at its end."""

@@ -20,6 +20,7 @@ class Seen:
     """What stood at a time (RFC 3339, UTC): ``used`` RMIDs, every ``foreign`` group, classes, and what is offered.
 
     ``unmounted`` is why there is nothing of it; ``hangs`` that this is old, for no look at the tree has ended since.
+    ``inexact`` is why no figure of a simulation is exact.
     """
 
     time: str
@@ -30,6 +31,7 @@ class Seen:
     bandwidth: Bandwidth | None = None
     unmounted: NotMounted | None = None
     hangs: str = ""
+    inexact: str = ""
 
 
 @dataclass(slots=True)
@@ -93,4 +95,5 @@ class Survey:
             return Seen(time, unmounted=error)
         foreign = tuple(found for found in standing if found.gid != self._gid)
         # Each class takes an RMID, the root's included, and each monitoring group.
-        return Seen(time, len(classes) + len(standing), foreign, classes, capacity, bandwidth)
+        used = len(classes) + len(standing)
+        return Seen(time, used, foreign, classes, capacity, bandwidth, inexact=self._tree.inexact())

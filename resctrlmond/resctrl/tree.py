@@ -23,6 +23,7 @@ SIMULATION_FSTYPE = "fuse.resctrlmond-sim"
 # Type and vendor of the processors. (/proc/cpuinfo has the vendor too, but ProcSubset=pid of our unit hides it.)
 MODALIAS = "/sys/devices/system/cpu/modalias"
 # In its place on a simulated machine.
+INEXACT_ATTRIBUTE = "user.resctrlmond.inexact"
 MODALIAS_ATTRIBUTE = "user.resctrlmond.modalias"
 _L3 = "info/L3_MON"
 
@@ -218,6 +219,17 @@ class Tree:
             bandwidth.by_domain(self._read_text_if_there(f"{_L3}/num_mbm_cntrs")),
             bandwidth.by_domain(available),
         )
+
+    def inexact(self) -> str:
+        """Why no figure of a simulation is exact at present, "" if they can be: a simulator sees not every task
+        everywhere. The kernel's resctrl always counts all.
+        """
+        if self.simulation is None:
+            return ""
+        try:
+            return os.getxattr(self.path, INEXACT_ATTRIBUTE).decode("utf-8", "replace")
+        except OSError:
+            return ""  # unmounted, which the next reading tells, or a simulator of an earlier version
 
     def last_cmd_status(self) -> str:
         """What the kernel wrote of the last command, "" where it cannot be read."""

@@ -74,11 +74,13 @@ class ExitRecords:
     """A subscription to the exits on all CPUs (kernel/taskstats.c).
 
     The record of an exit is in the queue before anybody can wait for the thread. What the kernel does for it
-    after that, such as giving its memory back, is not in it. Records that found the queue of 4 MiB full are lost.
+    after that, such as giving its memory back, is not in it. Records that found the queue of 4 MiB full are lost;
+    ``has_missed`` says that some were.
     """
 
     def __init__(self, records: socket.socket) -> None:
         self._records = records
+        self.has_missed = False
 
     @classmethod
     def open(cls) -> Self | None:
@@ -132,6 +134,7 @@ class ExitRecords:
             except OSError as failure:
                 if failure.errno != errno.ENOBUFS:  # which says, once, that records were lost
                     raise
+                self.has_missed = True
                 continue
             if sender == 0 and (told := parse_exit(message)):
                 exits.append(told)

@@ -21,6 +21,7 @@ from resctrlmond.sim.virtual import VirtualTasks
 SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
 MODALIAS_ATTRIBUTE = "user.resctrlmond.modalias"
 TASK_ATTRIBUTE = "user.resctrlmond.task."
+INEXACT_ATTRIBUTE = "user.resctrlmond.inexact"
 RMIDS_ATTRIBUTE = "user.resctrlmond.rmids"
 MOST_WRITTEN = 4096  # kernfs' atomic_write_len, one page
 _UTIME_NOW, _UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
@@ -171,7 +172,7 @@ class Filesystem:
 
     def getxattr(self, path: str, name: str, _position: int = 0) -> bytes:
         """On the root: the profile's name, what /proc/TID/cpu_resctrl_groups and the processor's modalias would
-        read, the RMIDs' state, orders.
+        read, the RMIDs' state, why figures are inexact, orders.
         """
         with self._lock:
             if path != "/" or not name.startswith("user.resctrlmond."):
@@ -180,6 +181,8 @@ class Filesystem:
                 return self._model.profile.name.encode()
             if name == MODALIAS_ATTRIBUTE:
                 return f"cpu:type:x86,ven{self._model.profile.vendor}fam0006mod0001:feature:\n".encode()
+            if name == INEXACT_ATTRIBUTE:
+                return self._model.inexact.encode()
             if name == RMIDS_ATTRIBUTE:
                 return self._model.rmid_counts().encode()
             if (value := self._orders.get(name)) is not None:

@@ -34,11 +34,13 @@ class ForkEvents:
     """A subscription to the process connector (drivers/connector/cn_proc.c).
 
     The event of a fork is in the queue before fork(2) returns. Of a new process it names the thread that forked
-    it, or, after CLONE_PARENT, that one's parent. Events that found the queue of 4 MiB full are lost.
+    it, or, after CLONE_PARENT, that one's parent. Events that found the queue of 4 MiB full are lost; ``has_missed``
+    says that some were.
     """
 
     def __init__(self, events: socket.socket) -> None:
         self._events = events
+        self.has_missed = False
 
     @classmethod
     def open(cls) -> Self | None:
@@ -72,6 +74,7 @@ class ForkEvents:
             except OSError as failure:
                 if failure.errno != errno.ENOBUFS:  # which says, once, that events were lost
                     raise
+                self.has_missed = True
                 continue
             if sender == 0 and len(message) >= _EVENT_OFFSET + _EVENT.size:
                 what, cpu, _, parent, _, child, tgid = _EVENT.unpack_from(message, _EVENT_OFFSET)

@@ -153,6 +153,11 @@ class Resctrl:
         inside = (child.name for child in control.children.values() if child.ids.rmid == ids.rmid)
         return f"res:{control.name or '/'}\nmon:{next(inside, '')}\n"
 
+    @property
+    def inexact(self) -> str:
+        """Why what tasks used may be missing from their groups, "" if nothing can be."""
+        return self._table.inexact
+
     def rmid_counts(self) -> str:
         """How many RMIDs are used (root's own among them), in limbo and free: what no file of resctrl shows."""
         used, limbo, free = self.rmids.counts(self.clock.monotonic())

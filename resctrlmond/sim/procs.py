@@ -14,6 +14,11 @@ from resctrlmond.sim.forks import ForkEvents
 from resctrlmond.sim.pidns import PidNamespaces
 from resctrlmond.sim.tasks import Exit, Fork, TaskStat
 
+_NOT_TOLD = (
+    "the kernel does not tell the simulator of {} here (that takes root, and the host's PID and network namespaces), "
+    "so it finds tasks by looking, and the first or last CPU time of a task may be missing"
+)
+_MISSED = "the kernel told of more {} at once than the simulator could take, so CPU time of a task may be missing"
 _NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
@@ -64,6 +69,16 @@ class ProcTable:
     def exits(self) -> list[Exit]:
         """Every exit since the last call; none without ``exit_records``."""
         return self._exit_records.drain() if self._exit_records else []
+
+    @property
+    def inexact(self) -> str:
+        """Why CPU time may be missing, "" while the kernel tells of every fork and exit."""
+        for what, subscription in (("forks", self._fork_events), ("exits", self._exit_records)):
+            if subscription is None:
+                return _NOT_TOLD.format(what)
+            if subscription.has_missed:
+                return _MISSED.format(what)
+        return ""
 
     def last_born(self) -> int:
         """The last process or thread number given out in this PID namespace (proc_loadavg(5))."""

@@ -58,6 +58,10 @@ class TaskTable(Protocol):
     def exits(self) -> list[Exit]:
         """The deaths since the last call, as far as anybody tells of them."""
 
+    @property
+    def inexact(self) -> str:
+        """Why what tasks used may be missing from their groups, "" if nothing can be."""
+
     def last_born(self) -> int:
         """A number that is another one after every fork; while it stays, there is no new thread to look for."""
 

@@ -24,7 +24,7 @@ from resctrlmond.nri.selection import Selection
 from resctrlmond.nri.sparing import BURST, INTERVAL_S
 from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
-from resctrlmond.sim.filesystem import MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
+from resctrlmond.sim.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
 from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.startup import Exit
@@ -215,7 +215,7 @@ def test_every_option_of_the_simulator() -> None:
 
 def test_every_order_to_the_simulator() -> None:
     named = set(re.findall(r"^_(user\.[a-z.A-Z]+)_$", section(SIMULATOR, "ORDERS"), re.MULTILINE))
-    others = {TASK_ATTRIBUTE + "TID", RMIDS_ATTRIBUTE, MODALIAS_ATTRIBUTE}
+    others = {TASK_ATTRIBUTE + "TID", RMIDS_ATTRIBUTE, MODALIAS_ATTRIBUTE, INEXACT_ATTRIBUTE}
     assert named == {FAULT, ACT, TRUTH, VIRTUAL} | others
 
 
