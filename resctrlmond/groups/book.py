@@ -41,6 +41,8 @@ class Book:
         self._locks: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
         self.watch = watch or (lambda _key, _record: None)
+        # Called with the record that stands and the one that is about to be written in its place.
+        self.before_put: Callable[[Record | None, Record], None] = lambda _before, _record: None
 
     @contextlib.contextmanager
     def writing(self, key: str) -> Iterator[None]:
@@ -87,6 +89,7 @@ class Book:
             return record
         if self._records.get(record.key) == record:
             return record
+        self.before_put(self._records.get(record.key), record)
         self._sizes[record.key] = self._store.save(record)
         self._records[record.key] = record
         self.watch(record.key, record)

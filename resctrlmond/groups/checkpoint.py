@@ -86,6 +86,26 @@ def with_gaps(before: Checkpoint, gaps: Mapping[str, Iterable[str]]) -> Checkpoi
     }
 
 
+def new_gaps(
+    before: Checkpoint, after: Checkpoint, readings: Iterable[Reading], baseline: Iterable[Reading]
+) -> dict[str, set[str]]:
+    """By domain the events that these readings, which led from one checkpoint to the other, keep from being exact."""
+    never_active = {
+        (reading.domain, reading.event)
+        for reading in baseline
+        if reading.value.says_never_active(event(reading.event))
+    }
+    found: dict[str, set[str]] = {}
+    for reading in readings:
+        is_gap = reading.event in after[reading.domain].gaps
+        # It has used something, even if it should say at the end that it never did.
+        was_active = reading.value.number is not None and (reading.domain, reading.event) in never_active
+        if is_gap or was_active:
+            found.setdefault(reading.domain, set()).add(reading.event)
+    nothing = LastRead("", {})
+    return {domain: events for domain, events in found.items() if events - {*before.get(domain, nothing).gaps}}
+
+
 def _with_gaps(last: LastRead, other: LastRead | None) -> LastRead:
     gaps = {*last.gaps, *(other.gaps if other else ())}
     return msgspec.structs.replace(last, gaps=tuple(sorted(gaps)))

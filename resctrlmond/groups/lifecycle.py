@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import msgspec
@@ -18,10 +19,11 @@ from resctrlmond.groups.checkpoint import readings_of
 from resctrlmond.groups.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.groups.keys import valid_class
 from resctrlmond.groups.plan import RECOVERED, lacking_counters
+from resctrlmond.groups.quality import QualityFiles, text
 from resctrlmond.groups.record import Record, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.times import boot_ns, utc_now
-from resctrlmond.groups.usage import Live, used
+from resctrlmond.groups.usage import Live, at_baseline, used
 from resctrlmond.resctrl.bandwidth import Mode, domain_number
 from resctrlmond.resctrl.counters import Reading, event
 from resctrlmond.resctrl.errors import (
@@ -67,6 +69,8 @@ class Lifecycle:
         self.book = book
         self.snapshots = snapshots
         self.mark = mark
+        self.quality = QualityFiles(snapshots)
+        book.before_put = self.quality.before_put
         # Per nonce of a standing group: the mount on which it was seen last.
         self._seen_on: dict[int, Mounting] = {}
         # Places whose links to live counters could not be changed after the group moved: the next tick tries again.
@@ -144,11 +148,11 @@ class Lifecycle:
             lacking = caveats.unassigned(readings)
         record = replace(record, caveats=caveats.of_unassigned(lacking), unassigned=lacking)
         record = self._with_caveats(record, readings)
-        self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings)
         inodes = {reading.domain: reading.inode for reading in readings}
-        return self.book.put(
-            replace(record, state=State.IDLE, reason="", in_limbo=False, baseline=quality, inodes=inodes)
-        )
+        begun = replace(record, state=State.IDLE, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+        qualities = None if record.part else text(at_baseline(begun, readings))
+        self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings, qualities)
+        return self.book.put(begun)
 
     def find(self, record: Record) -> Found:
         """Find the record's own group by its mark and nonce, also if somebody renamed it. Raises NoSuchGroup."""
@@ -298,20 +302,28 @@ class Lifecycle:
                 record = record.with_group(self.finish(group, reason))
         return record
 
-    def _end(self, record: Record) -> Record:
+    def _end(self, record: Record, state: State = State.COMPLETED, reason: str = "") -> Record:
+        as_ = {"state": state, "reason": reason or record.reason}
         readings, now = self.tree.read(record.ref), utc_now()
         record = self._kept(self._with_caveats(record, readings))
         # In one file first: a domain that went offline has its last value there, and so has all that is not in a
         # file of its own yet when we are killed and the group goes away meanwhile.
-        self.snapshots.end(record.place, now, self.snapshots.checkpoint(record.place, now, readings, record.inodes))
+        last = self.snapshots.checkpoint(record.place, now, readings, record.inodes)
+        self.snapshots.end(record.place, now, last, self._sealing(replace(record, **as_), now))
         return record
+
+    def _sealing(self, over: Record, completed_at: str) -> AbstractContextManager[None] | None:
+        """Write the final qualities of the workload, as what it will be when it is over; not with a further group."""
+        return None if over.part else self.quality.sealing(over, completed_at)
 
     def checkpoint(self, record: Record) -> None:
         """Keep the counters as they are now, for when a group goes away unasked. Raises NoSuchGroup, NotWritten."""
+        live = {}
         for group in record.standing:
-            readings = self.tree.read(self.find(group).ref)
+            live[group.place] = readings = self.tree.read(self.find(group).ref)
             self._kept(self._with_caveats(group, readings))
             self.snapshots.checkpoint(group.place, utc_now(), readings, group.inodes)
+        self.quality.update(self.book.get(record.key) or record, live)
 
     def _is_first_for_counters(self, record: Record) -> bool:
         """Whether no group with as high a priority lacks counters already, and the kernel assigns any at all."""
@@ -363,10 +375,13 @@ class Lifecycle:
         record = self._further_finished(record, reason)
         if self.snapshots.exists(record.place) and not self.snapshots.is_complete(record.place):
             if found := self._standing(record):
-                ended = self._end(replace(record, class_=found.ref.class_, group_name=found.ref.name))
+                standing = replace(record, class_=found.ref.class_, group_name=found.ref.name)
+                ended = self._end(standing, State.LOST, reason)
                 record = replace(record, caveats=ended.caveats)
             else:
-                self.snapshots.end(record.place, utc_now(), readings_of(self.snapshots.last_read(record.place)))
+                now, last = utc_now(), readings_of(self.snapshots.last_read(record.place))
+                lost = replace(record, state=State.LOST, reason=reason)
+                self.snapshots.end(record.place, now, last, self._sealing(lost, now))
         self._remove_own(record)
         return self._over(record, State.LOST, reason)
 
@@ -427,7 +442,10 @@ class Lifecycle:
         for group in record.groups:
             if group.place in live:
                 record = record.with_group(self._with_caveats(group, live[group.place]))
-        return used(self.snapshots, record, live)
+        found = used(self.snapshots, record, live)
+        if live:
+            self.quality.witness(record, live, found)
+        return found
 
     def _has_ends(self, record: Record) -> bool:
         return record.state.is_over or (record.state is State.ENDING and self.snapshots.is_complete(record.place))

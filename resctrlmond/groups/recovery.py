@@ -77,6 +77,11 @@ class Recovery:
                 if record.state.is_over and not self.life.snapshots.exists(record.key):
                     # Set aside for a run that was never begun.
                     self.life.snapshots.bring_back(record.key, record.generation)
+                with self.book.writing(record.key):
+                    standing = self.book.get(record.key)
+                    if standing is not None and not standing.state.is_over:
+                        # Killed before it was written, or from a version that wrote none.
+                        self.life.quality.update(standing)
                 self.ends.settle(record.key)
         with self._reported(self.life.snapshots.groups, problems, lambda: True):  # the next start tries it again
             self.life.snapshots.sweep()

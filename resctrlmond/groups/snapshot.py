@@ -8,7 +8,9 @@ import math
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.checkpoint import Checkpoint
@@ -20,6 +22,7 @@ from resctrlmond.resctrl.counters import Reading, Status, Value, parse_value
 _BEGIN = ".begin"
 _END = ".end"
 _CHECKPOINT = "checkpoint"
+_QUALITY = "quality"
 
 
 class Snapshots:
@@ -27,7 +30,8 @@ class Snapshots:
 
     A ``place`` is a key, or ``KEY/classes/PART`` for a further group of that workload (see ``Record.place``).
 
-    Below each: ``created_at``, ``completed_at`` (the last file written: where it stands, all ends do),
+    Below each: ``created_at``, ``completed_at`` (the last file written: where it stands, all ends do), ``quality``
+    (of the workload as a whole: not in the folder of a further group),
     ``mon_data/DOMAIN/EVENT{,.begin,.end}``, where the bare name links to the live counter until the end, and
     ``checkpoint``, the values last read.
     """
@@ -38,6 +42,9 @@ class Snapshots:
         # When the set-aside runs were completed, by path and the time in their file (times.boot_ns()): no step of the
         # time of day makes a run old or young that this daemon has ended or seen before.
         self._completed_ns: dict[tuple[str, str], int] = {}
+        # For what readers without the key change too: the checkpoint and the file ``quality``. Held while files in
+        # memory are read and written, never during a call on resctrl.
+        self.lock = threading.RLock()
 
     def path(self, place: str) -> str:
         """The directory of the current run."""
@@ -60,9 +67,12 @@ class Snapshots:
         """Whether all end files are written. Raises NotRead."""
         return stat.S_ISREG(_mode(os.path.join(self.path(place), "completed_at")))
 
-    def begin(self, place: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
+    def begin(
+        self, place: str, created_at: str, live: str, readings: Iterable[Reading], quality: str | None = None
+    ) -> None:
         """Write the begin values, in one step; ``live`` is the group's directory in resctrl.
 
+        ``quality`` is the text of that file; a further group of a workload has none.
         What an interrupted run left at the place is replaced. Raises NotWritten.
         """
         new = os.path.join(self.groups, f".{place.partition('/')[0]}.new")
@@ -70,6 +80,8 @@ class Snapshots:
         with writing(new):
             try:
                 self._begin(new, created_at, live, readings)
+                if quality is not None:
+                    write_file(os.path.join(new, _QUALITY), quality.encode())
                 _remove(path)
                 self._make_folder(os.path.dirname(path))
                 os.rename(new, path)
@@ -114,7 +126,7 @@ class Snapshots:
         ``inodes`` are the domains' at the baseline. Returns the last values of all domains.
         """
         path = os.path.join(self.path(place), _CHECKPOINT)
-        with writing(path):
+        with self.lock, writing(path):
             last = self.last_read_with(place, time, readings, inodes or {})
             write_file(path, checkpoint.encode(last))
         return checkpoint.readings_of(last)
@@ -127,6 +139,15 @@ class Snapshots:
             self.last_read(place), time, readings, lambda: checkpoint.of_baseline(self.begin_values(place), inodes)
         )
 
+    def note_gaps(self, place: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> None:
+        """Keep of readings that are no checkpoint only which events they keep from being exact. Raises NotWritten."""
+        path = os.path.join(self.path(place), _CHECKPOINT)
+        with self.lock, writing(path):
+            before = self.last_read(place)
+            after = self.last_read_with(place, "", readings, inodes)
+            if gaps := checkpoint.new_gaps(before, after, readings, self.begin_values(place)):
+                write_file(path, checkpoint.encode(checkpoint.with_gaps(before, gaps)))
+
     def last_read(self, place: str) -> Checkpoint:
         """The values last read, of every domain that ever was; {} if they were never read. Raises NotRead."""
         try:
@@ -134,8 +155,17 @@ class Snapshots:
         except OSError:
             return {}
 
-    def end(self, place: str, completed_at: str, readings: Sequence[Reading]) -> None:
-        """Write the end values, take the links away, and write ``completed_at`` as the seal. Raises NotWritten."""
+    def end(
+        self,
+        place: str,
+        completed_at: str,
+        readings: Sequence[Reading],
+        sealing: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """Write the end values, take the links away, and write ``completed_at`` as the seal, within ``sealing``.
+
+        Raises NotWritten.
+        """
         top = self.path(place)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
@@ -149,7 +179,30 @@ class Snapshots:
                     if _is_link(os.path.join(directory, name)):
                         os.unlink(os.path.join(directory, name))
             self._make_folder(top)
-            write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
+            with sealing or contextlib.nullcontext():
+                write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
+
+    def quality(self, place: str) -> str:
+        """The text of the run's file ``quality``, "" if there is none. Raises NotRead."""
+        try:
+            return read_file(os.path.join(self.path(place), _QUALITY)).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def write_quality(self, place: str, text: str) -> None:
+        """Replace the run's file ``quality``. Raises NotWritten."""
+        path = os.path.join(self.path(place), _QUALITY)
+        with writing(path):
+            write_file(path, text.encode())
+
+    def remove_quality(self, place: str) -> None:
+        """Remove the run's file ``quality``, if it can be removed."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.path(place), _QUALITY))
+
+    def created_at(self, place: str) -> str:
+        """When the begin values were read; "" if there are none. Raises NotRead."""
+        return _text(os.path.join(self.path(place), "created_at"))
 
     def completed_at(self, place: str) -> str:
         """When the end values were read; "" while there are none. Raises NotRead."""

@@ -16,12 +16,18 @@ from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, e
 Live = Mapping[str, Sequence[Reading]]
 
 
-def used(snapshots: Snapshots, record: Record, live: Live) -> list[Total]:
-    """The totals over all groups of a workload: up to the ``live`` readings, of the others up to the end values."""
+def used(snapshots: Snapshots, record: Record, live: Live, completed_at: str = "") -> list[Total]:
+    """The totals over all groups of a workload: up to the ``live`` readings, of the others up to the end values.
+
+    ``completed_at``: when the end values of the first group were read, where its seal is not written yet.
+    """
     counted = [group for group in record.groups if snapshots.exists(group.place)]
     parts = [
         _late(
-            group, _so_far(snapshots, group, live[group.place]) if group.place in live else _ended(snapshots, group)
+            group,
+            _so_far(snapshots, group, live[group.place])
+            if group.place in live
+            else _ended(snapshots, group, "" if group.part else completed_at),
         )
         for group in counted
     ]
@@ -29,6 +35,29 @@ def used(snapshots: Snapshots, record: Record, live: Live) -> list[Total]:
         parts.append([_earlier(name, text, record.earlier) for name, text in record.earlier.totals.items()])
     missing = [group for group in record.further if group not in counted] if counted else []
     return [_without(total, missing) for total in added(parts)]
+
+
+def at_baseline(group: Record, readings: Sequence[Reading]) -> list[Total]:
+    """The totals of a workload at the moment when the ``readings`` of its first group are its baseline."""
+    part = _late(group, totals(readings, readings, group.baseline, caveats=group.caveats))
+    if group.earlier is None:
+        return part
+    return added([part, [_earlier(name, text, group.earlier) for name, text in group.earlier.totals.items()]])
+
+
+def remembered(snapshots: Snapshots, record: Record) -> dict[str, list[Reading]]:
+    """The last readings that are on disk of each group that has no end values yet, by its place.
+
+    A domain that was not there when the group was read last is left out.
+    """
+    found = {}
+    for group in record.groups:
+        if not group.state.is_over and not snapshots.is_complete(group.place):
+            last_read = snapshots.last_read(group.place)
+            newest = max((last.time for last in last_read.values()), default="")
+            here = {domain: last for domain, last in last_read.items() if newest and last.time == newest}
+            found[group.place] = checkpoint.readings_of(here) or snapshots.begin_values(group.place)
+    return found
 
 
 def summed(live: Live) -> list[Reading]:
@@ -53,11 +82,11 @@ def _so_far(snapshots: Snapshots, group: Record, live: Sequence[Reading]) -> lis
     return totals(begin, readings, group.baseline, missed=missed, past=checkpoint.past_of(now), caveats=group.caveats)
 
 
-def _ended(snapshots: Snapshots, group: Record) -> list[Total]:
+def _ended(snapshots: Snapshots, group: Record, completed_at: str = "") -> list[Total]:
     """By the end values; those that were read before the end are told."""
     end = snapshots.end_values(group.place)
     begin = _begin(snapshots, group, end)
-    last_read, completed_at = snapshots.last_read(group.place), snapshots.completed_at(group.place)
+    last_read, completed_at = snapshots.last_read(group.place), completed_at or snapshots.completed_at(group.place)
     missed = {}
     for domain in {reading.domain for reading in begin} | last_read.keys():
         time = last_read[domain].time if domain in last_read else ""

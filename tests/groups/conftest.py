@@ -14,10 +14,12 @@ import pytest
 
 from resctrlmond.groups.lifecycle import Mark
 from resctrlmond.groups.manager import Manager
+from resctrlmond.groups.quality import text, worse
 from resctrlmond.groups.record import EndRule, Record, Records, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.target import Assignment
+from resctrlmond.groups.usage import used
 from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.mount import Simulation
@@ -105,7 +107,20 @@ class Host:
             assert not record.is_torn or record.state.is_over, record
             # What is over leaves no group of it behind, in no class.
             assert not (record.state.is_over and record.standing), record
+            self.check_quality(record)
         assert not [name for name in self.folder("groups") if name.startswith(".")]
+
+    def check_quality(self, record: Record) -> None:
+        """The file is no better than what Read would answer now, and what Release answered when it is over."""
+        snapshots, life = self.manager.life.snapshots, self.manager.life
+        if snapshots.is_bare(record.place):
+            return
+        # As Read does, but without its effect on the file.
+        told = text(used(snapshots, record, life.readings(record)))
+        written = snapshots.quality(record.place)
+        if record.state.is_over:
+            assert written == told
+        assert worse(written, told) == written or worse(told, written) == written
 
     def clean(self) -> None:
         """Remove every group and class."""

@@ -146,7 +146,13 @@ def test_a_key_that_comes_back_is_a_new_run_and_the_old_one_stays_whole(host: Ho
         host.manager.release("k", owner="test")
     assert host.folder("completed/k") == ["1", "2"]
     for run in ("1", "2"):
-        assert host.folder(f"completed/k/{run}") == ["checkpoint", "completed_at", "created_at", "mon_data"]
+        assert host.folder(f"completed/k/{run}") == [
+            "checkpoint",
+            "completed_at",
+            "created_at",
+            "mon_data",
+            "quality",
+        ]
     host.check()
 
 
