@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -57,9 +59,18 @@ class Daemon:
 
         Raises DaemonDown, Disconnected, or Failure with the daemon's reason.
         """
+        with self._explaining(what), Client(self.socket, _TIMEOUT_S) as client:
+            return client.call(f"{INTERFACE}.{method}", parameters, reply=reply)
+
+    def stream(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> list[_T]:
+        """As ``call``, for a method that answers with any number of replies."""
+        with self._explaining(what), Client(self.socket, _TIMEOUT_S) as client:
+            return list(client.stream(f"{INTERFACE}.{method}", parameters, reply=reply, timeout_s=_TIMEOUT_S))
+
+    @contextlib.contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
         try:
-            with Client(self.socket, _TIMEOUT_S) as client:
-                return client.call(f"{INTERFACE}.{method}", parameters, reply=reply)
+            yield
         except NotRunning as error:
             raise DaemonDown(
                 f"cannot {what}: resctrlmond is not running: nothing listens on {self.socket}. "

@@ -41,7 +41,11 @@ class Source:
         """Our groups and those of others."""
         if self._view is None:
             try:
-                return self._daemon.call("list the groups", "List", NoParameters(), ListReply)
+                pages = self._daemon.stream("list the groups", "List", NoParameters(), ListReply)
+                return ListReply(
+                    groups=[group for page in pages for group in page.groups],
+                    foreign=[group for page in pages for group in page.foreign],
+                )
             except DaemonDown:
                 self._view = self._fall_back()
         return self._view.groups()
@@ -50,7 +54,11 @@ class Source:
         """All pods that are known; without the daemon, those that have a group."""
         if self._view is None:
             try:
-                return self._daemon.call("list the pods", "ListPods", NoParameters(), ListPodsReply)
+                parts = self._daemon.stream("list the pods", "ListPods", NoParameters(), ListPodsReply)
+                return ListPodsReply(
+                    pods=[pod for part in parts for pod in part.pods],
+                    told=[told for part in parts for told in part.told],
+                )
             except DaemonDown:
                 self._view = self._fall_back()
         return ListPodsReply(pods=pods_of((), self._view.groups().groups), told=[])

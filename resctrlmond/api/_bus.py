@@ -140,6 +140,19 @@ class Bus(MessageBus):
         self._unsent.add(sent)
         sent.add_done_callback(self._sent)
 
+    async def flush(self) -> None:
+        """Return when all that was posted has left the process, or the connection has ended."""
+        unsent: set[asyncio.Future[Any]] = set(self._unsent)
+        if not unsent:
+            return
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            while unsent and not ended.done():
+                done, _ = await asyncio.wait({*unsent, ended}, return_when=asyncio.FIRST_COMPLETED)
+                unsent -= done
+        finally:
+            ended.cancel()
+
     async def ask(self, member: str, signature: str, *body: Any) -> Any:
         """Call a method of the bus itself and return its first value. Raises DBusError, BusUnavailable."""
         if not self.connected:

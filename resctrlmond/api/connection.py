@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from resctrlmond.api import wire
+from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.peer import Peer
 from resctrlmond.api.service import Service
 from resctrlmond.api.streams import HangupWatch, send_all
@@ -60,7 +61,9 @@ class Connection:
         limits: Limits,
         hangups: HangupWatch,
         internal_error: str,
+        budget: ReplyBudget,
     ) -> None:
+        self._budget = budget
         self.peer = peer
         self._socket = connection
         self._service = service
@@ -122,8 +125,10 @@ class Connection:
         try:
             method, parameters = self._service.resolve(call, self.peer)
         except VarlinkError as error:
-            reply: Reply | None = wire.error_reply(error)
-        else:
+            if not call.oneway:
+                await self._send(wire.error_reply(error))
+            return
+        async with self._budget.lease(self.peer.uid, method.reply_bytes) as lease:
             if call.more and method.stream is not None:
                 await self._answer_stream(call.method, _opened(method.stream, parameters, self.peer))
                 return
@@ -131,8 +136,9 @@ class Connection:
             assert method.handler is not None
             peer = self.peer.unheard() if call.oneway else self.peer
             reply = await self._outcome(call.method, functools.partial(method.handler, parameters, peer))
-        if reply is not None and not call.oneway:
-            await self._send(reply)
+            if reply is not None and not call.oneway:
+                lease.shrink(len(bytes(reply.parameters)))
+                await self._send(reply)
 
     async def _answer_stream(self, method: str, items: AsyncGenerator[msgspec.Struct, None]) -> None:
         task = asyncio.current_task()

@@ -135,7 +135,7 @@ class _Connection:
         self._callers = Callers(bus)
         self._calls: set[asyncio.Task[None]] = set()
         self._waiting: Counter[str] = Counter()
-        self.announcer = Announcer(service, bus.post)
+        self.announcer = Announcer(service, bus.post, bus.flush)
         bus.gate.on_large = self._on_large
         bus.gate.on_refused = self._on_refused
         bus.add_message_handler(self._on_message)
@@ -240,9 +240,15 @@ class _Connection:
             begun = time.monotonic()
             caller = await self._callers.named(sender)
             caller = replace(caller, waits=self._presence(call, sender, begun))
-            signature, body = await self._objects.answer(call, caller)
-            if wants_reply(call):
-                self._bus.post(Message.new_method_return(call, signature, body))
+            size = self._objects.reply_bytes(call)
+            async with self._service.budget.lease(caller.uid, size):
+                signature, body = await self._objects.answer(call, caller)
+                if wants_reply(call):
+                    self._bus.post(Message.new_method_return(call, signature, body))
+                del body
+                if size:
+                    # The bus stops reading from us when a caller does not read what the bus holds for it.
+                    await self._bus.flush()
         except BusUnavailable:
             _log.debug("the bus went away with a call of %s", sender)
         except DBusError as error:

@@ -13,6 +13,7 @@ from resctrlmond.api import types
 from resctrlmond.api._bus import DBusError, Message, Variant
 from resctrlmond.api.access import Access, Caller
 from resctrlmond.api.dbus_interfaces import INTERFACES, Method
+from resctrlmond.api.lists import MAX_LIST_BYTES, bounded
 from resctrlmond.api.verbs import VERBS, Service, group_of
 from resctrlmond.api.workers import Lane
 from resctrlmond.groups.manager import Manager
@@ -74,6 +75,12 @@ class Objects:
         except PermissionDenied as error:
             # Clients know this name for what every object has; our own is for our verbs.
             raise DBusError(ACCESS_DENIED, values.text(str(error))) from error
+
+    def reply_bytes(self, call: Message) -> int:
+        """What the reply to a call may take; 0 for one that is short, and for calls that change something."""
+        if call.interface in (None, names.MANAGER, names.GROUP) and str(call.member) in VERBS:
+            return VERBS[str(call.member)].reply_bytes and MAX_LIST_BYTES
+        return 0 if call.member == "Set" else MAX_LIST_BYTES
 
     # -- our interfaces
 
@@ -213,8 +220,8 @@ def described(manager: Manager, records: Iterable[Record]) -> dict[str, dict[str
 
 
 def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:
-    found = described(manager, manager.records())
-    return {names.group_path(key): {names.GROUP: properties} for key, properties in found.items()}
+    groups = bounded(group_of(manager, record) for record in manager.records())
+    return {names.group_path(group.key): {names.GROUP: group_properties(group)} for group in groups}
 
 
 def _interfaces_at(path: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from resctrlmond.api import dbus_interfaces as names
@@ -26,9 +26,12 @@ class Announcer:
     number of workloads, and a signal always speaks of what stands.
     """
 
-    def __init__(self, service: Service, post: Callable[[Message], None]) -> None:
+    def __init__(
+        self, service: Service, post: Callable[[Message], None], flush: Callable[[], Awaitable[None]]
+    ) -> None:
         self._service = service
         self._post = post
+        self._flush = flush
         self._known: dict[str, dict[str, Variant]] = {}
         self._changed: dict[str, Record | None] = {}
         self._awake = asyncio.Event()
@@ -46,6 +49,8 @@ class Announcer:
             self._awake.clear()
             try:
                 await self._tell_all()
+                # While the bus takes nothing, further changes of one workload become one.
+                await self._flush()
             except Exception:
                 _log.exception("the bus could not be told of a change")
 

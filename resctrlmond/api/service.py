@@ -59,13 +59,15 @@ class Method(Generic[P]):
     ``stream`` answers a call with ``more`` by any number of replies; a method that has only this one refuses
     other calls with ExpectedMore. A stream is closed (``aclose()``) when its client goes away and when the server
     closes. Both raise VarlinkError for an error reply. ``check`` raises one for a peer that may not call the method;
-    it runs before the parameters are decoded.
+    it runs before the parameters are decoded. ``reply_bytes`` are reserved in the server's budget before the call,
+    until its reply has been read.
     """
 
     parameters: type[P]
     handler: Callable[[P, Peer], Awaitable[msgspec.Struct | None]] | None = None
     stream: Callable[[P, Peer], AsyncIterator[msgspec.Struct]] | None = None
     check: Callable[[Peer], None] | None = None
+    reply_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.handler is None and self.stream is None:

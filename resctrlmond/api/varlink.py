@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable
 
+from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.connection import Connection, Limits
 from resctrlmond.api.peer import Peer
 from resctrlmond.api.service import Interface, Method, Service
@@ -45,7 +46,9 @@ class Server:
         url: str,
         limits: Limits | None = None,
         internal_error: str = "org.resctrlmon.Manager.InternalError",
+        budget: ReplyBudget | None = None,
     ) -> None:
+        self._budget = budget or ReplyBudget()
         self._service = Service(interfaces, vendor=vendor, product=product, version=version, url=url)
         self._limits = limits or Limits()
         self._internal_error = internal_error
@@ -138,6 +141,7 @@ class Server:
             limits=self._limits,
             hangups=self._hangups,
             internal_error=self._internal_error,
+            budget=self._budget,
         )
         task = asyncio.get_running_loop().create_task(served.serve())
         self._connections[task] = served

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
@@ -34,7 +34,13 @@ def server(service: Service) -> Server:
         name=MANAGER,
         description=description(MANAGER),
         methods={
-            name: Method(verb.request, _verb(service, name), check=_check(service, verb.access, name))
+            name: Method(
+                verb.request,
+                _verb(service, name),
+                _stream(service, name) if verb.pages else None,
+                _check(service, verb.access, name),
+                verb.reply_bytes,
+            )
             for name, verb in VERBS.items()
         },
     )
@@ -45,7 +51,14 @@ def server(service: Service) -> Server:
             "Run": Method(hooks.RunRequest, _hook(service), check=_check(service, Access.WRITE, f"{HOOK}.Run")),
         },
     )
-    return Server([manager, hook], vendor="resctrlmond", product="resctrlmond", version=__version__, url=URL)
+    return Server(
+        [manager, hook],
+        vendor="resctrlmond",
+        product="resctrlmond",
+        version=__version__,
+        url=URL,
+        budget=service.budget,
+    )
 
 
 def _check(service: Service, access: Access, method: str) -> Callable[[Peer], None]:
@@ -66,6 +79,17 @@ def _verb(service: Service, name: str) -> Callable[[Any, Peer], Awaitable[msgspe
             raise reply_of(error) from error
 
     return call
+
+
+def _stream(service: Service, name: str) -> Callable[[Any, Peer], AsyncIterator[msgspec.Struct]]:
+    async def stream(_request: Any, peer: Peer) -> AsyncIterator[msgspec.Struct]:
+        try:
+            async for page in service.stream(name, caller_of(peer)):
+                yield page
+        except ResctrlError as error:
+            raise reply_of(error) from error
+
+    return stream
 
 
 def _hook(service: Service) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:

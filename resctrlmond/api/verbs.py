@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from resctrlmond import __version__
 from resctrlmond.api import translate, types
 from resctrlmond.api.access import Access, Caller, Policy
+from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.errors import name_of
+from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, pages
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.groups import plan
@@ -30,7 +32,10 @@ _READERS, _OF_ONE_READER = 3, 2
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb: ``run`` is the blocking call, made in a thread of ``lane`` after ``access`` was granted."""
+    """One verb: ``run`` is the blocking call, made in a thread of ``lane`` after ``access`` was granted.
+
+    ``pages`` gives its reply in several parts, to callers that take them.
+    """
 
     name: str
     lane: Lane
@@ -38,6 +43,14 @@ class Verb:
     reply: type[types.Reply]
     access: Access
     run: Callable[[Manager, Any, Caller], types.Reply]
+    pages: Callable[[Manager], Iterator[types.Reply]] | None = None
+
+    @property
+    def reply_bytes(self) -> int:
+        """What is reserved for the reply before the call; 0 for the verbs that change something."""
+        if self.access is Access.WRITE:
+            return 0
+        return MAX_PAGES_BYTES if self.pages else MAX_LIST_BYTES
 
 
 class Service:
@@ -47,6 +60,7 @@ class Service:
         self.manager = manager
         self.policy = policy
         self.workers = workers
+        self.budget = ReplyBudget()
         self._readers = asyncio.Semaphore(_READERS)
         # A user's own lives as long as a call of his does.
         self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -57,6 +71,19 @@ class Service:
         self.policy.check(caller, verb.access, name)
         async with self.turn(caller):
             return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
+
+    async def stream(self, name: str, caller: Caller) -> AsyncIterator[types.Reply]:
+        """Run a verb that has pages, for a caller, and give them one by one. Raises ResctrlError."""
+        verb = VERBS[name]
+        assert verb.pages is not None
+        self.policy.check(caller, verb.access, name)
+        found = verb.pages(self.manager)
+        while True:
+            async with self.turn(caller):
+                page = await self.workers.run(verb.lane, next, found, None)
+            if page is None:
+                return
+            yield page
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: Caller) -> AsyncIterator[None]:
@@ -173,10 +200,22 @@ def _move(manager: Manager, request: types.MoveRequest, _caller: Caller) -> type
 
 
 def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListReply:
-    return types.ListReply(
-        groups=[group_of(manager, record) for record in manager.records()],
-        foreign=[translate.foreign(found) for found in manager.survey.look().foreign],
-    )
+    return types.ListReply(groups=bounded(_groups(manager)), foreign=_foreign(manager))
+
+
+def _list_pages(manager: Manager) -> Iterator[types.ListReply]:
+    def page(groups: list[types.Group], is_first: bool) -> types.ListReply:
+        return types.ListReply(groups=groups, foreign=_foreign(manager) if is_first else [])
+
+    return pages(_groups(manager), page)
+
+
+def _groups(manager: Manager) -> Iterator[types.Group]:
+    return (group_of(manager, record) for record in manager.records())
+
+
+def _foreign(manager: Manager) -> list[types.Foreign]:
+    return [translate.foreign(found) for found in manager.survey.look().foreign]
 
 
 def _note_pods(manager: Manager, request: types.NotePodsRequest, caller: Caller) -> types.NotePodsReply:
@@ -188,8 +227,16 @@ def _note_pods(manager: Manager, request: types.NotePodsRequest, caller: Caller)
 
 def _list_pods(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListPodsReply:
     noted, told = manager.inventory.all()
-    groups = [group_of(manager, record) for record in manager.records()]
-    return types.ListPodsReply(pods=pods_of(noted, groups), told=told)
+    return types.ListPodsReply(pods=bounded(pods_of(noted, list(_groups(manager)))), told=told)
+
+
+def _pod_pages(manager: Manager) -> Iterator[types.ListPodsReply]:
+    noted, told = manager.inventory.all()
+
+    def page(pods: list[types.Pod], is_first: bool) -> types.ListPodsReply:
+        return types.ListPodsReply(pods=pods, told=told if is_first else [])
+
+    return pages(pods_of(noted, list(_groups(manager))), page)
 
 
 def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.GroupReply:
@@ -252,8 +299,8 @@ _TABLE = (
     Verb("Reconcile", Lane.CHANGE, types.ReconcileRequest, types.ReconcileReply, Access.WRITE, _reconcile),
     Verb("Move", Lane.CHANGE, types.MoveRequest, types.GroupReply, Access.WRITE, _move),
     Verb("NotePods", Lane.RECORDS, types.NotePodsRequest, types.NotePodsReply, Access.WRITE, _note_pods),
-    Verb("List", Lane.RECORDS, types.NoParameters, types.ListReply, Access.READ, _list),
-    Verb("ListPods", Lane.RECORDS, types.NoParameters, types.ListPodsReply, Access.READ, _list_pods),
+    Verb("List", Lane.RECORDS, types.NoParameters, types.ListReply, Access.READ, _list, _list_pages),
+    Verb("ListPods", Lane.RECORDS, types.NoParameters, types.ListPodsReply, Access.READ, _list_pods, _pod_pages),
     Verb("Get", Lane.RECORDS, types.KeyRequest, types.GroupReply, Access.READ, _get),
     Verb("Read", Lane.COUNTERS, types.KeyRequest, types.ReadReply, Access.READ, _read),
     Verb("ReadForeign", Lane.COUNTERS, types.ForeignRequest, types.ReadForeignReply, Access.READ, _read_foreign),

@@ -46,7 +46,12 @@ class Workers:
         with self._guard:
             self._running.add(future)
         future.add_done_callback(self._ended)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            # An error's traceback holds this frame, and the future the error: a cycle that would keep all that the
+            # call had at hand until the oldest generation is collected.
+            del future
 
     def _ended(self, future: Future[Any]) -> None:
         with self._guard:

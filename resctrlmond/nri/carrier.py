@@ -172,8 +172,8 @@ class Carrier:
         return known
 
     async def _compare(self) -> AsyncIterator[None]:
-        listed = await self._door.ask("List", types.ListReply)
-        groups = {group.key: group for group in listed.groups if not group.state.is_over}
+        pages = await self._door.ask_pages("List", types.ListReply)
+        groups = {group.key: group for page in pages for group in page.groups if not group.state.is_over}
         noted = {(key, one.id): one for key, group in groups.items() for one in group.members if one.lives}
         claimed = {key for key, group in groups.items() if any(claim.owner == CLAIM for claim in group.claims)}
         for name, sandbox in self.pods.sandboxes.items():

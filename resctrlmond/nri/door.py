@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from resctrlmond import journal
@@ -46,8 +47,17 @@ class Door:
 
     async def ask(self, verb: str, reply: type[T], **parameters: Any) -> T:
         """Make one call. Raises Away and Refused."""
+        (answer,) = await self._ask(verb, lambda client, name: [client.call(name, parameters, reply=reply)])
+        return answer
+
+    async def ask_pages(self, verb: str, reply: type[T]) -> list[T]:
+        """Make one call that answers with any number of replies. Raises Away and Refused."""
+        within = self._timeout_s
+        return await self._ask(verb, lambda client, name: list(client.stream(name, reply=reply, timeout_s=within)))
+
+    async def _ask(self, verb: str, call: Callable[[Client, str], list[T]]) -> list[T]:
         try:
-            answer = await asyncio.to_thread(self._call, verb, reply, parameters)
+            answer = await asyncio.to_thread(self._call, verb, call)
         except VarlinkError as error:
             name = error.name.removeprefix(VARLINK_PREFIX)
             message = str(error.parameters.get("message") or name)
@@ -64,10 +74,10 @@ class Door:
         self._answered()
         return answer
 
-    def _call(self, verb: str, reply: type[T], parameters: dict[str, Any]) -> T:
+    def _call(self, verb: str, call: Callable[[Client, str], list[T]]) -> list[T]:
         # A connection for each call: none is kept that a restart of the daemon would have cut.
         with Client(self._path, self._timeout_s) as client:
-            return client.call(VARLINK_PREFIX + verb, parameters, reply=reply)
+            return call(client, VARLINK_PREFIX + verb)
 
     def _answered(self) -> None:
         self.is_hung = False
