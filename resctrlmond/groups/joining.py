@@ -144,6 +144,8 @@ class Joining:
             outside = self._in_no_group(record, moving.descendants())
             member = replace(member, descendants=len(outside))
         if moved_again is not None:
+            if assignment.late:
+                return replace(member, late=True), _ran_before(member)
             if not moved_again:
                 return member, ""
             return replace(member, late=True), f"tasks of {member.id} were outside until it was assigned again"

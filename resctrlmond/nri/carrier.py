@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from resctrlmond import journal
@@ -67,8 +67,11 @@ class Carrier:
             place.pod_cgroup, sandbox.pod.pid, sandbox.key, sandbox.pod.cgroup_parent
         )
 
-    async def assign(self, container_id: str, *, is_late: bool) -> None:
-        """Put a running container into its pod's group; ``is_late``: it runs its own program already."""
+    async def assign(self, container_id: str, *, is_late: bool, is_held: Callable[[], bool] = lambda: True) -> None:
+        """Put a running container into its pod's group; ``is_late``: it runs its own program already.
+
+        ``is_held``: whether the runtime holds it back still. If it does not when all is done, the container is late.
+        """
         member = self.pods.members.get(container_id)
         if member is None or member.is_settled or not member.container.is_running:
             return
@@ -87,20 +90,28 @@ class Carrier:
         if member.container.pid == sandbox.pod.pid != 0:
             target["attributes"] |= _COUNTED_AS_SANDBOX
         try:
-            await self._door.ask(
-                "Assign",
-                types.AssignReply,
-                key=member.key,
-                member=container_id,
-                kind="container",
-                claim=CLAIM,
-                **target,
-            )
+            vouched = target.get("late") is False
+            if vouched and not is_held():
+                target["late"] = True
+            await self._assign(member.key, container_id, target)
+            if vouched and not is_held():
+                await self._assign(member.key, container_id, target | {"late": True})
             self._refusals.pop(container_id, None)
         except Refused as error:
             if error.name not in _GONE:
                 self._refused(container_id, f"container {container_id} is unmonitored", error)
         member.is_settled = True
+
+    async def _assign(self, key: str, container_id: str, target: Mapping[str, Any]) -> None:
+        await self._door.ask(
+            "Assign",
+            types.AssignReply,
+            key=key,
+            member=container_id,
+            kind="container",
+            claim=CLAIM,
+            **target,
+        )
 
     async def end(self, key: str, member: str) -> None:
         """The member has ended."""

@@ -65,6 +65,10 @@ class Plugin:
         self._tell_at: float | None = None
         self._list_until: float | None = None
         self._retry_s = RETRY_S[0]
+        # The answer that the worker's step is for; cancelled when it was given before the step was done.
+        self._carried: asyncio.Future[None] | None = None
+        # Whether the runtime is at the other end still.
+        self.is_connected: Callable[[], bool] = lambda: False
 
     # -- told by the runtime
 
@@ -112,7 +116,10 @@ class Plugin:
         self._listed_pods, self._listed_containers = [], []
 
     def happened(self, told: Happened) -> asyncio.Future[None]:
-        """An event; the future is done when it is carried over, or has failed to be."""
+        """An event; the future is done when it is carried over, or has failed to be.
+
+        Who answers the runtime before that cancels it first: from then on a container is not held back any more.
+        """
         future = asyncio.get_running_loop().create_future()
         step = self._take(told)
         self._tell_at = self._tell_at or time.monotonic() + TELL_S
@@ -159,7 +166,7 @@ class Plugin:
             # A restart of containerd may bring the same event for what is known; asked again, resctrlmond says so.
             member.is_settled = False
         is_late = event is not Event.START_CONTAINER
-        return lambda: self._carrier.assign(container.id, is_late=is_late)
+        return lambda: self._carrier.assign(container.id, is_late=is_late, is_held=self._is_held)
 
     def _take_end(self, container: Container, *, is_removed: bool) -> Step | None:
         self._pods.tell(container.id)
@@ -197,7 +204,12 @@ class Plugin:
             elif not await self._advance(work):
                 work = None
 
+    def _is_held(self) -> bool:
+        """Whether the runtime waits for the answer to the event that is carried over, which was not given yet."""
+        return self._carried is not None and not self._carried.cancelled() and self.is_connected()
+
     async def _carry(self, step: Step, future: asyncio.Future[None]) -> None:
+        self._carried = future
         try:
             # With a daemon that hangs, each start would be held up for nothing.
             if self._carrier.is_hung:
@@ -211,6 +223,7 @@ class Plugin:
             log.exception("an event was not carried over")
             self._retry_later()
         finally:
+            self._carried = None
             if not future.done():
                 future.set_result(None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from collections.abc import Callable
 
 from resctrlmond.groups.keys import attribute_value
@@ -43,10 +44,21 @@ class Session:
         self._caller = ttrpc.Caller()
         self._answers: set[asyncio.Task[None]] = set()
         self._configured = configured
+        self._is_over = False
+
+    def _is_connected(self) -> bool:
+        """Whether the runtime has the connection open: it closes that when it gives up on an answer."""
+        if self._is_over or self._writer.transport.is_closing():
+            return False
+        ends = select.poll()
+        # The hang-up comes unasked, also while it is still to be read.
+        ends.register(self._writer.get_extra_info("socket").fileno(), 0)
+        return not ends.poll(0)
 
     async def run(self, name: str, index: str) -> None:
         """Register under a name and an index, and serve. Raises MuxError, ConnectionError and EOFError at its end."""
         self._plugin.begin()
+        self._plugin.is_connected = self._is_connected
         # From here on the runtime may call: it does not wait until we have read its answer.
         payload = messages.registration(name, index)
         self._send(mux.RUNTIME, self._caller.request(messages.RUNTIME_SERVICE, "RegisterPlugin", payload))
@@ -67,6 +79,7 @@ class Session:
                 "the runtime closed the connection" + ("" if frames.is_between_frames else " within a frame")
             )
         finally:
+            self._is_over = True
             for task in self._answers:
                 task.cancel()
             # At once: closed in good order, it would stay open for what a runtime does not read.
@@ -131,9 +144,14 @@ class Session:
         return None
 
     async def _answer_later(self, answer: bytes, done: asyncio.Future[None], time_s: float) -> None:
-        finished, _ = await asyncio.wait((done,), timeout=time_s)
+        try:
+            finished, _ = await asyncio.wait((done,), timeout=time_s)
+        except asyncio.CancelledError:
+            done.cancel()
+            raise
         if not finished:
             log.warning("an event is answered before it is carried over: resctrlmond takes its time")
+            done.cancel()
         self._send(mux.PLUGIN, answer)
 
     def _send(self, connection: int, message: bytes) -> None:

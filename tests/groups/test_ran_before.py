@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resctrlmond.groups.accounting import Quality
@@ -81,6 +82,24 @@ def test_a_process_that_was_put_in_before_it_ran_stays_exact_when_it_is_assigned
     host.manager.assign(assignment("k", child.pid))
     again = host.manager.assign(assignment("k", child.pid, late=None))
     assert (again.moved.moved, again.record.baseline) == (0, Quality.EXACT)
+
+
+def test_a_process_of_which_is_told_later_that_it_had_run_is_late(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    again = host.manager.assign(assignment("k", child.pid, late=True))
+    assert (again.record.members[0].late, again.record.baseline) == (True, Quality.LATE)
+
+
+def test_a_daemon_that_was_killed_as_a_process_joined_calls_it_late(host: Host, process: Start) -> None:
+    """Nobody was answered, and nobody knows whether its caller waited."""
+    host.manager.assign(assignment("k", process().pid))
+    record = host.manager.get("k")
+    joining = msgspec.structs.replace(record.members[0], joining=True)
+    host.manager.book.put(record.with_member(joining))
+    after = host.restart().get("k")
+    assert (after.members[0].late, after.members[0].joining, after.baseline) == (True, False, Quality.LATE)
+    assert reasons(host.manager, "k") == {f"resctrlmond was killed while {joining.id} was put in"}
 
 
 def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(host: Host, puppet: Puppet) -> None:

@@ -11,6 +11,8 @@ import time
 import pytest
 
 from resctrlmond.nri.messages import Event
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
 from tests.nri.conftest import UID, Node
 
 # The runtime's own limit for an answer; beyond it the plugin is thrown out.
@@ -96,6 +98,21 @@ def test_a_socket_that_takes_calls_and_never_answers_costs_less_than_the_runtime
             assert time.monotonic() - began < 10 * RUNTIME_LIMIT_S
             assert "answered before it is carried over" in node.said() or "in time" in node.said()
     node.machine.start()
+
+
+def test_a_container_whose_start_is_answered_before_it_is_in_its_group_is_late(node: Node) -> None:
+    """The runtime let it go after 1.5 s, it was moved later, and its total was exact."""
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
+        Control(str(node.machine.top / "resctrl")).set_faults(slow)
+        container = node.start_container(plugin, pod)
+        assert "answered before it is carried over" in node.said()
+        node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
+        node.until(lambda: bool(node.member(container.id).get("late")), "the mark")
+        assert node.group()["baseline"] == "late"
 
 
 def test_out_of_rmids_the_container_starts_and_its_group_is_pending(node: Node) -> None:
