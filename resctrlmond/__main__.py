@@ -32,6 +32,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})")
     parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="read the configuration, report what is wrong with it, and exit; a daemon that runs is not touched",
+    )
+    parser.add_argument(
         "--simulate",
         metavar="DIRECTORY",
         help="own a simulated resctrl, DIRECTORY/resctrl, with everything else in DIRECTORY, instead of the "
@@ -51,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until it is told to stop; returns the exit code."""
     options = _parser().parse_args(arguments)
     journal.setup("info")
+    if options.check_config:
+        return _check_config(options)
     try:
         with contextlib.ExitStack() as stack:
             loaded = _load(options)
@@ -101,6 +108,16 @@ def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
     for problem in problems:
         log.error("cannot be released: %s", problem)
     return Exit.FAILURE if problems else Exit.OK
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    try:
+        _load(options)
+    except ResctrlError as error:
+        # Not under the id of a start that failed: the daemon may well be running.
+        log.error("%s", error, extra=journal.fields(error))
+        return startup_error(error).exit
+    return Exit.OK
 
 
 def _load(options: argparse.Namespace) -> Config:

@@ -100,7 +100,8 @@ class Daemon:
         if hanging := self._workers.close(_STOP_S):
             # Python waits for its threads before it exits, and a thread in the kernel may never come back. The next
             # start takes up what was cut short, as it does after a kill.
-            log.error("stopped with %d calls hanging in the kernel; groups stay", hanging)
+            calls = "1 call" if hanging == 1 else f"{hanging} calls"
+            log.error("stopped with %s hanging in the kernel; groups stay", calls)
             logging.shutdown()
             os._exit(os.EX_OK)
         log.info("stopped; groups stay, and are taken up at the next start")
@@ -221,8 +222,10 @@ class Daemon:
         except ConfigError as error:
             about = journal.fields(error, message_id=MessageId.CONFIG_REFUSED)
             log.error("the new configuration is wrong, the old one stays: %s", error, extra=about)
+            self._manager.alerts["configuration"] = f"the new configuration is wrong, the old one stays: {error}"
         else:
             self._take(new)
+            self._manager.alerts["configuration"] = ""
         self._notify.ready(self._status())
 
     def _take(self, new: Config) -> None:

@@ -76,6 +76,18 @@ def test_a_bad_configuration_leaves_the_old_one(machine: Machine) -> None:
     assert machine.stop() == Exit.OK
 
 
+def test_a_bad_configuration_is_a_problem_until_a_good_one_is_read(machine: Machine) -> None:
+    machine.start()
+    assert machine.daemon is not None
+    for text, wrong in (("group: 4242\nsnapshot_tll: 5min\n", True), ("group: 4242\n", False)):
+        machine.config.write_text(text)
+        machine.daemon.send_signal(signal.SIGHUP)
+        assert machine.told("RELOADING=1")
+        assert machine.told("READY=1")
+        problems = machine.call("Status")["problems"]
+        assert any("the new configuration is wrong" in problem for problem in problems) == wrong, problems
+
+
 def test_what_takes_a_restart_is_told(machine: Machine) -> None:
     machine.start()
     machine.config.write_text("group: 4343\n")
@@ -117,6 +129,21 @@ def test_a_wrong_configuration(tmp_path: Path, text: str) -> None:
     assert code in (Exit.CONFIG, Exit.NO_GROUP)
     assert (code == Exit.NO_GROUP) == (text == "group: root")
     assert "bad.yaml:1" in said or "root" in said
+
+
+def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
+    config = tmp_path / "resctrlmond.yaml"
+    for text, status in (("log_level: info\n", Exit.OK), ("log_levle: info\n", Exit.CONFIG)):
+        config.write_text(text)
+        code, said = failing("--check-config", "--config", str(config))
+        assert code == status
+        assert ("Did you mean log_level?" in said) == (status == Exit.CONFIG)
+
+
+def test_the_unit_has_a_reload_fail_for_a_wrong_configuration() -> None:
+    unit = (Path(__file__).parents[2] / "systemd" / "resctrlmond.service").read_text(encoding="utf-8")
+    assert "\nType=notify-reload\n" in unit
+    assert "\nExecReload=/usr/bin/resctrlmond --check-config\n" in unit
 
 
 def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:

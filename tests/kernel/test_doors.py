@@ -76,13 +76,17 @@ def test_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad_one(host: Host
     host.call("Create", key="short", claim="me")
     host.call("Release", key="short", claim="me")
     host.until(lambda: host.state("short") == "", "the snapshot to be pruned after a second")
-    host.run(f"echo 'snapshot_tll: 1s' >>{CONFIG} && systemctl reload resctrlmond")
+    host.run(f"echo 'snapshot_tll: 1s' >>{CONFIG}")
+    failed = host.run("systemctl reload resctrlmond", check=False)
+    assert failed.returncode != 0, "a reload with a wrong configuration is said to have worked"
+    assert "the new configuration is wrong" in host.out("resctrlctl status")
     line = host.out(f"wc -l <{CONFIG}")
     journal = host.out("journalctl -u resctrlmond --no-pager -n 20")
     assert f"{CONFIG}:{line}" in journal
     assert "snapshot_ttl" in journal, "what was meant"
     assert host.pid() == pid
     host.run(f"sed -i /^snapshot/d {CONFIG} && systemctl reload resctrlmond")
+    assert "the new configuration is wrong" not in host.out("resctrlctl status")
 
 
 def test_systemctl_sets_and_tells_the_level_of_the_log(host: Host) -> None:
