@@ -70,7 +70,8 @@ class Sweeping:
             record, member = self._as_noted(record, member)
             return self.book.put(record.with_member(replace(member, reason=str(error))))
         if moved.moved:
-            log.info("%s: %d tasks that joined %s were taken in", record.key, moved.moved, member.id)
+            tasks = "1 task" if moved.moved == 1 else f"{moved.moved} tasks"
+            log.info("%s: moved %s of member %s into the group", record.key, tasks, member.id)
         swept = record.member(member.id)
         if swept is None or not swept.has_tasks or not record.home(swept).state.has_group:
             return record

@@ -106,7 +106,7 @@ class Plugin:
             log.warning("unmonitored: %s", wrong, extra=journal.fields(message_id=MessageId.UNMONITORED))
         for member in self._pods.members.values():
             member.started = member.started or place.started(member.container.pid)
-        log.info("the runtime has %d pods and %d containers", len(pods), len(containers))
+        log.info("the runtime listed its pods (%d) and containers (%d)", len(pods), len(containers))
         self._forget_list()
         now = time.monotonic()
         self._resync_at, self._rescan_at = now, now + FIRST_RESCAN_S

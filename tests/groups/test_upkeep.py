@@ -101,7 +101,7 @@ def test_a_pod_of_hook_and_adapter_ends_with_both_in_any_order(
 
 
 def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
-    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exec session is a child of its runtime, not of the container's first process.
 
@@ -112,7 +112,9 @@ def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
     host.manager.assign(assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
     join(cgroup, session.pid)
     monkeypatch.setattr("resctrlmond.groups.upkeep.SWEEP_S", 0.0)
+    caplog.set_level("INFO", "resctrlmond")
     host.manager.upkeep.tick()
+    assert f"{CTR}: moved 1 task of member c1 into the group" in caplog.messages
     assert host.tree.membership(session.pid).group == CTR
     taken_in = host.manager.get(CTR)
     assert (taken_in.baseline, taken_in.members[0].late) == (Quality.LATE, True)

@@ -202,7 +202,7 @@ def test_a_list_without_an_end_does_not_fill_the_memory(node: Node) -> None:
         # 21,000 pods with 10 kB of labels each would be 210 MB.
         assert memory(node) - before < 120
         plugin.synchronize(nri_pb2.SynchronizeRequest())
-        node.until(lambda: f"the runtime has {MAX_SANDBOXES + 1} pods" in node.said(), "the end of the list")
+        node.until(lambda: f"its pods ({MAX_SANDBOXES + 1})" in node.said(), "the end of the list")
     assert f"is one more than {MAX_SANDBOXES}" in node.said()
 
 

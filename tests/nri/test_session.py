@@ -151,7 +151,7 @@ def test_an_end_within_a_list_in_chunks_forgets_the_chunks(node: Node) -> None:
         assert node.living() == {pod.id}, "half a list ends nothing"
     with node.connected() as plugin:
         plugin.greet([pod])
-        node.until(lambda: "the runtime has 1 pods" in node.said(), "the whole list")
+        node.until(lambda: "its pods (1)" in node.said(), "the whole list")
         assert node.machine.groups() == [UID]
 
 
