@@ -35,7 +35,7 @@ starts() {
 MAKE_INSTALL = f"""\
 {PREPARE}
 make install >refused 2>&1 && exit 1
-cat refused; fails command -v resctrlmond
+cat refused; fails test -e /usr/bin/resctrlmond
 apt update; apt install $(sed -n 's/.*Install them with: apt install//p' refused)
 everything >before
 make install; starts
@@ -53,7 +53,7 @@ make() {{ test "$*" = deb; }}
 @README@
 starts
 fails command make install
-apt remove resctrlmond; fails command -v resctrlmond
+apt remove resctrlmond; fails test -e /usr/bin/resctrlmond
 echo done
 """
 OLD = f"""\
