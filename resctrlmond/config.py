@@ -65,6 +65,11 @@ GroupPrefix = Annotated[
         description='at most 32 letters, digits and "@:._-\\+,=~", the first neither "." nor "-"',
     ),
 ]
+# As text: YAML takes 0750 for a number, and 750 for another one.
+FolderMode = Annotated[
+    Literal["0755", "0750", "0700"],
+    Meta(description="one of 0755 (everybody), 0750 (the group) and 0700 (root only)"),
+]
 LogLevel = Annotated[
     Literal["debug", "info", "notice", "warning", "error"],
     Meta(description="one of debug, info, notice, warning, error"),
@@ -83,6 +88,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``runtime_dir``: the folder of the records, of ended runs and, unless set apart, of all that follows.
     ``groups_dir``: the folder of begin and end values, one folder per workload; on the filesystem of
     ``runtime_dir``. Default: ``groups`` in ``runtime_dir``.
+    ``groups_mode``: the mode of ``groups_dir``, of the ended runs and of every folder in them: who may read values.
     ``varlink_socket``: the varlink socket, where systemd hands none over. Default: ``org.resctrlmon.Manager`` in
     ``runtime_dir``.
     ``group``: the Unix group, by name or number, that marks our monitoring groups and may read at the doors.
@@ -100,6 +106,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     resctrl: AbsolutePath = "/sys/fs/resctrl"
     runtime_dir: AbsolutePath = "/run/resctrlmond"
     groups_dir: AbsolutePath = ""
+    groups_mode: FolderMode = "0755"
     varlink_socket: AbsolutePath = ""
     group: UnixGroup = "resctrlmon"
     group_prefix: GroupPrefix = ""
@@ -258,7 +265,7 @@ def _value(key: str, node: yaml.ScalarNode, path: str) -> Any:
     kind = _FIELDS[key].type
     expected = next(meta.description for meta in kind.__metadata__ if meta.description)
     try:
-        value = yaml.SafeLoader("").construct_object(node)
+        value = node.value if kind is FolderMode else yaml.SafeLoader("").construct_object(node)
         if kind is TimeSpan and isinstance(value, str):
             value = time_span(value)
         return msgspec.convert(value, kind, strict=True)

@@ -238,6 +238,11 @@ class Daemon:
         if fixed:
             log.warning("%s changed: that takes a restart", ", ".join(fixed))
         self._config = new
+        if new.groups_mode != old.groups_mode:
+            try:
+                self._ground.snapshots.set_mode(int(new.groups_mode, 8))
+            except ResctrlError as error:
+                log.error("groups_mode is not applied to every folder: %s", error)
         self._manager.settings = settings_of(new)
         journal.set_level(new.log_level)
         log.info("configuration reloaded")

@@ -62,6 +62,7 @@ class Ground:
     """What the daemon stands on: its manager, not yet recovered, the mark, and the lock that keeps others out."""
 
     manager: Manager
+    snapshots: Snapshots
     gid: int
     lock: int
 
@@ -86,14 +87,18 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
         tree.capacity()
         if tree.simulation is None:
             check_host(_os_release())
+        mode = int(config.groups_mode, 8)
         folders = {
             os.path.join(config.runtime_dir, "records"): 0o750,
-            os.path.join(config.runtime_dir, "completed"): 0o755,
-            config.groups_dir: 0o755,
+            os.path.join(config.runtime_dir, "completed"): mode,
+            config.groups_dir: mode,
         }
-        for folder, mode in folders.items():
+        for folder, its_mode in folders.items():
             os.makedirs(folder, exist_ok=True)
-            os.chmod(folder, mode)
+            os.chmod(folder, its_mode)
+        records, completed, groups = folders
+        snapshots = Snapshots(groups, completed)
+        snapshots.set_mode(mode)
     except ResctrlError as error:
         raise startup_error(error) from error
     except OSError as error:
@@ -101,9 +106,8 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
             ResctrlError("cannot be made", path=error.filename or config.runtime_dir, errno=error.errno or 0),
             Exit.FAILURE,
         ) from error
-    records, completed, groups = folders
-    manager = Manager(tree, Records(records), Snapshots(groups, completed), Mark(gid, boot_id()), settings_of(config))
-    return Ground(manager, gid, lock)
+    manager = Manager(tree, Records(records), snapshots, Mark(gid, boot_id()), settings_of(config))
+    return Ground(manager, snapshots, gid, lock)
 
 
 def check_host(release: Mapping[str, str]) -> None:

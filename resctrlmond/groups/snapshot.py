@@ -39,6 +39,18 @@ class Snapshots:
     def __init__(self, groups: str, completed: str) -> None:
         self.groups = os.path.normpath(groups)
         self.completed = completed
+        # Of every folder here; whoever cannot enter a folder cannot open what is in it.
+        self._mode = 0o755
+
+    def set_mode(self, mode: int) -> None:
+        """Give all folders this mode, those that are there and those to come. Raises NotWritten."""
+        self._mode = mode
+        for top in (self.groups, self.completed):
+            with writing(top):
+                for directory, _, _ in os.walk(top, onerror=_refused):
+                    # A workload may end meanwhile, and its folder go.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.chmod(directory, mode)
         # When the set-aside runs were completed, by path and the time in their file (times.boot_ns()): no step of the
         # time of day makes a run old or young that this daemon has ended or seen before.
         self._completed_ns: dict[tuple[str, str], int] = {}
@@ -91,11 +103,11 @@ class Snapshots:
 
     def _begin(self, new: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
         _remove(new)
-        os.mkdir(new, 0o755)
+        os.mkdir(new, self._mode)
         write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
         for reading in readings:
             folder = os.path.join(new, "mon_data", reading.domain)
-            os.makedirs(folder, 0o755, exist_ok=True)
+            _make_folders(folder, self._mode)
             _write_value(folder, reading, _BEGIN)
             os.symlink(_live(live, reading), os.path.join(folder, reading.event))
 
@@ -238,7 +250,7 @@ class Snapshots:
             return
         target = self._aside(key, generation)
         with writing(target):
-            os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+            _make_folders(os.path.dirname(target), self._mode)
             _remove(target)
             os.rename(self.path(key), target)
         if completed_ns:
@@ -306,7 +318,7 @@ class Snapshots:
             if stat.S_ISDIR(os.lstat(path).st_mode):
                 return
             os.unlink(path)
-        os.mkdir(path, 0o755)
+        os.mkdir(path, self._mode)
 
     def sweep(self) -> None:
         """Remove what was begun and never finished; only while nobody else writes. Raises NotWritten."""
@@ -315,6 +327,17 @@ class Snapshots:
                 # No key begins with a dot.
                 if name.startswith(".") and name.endswith(".new"):
                     _remove(os.path.join(self.groups, name))
+
+
+def _make_folders(path: str, mode: int) -> None:
+    """Make a folder and those that it is in, unlike os.makedirs() all with that mode."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_folders(os.path.dirname(path), mode)
+        os.mkdir(path, mode)
 
 
 def _live(group: str, reading: Reading) -> str:

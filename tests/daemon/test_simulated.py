@@ -105,7 +105,7 @@ def test_a_simulation_has_every_key_of_the_configuration_but_its_paths(monkeypat
         field.name: other[type(value).__name__]
         for field in msgspec.structs.fields(Config)
         if (value := getattr(Config(), field.name)) is not None and field.name not in paths
-    }
+    } | {"groups_mode": "0700"}
     below = config_below("/tmp/sim", Config(**fields))
     assert {name: getattr(below, name) for name in fields} == fields
     assert {getattr(below, name).split("/")[2] for name in paths} == {"sim"}
