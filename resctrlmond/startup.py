@@ -17,7 +17,7 @@ from resctrlmond.groups.record import Records
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError
-from resctrlmond.resctrl.mounts import boot_id
+from resctrlmond.resctrl.mounts import boot_id, fstype_of
 from resctrlmond.resctrl.tree import Tree
 
 
@@ -96,6 +96,9 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
         for folder, its_mode in folders.items():
             os.makedirs(folder, exist_ok=True)
             os.chmod(folder, its_mode)
+        if tree.simulation is None:
+            for key in ("runtime_dir", "groups_dir"):
+                check_in_memory(key, getattr(config, key))
         records, completed, groups = folders
         snapshots = Snapshots(groups, completed)
         snapshots.set_mode(mode)
@@ -123,6 +126,19 @@ def check_host(release: Mapping[str, str]) -> None:
                 + release.get("PRETTY_NAME", f"Debian {version}")
             ),
             Exit.OLD_HOST,
+        )
+
+
+def check_in_memory(key: str, path: str) -> None:
+    """Refuse a folder on a disk: nothing is synced, and records must not outlive a boot, as resctrl's groups do not.
+
+    Raises ConfigError.
+    """
+    if (fstype := fstype_of(path)) not in ("tmpfs", "ramfs"):
+        raise ConfigError(
+            f"{key} is on {fstype or 'an unknown filesystem'}, not on tmpfs: values would be lost or outlive a boot",
+            path=path,
+            remedy=f"Set {key} to a folder in /run, or mount a tmpfs there",
         )
 
 

@@ -131,6 +131,10 @@ class Book:
         if self._records.pop(key, None) is not None:
             self.watch(key, None)
 
+    def prune(self, ttl_s: float) -> list[str]:
+        """Remove unreadable records that were set aside longer than ``ttl_s`` ago; their paths. Raises NotWritten."""
+        return self._store.prune(ttl_s)
+
     def load(self) -> list[UnreadableRecord]:
         """Read what an earlier daemon wrote; what cannot be read is left alone and returned."""
         unreadable = []

@@ -15,6 +15,7 @@ from resctrlmond.groups.accounting import Quality, worst
 from resctrlmond.groups.errors import InvalidClass, InvalidKey
 from resctrlmond.groups.files import read_file, write_file, writing
 from resctrlmond.groups.keys import canonical_key, valid_class
+from resctrlmond.groups.times import boot_ns, seconds_since_ns
 from resctrlmond.resctrl.errors import NotRead, reading
 from resctrlmond.resctrl.tree import GroupRef
 
@@ -370,12 +371,15 @@ class _Version(msgspec.Struct):
 class Records:
     """The folder of records. Only the manager writes; every file is whole or not there.
 
-    A file that could not be read is left alone; when its name is needed, it is kept as ``KEY.json.unreadable``.
+    A file that could not be read is left alone; when its name is needed, it is kept as ``KEY.json.unreadable``, until
+    ``prune`` removes it.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._unreadable: set[str] = set()
+        # When this daemon set aside, or found, a file that could not be read (times.boot_ns()).
+        self._set_aside: dict[str, int] = {}
 
     def _path(self, key: str) -> str:
         return os.path.join(self.folder, key + _SUFFIX)
@@ -396,6 +400,19 @@ class Records:
         if path in self._unreadable:
             os.rename(path, path + _SET_ASIDE)
             self._unreadable.remove(path)
+            self._set_aside[path + _SET_ASIDE] = boot_ns()
+
+    def prune(self, ttl_s: float) -> list[str]:
+        """Remove the files that were set aside longer than ``ttl_s`` seconds ago; their paths. Raises NotWritten."""
+        removed = []
+        for path, then in sorted(self._set_aside.items()):
+            if seconds_since_ns(then) < ttl_s:
+                continue
+            with writing(path), contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                removed.append(path)
+            del self._set_aside[path]
+        return removed
 
     def delete(self, key: str) -> None:
         """Remove the record's file, if there is one. Raises NotWritten."""
@@ -413,6 +430,8 @@ class Records:
         with reading("list the records", self.folder):
             names = sorted(os.listdir(self.folder))
         for name in names:
+            if name.endswith(_SUFFIX + _SET_ASIDE):
+                self._set_aside.setdefault(os.path.join(self.folder, name), boot_ns())
             if name.startswith(".") or not name.endswith(_SUFFIX):
                 continue
             path = os.path.join(self.folder, name)

@@ -41,6 +41,12 @@ class Snapshots:
         self.completed = completed
         # Of every folder here; whoever cannot enter a folder cannot open what is in it.
         self._mode = 0o755
+        # When the set-aside runs were completed, by path and the time in their file (times.boot_ns()): no step of the
+        # time of day makes a run old or young that this daemon has ended or seen before.
+        self._completed_ns: dict[tuple[str, str], int] = {}
+        # For what readers without the key change too: the checkpoint and the file ``quality``. Held while files in
+        # memory are read and written, never during a call on resctrl.
+        self.lock = threading.RLock()
 
     def set_mode(self, mode: int) -> None:
         """Give all folders this mode, those that are there and those to come. Raises NotWritten."""
@@ -51,12 +57,6 @@ class Snapshots:
                     # A workload may end meanwhile, and its folder go.
                     with contextlib.suppress(FileNotFoundError):
                         os.chmod(directory, mode)
-        # When the set-aside runs were completed, by path and the time in their file (times.boot_ns()): no step of the
-        # time of day makes a run old or young that this daemon has ended or seen before.
-        self._completed_ns: dict[tuple[str, str], int] = {}
-        # For what readers without the key change too: the checkpoint and the file ``quality``. Held while files in
-        # memory are read and written, never during a call on resctrl.
-        self.lock = threading.RLock()
 
     def path(self, place: str) -> str:
         """The directory of the current run."""

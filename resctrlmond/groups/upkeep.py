@@ -117,6 +117,8 @@ class Upkeep:
         self.assignments.serve(lambda key: self._logged(key, "counters"))
 
     def _prune(self, settings: Settings) -> None:
+        for path in self.book.prune(settings.snapshot_ttl_s):
+            log.info("removed a record that could not be read and was set aside for snapshot_ttl: %s", path)
         for key in self.life.snapshots.set_aside_keys():
             with self._logged(key, "pruning"), self.book.writing_if_free(key) as is_free:
                 if is_free:

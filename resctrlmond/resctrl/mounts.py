@@ -58,6 +58,17 @@ def mount_of(fd: int) -> Mount | None:
     return next((mount for mount in mounts() if mount.mount_id == number), None)
 
 
+def fstype_of(path: str) -> str:
+    """The type of the filesystem that the path is on; "" if it was unmounted meanwhile. Raises NotRead."""
+    with reading("tell which filesystem it is on", path):
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mount = mount_of(fd)
+    finally:
+        os.close(fd)
+    return mount.fstype if mount else ""
+
+
 # Which mount stands at a path: compare for equality only.
 Mounting = tuple[int, int]
 

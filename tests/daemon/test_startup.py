@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from resctrlmond.config import ConfigError
@@ -13,7 +15,7 @@ from resctrlmond.resctrl.errors import (
     PermissionDenied,
     ResctrlError,
 )
-from resctrlmond.startup import Exit, StartupError, check_host, startup_error
+from resctrlmond.startup import Exit, StartupError, check_host, check_in_memory, startup_error
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,17 @@ def test_debian_12_is_refused_with_one_sentence() -> None:
 @pytest.mark.parametrize("release", [{"ID": "debian", "VERSION_ID": "13"}, {"ID": "debian"}, {"ID": "other"}, {}])
 def test_debian_13_testing_and_sid_are_not_refused(release: dict[str, str]) -> None:
     check_host(release)
+
+
+def test_a_runtime_folder_that_is_not_in_memory_is_refused() -> None:
+    # /proc stands for a disk: every machine has it, and a machine's disks may all be tmpfs.
+    with pytest.raises(ConfigError) as caught:
+        check_in_memory("runtime_dir", "/proc")
+    assert "runtime_dir is on proc, not on tmpfs" in str(caught.value)
+    assert "Set runtime_dir to a folder in /run" in str(caught.value)
+    assert startup_error(caught.value).exit == Exit.CONFIG
+
+
+def test_a_runtime_folder_in_memory_is_not_refused() -> None:
+    assert Path("/dev/shm").is_dir()
+    check_in_memory("runtime_dir", "/dev/shm")

@@ -301,3 +301,20 @@ def test_times() -> None:
     assert 0 <= age_s("2999-01-01T00:00:00.000000Z") < 60
     for nonsense in ("", "yesterday", "2000-01-01T00:00:00Z", "2000-13-01T00:00:00.000000Z"):
         assert boot_ns_at(nonsense) is None
+
+
+def test_an_unreadable_record_that_was_set_aside_is_removed_after_its_time(tmp_path: Path) -> None:
+    (tmp_path / "web.json").write_text("damaged")
+    store = Records(str(tmp_path))
+    list(store.load())
+    store.delete("web")
+    kept = tmp_path / "web.json.unreadable"
+    assert store.prune(3600) == []
+    assert kept.exists()
+    # After a restart it is known again.
+    after = Records(str(tmp_path))
+    assert list(after.load()) == []
+    assert after.prune(3600) == []
+    assert after.prune(0) == [str(kept)]
+    assert list(tmp_path.iterdir()) == []
+    assert store.prune(0) == [], "somebody else removed it"

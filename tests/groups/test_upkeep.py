@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -386,6 +387,23 @@ def test_an_unreadable_record_is_kept_and_its_group_adopted(host: Host, process:
     assert (host.manager.get("k").state, host.manager.get("k").baseline) == (State.ACTIVE, Quality.UNKNOWN)
     assert Path(f"{path}.unreadable").read_bytes() == damaged
     assert any("no valid record" in problem for problem in host.manager.problems)
+
+
+def test_an_unreadable_record_is_removed_after_the_snapshot_ttl_and_this_is_logged(
+    host: Host, process: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    path = Path(host.run, "records", "k.json")
+    path.write_bytes(path.read_bytes()[:-9])
+    host.restart()
+    kept = Path(f"{path}.unreadable")
+    host.manager.tick()
+    assert kept.exists()
+    host.manager.settings = replace(host.manager.settings, snapshot_ttl_s=0.0)
+    with caplog.at_level("INFO"):
+        host.manager.tick()
+    assert not kept.exists()
+    assert f"set aside for snapshot_ttl: {kept}" in caplog.text
 
 
 def test_one_bad_record_does_not_keep_the_daemon_from_starting(host: Host, process: Start) -> None:
