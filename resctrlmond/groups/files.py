@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 
 from resctrlmond.groups.errors import NotWritten
-from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for
+from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for, undoing
 
 # A record or snapshot file is a few kilobytes; what is larger was not written by us.
 _LIMIT = 4 * 1024 * 1024
@@ -62,7 +62,8 @@ def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
         os.rename(temporary, path)
     except OSError:
         # Where there is no space left, half a file is in the way of the next one.
-        os.unlink(temporary)
+        with undoing(path):
+            os.unlink(temporary)
         raise
 
 

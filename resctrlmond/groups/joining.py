@@ -16,7 +16,7 @@ from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.sweeping import Sweeping, why_outside
 from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
 from resctrlmond.groups.times import utc_now
-from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
+from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess, undoing
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import How, Moved, put_back
 from resctrlmond.resctrl.tree import GroupRef
@@ -110,7 +110,8 @@ class Joining:
         except Exception:
             # A group that stands on keeps none of those that are no member of it.
             put_back(self.tree, past)
-            self._undo(record, before, ended)
+            with undoing(key):
+                self._undo(record, before, ended)
             raise
 
     def _move(

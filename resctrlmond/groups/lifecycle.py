@@ -35,6 +35,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
     RmidsExhausted,
     printable,
+    undoing,
 )
 from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
@@ -91,7 +92,8 @@ class Lifecycle:
                 raise
             return self.wait(record, error)
         if found.gid != self.mark.gid:
-            self.tree.remove(record.ref)
+            with undoing(record.key):
+                self.tree.remove(record.ref)
             raise KernelRefused(
                 f"the new group has group id {found.gid} instead of our mark {self.mark.gid}",
                 path=found.path,
@@ -101,7 +103,8 @@ class Lifecycle:
             return self.baseline(record, begun)
         except ResctrlError:
             if begun is quality:  # not one that has tasks and was only taken up
-                self._remove_own(record)
+                with undoing(record.key):
+                    self._remove_own(record)
             raise
 
     def wait(self, record: Record, error: RmidsExhausted) -> Record:
@@ -235,7 +238,8 @@ class Lifecycle:
                 self.tree.remove(record.ref)
             except ResctrlError:
                 # It stands, and of what waits elsewhere nobody would know that.
-                self.book.put(record)
+                with undoing(record.key):
+                    self.book.put(record)
                 raise
             return self.make(moving, record.baseline)
         try:
@@ -244,8 +248,9 @@ class Lifecycle:
             noted = self.book.get(record.key)
             if noted is None or noted.ref != target:
                 # A group that is not known to stand there would be taken for lost: back to where it is known.
-                self.tree.rename(target, record.ref)
-                self.relink(record)
+                with undoing(record.key):
+                    self.tree.rename(target, record.ref)
+                    self.relink(record)
             raise
 
     def relocated(self, record: Record, ref: GroupRef) -> Record:

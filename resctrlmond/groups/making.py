@@ -12,7 +12,7 @@ from resctrlmond.groups.plan import served_before
 from resctrlmond.groups.record import ROOT_PART, Record, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.times import boot_ns, utc_now
-from resctrlmond.resctrl.errors import RmidsExhausted, no_rmid_remedy
+from resctrlmond.resctrl.errors import RmidsExhausted, no_rmid_remedy, undoing
 
 
 class Making:
@@ -52,7 +52,8 @@ class Making:
                 raise error
             return self.life.wait(record, error)
         except Exception:
-            self.life.discard(record, ended)
+            with undoing(record.key):
+                self.life.discard(record, ended)
             raise
 
     def _queued_behind(self, first: Record, record: Record) -> RmidsExhausted:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import errno as errno_
+import logging
 import os
 from collections.abc import Iterator
+
+_log = logging.getLogger(__name__)
 
 
 def printable(text: str) -> str:
@@ -211,3 +214,12 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
     if number in _RESOURCES:
         return make(OutOfResources, remedy_for(number))
     return make(KernelRefused)
+
+
+@contextlib.contextmanager
+def undoing(what: str) -> Iterator[None]:
+    """Undo a part of a call that failed: an error of that is logged, and does not hide the error that led here."""
+    try:
+        yield
+    except (ResctrlError, OSError) as error:
+        _log.error("%s: cannot undo what a failed call did: %s", printable(what), error)

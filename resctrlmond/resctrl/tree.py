@@ -259,7 +259,8 @@ class Tree:
         except (errors.NoSuchGroup, errors.NotMounted):
             raise
         except errors.ResctrlError:
-            self.remove(ref)
+            with errors.undoing(path):
+                self.remove(ref)
             raise
 
     def set_nonce(self, ref: GroupRef, nonce: int) -> Found:
