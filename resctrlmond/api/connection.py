@@ -35,8 +35,10 @@ class Limits:
     all others: what they send is decoded before it is known whether they may call that, and what they may call takes
     no more than a key. A connection is cut when a message that has begun is not complete after ``receive_timeout_s``,
     or a reply is not read within ``send_timeout_s``; it may be idle for ever. Of ``connections`` in all,
-    ``reserved_for_root`` are for uid 0 only; any other uid may hold
-    ``connections_per_uid``.
+    ``reserved_for_root`` are for uid 0 only; any other uid may hold ``connections_per_uid``. One process of uid 0 may
+    hold ``connections_per_process``: every container's hook is a process of its own, so an agent that leaks
+    connections cannot lock hooks out. At each of these limits, the connection that has been idle longest makes room
+    if it has been idle for ``idle_s``.
     """
 
     message_bytes: int = 2 * 1024 * 1024
@@ -45,6 +47,8 @@ class Limits:
     connections: int = 1024
     connections_per_uid: int = 64
     reserved_for_root: int = 800
+    connections_per_process: int = 512
+    idle_s: float = 10.0
     receive_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
 
@@ -73,12 +77,15 @@ class Connection:
         is_trusted = peer.uid in (0, os.geteuid())
         self._frames = FrameBuffer(limits.message_bytes if is_trusted else limits.message_bytes_of_others)
         self._draining = False
+        # Since when no call has been under way, by the loop's clock; None while one is.
+        self.idle_since: float | None = asyncio.get_running_loop().time()
         # Whether nothing would be left half done: between calls, and in streams, which may have no end.
         self._interruptible = True
 
     def drain(self, task: asyncio.Task[None]) -> None:
         """End ``task``, which runs ``serve``: at once between calls and in streams, else after this reply."""
         self._draining = True
+        self.idle_since = None
         if self._interruptible:
             task.cancel()
 
@@ -93,8 +100,10 @@ class Connection:
         try:
             while not self._draining and (message := await self._receive()) is not None:
                 self._interruptible = False
+                self.idle_since = None
                 await self._answer(wire.decode_call(message))
                 self._interruptible = True
+                self.idle_since = asyncio.get_running_loop().time()
         except OSError as error:
             # Also ProtocolError and TimeoutError. Handlers' own errors never come here.
             _log.debug("connection of process %d, uid %d, cut: %s", self.peer.pid, self.peer.uid, error)

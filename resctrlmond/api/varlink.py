@@ -8,7 +8,7 @@ import logging
 import math
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.connection import Connection, Limits
@@ -56,6 +56,7 @@ class Server:
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._by_uid: Counter[int] = Counter()
+        self._by_process: Counter[int] = Counter()
         self._complained: dict[str, float] = {}
 
     async def start(self, listener: socket.socket) -> None:
@@ -128,7 +129,8 @@ class Server:
             self._complain("credentials", f"refused a connection: its peer is not known: {error}")
             connection.close()
             return
-        if self._is_full(peer.uid):
+        rivals = self._rivals(peer)
+        if rivals is not None and not self._close_idle(rivals):
             self._complain("full", f"refused a connection of uid {peer.uid}: too many are open")
             connection.close()
             peer.close()
@@ -146,13 +148,35 @@ class Server:
         task = asyncio.get_running_loop().create_task(served.serve())
         self._connections[task] = served
         self._by_uid[peer.uid] += 1
+        self._by_process[peer.pid] += 1
         task.add_done_callback(self._ended)
 
-    def _is_full(self, uid: int) -> bool:
-        if uid == 0:
-            return len(self._connections) >= self._limits.connections
-        for_others = self._limits.connections - self._limits.reserved_for_root
-        return len(self._connections) >= for_others or self._by_uid[uid] >= self._limits.connections_per_uid
+    def _rivals(self, peer: Peer) -> Callable[[Peer], bool] | None:
+        """Whose connections take the place that one of ``peer`` needs; None if there is room."""
+        limits = self._limits
+        if peer.uid == 0:
+            if self._by_process[peer.pid] >= limits.connections_per_process:
+                return lambda other: other.pid == peer.pid
+            return (lambda _other: True) if len(self._connections) >= limits.connections else None
+        if self._by_uid[peer.uid] >= limits.connections_per_uid:
+            return lambda other: other.uid == peer.uid
+        if len(self._connections) >= limits.connections - limits.reserved_for_root:
+            return lambda other: other.uid != 0
+        return None
+
+    def _close_idle(self, is_rival: Callable[[Peer], bool]) -> bool:
+        """Close the rival connection that has been idle longest; whether one has been idle for long enough."""
+        before = asyncio.get_running_loop().time() - self._limits.idle_s
+        idle = [
+            (connection.idle_since, task)
+            for task, connection in self._connections.items()
+            if connection.idle_since is not None and connection.idle_since <= before and is_rival(connection.peer)
+        ]
+        if not idle:
+            return False
+        _, task = min(idle, key=lambda one: one[0])
+        self._connections[task].drain(task)
+        return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)
@@ -160,6 +184,10 @@ class Server:
         self._by_uid[uid] -= 1
         if not self._by_uid[uid]:
             del self._by_uid[uid]
+        pid = connection.peer.pid
+        self._by_process[pid] -= 1
+        if not self._by_process[pid]:
+            del self._by_process[pid]
         connection.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection of uid %d ended in an error", uid, exc_info=error)

@@ -212,6 +212,41 @@ def test_too_many_connections_of_one_uid_are_refused(tmp_path: Path) -> None:
         assert wait_until(lambda: _works_now(server.path))
 
 
+def test_a_process_that_leaks_connections_leaves_room_for_those_of_others(tmp_path: Path) -> None:
+    """1,024 connections of one root agent locked the hook out."""
+    limits = Limits(connections=6, connections_per_uid=4, connections_per_process=4, reserved_for_root=1)
+    with running(str(tmp_path / "socket"), limits) as server, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            wire = stack.enter_context(Wire(server.path))
+            wire.call(f"{NAME}.Either")
+            assert wire.reply() == {"parameters": {"number": 1}}
+        with Wire(server.path) as refused:
+            assert refused.is_cut()
+        hook = [sys.executable, "-m", "tests.api.test_varlink_hostile", server.path]
+        assert subprocess.run(hook, check=False, timeout=100).returncode == 0
+
+
+def test_a_full_door_closes_what_has_been_idle_longest_and_nothing_else(tmp_path: Path) -> None:
+    limits = Limits(connections=4, connections_per_uid=3, connections_per_process=3, reserved_for_root=1, idle_s=0.0)
+    with running(str(tmp_path / "socket"), limits) as server, contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(3):
+            held.append(stack.enter_context(Wire(server.path)))
+            held[-1].call(f"{NAME}.Either")
+            assert held[-1].reply() == {"parameters": {"number": 1}}
+        served = server.server._connections
+        # A reply is here before the server has noted that it is sent.
+        assert wait_until(lambda: all(one.idle_since is not None for one in list(served.values())))
+        held[0].call(f"{NAME}.Sleep", {"seconds": 5.0})
+        assert wait_until(lambda: any(one.idle_since is None for one in list(served.values())))
+        # One that is being answered is not idle, however long ago it began.
+        assert works(server.path)
+        assert held[1].is_cut()
+        assert held[0].reply() == {"parameters": {"slept": 5.0}}
+        held[2].call(f"{NAME}.Either")
+        assert held[2].reply() == {"parameters": {"number": 1}}
+
+
 def test_a_node_that_starts_hundreds_of_containers_at_once_is_served(server: Running) -> None:
     """The 257th hook at a time was cut off, and its container started unmonitored."""
     # Three descriptors each, of the 1024 that a process has at least.
@@ -359,3 +394,7 @@ def test_arbitrary_bytes_in_arbitrary_pieces(server: Running, pieces: list[bytes
         while wire.socket.recv(65536):
             pass
     assert works(server.path)
+
+
+if __name__ == "__main__":
+    sys.exit(not works(sys.argv[1]))
