@@ -104,7 +104,7 @@ class Joining:
             member = replace(member, joining=False, take_over=False, allow_class_change=False, tree=False)
             member, why = self._judged(record, member, moving, assignment, moved.moved if is_noted else None)
             record = record.with_member(member)
-            if member.late or member.left:
+            if member.late or member.left or why:
                 record = record.with_late(member, why)
             return Assigned(self.book.put(replace(record, state=State.ACTIVE)), moved, member.descendants)
         except Exception:
@@ -155,7 +155,7 @@ class Joining:
         is_given_up = assignment.late is False and not assignment.is_awaited()
         used_ns = moving.cpu_time_ns() if member.late or is_given_up or assignment.late is None else None
         if not member.late and not is_given_up and used_ns is None:
-            return member, ""
+            return member, _hides_joiners(member)
         member = replace(member, late=True, ran_before_ns=used_ns or 0)
         return member, _GIVEN_UP.format(member.id) if is_given_up else _ran_before(member)
 
@@ -237,6 +237,8 @@ class Joining:
 
 _GIVEN_UP = "{}: its caller did not wait until it was put in, so a part of it may have run outside"
 
+# Kinds of members that processes may join from outside; what a process starts is in its group.
+_CONTAINERS = frozenset({"container", "sandbox"})
 # What a record says of the directory rather than of the workload.
 _OF_THE_GROUP = ("class_", "nonce", "boot_id", "created_at", "created_ns", "in_limbo", "reason", "inodes")
 
@@ -251,6 +253,17 @@ def _as_noted(record: Record | None, member: Member) -> Member:
     else:
         is_same = noted.cgroup == member.cgroup
     return replace(noted, cgroup=noted.cgroup or member.cgroup) if is_same else member
+
+
+def _hides_joiners(member: Member) -> str:
+    """Why the baseline of a container is late if what joins the container cannot be seen; "" if that can be seen.
+
+    A process that joins a container from outside (podman exec) is not a child of its init, and is found by the
+    control group. To find it by namespace, every process of the host would have to be asked, over and over.
+    """
+    if member.cgroup or member.kind not in _CONTAINERS:
+        return ""
+    return f"{member.id} has no control group of its own, so processes that join it from outside cannot be seen"
 
 
 def _ran_before(member: Member) -> str:

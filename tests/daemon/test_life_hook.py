@@ -38,16 +38,24 @@ _INIT = "import os, sys; sys.stdin.readline(); os.execvp('sleep', ['sleep', '600
 
 @pytest.fixture
 def init() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts the first processes of containers, each in a control group of its own."""
     made: list[subprocess.Popen[bytes]] = []
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+
+    def own(one: subprocess.Popen[bytes]) -> Path:
+        return Path(top, f"resctrlmond-hook-{os.getpid()}-{one.pid}")
 
     def start() -> subprocess.Popen[bytes]:
         made.append(subprocess.Popen([sys.executable, "-c", _INIT], stdin=subprocess.PIPE))
+        own(made[-1]).mkdir()
+        (own(made[-1]) / "cgroup.procs").write_text(str(made[-1].pid))
         return made[-1]
 
     yield start
     for one in made:
         one.kill()
         one.wait()
+        own(one).rmdir()
         assert one.stdin
         with contextlib.suppress(BrokenPipeError):
             one.stdin.close()
@@ -103,6 +111,21 @@ def test_a_container_is_in_its_group_before_it_executes_and_ends_with_poststop(m
     assert machine.group(CTR)["state"] == "completed"
     assert machine.groups() == []
     assert hook(machine, "poststop", state(0), "--strict") == (0, "")
+
+
+def test_a_container_without_a_control_group_of_its_own_is_late_and_says_why(machine: Machine, init: Start) -> None:
+    """With --cgroups=disabled a 'podman exec' was never seen, and the total was called exact."""
+    machine.start()
+    child, session = init(), init()
+    own = Path(f"/proc/{session.pid}/cgroup").read_text().splitlines()[-1].partition("::")[2]
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    Path(f"{top}{own}", "cgroup.procs").write_text(str(child.pid))
+    assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
+    group = machine.group(CTR)
+    assert (group["state"], group["baseline"], group["members"][0].get("cgroup")) == ("active", "late", None)
+    totals = machine.call("Read", key=CTR)["totals"]
+    assert {total["quality"] for total in totals} == {"late"}
+    assert all("has no control group of its own" in total["reason"] for total in totals)
 
 
 def test_a_poststop_that_comes_late_ends_nothing_of_the_container_that_came_back(

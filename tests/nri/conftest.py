@@ -108,8 +108,17 @@ class Node:
         container = self.container(pod, 0, state=1)
         plugin.tell(Event.POST_CREATE_CONTAINER, pod, container)
         container = self.container(pod, self.process(), id=container.id, state=1, **fields)
+        own = os.path.join(self._containers(), container.id)
+        os.makedirs(own)
+        Path(own, "cgroup.procs").write_text(str(container.pid))
         plugin.tell(Event.START_CONTAINER, pod, container)
         return container
+
+    @staticmethod
+    def _containers() -> str:
+        """Where the containers' own control groups are."""
+        top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+        return os.path.join(top, f"resctrlmond-nri-containers-{os.getpid()}")
 
     # -- what must come true
 
@@ -149,6 +158,7 @@ class Node:
         for child in self._processes:
             child.kill()
             child.wait()
+        _remove(self._containers())
         if self.adapter is not None:
             self.adapter.kill()
             self.adapter.wait()
