@@ -93,7 +93,7 @@ class Joining:
             waits = record.home(member).state is State.PENDING
             outside = self._in_no_group(record, moving.tasks()) if waits else frozenset()
             noted = replace(member, joining=not waits, left=len(outside))
-            record = _joined(record, noted, assignment)
+            record = self.sweeping.joiners.begin(_joined(record, noted, assignment), noted)
             record = self.book.put(self.book.checked(record, use_reserve=assignment.is_from_runtime))
             if waits:
                 return Assigned(record, Moved(0, 0, left=outside))

@@ -164,6 +164,10 @@ class Manager:
             if not record.state.is_over:
                 # The last claim goes with the same write that notes the end and its reason: a daemon that is killed
                 # after it completes this end, one that is killed before it has not begun.
+                if record.living and not record.without_claim(owner).claims:
+                    # What has joined since the last sweep ran outside, and the totals must say so.
+                    self.upkeep.sweeping.sweep(key)
+                    record = self.book.known(key)
                 record = record.without_claim(owner)
                 record = self.book.put(record) if record.claims else self.life.finish(record, reason_text(reason))
             elif record.is_interrupted:

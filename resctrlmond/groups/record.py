@@ -160,7 +160,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     ``baseline`` is the quality of the begin readings as a whole; ``inodes`` are those that the domains' directories
     had then. ``late_reasons`` says why the baseline is late, as far as it is known. ``caveats`` says of events why
     none of their totals is exact, whatever is read. ``unassigned``: the domains and bandwidth events for which the
-    group is to have a counter as soon as one is free.
+    group is to have a counter as soon as one is free. ``other_cpu_ns`` is, per member, the CPU time that its control
+    group had used when the member was put in and that was not of its first process (see ``groups/joiners.py``).
     ``created_ns`` and ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
     (``times.boot_ns()``), ``idle_ns`` is when its last member ended: how long a run stood, how long ago it ended and
     who has waited longest is decided by these.
@@ -204,6 +205,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     late_reasons: tuple[str, ...] = ()
     unassigned: tuple[tuple[str, str], ...] = ()
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
+    other_cpu_ns: dict[str, int] = msgspec.field(default_factory=dict)
     further: tuple[Record, ...] = ()
     earlier: Earlier | None = None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from resctrlmond.groups.joiners import Joiners
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making
 from resctrlmond.groups.record import Member, Record, State
@@ -33,6 +34,7 @@ class Sweeping:
         self.book = life.book
         self.tree = life.tree
         self.making = making
+        self.joiners = Joiners()
 
     def sweep(self, key: str) -> None:
         """Take in what joined the members from outside, and follow those that somebody moved to another class."""
@@ -81,6 +83,7 @@ class Sweeping:
         record = record.with_member(swept)
         if swept.left:
             record = record.with_late(swept)  # they may end before they are taken in
+        record = self.joiners.look(record, swept)
         return self.book.put(replace(record, state=State.ACTIVE))
 
     def adopt(self, group: Record) -> Record | None:

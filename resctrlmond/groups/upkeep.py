@@ -158,6 +158,7 @@ class Upkeep:
                     self.book.drop(key)
                 self._checkpointed.pop(key, None)
                 self._tries.pop(key, None)
+                self.sweeping.joiners.forget(key)
                 return
             if record.state is State.ENDING:
                 self.life.finish(record, record.reason)

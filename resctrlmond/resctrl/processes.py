@@ -40,13 +40,13 @@ def stat(tid: int) -> Stat | None:
 
     Raises NotRead.
     """
-    fields = _stat_fields(tid)
+    fields = stat_fields(tid)
     if not fields:
         return None
     return Stat(parent=int(fields[1]), flags=int(fields[6]), start_time=int(fields[19]))
 
 
-def _stat_fields(tid: int) -> list[bytes]:
+def stat_fields(tid: int) -> list[bytes]:
     """The fields of /proc/TID/stat from the third on; [] if there is no such thread. Raises NotRead."""
     path = f"/proc/{tid}/stat"
     try:
@@ -70,7 +70,7 @@ def cpu_time_ns(pid: int) -> int | None:
     whole process are left, which the kernel rounds down twice. Without CONFIG_SCHED_INFO there are only these, and
     0 of them is no proof: 0 is returned then. Raises NotRead.
     """
-    ticks = _stat_fields(pid)
+    ticks = stat_fields(pid)
     of_threads, timeslices = 0, 0
     for tid in threads(pid):
         used = _schedstat(pid, tid)

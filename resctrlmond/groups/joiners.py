@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that joined a container from outside and ended before a sweep: found by the CPU time that they used.
+
+cpu.stat of the container's control group has the CPU time of all that ever ran in it. Its init and what that has
+started have theirs in /proc/PID/stat. What is left over ran in the control group and is not of the init: an exec
+session, which the daemon did not put into the monitoring group.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.lifecycle import replace
+from resctrlmond.groups.record import Member, Record
+from resctrlmond.resctrl import cgroups, cpu_time
+from resctrlmond.resctrl.cpu_time import TreeTime
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.processes import Process
+
+log = logging.getLogger(__name__)
+
+# A process that gets another parent during one walk through the tree is missed by it, and not by all of three.
+_WALKS = 3
+_FOUND = (
+    "processes that joined {} from outside and ended used about {:.2f} s of CPU time: what they did is in no figure"
+)
+
+
+class Joiners:
+    """Marks groups as late whose members were joined by processes that nobody saw. Whoever calls holds the key."""
+
+    def __init__(self) -> None:
+        # Per key and member: the CPU time (ns) of its control group at the last look, and what was not of its init.
+        self._last: dict[str, dict[str, tuple[int, int]]] = {}
+
+    def begin(self, record: Record, member: Member) -> Record:
+        """Note what the member's control group has used by now that is not of its init: this ran before."""
+        if not member.pid or not member.cgroup or member.id in record.other_cpu_ns:
+            return record
+        tree = self._tree(member)
+        # After the tree: what is used in between is taken for what ran before, and not for what joined.
+        used = cgroups.cpu_time_ns(member.cgroup)
+        if tree is None or not used:
+            return record  # of a control group of v1 the kernel does not tell it
+        return replace(record, other_cpu_ns={**record.other_cpu_ns, member.id: used - tree.ns})
+
+    def look(self, record: Record, member: Member) -> Record:
+        """Mark the member's group as late if others than its init and what that started have used CPU time."""
+        before = record.other_cpu_ns.get(member.id)
+        home = record.home(member)
+        about = _FOUND.partition(" used")[0].format(member.id)
+        was_found = any(reason.startswith(about) for reason in home.late_reasons)
+        if before is None or (home.baseline is not Quality.EXACT and not was_found):
+            return record
+        last = self._last.setdefault(record.key, {})
+        used = cgroups.cpu_time_ns(member.cgroup)
+        last_used, last_other = last.get(member.id, (0, 0))
+        if used and last_used and last_other + used - last_used - cpu_time.SLACK <= before:
+            return record  # whatever ran since then, it was too little to be told from rounding
+        other = None
+        for _ in range(_WALKS):
+            # Before the tree: what the tree uses in between is not taken for somebody else's.
+            used = cgroups.cpu_time_ns(member.cgroup)
+            tree = self._tree(member)
+            if tree is None or not used:
+                return record
+            last[member.id] = used, used - tree.ns
+            if used - tree.ns - tree.slack <= before:
+                return record
+            other = used - tree.ns if other is None else min(other, used - tree.ns)
+        assert other is not None
+        why = _FOUND.format(member.id, (other - before) / 1e9)
+        if why in home.late_reasons:
+            return record
+        log.info("%s: %s", record.key, why)
+        others = tuple(reason for reason in home.late_reasons if not reason.startswith(about))
+        return record.with_group(replace(home, late_reasons=others)).with_late(member, why)
+
+    def forget(self, key: str) -> None:
+        """Drop what is known of a workload that is over."""
+        self._last.pop(key, None)
+
+    def _tree(self, member: Member) -> TreeTime | None:
+        try:
+            with Process.open(member.pid, member.start_time) as process:
+                return cpu_time.of_tree(process)
+        except ResctrlError:
+            return None  # it has ended, or cannot be looked at now

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time of a process and of everything that it has started, as far as the kernel adds it up."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from resctrlmond.resctrl.processes import Process, stat_fields, threads
+
+# include/linux/sched.h: the task is on its way out.
+_PF_EXITING = 0x00000004
+_NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
+# utime, stime, cutime and cstime of /proc/PID/stat, each rounded down to a clock tick.
+_TIMES = slice(11, 15)
+# By at most so much (ns) the time of one process is rounded down.
+SLACK = (_TIMES.stop - _TIMES.start) * _NS_PER_TICK
+
+
+@dataclass(frozen=True, slots=True)
+class TreeTime:
+    """CPU time (ns) of a process tree. The fields that it is the sum of are rounded down, by less than ``slack`` (ns)
+    in all.
+    """
+
+    ns: int
+    slack: int
+
+
+def of_tree(process: Process) -> TreeTime | None:
+    """The CPU time of a process, of its living descendants, and of those that their parents have waited for.
+
+    None if nobody can tell: the process is ending, or the kernel does not list children (CONFIG_PROC_CHILDREN). Not
+    in the sum are descendants whose parent ignores SIGCHLD, and those that have another parent since theirs ended.
+    The cost is proportional to the threads of the tree. Raises NotRead.
+    """
+    pids = [process.pid]
+    for pid in pids:
+        children = _children(pid)
+        if children is None:
+            return None
+        pids += children
+    # Children before their parents: what ends meanwhile is in the time of its parent.
+    found = [fields for pid in reversed(pids) if (fields := stat_fields(pid))]
+    # found[-1] is the process itself. As it ends the kernel kills its PID namespace, and adds up nothing any more.
+    if process.has_ended() or not found or int(found[-1][6]) & _PF_EXITING:
+        return None
+    ticks = sum(int(field) for fields in found for field in fields[_TIMES])
+    return TreeTime(ticks * _NS_PER_TICK, len(found) * SLACK)
+
+
+def _children(pid: int) -> list[int] | None:
+    """The children of a process, ended ones that were not waited for too; None if the kernel does not list them."""
+    found: list[int] = []
+    for tid in threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{tid}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+        except OSError:
+            if os.path.exists(f"/proc/{pid}/task/{tid}/stat"):
+                return None
+    return found

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that join a container from outside and end before anybody looks: found by the CPU time that they used.
+
+All of it with real processes in real control groups: how finely the kernel adds up is what decides.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.groups.accounting import Quality
+from resctrlmond.groups.record import State
+from resctrlmond.resctrl import cgroups, cpu_time
+from resctrlmond.resctrl.processes import Process
+from tests.groups.conftest import Host, assignment, join
+
+CTR = "4d" * 32
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+# Executes each line that it is given, and answers.
+_INIT = """
+import os, signal, sys, threading, time
+
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+def fork(work):
+    pid = os.fork()
+    if pid == 0:
+        work()
+        os._exit(0)
+    return pid
+
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+# A session, as of podman exec: its parent is not in the container.
+_SESSION = """
+import os, sys, time
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+end = time.process_time() + float(sys.argv[2])
+while time.process_time() < end:
+    pass
+"""
+
+
+class Init:
+    """The first process of a container, in a control group of its own."""
+
+    def __init__(self, cgroup: str) -> None:
+        self.cgroup = cgroup
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _INIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        join(cgroup, self.process.pid)
+        self.do("pass")
+
+    def do(self, line: str) -> None:
+        """Have it execute a line of Python."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def init(cgroup: str) -> Iterator[Init]:
+    made = Init(cgroup)
+    yield made
+    made.end()
+
+
+def session(cgroup: str, seconds: float) -> None:
+    """Join the control group, use that much CPU time, and end."""
+    subprocess.run([sys.executable, "-c", _SESSION, cgroup, str(seconds)], check=True)
+
+
+def assign(host: Host, init: Init) -> None:
+    given = assignment(CTR, init.process.pid, "oci", member="c1", own_cgroup=init.cgroup, late=False)
+    assert host.manager.assign(given).record.baseline is Quality.EXACT
+
+
+def reason(host: Host) -> str:
+    totals = host.manager.read(CTR)[2]
+    assert {total.quality for total in totals} == {host.manager.get(CTR).baseline}
+    (said,) = {total.reason for total in totals}
+    return said
+
+
+def cpu_time_told(said: str) -> float:
+    found = re.fullmatch(
+        r"processes that joined c1 from outside and ended used about (\d+\.\d\d) s of CPU time: "
+        r"what they did is in no figure",
+        said,
+    )
+    assert found is not None, said
+    return float(found[1])
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "restart of the daemon"])
+def test_a_process_that_joined_and_ended_between_two_looks_is_marked(host: Host, init: Init, meanwhile: str) -> None:
+    """It was missing without a mark."""
+    assign(host, init)
+    host.manager.upkeep.sweeping.sweep(CTR)
+    assert host.manager.get(CTR).baseline is Quality.EXACT
+    session(init.cgroup, 0.3)
+    if meanwhile == "restart of the daemon":
+        host.restart()
+    host.manager.upkeep.sweeping.sweep(CTR)
+    record = host.manager.get(CTR)
+    assert (record.baseline, record.state) == (Quality.LATE, State.ACTIVE)
+    # The start of its interpreter, too, is in it.
+    used = cpu_time_told(reason(host))
+    assert 0.25 < used < 1.5
+    session(init.cgroup, 0.3)
+    host.manager.upkeep.sweeping.sweep(CTR)
+    assert cpu_time_told(reason(host)) > used + 0.25
+
+
+def test_a_process_that_joined_and_ended_is_marked_at_the_release(host: Host, init: Init) -> None:
+    assign(host, init)
+    session(init.cgroup, 0.3)
+    totals = host.manager.release(CTR, owner="oci").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+
+
+def test_a_process_that_is_in_the_container_at_the_release_and_not_in_its_group_is_marked(
+    host: Host, init: Init, process: Start
+) -> None:
+    """The totals were exact if the sweep had not come by."""
+    assign(host, init)
+    join(init.cgroup, process().pid)
+    totals = host.manager.release(CTR, owner="oci").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+
+
+OWN = {
+    "itself": "burn(0.2)",
+    "a child that is waited for": "os.waitpid(fork(lambda: burn(0.2)), 0)",
+    "a child that runs": "fork(lambda: (burn(0.2), time.sleep(600)))",
+    "a child that nobody waits for": "fork(lambda: burn(0.2)); time.sleep(0.3)",
+    "grandchildren": "os.waitpid(fork(lambda: os.waitpid(fork(lambda: burn(0.2)), 0)), 0)",
+    "threads": "t = [threading.Thread(target=burn, args=(0.05,)) for _ in range(5)]; [x.start() for x in t]; "
+    "[x.join() for x in t]",
+    "many short children": "[os.waitpid(fork(lambda: None), 0) for _ in range(200)]",
+    "children while it is looked at": "threading.Thread(target=lambda: "
+    "[os.waitpid(fork(lambda: burn(0.002)), 0) for _ in range(100)]).start()",
+}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
+def test_what_a_containers_own_processes_use_is_not_taken_for_somebody_elses(
+    host: Host, init: Init, own: str
+) -> None:
+    assign(host, init)
+    for _ in range(3):
+        init.do(own)
+        for _ in range(5):
+            host.manager.upkeep.sweeping.sweep(CTR)
+            assert host.manager.get(CTR).baseline is Quality.EXACT, host.manager.get(CTR).late_reasons
+    totals = host.manager.release(CTR, owner="oci").totals
+    assert {total.quality for total in totals} == {Quality.EXACT}
+
+
+def test_an_idle_container_is_not_walked_through(host: Host, init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
+    assign(host, init)
+    init.do("burn(0.1)")
+    host.manager.upkeep.sweeping.sweep(CTR)
+    walks: list[int] = []
+    of_tree = cpu_time.of_tree
+    monkeypatch.setattr(cpu_time, "of_tree", lambda one: (walks.append(one.pid), of_tree(one))[1])
+    for _ in range(5):
+        host.manager.upkeep.sweeping.sweep(CTR)
+    assert walks == []
+    init.do("burn(0.1)")
+    host.manager.upkeep.sweeping.sweep(CTR)
+    assert walks == [init.process.pid]
+
+
+def test_a_container_that_is_late_for_another_reason_is_not_looked_at(
+    host: Host, init: Init, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.manager.assign(assignment(CTR, init.process.pid, "oci", member="c1", own_cgroup=init.cgroup, late=True))
+    monkeypatch.setattr(cgroups, "cpu_time_ns", lambda _: pytest.fail("looked at"))
+    host.manager.upkeep.sweeping.sweep(CTR)
+
+
+def test_the_time_of_a_process_that_is_ending_is_not_told(init: Init) -> None:
+    """The kernel kills what is in its PID namespace, and adds up nothing any more."""
+    with Process.open(init.process.pid) as held:
+        assert cpu_time.of_tree(held) is not None
+        os.kill(init.process.pid, 9)
+        os.waitid(os.P_PID, init.process.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{init.process.pid}/stat").exists()
+        assert cpu_time.of_tree(held) is None
