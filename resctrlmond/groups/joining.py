@@ -141,19 +141,20 @@ class Joining:
         ``moved_again`` is how many tasks were moved of a member that was in the workload already, else None. All is
         looked at after the last move: what has happened outside by then has happened.
         """
-        if assignment.late is not False:
+        late = assignment.late if assignment.pid is not None else None
+        if late is not False:
             outside = self._in_no_group(record, moving.descendants())
             member = replace(member, descendants=len(outside))
         if moved_again is not None:
-            if assignment.late:
+            if late:
                 return replace(member, late=True), _ran_before(member)
             if not moved_again:
                 return member, ""
             return replace(member, late=True), f"tasks of {member.id} were outside until it was assigned again"
         # The caller holds the process until it is answered, or gives up. If it still waits now, after the last move,
         # the process was held all that time: whatever becomes of the answer, it runs in its group only.
-        is_given_up = assignment.late is False and not assignment.is_awaited()
-        used_ns = moving.cpu_time_ns() if member.late or is_given_up or assignment.late is None else None
+        is_given_up = late is False and not assignment.is_awaited()
+        used_ns = moving.cpu_time_ns() if member.late or is_given_up or late is None else None
         if not member.late and not is_given_up and used_ns is None:
             return member, _hides_joiners(member)
         member = replace(member, late=True, ran_before_ns=used_ns or 0)

@@ -200,7 +200,8 @@ class _Cgroup:
         return cgroups.tasks(self._path)
 
     def cpu_time_ns(self) -> int | None:
-        return cgroups.cpu_time_ns(self._path)
+        # What ran in it before and has ended is not of this workload.
+        return cgroups.cpu_time_ns(self._path) if cgroups.is_populated(self._path) else None
 
     def descendants(self) -> list[int]:
         return []

@@ -160,6 +160,20 @@ def test_a_tree_goes_with_a_process_only(host: Host, cgroup: str) -> None:
         host.manager.assign(assignment("k", None, cgroup=cgroup, tree=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("late", [None, False])
+def test_an_empty_control_group_is_exact_until_a_task_joins(
+    host: Host, cgroup: str, puppet: Puppet, late: bool | None
+) -> None:
+    join(cgroup, puppet.pid)
+    puppet.do("burn 0.05")
+    join(os.path.dirname(cgroup), puppet.pid)
+    done = host.manager.assign(assignment("k", None, cgroup=cgroup, late=late))  # type: ignore[arg-type]
+    assert (done.record.members[0].late, done.record.baseline) == (False, Quality.EXACT)
+    join(cgroup, puppet.pid)
+    host.manager.upkeep.sweeping.sweep("k")
+    assert host.manager.get("k").baseline is Quality.LATE
+
+
 def test_a_control_group_says_how_much_cpu_time_it_had_used(host: Host, cgroup: str, puppet: Puppet) -> None:
     join(cgroup, puppet.pid)
     puppet.do("burn 0.2")
