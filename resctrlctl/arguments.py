@@ -17,7 +17,7 @@ from resctrlmond.api.types import FOLLOW
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-_DESCRIPTION = "Show and steer the workloads that resctrlmond monitors, and run a command as one."
+_DESCRIPTION = "Show and control the workloads that resctrlmond monitors, and run a command as a workload."
 _EPILOG = """\
 examples:
   resctrlctl list
@@ -37,7 +37,7 @@ exit status:
   4    no such workload or process
   5    no RMID is free
   77   access denied
-'run' exits with the command's status (128+N if signal N ended it), with 125 if it fails itself before the
+'run' exits with the command's status (128+N if signal N ended it), with 125 if resctrlctl fails before the
 command starts, with 126 if the command cannot be executed, and with 127 if it is not found.
 """
 _RUN_EPILOG = """\
@@ -135,35 +135,39 @@ def _common(*, first: bool) -> Parser:
         choices=("short", "pretty", "off"),
         metavar="MODE",
         default=default("off"),
-        help="print JSON: short (one line), pretty, off; without MODE as -j",
+        help="print JSON: short (one line), pretty or off; without MODE the same as -j",
     )
     options.add_argument(
-        "-j", dest="json", action="store_const", const="auto", help="JSON, pretty on a terminal, short elsewhere"
+        "-j", dest="json", action="store_const", const="auto", help="print JSON: pretty on a terminal, else short"
     )
-    options.add_argument("--no-legend", action="store_true", default=default(False), help="no headings and no footer")
+    options.add_argument(
+        "--no-legend", action="store_true", default=default(False), help="print no headings and no footer"
+    )
     options.add_argument(
         "-q",
         "--quiet",
         action="store_true",
         default=default(False),
-        help="no notes and confirmations; list: only keys",
+        help="print no notes and no confirmations; list: print only keys",
     )
     options.add_argument(
-        "-l", "--full", action="store_true", default=default(False), help="do not cut what is wider than the terminal"
+        "-l",
+        "--full",
+        action="store_true",
+        default=default(False),
+        help="do not cut lines to the width of the terminal",
     )
     options.add_argument(
         "--socket",
         metavar="PATH",
         default=default(os.environ.get("RESCTRLMOND_SOCKET") or SOCKET),
-        help=f"where resctrlmond listens (default: $RESCTRLMOND_SOCKET, else {SOCKET})",
+        help=f"the socket of resctrlmond (default: $RESCTRLMOND_SOCKET, else {SOCKET})",
     )
     return options
 
 
 def _list(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--pods", action="store_true", help="list pods with their containers, those that are not monitored too"
-    )
+    verb.add_argument("--pods", action="store_true", help="list pods with their containers, also unmonitored ones")
     _root(verb)
 
 
@@ -188,14 +192,14 @@ def _assign(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     whom = verb.add_mutually_exclusive_group(required=True)
     whom.add_argument("--pid", type=_process, metavar="PID", help="a process with all its threads")
-    whom.add_argument("--cgroup", metavar="PATH", help="a control group's directory, with all below it")
+    whom.add_argument("--cgroup", metavar="PATH", help="the directory of a control group, with all groups below it")
     verb.add_argument("--tree", action="store_true", help="with --pid: also all its descendants")
     _class(verb)
     verb.add_argument(
-        "--allow-class-change", action="store_true", help="move the tasks to the class, where it is not theirs"
+        "--allow-class-change", action="store_true", help="move the tasks to the class if they are in another one"
     )
     _take_over(verb)
-    verb.add_argument("--member", metavar="ID", help="the name under which the process or control group is noted")
+    verb.add_argument("--member", metavar="ID", help="the id of the process or control group as a member")
     _claim(verb)
     _attribute(verb)
     _waiting(verb)
@@ -204,7 +208,7 @@ def _assign(verb: argparse.ArgumentParser) -> None:
 def _release(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     _claim(verb)
-    verb.add_argument("--reason", metavar="TEXT", help="why, for the record")
+    verb.add_argument("--reason", metavar="TEXT", help="the reason, kept in the record of the workload")
 
 
 def _move(verb: argparse.ArgumentParser) -> None:
@@ -218,21 +222,26 @@ def _run(verb: argparse.ArgumentParser) -> None:
     _class(verb)
     _take_over(verb)
     verb.add_argument(
-        "--best-effort", action="store_true", help="run the command unmonitored where it cannot be monitored"
+        "--best-effort", action="store_true", help="if the command cannot be monitored, run it unmonitored"
     )
-    verb.add_argument("-o", "--output", metavar="FILE", help="write the report there, not to standard error")
+    verb.add_argument("-o", "--output", metavar="FILE", help="write the report to FILE instead of standard error")
 
 
 def _hooks(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("action", choices=("enable", "disable", "status"), help="what to do with the OCI hooks")
     verb.add_argument(
-        "--hooks-dir", metavar="PATH", default=hooks.TARGET, help=f"the runtimes' folder (default: {hooks.TARGET})"
+        "--hooks-dir",
+        metavar="PATH",
+        default=hooks.TARGET,
+        help=f"the directory that the runtimes read (default: {hooks.TARGET})",
     )
 
 
 def _root(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--root", metavar="PATH", help="read this resctrl tree (or simulator), without asking resctrlmond"
+        "--root",
+        metavar="PATH",
+        help="read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond",
     )
 
 
@@ -245,12 +254,14 @@ def _class(verb: argparse.ArgumentParser) -> None:
         "--class",
         dest="class_",
         metavar="CLASS",
-        help=f"the class (control group) of resctrl; / is the root (default: {FOLLOW}, that of the first task)",
+        help=f"the class (control group) of resctrl; / is the root (default: {FOLLOW}, the class of the first task)",
     )
 
 
 def _claim(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--claim", metavar="OWNER", default=steer.CLAIM, help=f"in whose name (default: {steer.CLAIM})")
+    verb.add_argument(
+        "--claim", metavar="OWNER", default=steer.CLAIM, help=f"the owner of the claim (default: {steer.CLAIM})"
+    )
 
 
 def _attribute(verb: argparse.ArgumentParser) -> None:
@@ -260,7 +271,7 @@ def _attribute(verb: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="tell something of the workload; may be repeated",
+        help="an attribute to show with the workload; can be repeated",
     )
 
 
@@ -270,18 +281,18 @@ def _take_over(verb: argparse.ArgumentParser) -> None:
 
 def _waiting(verb: argparse.ArgumentParser) -> None:
     how = verb.add_mutually_exclusive_group()
-    how.add_argument("--no-pending", action="store_true", help="fail where no RMID is free, rather than wait for one")
+    how.add_argument("--no-pending", action="store_true", help="fail if no RMID is free, instead of waiting for one")
     how.add_argument(
         "--priority",
         type=int,
         metavar="N",
-        help="who of those that wait gets an RMID first: -1000 to 1000, the highest",
+        help="the order in which pending workloads get free RMIDs: -1000 to 1000, the highest first",
     )
 
 
 def _process(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
     return int(text)
 
 
@@ -295,16 +306,16 @@ def _name_and_value(text: str) -> tuple[str, str]:
 # A new verb is one row here.
 VERBS = {
     "list": (
-        "list the monitored workloads, and below them the monitoring groups of others",
+        "list the monitored workloads, then the monitoring groups of other programs",
         inspect.list_groups,
         _list,
     ),
     "show": ("show workloads with their counters and what they used", inspect.show, _show),
-    "status": ("show how resctrlmond and the machine stand", inspect.status, _none),
-    "create": ("make a workload's group, without a task yet", steer.create, _create),
-    "assign": ("put a process or a control group into a workload's group", steer.assign, _assign),
+    "status": ("show the state of resctrlmond and of the machine", inspect.status, _none),
+    "create": ("create a workload with an empty group", steer.create, _create),
+    "assign": ("move a process or a control group into a workload's group", steer.assign, _assign),
     "release": ("end a claim; with the last one the workload ends", steer.release, _release),
     "move": ("move a workload's group to another class, with its counters", steer.move, _move),
-    "hooks": ("have Podman and CRI-O call resctrlmond for every container, or no longer", hooks.hooks, _hooks),
-    "run": ("run a command as a workload, and tell what it used", run.run, _run),
+    "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", hooks.hooks, _hooks),
+    "run": ("run a command as a workload, and print what it used", run.run, _run),
 }
