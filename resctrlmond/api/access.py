@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from resctrlmond.resctrl.errors import PermissionDenied
+from resctrlmond.resctrl.processes import Descriptor
 
 
 class Access(enum.Enum):
@@ -21,6 +22,8 @@ class Access(enum.Enum):
 class Caller:
     """Who asks, by the credentials of the connection, never of the message. ``groups`` includes ``gid``.
 
+    ``pid_namespaces`` counts the nested PID namespaces, from ours on, in which the caller has a number: 1 is ours,
+    0 is not known. ``descriptors`` came with the message.
     ``waits``: whether the caller still waits for the answer, for calls from any thread.
     """
 
@@ -29,6 +32,18 @@ class Caller:
     groups: frozenset[int]
     pid: int
     waits: Callable[[], bool] = field(default=lambda: True, compare=False)
+    pid_namespaces: int = 0
+    descriptors: tuple[Descriptor, ...] = ()
+
+    def check_pid(self, pid: int, remedy: str) -> None:
+        """Raise PermissionDenied unless the caller's numbers of processes are ours."""
+        if self.pid_namespaces != 1:
+            where = (
+                "runs in another PID namespace"
+                if self.pid_namespaces
+                else "has ended, or is in no PID namespace of ours"
+            )
+            raise PermissionDenied(f"the caller {where}: its pid {pid} means nothing here", remedy=remedy)
 
 
 class Policy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -19,7 +20,7 @@ from resctrlmond.api import wire
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.peer import Peer
 from resctrlmond.api.service import Service
-from resctrlmond.api.streams import HangupWatch, send_all
+from resctrlmond.api.streams import HangupWatch, receive, send_all
 from resctrlmond.api.wire import Call, FrameBuffer, Reply, VarlinkError
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class Connection:
         self._hangups = hangups
         self._internal_error = internal_error
         is_trusted = peer.uid in (0, os.geteuid())
+        # Those of others the kernel closes as they arrive.
+        self._descriptors_at_once = wire.MAX_DESCRIPTORS if is_trusted else 0
         self._frames = FrameBuffer(limits.message_bytes if is_trusted else limits.message_bytes_of_others)
         self._draining = False
         # Since when no call has been under way, by the loop's clock; None while one is.
@@ -101,7 +104,12 @@ class Connection:
             while not self._draining and (message := await self._receive()) is not None:
                 self._interruptible = False
                 self.idle_since = None
+                descriptors = self._frames.descriptors()
+                self.peer = dataclasses.replace(self.peer, descriptors=descriptors)
                 await self._answer(wire.decode_call(message))
+                # Not if this is cancelled: the call's thread goes on, and may use them.
+                for descriptor in descriptors:
+                    descriptor.close()
                 self._interruptible = True
                 self.idle_since = asyncio.get_running_loop().time()
         except OSError as error:
@@ -121,10 +129,10 @@ class Connection:
             if deadline is None and len(self._frames):
                 deadline = loop.time() + self._limits.receive_timeout_s
             async with asyncio.timeout_at(deadline):
-                data = await loop.sock_recv(self._socket, _RECEIVE_BYTES)
+                data, descriptors = await receive(self._socket, _RECEIVE_BYTES, self._descriptors_at_once)
             if not data:
                 return None
-            self._frames.feed(data)
+            self._frames.feed(data, descriptors)
 
     async def _send(self, reply: Reply) -> None:
         async with asyncio.timeout(self._limits.send_timeout_s):

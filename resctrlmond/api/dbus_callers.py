@@ -7,6 +7,7 @@ from typing import Any
 
 from resctrlmond.api._bus import Bus, DBusError
 from resctrlmond.api.access import Caller
+from resctrlmond.resctrl import processes
 
 # A unique name with its credentials is some hundred bytes; a host has tens of clients, not thousands.
 _MOST = 256
@@ -41,9 +42,11 @@ def _caller(credentials: dict[str, Any]) -> Caller:
         raise DBusError("org.freedesktop.DBus.Error.AccessDenied", "the bus does not know who calls")
     # Lowest first, so that the primary one cannot be told. A bus that does not tell groups grants none.
     groups = credentials["UnixGroupIDs"].value if "UnixGroupIDs" in credentials else []
+    pid = credentials["ProcessID"].value if "ProcessID" in credentials else 0
     return Caller(
         uid=credentials["UnixUserID"].value,
         gid=groups[0] if groups else _UNKNOWN_GROUP,
         groups=frozenset(groups),
-        pid=credentials["ProcessID"].value if "ProcessID" in credentials else 0,
+        pid=pid,
+        pid_namespaces=processes.pid_namespaces(pid) if pid else 0,
     )

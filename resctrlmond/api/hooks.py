@@ -16,7 +16,7 @@ from resctrlmond.groups.plan import OCI
 from resctrlmond.groups.record import EndRule
 from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied
+from resctrlmond.resctrl.errors import NoSuchGroup
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,7 @@ def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
 
 
 def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
-    if processes.pid_namespaces(caller.pid) != 1:
-        raise PermissionDenied(
-            f"the hook of container {state.id} runs in another PID namespace: its pid {state.pid} means nothing here",
-            remedy="Run the container engine in the host's PID namespace",
-        )
+    caller.check_pid(state.pid, remedy="Run the container engine in the host's PID namespace")
     if state.pid == 0:
         raise InvalidState(f"the state of container {state.id} names no process")
     workload, own, pod = _placement(state)

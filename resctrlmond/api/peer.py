@@ -10,6 +10,10 @@ import struct
 import threading
 from dataclasses import dataclass, field, replace
 
+from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.resctrl.processes import Descriptor
+
 # include/uapi/asm-generic/socket.h, which x86, Arm and RISC-V use; Python has no names for them.
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
@@ -56,6 +60,7 @@ class Peer:
     ``pid`` may name another process by now. ``pidfd`` never does (-1: the kernel is older than 6.5, or the
     process is gone); it belongs to the connection and is closed with it: who needs it longer duplicates it.
     ``groups`` are the supplementary ones; a process with more than 256 of them counts as having none.
+    ``pid_namespaces`` is as in ``access.Caller``. ``descriptors`` came with the message that is being answered.
     """
 
     pid: int
@@ -64,6 +69,8 @@ class Peer:
     groups: frozenset[int] = frozenset()
     pidfd: int = -1
     presence: Presence = field(default_factory=Presence, compare=False)
+    pid_namespaces: int = 0
+    descriptors: tuple[Descriptor, ...] = ()
 
     @classmethod
     def of(cls, connection: socket.socket) -> Peer:
@@ -71,7 +78,8 @@ class Peer:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, gid = struct.unpack("iII", raw)
         pidfd = _pidfd(connection)
-        return cls(pid, uid, gid, _groups(connection), pidfd, Presence(connection, pidfd))
+        namespaces = _pid_namespaces(pid, pidfd)
+        return cls(pid, uid, gid, _groups(connection), pidfd, Presence(connection, pidfd), namespaces)
 
     def unheard(self) -> Peer:
         """The peer of a call to which it wants no answer."""
@@ -91,6 +99,16 @@ def _groups(connection: socket.socket) -> frozenset[int]:
         # ERANGE: too many. Fewer groups never mean more rights.
         return frozenset()
     return frozenset(struct.unpack(f"{len(raw) // 4}I", raw))
+
+
+def _pid_namespaces(pid: int, pidfd: int) -> int:
+    # Looked for at once: a caller that has ended has no numbers any more.
+    if pidfd >= 0:
+        return len(processes.pidfd_numbers(pidfd))
+    try:
+        return processes.pid_namespaces(pid)
+    except NotRead:
+        return 0
 
 
 def _pidfd(connection: socket.socket) -> int:

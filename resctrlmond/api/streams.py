@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with several replies: which reply is the last, and whether anybody still listens."""
+"""A connection beside its messages: descriptors that come with them, several replies, and whether anybody listens."""
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import select
@@ -13,6 +14,41 @@ from typing import Any
 import msgspec
 
 from resctrlmond.api.wire import Reply
+from resctrlmond.resctrl.processes import Descriptor
+
+# A C int, as SCM_RIGHTS carries them.
+_FD = array.array("i")
+
+
+async def receive(connection: socket.socket, size: int, descriptors: int) -> tuple[bytes, list[Descriptor]]:
+    """Up to ``size`` bytes of a non-blocking socket, b"" at the end, and at most ``descriptors`` that came with them.
+
+    Descriptors above that number are closed by the kernel.
+    """
+    if not descriptors:
+        return await asyncio.get_running_loop().sock_recv(connection, size), []
+    room = socket.CMSG_SPACE(descriptors * _FD.itemsize)
+    while True:
+        try:
+            data, ancillary, _, _ = connection.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            await _readable(connection)
+            continue
+        numbers = array.array(_FD.typecode)
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers.frombytes(content[: len(content) - len(content) % _FD.itemsize])
+        return data, [Descriptor(number) for number in numbers]
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    loop.add_reader(connection, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(connection)
 
 
 async def send_all(

@@ -150,6 +150,7 @@ class AssignRequest(Request, frozen=True, kw_only=True):
 
     key: str
     pid: int | None = None
+    pid_fd: int | None = None
     cgroup: str | None = None
     own_cgroup: str | None = None
     late: bool | None = None

@@ -105,8 +105,15 @@ def _hook(service: Service) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:
 
 def caller_of(peer: Peer) -> Caller:
     """The caller that a connection's credentials speak of."""
-    groups = peer.groups | {peer.gid}
-    return Caller(uid=peer.uid, gid=peer.gid, groups=groups, pid=peer.pid, waits=peer.presence.waits)
+    return Caller(
+        uid=peer.uid,
+        gid=peer.gid,
+        groups=peer.groups | {peer.gid},
+        pid=peer.pid,
+        pid_namespaces=peer.pid_namespaces,
+        descriptors=peer.descriptors,
+        waits=peer.presence.waits,
+    )
 
 
 def reply_of(error: ResctrlError) -> VarlinkError:

@@ -24,6 +24,7 @@ from resctrlmond.groups.errors import InvalidRequest
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import EndRule, Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
+from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
 
 # Calls that are made at once for those who only read: for all of them, and for one. Their lanes have four threads.
@@ -134,6 +135,20 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
     return types.GroupReply(group=group_of(manager, record))
 
 
+def _pidfd(request: types.AssignRequest, caller: Caller) -> Descriptor | None:
+    """The descriptor that Assign means. Raises InvalidRequest if it did not come with the message."""
+    if request.pid is not None:
+        caller.check_pid(request.pid, remedy="Pass a pidfd in its place (pidFd)")
+    if request.pid_fd is None:
+        return None
+    if not 0 <= request.pid_fd < len(caller.descriptors):
+        raise InvalidRequest(
+            f"pidFd is {request.pid_fd}, but {len(caller.descriptors)} descriptors came with the message",
+            remedy="It is the index of a pidfd that is passed over a Unix socket together with the message",
+        )
+    return caller.descriptors[request.pid_fd]
+
+
 def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> types.AssignReply:
     done = manager.assign(
         Assignment(
@@ -141,6 +156,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             owner=_owner(request.claim, caller),
             ends=_ends(request.ends),
             pid=request.pid,
+            pidfd=_pidfd(request, caller),
             cgroup=request.cgroup,
             own_cgroup=request.own_cgroup or "",
             late=request.late,

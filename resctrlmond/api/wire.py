@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+
+from resctrlmond.resctrl.processes import Descriptor
 
 # What ``parameters`` may be on the way out: a struct, or a dict whose keys go on the wire as they are.
 Parameters: TypeAlias = msgspec.Struct | dict[str, Any]
@@ -52,6 +55,9 @@ class ProtocolError(ConnectionError):
     """The other side does not speak varlink, or too much at once; the connection is of no further use."""
 
 
+# Our methods take one.
+MAX_DESCRIPTORS = 16
+
 # What stands for omitted parameters, in both directions.
 _NONE = msgspec.Raw()
 
@@ -83,19 +89,35 @@ class FrameBuffer:
 
     ``max_message`` bounds a message in bytes, without its NUL. What lies behind a complete message is kept for
     the next one, so at most ``max_message`` bytes plus those of one ``feed`` are held.
+
+    File descriptors belong to the message that holds the last byte of the ``feed`` that they came with: a
+    recvmsg(2) does not read past what was sent with descriptors (net/unix/af_unix.c, unix_stream_read_generic()).
     """
 
     def __init__(self, max_message: int) -> None:
         self._max = max_message
         self._data = bytearray()
         self._searched = 0
+        # By the number of bytes that were fed up to them; of all bytes, those that were given out.
+        self._descriptors: list[tuple[int, Descriptor]] = []
+        self._taken = 0
 
     def __len__(self) -> int:
         return len(self._data)
 
-    def feed(self, data: bytes) -> None:
-        """Append what was read from the socket."""
+    def feed(self, data: bytes, descriptors: Sequence[Descriptor] = ()) -> None:
+        """Append what was read from the socket. Raises ProtocolError if too many descriptors wait for a message."""
         self._data += data
+        end = self._taken + len(self._data)
+        self._descriptors += [(end, descriptor) for descriptor in descriptors]
+        if len(self._descriptors) > MAX_DESCRIPTORS:
+            raise ProtocolError(f"more than {MAX_DESCRIPTORS} file descriptors come with a message")
+
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """Those that came with the message which ``next`` returned last; each is given once."""
+        found = tuple(descriptor for end, descriptor in self._descriptors if end <= self._taken)
+        self._descriptors = [one for one in self._descriptors if one[0] > self._taken]
+        return found
 
     def next(self) -> bytes | None:
         """The next complete message without its NUL; None when there is none yet.
@@ -110,6 +132,7 @@ class FrameBuffer:
             return None
         message = bytes(self._data[:end])
         del self._data[: end + 1]
+        self._taken += end + 1
         self._searched = 0
         return message
 

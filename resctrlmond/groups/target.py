@@ -16,7 +16,7 @@ from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.processes import Descriptor, Process
 from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
@@ -33,8 +33,8 @@ MAX_PATH_LENGTH = 4095
 class Assignment:
     """Everything that Assign may be told.
 
-    Exactly one of ``pid`` and ``cgroup`` says what to move. ``own_cgroup`` is the control group that holds the
-    process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none.
+    Exactly one of ``pid``, ``pidfd`` and ``cgroup`` says what to move. ``own_cgroup`` is the control group that holds
+    the process and nothing else, ``pod_cgroup`` the one whose going away ends the pod; "" where there is none.
     ``late``: whether the process has run user code already; False is the caller's word that it has not, and None has
     it looked for, as it always is of a control group. ``is_awaited``: whether the caller, whose word that is, still
     waits for the answer, and so still holds the process. ``tree``: with a pid, all its descendants too.
@@ -49,6 +49,7 @@ class Assignment:
     owner: str
     ends: EndRule | None = None
     pid: int | None = None
+    pidfd: Descriptor | None = None
     cgroup: str | None = None
     class_: str = FOLLOW
     allow_class_change: bool = False
@@ -114,23 +115,32 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
 
     Raises InvalidRequest, NoSuchProcess, NoSuchCgroup, and PermissionDenied for what nobody may move.
     """
-    if (assignment.pid is None) == (assignment.cgroup is None):
-        raise InvalidRequest("Assign takes a pid or a control group, and exactly one of them")
+    if sum(one is not None for one in (assignment.pid, assignment.pidfd, assignment.cgroup)) != 1:
+        raise InvalidRequest("Assign takes a pid, a pidfd or a control group, and exactly one of them")
     if assignment.cgroup is not None:
         if assignment.tree:
             raise InvalidRequest("tree goes with a pid: a control group is put in with all below it anyway")
         check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
         yield _Cgroup(tree, cgroups.check(assignment.cgroup))
         return
-    assert assignment.pid is not None
-    if assignment.pid > MAX_PID:
-        raise NoSuchProcess(f"there is no process {assignment.pid}: no number is above {MAX_PID}")
     own = cgroups.check(assignment.own_cgroup) if assignment.own_cgroup else ""
-    with Process.open(assignment.pid) as process:
+    with _process(assignment) as process:
         _refuse_the_host_itself(process)
         if own and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in its own control group: {own}")
         yield _Process(tree, process, own, assignment.tree)
+
+
+def _process(assignment: Assignment) -> Process:
+    if assignment.pidfd is not None:
+        try:
+            return Process.of_pidfd(assignment.pidfd)
+        except ValueError as error:
+            raise InvalidRequest(f"the descriptor that was passed cannot be used: {error}") from error
+    assert assignment.pid is not None
+    if assignment.pid > MAX_PID:
+        raise NoSuchProcess(f"there is no process {assignment.pid}: no number is above {MAX_PID}")
+    return Process.open(assignment.pid)
 
 
 def _refuse_the_host_itself(process: Process) -> None:

@@ -142,6 +142,45 @@ def pid_namespaces(pid: int) -> int:
     return len(_status(pid, "NSpid"))
 
 
+def pidfd_numbers(pidfd: int) -> list[int]:
+    """The numbers of a pidfd's process in our PID namespace and in each one nested in it; [] if it has none in ours,
+    or has been reaped.
+
+    From NSpid in /proc/self/fdinfo/FD (Documentation/filesystems/proc.rst). Raises ValueError for a descriptor that
+    is not a pidfd.
+    """
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}", "rb") as lines:
+            fields = dict(line.rstrip().split(b":", 1) for line in lines if b":" in line)
+    except OSError as error:
+        raise ValueError(f"{pidfd} is not an open descriptor") from error
+    if b"Pid" not in fields:
+        raise ValueError(f"{pidfd} is not a pidfd")
+    numbers = [int(number) for number in fields.get(b"NSpid", fields[b"Pid"]).split()]
+    # Pid is -1 once the process has been reaped, and 0 if it is in no PID namespace below ours.
+    return numbers if numbers[0] > 0 else []
+
+
+class Descriptor:
+    """A file descriptor that somebody passed: closed by ``close``, or when nothing refers to this object any more."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close it; nobody may use it any more."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def leader(tid: int) -> int:
     """The process that a thread is of, by the number of its first thread; 0 if it is gone. Raises NotRead."""
     return next(iter(_status(tid, "Tgid")), 0)
@@ -202,6 +241,24 @@ class Process:
             os.close(pidfd)
             raise
         return cls(pid, pidfd, found.start_time, found.is_kernel_thread)
+
+    @classmethod
+    def of_pidfd(cls, descriptor: Descriptor) -> Self:
+        """Hold the process of a pidfd. Raises ValueError if it is not one of a process, NoSuchProcess, NotRead."""
+        numbers = pidfd_numbers(descriptor.fileno())
+        if not numbers:
+            raise NoSuchProcess("the process of the pidfd has ended, or is in no PID namespace of this host")
+        try:
+            found = cls.open(numbers[0])
+        except NoSuchProcess:
+            if leader(numbers[0]) not in (0, numbers[0]):
+                raise ValueError(f"the pidfd is of the thread {numbers[0]}, not of a process") from None
+            raise
+        # Still its number after the process of that number is held: they are the same process.
+        if pidfd_numbers(descriptor.fileno()) != numbers:
+            found.close()
+            raise NoSuchProcess(f"process {numbers[0]} has ended")
+        return found
 
     def has_ended(self) -> bool:
         """Whether it has exited (it may still be a zombie)."""

@@ -93,8 +93,9 @@ def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
     number = itertools.count()
 
     def new_container() -> None:
-        client.call(f"{MANAGER}Reconcile", {"claim": "oci", "keys": []})
-        container = {"ociVersion": "1.2.0", "id": f"container{next(number)}", "status": "created", "pid": pid}
+        if (last := next(number)) > 0:
+            client.call(f"{MANAGER}Release", {"key": f"container{last - 1}", "claim": "oci"})
+        container = {"ociVersion": "1.2.0", "id": f"container{last}", "status": "created", "pid": pid}
         state.write_text(json.dumps(container), encoding="ascii")
 
     shim = [SYSTEM_PYTHON, "-IS", oci_hook.__file__, "createRuntime", "--strict", "--socket", host.varlink]

@@ -18,6 +18,7 @@ from resctrlmond.groups.errors import (
     InvalidClass,
     InvalidKey,
     InvalidRequest,
+    NoSuchClaim,
 )
 from resctrlmond.groups.record import State
 from resctrlmond.groups.settings import Settings
@@ -108,7 +109,9 @@ def test_two_owners_end_nothing_of_each_other(host: Host, process: Start) -> Non
     released = host.manager.release("k", owner="cli")
     assert not released.completed
     assert host.manager.get("k").state is State.ACTIVE
-    assert not host.manager.release("k", owner="stranger").completed
+    with pytest.raises(NoSuchClaim, match="claimed by nri"):
+        host.manager.release("k", owner="stranger")
+    assert host.manager.get("k").state is State.ACTIVE
     last = host.manager.release("k", owner="nri", reason="pod\x1b[0m gone")
     assert last.completed
     assert (last.record.state, last.record.reason, last.record.claims) == (State.COMPLETED, "pod[0m gone", ())

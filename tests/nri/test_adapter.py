@@ -100,12 +100,12 @@ def test_somebody_elses_claim_outlives_ours_and_ours_outlives_it(node: Node) -> 
             ends="container",
         )
         plugin.tell(Event.START_CONTAINER, pod, container)
-        assert node.owners() == {"oci", "nri"}
-        assert node.member(container.id)["owner"] == "oci", (
+        assert node.owners() == {"engine", "nri"}
+        assert node.member(container.id)["owner"] == "engine", (
             "the hook's member stays the hook's: its claim ends with it"
         )
         plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
-        assert node.owners() == {"oci"}
+        assert node.owners() == {"engine"}
         assert node.group()["state"] == "idle"
 
 

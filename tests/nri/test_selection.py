@@ -250,7 +250,7 @@ def test_somebody_elses_member_of_a_pod_that_is_not_selected_is_not_ended(node: 
         plugin.tell(Event.START_CONTAINER, pod, container)
         plugin.tell(Event.STOP_CONTAINER, pod, container)
         plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
-        assert (node.owners(), node.living()) == ({"oci"}, {container.id})
+        assert (node.owners(), node.living()) == ({"engine"}, {container.id})
 
 
 def test_what_the_runtime_hands_over_replaces_the_file_and_what_is_wrong_does_not(node: Node) -> None:
