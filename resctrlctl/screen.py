@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import shutil
 import sys
@@ -67,9 +68,15 @@ class Screen:
 
 
 def encode(reply: object, how: Json) -> str:
-    """A reply as JSON text, without a newline at its end."""
+    """A reply as JSON text, without a newline at its end.
+
+    What is not plainly visible is escaped, and so means the same to programs and does nothing to terminals.
+    """
     data = msgspec.json.encode(reply)
-    return (msgspec.json.format(data, indent=2) if how is Json.PRETTY else data).decode()
+    text = (msgspec.json.format(data, indent=2) if how is Json.PRETTY else data).decode()
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
 
 
 def complain(text: str, out: TextIO | None = None) -> None:

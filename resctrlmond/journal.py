@@ -14,7 +14,7 @@ import stat
 import sys
 from typing import Literal, TextIO
 
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.errors import FORMAT_RANGES, ResctrlError
 
 SOCKET_PATH = "/run/systemd/journal/socket"
 
@@ -35,8 +35,12 @@ _WELL_KNOWN = frozenset({"ERRNO", "MESSAGE_ID"})
 # The journal refuses other names; one with a newline would smuggle in further fields.
 _FIELD_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
-# Messages quote what came from outside; control characters would drive the reader's terminal.
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+# Messages quote what came from outside; control characters would drive the reader's terminal, and format characters
+# show something else than what was logged.
+_FORMAT = {code: ascii(chr(code))[1:-1] for first, last in FORMAT_RANGES for code in range(first, last + 1)}
+_CONTROLS = _FORMAT | {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+}
 
 
 def setup(
@@ -148,7 +152,7 @@ class JournalHandler(logging.Handler):
     def _entry(self, record: logging.LogRecord) -> bytes:
         extra = getattr(record, "fields", {})
         return _encode(
-            {name: value for name, value in extra.items() if _FIELD_NAME.fullmatch(name)}
+            {name: value.translate(_FORMAT) for name, value in extra.items() if _FIELD_NAME.fullmatch(name)}
             | {
                 "MESSAGE": self.format(record).translate(_CONTROLS),
                 "PRIORITY": str(_priority(record.levelno)),

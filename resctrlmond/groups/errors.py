@@ -15,7 +15,7 @@ class InvalidClass(ResctrlError):
 
 
 class InvalidAttributes(ResctrlError):
-    """The attributes of a workload are too many, too long, or hold control characters."""
+    """The attributes of a workload are too many, too long, or hold control or format characters."""
 
 
 class LimitExceeded(ResctrlError):

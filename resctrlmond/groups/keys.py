@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from resctrlmond.groups.errors import InvalidAttributes, InvalidClass, InvalidKey, InvalidRequest
+from resctrlmond.resctrl.errors import FORMAT_RANGES
 
 # A record is "<key>.json" plus the suffix of a temporary file in one name of at most 255 bytes (NAME_MAX).
 MAX_KEY_LENGTH = 200
@@ -48,8 +49,10 @@ _POD_UID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|[0-
 # runc's rule for container ids (libcontainer/factory_linux.go, idRegex), and what systemd allows in a unit's name:
 # a control group that is assigned as a whole goes by its own. No traversal.
 _MEMBER = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9_.+@:\\-]+")
-# Control characters end lines and drive terminals; lone surrogates cannot be written as UTF-8.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters end lines and drive terminals, format characters (U+202E, U+200B) make a text look like another
+# one, and lone surrogates cannot be written as UTF-8.
+_FORMAT = "".join(f"{chr(first)}-{chr(last)}" for first, last in FORMAT_RANGES)
+_UNPRINTABLE = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff{_FORMAT}]")
 
 
 def is_pod_uid(text: str) -> bool:
@@ -118,14 +121,14 @@ def check_word(parameter: str, text: str, longest: int = MAX_WORD_LENGTH) -> Non
     if not 1 <= len(text) <= longest:
         raise InvalidRequest(f"{parameter} has {len(text)} characters, not 1 to {longest}")
     if _UNPRINTABLE.search(text):
-        raise InvalidRequest(f"{parameter} {text[:64]!a} holds control characters")
+        raise InvalidRequest(f"{parameter} {text[:64]!a} holds control or format characters")
 
 
 def check_attributes(attributes: Mapping[str, str]) -> None:
     """Raise InvalidAttributes unless the attributes keep to the bounds.
 
     They are at most 64, with 64 KiB of names and values in UTF-8; a name has 1 to 128 characters, a value at most
-    4096. Neither holds control characters: they are shown on terminals and written line by line.
+    4096. Neither holds control or format characters: they are shown on terminals and written line by line.
     """
     _check_sum(attributes)
     for name, value in attributes.items():
@@ -137,7 +140,7 @@ def check_attributes(attributes: Mapping[str, str]) -> None:
         if len(value) > MAX_ATTRIBUTE_LENGTH:
             raise InvalidAttributes(f"the attribute {shown} is longer than {MAX_ATTRIBUTE_LENGTH} characters")
         if _UNPRINTABLE.search(name) or _UNPRINTABLE.search(value):
-            raise InvalidAttributes(f"the attribute {shown} holds control characters")
+            raise InvalidAttributes(f"the attribute {shown} holds control or format characters")
 
 
 def _check_sum(attributes: Mapping[str, str]) -> None:
@@ -171,7 +174,7 @@ def merged_attributes(before: Mapping[str, str], new: Mapping[str, str], *, fitt
 
 
 def reason_text(text: str) -> str:
-    """The text as a reason to be kept: control characters dropped, cut to 512 characters."""
+    """The text as a reason to be kept: control and format characters dropped, cut to 512 characters."""
     return attribute_value(text)[:MAX_REASON_LENGTH]
 
 
@@ -182,5 +185,5 @@ def check_priority(priority: int | None) -> None:
 
 
 def attribute_value(text: str) -> str:
-    """The text as a value that check_attributes lets pass: control characters dropped, cut to the bound."""
+    """The text as a value that check_attributes accepts: control and format characters dropped, cut to the bound."""
     return _UNPRINTABLE.sub("", text)[:MAX_ATTRIBUTE_LENGTH]

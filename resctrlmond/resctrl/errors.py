@@ -12,6 +12,16 @@ from collections.abc import Iterator
 _log = logging.getLogger(__name__)
 
 
+# Characters that show nothing and change how others are shown: Unicode's categories Cf, Zl and Zp. U+202E turns the
+# text around it, U+200B makes two different names look the same.
+FORMAT_RANGES = (
+    *((0x00AD, 0x00AD), (0x0600, 0x0605), (0x061C, 0x061C), (0x06DD, 0x06DD), (0x070F, 0x070F), (0x0890, 0x0891)),
+    *((0x08E2, 0x08E2), (0x180E, 0x180E), (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F), (0xFEFF, 0xFEFF)),
+    *((0xFFF9, 0xFFFB), (0x110BD, 0x110BD), (0x110CD, 0x110CD), (0x13430, 0x1343F), (0x1BCA0, 0x1BCA3)),
+    *((0x1D173, 0x1D17A), (0xE0000, 0xE007F)),
+)
+
+
 def printable(text: str) -> str:
     """The text with everything escaped that is not plainly visible.
 

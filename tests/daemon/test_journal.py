@@ -103,6 +103,13 @@ def to_journal(receiver: Journal, monkeypatch: pytest.MonkeyPatch) -> Journal:
     return receiver
 
 
+def test_format_characters_are_escaped_in_the_journal(to_journal: Journal) -> None:
+    LOG.warning("pod %s", "a\u202eb\u200b", extra=fields(key="k\u2066"))
+    entry = to_journal.entry()
+    assert entry["MESSAGE"] == rb"pod a\u202eb\u200b"
+    assert entry["RESCTRLMON_KEY"] == rb"k\u2066"
+
+
 def test_an_entry_has_message_priority_identifier_and_place(to_journal: Journal) -> None:
     LOG.info("made the group %s", "abc")
     entry = to_journal.entry()

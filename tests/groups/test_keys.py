@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import string
+import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.groups import keys
-from resctrlmond.groups.errors import InvalidAttributes, InvalidClass, InvalidKey
+from resctrlmond.groups.errors import InvalidAttributes, InvalidClass, InvalidKey, InvalidRequest
+from resctrlmond.resctrl.errors import FORMAT_RANGES
 
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 ALLOWED = string.ascii_letters + string.digits + "@:._-\\+,=~"
@@ -195,6 +197,23 @@ def test_attributes_beyond_the_bounds_are_refused(attributes: dict[str, str]) ->
     with pytest.raises(InvalidAttributes) as caught:
         keys.check_attributes(attributes)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200b", "\u2028", "\ufeff", "\U000e0041", "\u00ad"])
+def test_format_characters_are_refused(character: str) -> None:
+    for attributes in ({"n": f"a{character}b"}, {f"a{character}b": "v"}):
+        with pytest.raises(InvalidAttributes, match="format characters"):
+            keys.check_attributes(attributes)
+    with pytest.raises(InvalidRequest, match="format characters"):
+        keys.check_word("claim", f"agent{character}")
+    assert keys.attribute_value(f"a{character}b") == "ab"
+
+
+def test_every_format_character_is_known() -> None:
+    """Those that this Python knows: its Unicode data may be newer than our table."""
+    known = {code for first, last in FORMAT_RANGES for code in range(first, last + 1)}
+    assert known >= {code for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cf", "Zl", "Zp")}
+    assert not any(unicodedata.category(chr(code))[0] in "LNPS" for code in known)
 
 
 @given(st.text(max_size=5000))
