@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+from resctrlmond import others
 from resctrlmond.groups.times import utc_now
 
 log = logging.getLogger(__name__)
@@ -20,14 +20,6 @@ MANY, WITHIN_S = 3, 120.0
 # and again is made anew is decided in groups/plan.py.
 AGAIN_WITHIN_S = 1800.0
 _LOOK_AGAIN_S = 60.0
-
-# By /proc/PID/comm, which is cut to 15 characters. An NRI plugin that its runtime started has an index before it.
-_KNOWN = (
-    (re.compile(r"(\d\d-)?nri-resctrl-m?o?n?"), "removes the groups of pods that it does not know, every 30 s"),
-    (re.compile(r"pqos|pqos-os|pqos-msr|rdtset"), "is of intel-cmt-cat and resets what it finds when it is told to"),
-)
-# Names of folders that stand where one of them has run, also in another PID namespace.
-_FOLDERS = (("/run/nri-resctrl-mon", "nri-resctrl-mon"),)
 
 
 class Rivals:
@@ -60,7 +52,7 @@ class Rivals:
                 self._is_told = False
                 return ""
             if self._now() - self._looked >= _LOOK_AGAIN_S:
-                self._looked, self._suspects = self._now(), "; or ".join(self._running())
+                self._looked, self._suspects = self._now(), "; or ".join(self._suspected())
             text = self._text()
             if not self._is_told:
                 self._is_told = True
@@ -83,19 +75,11 @@ class Rivals:
     def _forget(self) -> None:
         self._lost = [(at, key) for at, key in self._lost if at > self._now() - AGAIN_WITHIN_S]
 
-    def _running(self) -> Iterator[str]:
-        named = False
-        for pid in sorted(filter(str.isdigit, os.listdir("/proc")), key=int):
-            try:
-                # Not the command line, whose reader waits for the process's memory.
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    name = file.read().strip()
-            except OSError:
-                continue
-            for pattern, what in _KNOWN:
-                if pattern.fullmatch(name):
-                    named = True
-                    yield f"{name} (process {pid}), which {what}"
-        for folder, program in _FOLDERS:
-            if not named and os.path.isdir(folder) and not self._ours(folder):
-                yield f"{program}, whose folder {folder} stands"
+    def _suspected(self) -> Iterator[str]:
+        names = set()
+        for one in others.running():
+            names.add(one.program.name)
+            yield f"{one.comm} (process {one.pid}), which {one.program.effect}"
+        folder, program = others.NRI_RESCTRL_MON_FOLDER, others.NRI_RESCTRL_MON.name
+        if program not in names and os.path.isdir(folder) and not self._ours(folder):
+            yield f"{program}, whose folder {folder} stands"

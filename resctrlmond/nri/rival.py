@@ -8,21 +8,17 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import stat
-from collections.abc import Iterator
 
+from resctrlmond import others
 from resctrlmond.notify import Notify
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
 
-# The image's program, and the name under which its makefile installs it for the runtime to launch. Both fit into the
-# 15 bytes of a process's own name.
-_NAME = re.compile(r"(?:nri|[0-9]{2})-resctrl-mon")
 PLUGINS = "/opt/nri/plugins"
-SNAPSHOTS = "/run/nri-resctrl-mon"
+SNAPSHOTS = others.NRI_RESCTRL_MON_FOLDER
 _MOST = 3
 
 
@@ -35,26 +31,17 @@ def rivals(
     which may be ours, for readers that look there: it then has the group of ``manager_socket``. Which plugins are
     connected to a runtime, the runtime alone knows.
     """
-    found = [f"it runs as process {pid}" for pid in itertools.islice(_processes(proc), _MOST)]
+    programs = (others.NRI_RESCTRL_MON,)
+    found = [f"it runs as process {one.pid}" for one in itertools.islice(others.running(programs, proc), _MOST)]
     found += [f"{plugins}/{name} is launched by the runtime" for name in _names(plugins)]
     if _is_theirs(snapshots, manager_socket):
         found.append(f"{snapshots} is not of resctrlmond")
     return found
 
 
-def _processes(proc: str) -> Iterator[int]:
-    for name in sorted((name for name in os.listdir(proc) if name.isdecimal()), key=int):
-        with contextlib.suppress(OSError), open(f"{proc}/{name}/comm", encoding="utf-8", errors="replace") as file:
-            # Anybody may call himself that; a plugin must be root to reach the runtime's socket. The folder tells
-            # whose it is: the files in it are root's also where a process does not let others look at it.
-            is_roots = os.stat(f"{proc}/{name}").st_uid == 0
-            if is_roots and _NAME.fullmatch(file.read().rstrip("\n")):
-                yield int(name)
-
-
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
+        return sorted(name for name in os.listdir(folder) if others.NRI_RESCTRL_MON.comm.fullmatch(name))
     except OSError:
         return []
 

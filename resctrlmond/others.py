@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find programs that manage monitoring groups or RMIDs too: two owners on one host interfere with each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Where nri-resctrl-mon keeps its values, also if it runs in another PID namespace.
+NRI_RESCTRL_MON_FOLDER = "/run/nri-resctrl-mon"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A known program. ``comm`` matches its name in /proc/PID/comm, which the kernel cuts to 15 characters."""
+
+    name: str
+    comm: re.Pattern[str]
+    effect: str
+
+
+# A plugin that its runtime launches has an index before its name.
+NRI_RESCTRL_MON = Program(
+    "nri-resctrl-mon",
+    re.compile(r"(?:nri|[0-9]{2})-resctrl-mon|[0-9]{2}-nri-resctrl-"),
+    "removes the groups of pods that it does not know, every 30 s",
+)
+PROGRAMS = (
+    NRI_RESCTRL_MON,
+    Program(
+        "kepler",
+        re.compile(r"kepler"),
+        "in its active resctrl mode adopts and removes groups that are named by a pod's UID; run it in passive mode",
+    ),
+    Program(
+        "memory-bandwidth-exporter",
+        re.compile(r"memory-bandwidt"),
+        "of OPEA makes and removes monitoring groups of containers",
+    ),
+    Program(
+        "intel-cmt-cat",
+        re.compile(r"pqos|pqos-os|pqos-msr|rdtset"),
+        "is of intel-cmt-cat and resets what it finds when it is told to",
+    ),
+    Program(
+        "pcm",
+        re.compile(r"pcm(?:-[a-z0-9-]+)?(?:\.x)?"),
+        "is of Intel PCM and may write RMIDs to the processors' registers, past resctrl",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A process of a known program. ``comm`` is its name."""
+
+    pid: int
+    comm: str
+    program: Program
+
+
+def running(programs: tuple[Program, ...] = PROGRAMS, proc: str = "/proc") -> Iterator[Running]:
+    """Root's processes with a name of these programs, in the order of their ids.
+
+    Any user may call a process by such a name, but only root may write to resctrl or to the processors' registers.
+    """
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        with contextlib.suppress(OSError):
+            # The folder's owner is the process's effective user, unless the process is not dumpable: then it is root.
+            if os.stat(f"{proc}/{pid}").st_uid != 0:
+                continue
+            # Not the command line: its reader waits for the process's memory.
+            with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                comm = file.read().rstrip("\n")
+            found = next((program for program in programs if program.comm.fullmatch(comm)), None)
+            if found is not None:
+                yield Running(pid, comm, found)
