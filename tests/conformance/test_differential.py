@@ -87,6 +87,14 @@ def observation(result: str) -> Observation:
     return {"result": result, "status": "ok\n"}
 
 
+def test_no_operation_writes_nothing() -> None:
+    """Seed 20261122 wrote nothing to an open file of a removed group: FUSE never asks the simulator about that."""
+    made = [generator.sequence() for generator in [Generator(20261122, allocation=True)] for _ in range(400)]
+    written = [one[-1] for sequence in made for one in sequence if {"write", "pwrite"} & {one[0], *one[2:3]}]
+    assert len(written) > 3000
+    assert "" not in written
+
+
 def test_the_first_difference_is_told() -> None:
     """The operation and what differs are named."""
     sequence = [["mkdir", "a"], ["rmdir", "a"]]

@@ -13,11 +13,14 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from tests.mutants.mutant import Mutant, NotApplicable
 from tests.mutants.table import MUTANTS
@@ -26,6 +29,8 @@ TOP = Path(__file__).parents[2]
 # The tests of one mutant take a minute or two; a bug that makes one of them wait for ever is caught as well.
 TIMEOUT_S = 900
 CAUGHT, SURVIVED, ERROR = "caught", "survived", "error"
+_ENDS = threading.Event()
+_RUNNING: set[subprocess.Popen[str]] = set()
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - |$)", re.MULTILINE)
 
 
@@ -72,6 +77,7 @@ def run_tests(copy: Path, tests: list[str]) -> tuple[int | None, str]:
         text=True,
         start_new_session=True,
     ) as running:
+        _RUNNING.add(running)
         try:
             said, _ = running.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -82,12 +88,16 @@ def run_tests(copy: Path, tests: list[str]) -> tuple[int | None, str]:
                 os.killpg(running.pid, 9)
                 running.communicate()
             return None, ""
+        finally:
+            _RUNNING.discard(running)
     return running.returncode, said
 
 
 def try_one(copy: Path, mutant: Mutant) -> Outcome:
     """Plant the bug, run its tests, and take it out again."""
     path = copy / mutant.file
+    if _ENDS.is_set():
+        return Outcome(mutant, ERROR, "interrupted")
     try:
         mutated = mutant.applied(copy)
     except NotApplicable as error:
@@ -127,6 +137,13 @@ def check_imports(copy: Path) -> None:
         sys.exit(f"the tests would import {found} instead of the copy in {copy}")
 
 
+def _end(*_: object) -> NoReturn:
+    _ENDS.set()
+    for running in list(_RUNNING):
+        running.terminate()
+    sys.exit(1)
+
+
 def main() -> int:
     """Run the mutants that are named, or all."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
@@ -136,6 +153,9 @@ def main() -> int:
         "names", nargs="*", metavar="NAME", help="mutants to run, by a part of the name (default: all)"
     )
     options = parser.parse_args()
+    # End the tests that run, and remove the copies, also when a shell that ignores SIGINT has started this.
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
     chosen = [one for one in MUTANTS if not options.names or any(name in one.name for name in options.names)]
     if options.list:
         print("\n".join(f"{one.name:50} {one.file}" for one in chosen))
@@ -157,7 +177,8 @@ def main() -> int:
 
         outcomes = []
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            for outcome in pool.map(job, chosen):
+            for done in concurrent.futures.as_completed([pool.submit(job, mutant) for mutant in chosen]):
+                outcome = done.result()
                 outcomes.append(outcome)
                 print(f"{outcome.what:8}  {outcome.mutant.name:50}  {outcome.by}", flush=True)
     caught = sum(outcome.what == CAUGHT for outcome in outcomes)

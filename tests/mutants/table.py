@@ -174,8 +174,8 @@ MUTANTS = (
     Mutant(
         "a member that was joining at a kill is exact",
         _GROUPS + "sweeping.py",
-        "is_late = member.joining and has_ended(member)",
-        "is_late = False",
+        "if member.joining else record)",
+        "if False else record)",
         "tests/groups/test_cut.py tests/groups",
     ),
     Mutant(

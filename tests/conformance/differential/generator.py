@@ -108,6 +108,7 @@ class Generator:
         weights = [weight for weight, _ in self._kinds]
         made = [self._mkdir() for _ in range(BEGINNING)]
         made += [self._random.choices(self._kinds, weights)[0][1]() for _ in range(LENGTH - BEGINNING)]
+        made = [_with_text(operation) for operation in made]
         if self._fill and self._random.random() < 0.03:
             made.insert(self._random.randrange(LENGTH), ["fill"])
         if self._random.random() < 0.08:
@@ -235,3 +236,13 @@ class Generator:
             # Of a file the kernel says EACCES; on FUSE it asks whether it is a directory before anybody is asked.
             return ["as", "N", verb, self._choose([*FIXED, *self._groups])]
         return ["as", "N", verb, self._node() if verb == "open" else self._path()]
+
+
+def _with_text(operation: Operation) -> Operation:
+    """The operation, a write of nothing as one of a newline.
+
+    resctrl answers a write of no bytes (ENODEV for an open file of a removed group, EINVAL for some files). A
+    filesystem in user space is never asked: generic_write_checks() in fs/read_write.c ends it before FUSE sends it.
+    """
+    is_write = operation[0] in ("write", "pwrite") or operation[2:3] == ["write"]
+    return [*operation[:-1], "\n"] if is_write and not operation[-1] else operation
