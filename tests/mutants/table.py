@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "linger counts from the end of the first member",
         _GROUPS + "ends.py",
-        "record = replace(record, idle_ns=boot_ns())",
-        "record = replace(record, idle_ns=record.idle_ns or boot_ns())",
+        "idle_ns=boot_ns()",
+        "idle_ns=record.idle_ns or boot_ns()",
         "tests/groups/test_upkeep.py tests/groups",
     ),
     Mutant(
@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant(
         "a task that stayed outside does not make its group late",
         _GROUPS + "joining.py",
-        "if member.late or member.left:",
-        "if member.late:",
+        "if member.late or member.left or why:",
+        "if member.late or why:",
         "tests/groups",
     ),
     # -- groups: figures
@@ -320,9 +320,9 @@ MUTANTS = (
     ),
     Mutant(
         "a hook in another PID namespace is believed",
-        _API + "hooks.py",
-        "if processes.pid_namespaces(caller.pid) != 1:",
-        "if processes.pid_namespaces(caller.pid) < 1:",
+        _API + "access.py",
+        "if self.pid_namespaces != 1:",
+        "if self.pid_namespaces < 1:",
         "tests/daemon/test_life_hook.py",
     ),
     Mutant(
