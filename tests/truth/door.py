@@ -28,6 +28,11 @@ _WAIT_S = 0.1
 _GONE = (NotRunning, ProtocolError, ConnectionError)
 
 
+def _claim(owner: Owner) -> str:
+    """In whose name a program asks that does what the hook does: the hook's own is refused to others."""
+    return "engine" if owner is Owner.HOOK else owner.value
+
+
 class _Patient(Machine):
     """It is started often, on a machine that has much to do."""
 
@@ -92,11 +97,13 @@ class Door:
             "key": of.key,
             "pid": life.first.tid,
             "member": f"c{life.container}",
-            "kind": "container",
+            # A container without a control group of its own is late: processes may join it unseen.
+            "kind": "process",
             "late": late,
         }
         # The hook asks once, and lets the container start whatever comes of it.
-        if self._do("Assign", insist=of.owner is not Owner.HOOK, claim=of.owner.value, **asked) is None:
+        rule = {"ends": "container"} if of.owner is Owner.HOOK else {}
+        if self._do("Assign", insist=of.owner is not Owner.HOOK, claim=_claim(of.owner), **rule, **asked) is None:
             self._untold.add(of.key)
         elif of.second_claim:
             self._do("Assign", claim=OTHER, **asked)
@@ -120,7 +127,7 @@ class Door:
         of = life.of
         if of.owner is Owner.HOOK and (of.key in self._untold or not of.second_claim):
             return  # nobody tells
-        answer = self._do("Release", key=of.key, claim=of.owner.value)
+        answer = self._do("Release", key=of.key, claim=_claim(of.owner))
         if of.second_claim:
             answer = self._do("Release", key=of.key, claim=OTHER)
         if answer and answer["completed"]:

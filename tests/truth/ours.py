@@ -130,7 +130,8 @@ class Ours:
                 pid=life.first.tid,
                 own_cgroup=life.cgroup,
                 member=f"c{life.container}",
-                kind="container",
+                # A container without a control group of its own is late: processes may join it unseen.
+                kind="container" if life.cgroup else "process",
                 late=late,
             )
 
