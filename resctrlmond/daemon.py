@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from resctrlmond import journal
@@ -75,47 +76,65 @@ class Daemon:
         # Not before READY=1: a reload ends with one. Until then the configuration is as good as just read.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _raise_descriptor_limit()
-        await self._recovered()
-        watch = Watch(self._on_ended)
-        dbus = self._dbus_door()
-        self._follow_changes(loop, watch, dbus)
-        varlink = varlink_door.server(self._service)
-        await varlink.start(self._varlink_socket())
-        if dbus is not None:
-            await dbus.start()
-        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
-        self._notify.ready(self._status())
-        log.info("ready: %s", self._status())
-        try:
-            await self._tick_until_stopped()
-        finally:
-            self._notify.stopping()
-            await varlink.close()
+        async with contextlib.AsyncExitStack() as opened:
+            # Closed in the opposite order, also where a later step fails.
+            opened.push(self._stop_workers)
+            if not await self._recovered():
+                return
+            watch = Watch(self._on_ended)
+            opened.callback(watch.close)
+            dbus = self._dbus_door()
+            self._follow_changes(loop, watch, dbus)
+            varlink = varlink_door.server(self._service)
             if dbus is not None:
-                await dbus.close()
-            watch.close()
-            self._stop_workers()
+                opened.push_async_callback(dbus.close)
+            opened.push_async_callback(varlink.close)
+            await varlink.start(self._varlink_socket())
+            if dbus is not None:
+                await dbus.start()
+            loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+            self._notify.ready(self._status())
+            log.info("ready: %s", self._status())
+            opened.callback(self._notify.stopping)
+            await self._tick_until_stopped()
 
-    def _stop_workers(self) -> None:
+    def _stop_workers(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         if hanging := self._workers.close(_STOP_S):
             # Python waits for its threads before it exits, and a thread in the kernel may never come back. The next
             # start takes up what was cut short, as it does after a kill.
+            if error is not None:
+                log.error("%s", error)
             calls = "1 call" if hanging == 1 else f"{hanging} calls"
             log.error("stopped with %s hanging in the kernel; groups stay", calls)
             logging.shutdown()
-            os._exit(os.EX_OK)
+            os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
         log.info("stopped; groups stay, and are taken up at the next start")
 
-    async def _recovered(self) -> None:
-        """What stands is taken up; where that takes long, the service manager is told what it is at."""
+    async def _recovered(self) -> bool:
+        """Take up what stands; if that takes long, tell the service manager at which workload it is.
+
+        Returns whether it is done: a stop does not wait for it, and the next start goes on with it.
+        """
         told = ""
         recovering = asyncio.ensure_future(self._workers.run(Lane.UPKEEP, self._recover))
-        while not (await asyncio.wait([recovering], timeout=TICK_S))[0]:
-            at = self._manager.recovery.at
-            if at != told:
-                self._notify.status(f"taking up what stands, at {at}: it may hang in a system call")
-                told = at
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            while not recovering.done():
+                await asyncio.wait([recovering, stopping], timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done() and not recovering.done():
+                    self._notify.stopping()
+                    recovering.cancel()
+                    return False
+                at = self._manager.recovery.at
+                if at != told and not recovering.done():
+                    self._notify.status(f"taking up what stands, at {at}: it may hang in a system call")
+                    told = at
+        finally:
+            stopping.cancel()
         recovering.result()
+        return True
 
     def _recover(self) -> None:
         manager = self._manager

@@ -76,6 +76,43 @@ def test_a_start_that_hangs_says_at_what(machine: Machine, process: Start) -> No
     assert status.startswith("STATUS=taking up what stands, at hangs:")
 
 
+def test_a_stop_does_not_wait_for_a_start_that_hangs(machine: Machine, process: Start) -> None:
+    """SIGTERM during a recovery that hung waited until systemd killed the daemon."""
+    machine.start()
+    child = process()
+    machine.call("Assign", key="hangs", pid=child.pid, claim="engine", ends="container")
+    machine.kill()
+    child.kill()
+    child.wait()
+    hang = Fault(on=Operation.READ, group="mon_groups/hangs", milliseconds=15_000, times=1)
+    Control(str(machine.top / "resctrl")).set_faults(hang)
+    while machine.told("", 0.01):
+        pass  # what the first one said
+    with machine.log.open("ab") as log:
+        machine.daemon = subprocess.Popen(
+            machine.command(), env={**os.environ, "NOTIFY_SOCKET": machine.notify_path}, stderr=log
+        )
+    assert machine.told("STATUS=taking up what stands")
+    began = machine.log.stat().st_size
+    assert machine.stop() == Exit.OK
+    assert machine.told("STOPPING=1")
+    assert "hanging in the kernel" in machine.log.read_text()[began:]
+    assert "ready:" not in machine.log.read_text()[began:], "it stopped before the recovery was done"
+
+
+def test_a_door_that_cannot_be_opened_leaves_none_open(machine: Machine) -> None:
+    """What was opened before stayed open, and its threads were waited for."""
+    machine.run.mkdir(exist_ok=True)
+    machine.run.joinpath("org.resctrlmon.Manager").mkdir()
+    with machine.log.open("ab") as log:
+        done = subprocess.run(machine.command(), stderr=log, check=False, timeout=120)
+    assert done.returncode != Exit.OK
+    text = machine.log.read_text()
+    assert "cannot open a door" in text
+    assert "Traceback" not in text
+    assert "stopped; groups stay" in text
+
+
 def test_a_tick_that_hangs_is_left_behind_and_told() -> None:
     """The first of them hangs: others go on beside it, until no thread is left for one more."""
     go_on = threading.Event()
