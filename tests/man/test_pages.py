@@ -104,6 +104,12 @@ def test_the_page_builds_without_a_warning(page: Path) -> None:
     assert lint(built.stdout) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_has_no_table(page: Path) -> None:
+    """scdoc does not ask for tbl, without which the man of Debian 13 renders no table, and lintian warns."""
+    assert not re.search(r"^\[\[|^\|[\[\]-]", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_a_warning_would_be_seen() -> None:
     wrong = b'.TH "page" "8"\n.SH NAME\npage - is wrong\n.nosuch\n'
     assert "nosuch" in warnings(wrong)
