@@ -76,6 +76,8 @@ class Host:
     def check(self) -> None:
         """What holds whatever happened."""
         self.check_records(self.manager.records())
+        for record in self.manager.records():
+            self.check_quality(record)
 
     def check_records(self, records: list[Record]) -> None:
         """Every group of ours has one record, and every record its groups."""
@@ -107,7 +109,6 @@ class Host:
             assert not record.is_torn or record.state.is_over, record
             # What is over leaves no group of it behind, in no class.
             assert not (record.state.is_over and record.standing), record
-            self.check_quality(record)
         assert not [name for name in self.folder("groups") if name.startswith(".")]
 
     def check_quality(self, record: Record) -> None:
