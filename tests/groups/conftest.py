@@ -137,7 +137,9 @@ def contents(top: str) -> dict[str, str]:
         for name in names:
             path = os.path.join(directory, name)
             is_link = os.path.islink(path)
-            found[os.path.relpath(path, top)] = f"-> {os.readlink(path)}" if is_link else Path(path).read_text()
+            found[os.path.relpath(path, top)] = (
+                f"-> {os.readlink(path)}" if is_link else Path(path).read_text(errors="replace")
+            )
     return found
 
 

@@ -95,6 +95,15 @@ def test_who_is_in_a_cgroup_and_below(cgroup: str, puppets: Callable[[], Puppet]
     assert [inside(tid) for tid in (below.pid, thread, above.pid, os.getpid())] == [True, True, False, False]
 
 
+def test_a_cgroup_whose_name_begins_like_anothers_is_not_inside_it(cgroup: str, puppet: Puppet) -> None:
+    for name in ("web", "web-2"):
+        os.mkdir(f"{cgroup}/{name}")
+    with open(f"{cgroup}/web-2/cgroup.procs", "w") as procs:
+        procs.write(str(puppet.pid))
+    assert cgroups.member_test(f"{cgroup}/web-2")(puppet.pid)
+    assert not cgroups.member_test(f"{cgroup}/web")(puppet.pid)
+
+
 def test_threads_of_a_threaded_cgroup(cgroup: str, puppet: Puppet) -> None:
     thread = puppet.make("thread")
     enter(cgroup, puppet.pid)
