@@ -128,6 +128,32 @@ def is_refusal(reply: bytes) -> bool:
     return bool(found) and name.endswith(b'"}') and b'"' not in name[:-2]
 
 
+def text_of(reply: bytes, name: bytes) -> str:
+    """The text of a member of the answer, "" if it has none, found without parsing the rest.
+
+    Within a string a quote is escaped, so a member's name between two quotes can stand nowhere else.
+    """
+    found = reply.partition(b'"' + name + b'":"')[2]
+    text, rest = "", found.decode("utf-8", "replace")
+    while rest and rest[0] != '"':
+        if rest[0] != "\\":
+            text, rest = text + rest[0], rest[1:]
+        elif rest[1:2] == "u":
+            # A control character: a blank in a line for people.
+            text, rest = text + " ", rest[6:]
+        else:
+            text, rest = text + (rest[1:2] if rest[1:2] in ('"', "\\", "/") else " "), rest[2:]
+    return text
+
+
+def refusal(reply: bytes) -> str:
+    """Why resctrlmond refused, and what to do, in words; else the name of the error, or what came instead of one."""
+    reply = reply[:4096]
+    words = text_of(reply, b"message") or text_of(reply, b"error") or reply[:200].decode("utf-8", "replace")
+    remedy = text_of(reply, b"remedy")
+    return f"resctrlmond refused: {words}. {remedy}" if remedy else f"resctrlmond refused: {words}"
+
+
 def call(path: str, message: bytes) -> None:
     """Send the message to the daemon and wait for its yes. Raises HookError, or OSError once connected."""
     daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -149,7 +175,7 @@ def call(path: str, message: bytes) -> None:
             raise HookError(f"resctrlmond's answer is longer than {MAX_REPLY} bytes")
     reply = reply[: reply.index(0)]
     if is_refusal(reply):
-        raise HookError(f"resctrlmond refused: {reply[:1000].decode('utf-8', 'replace')}")
+        raise HookError(refusal(reply))
 
 
 def give_up(run: Run, reason: str) -> None:

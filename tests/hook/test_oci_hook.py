@@ -276,7 +276,7 @@ def test_strict_stops_the_container_and_says_why_on_stderr(host: Host) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b'{"error":"org.resctrlmon.Hook.InvalidState","parameters":{"message":"a\nb"}}\0', "Hook.InvalidState"),
+        (b'{"error":"org.resctrlmon.Hook.InvalidState","parameters":{"message":"a\nb"}}\0', "refused: a b;"),
         (b"HTTP/1.1 400 Bad Request\0", "HTTP/1.1 400"),
         (b"\0", "refused"),
         (OK[:-1], "without an answer"),
@@ -315,6 +315,21 @@ def test_the_hook_knows_the_daemons_errors_from_its_replies(fields: dict[str, ob
 )
 def test_a_refusal_is_an_error_at_the_top(reply: bytes, refusal: bool) -> None:
     assert oci_hook.is_refusal(reply) is refusal
+
+
+@given(st.dictionaries(st.sampled_from(["message", "remedy", "path", "status"]), st.text(max_size=60), min_size=1))
+def test_a_refusal_is_told_in_words_and_not_as_json(fields: dict[str, str]) -> None:
+    # The hook parses no JSON, so this holds it to the daemon's own encoder.
+    reply = wire.encode(wire.error_reply(wire.VarlinkError("org.resctrlmon.Manager.InvalidState", dict(fields))))
+    shown = {name: "".join(c if c >= " " else " " for c in text) for name, text in fields.items()}
+    words = shown.get("message") or "org.resctrlmon.Manager.InvalidState"
+    remedy = f". {shown['remedy']}" if shown.get("remedy") else ""
+    assert oci_hook.refusal(reply[:-1]) == f"resctrlmond refused: {words}{remedy}"
+
+
+@pytest.mark.parametrize("reply", [b"", b"[]", b'{"error":7}', b'{"parameters":{"message":"a\\'])
+def test_an_answer_that_makes_no_sense_is_told_as_well(reply: bytes) -> None:
+    assert oci_hook.refusal(reply).startswith("resctrlmond refused: ")
 
 
 def test_a_daemon_that_never_answers_is_not_waited_for_long(host: Host) -> None:
