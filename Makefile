@@ -54,9 +54,11 @@ check-package: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m pytest tests/package tests/kernel/test_package.py
 
-# Mutated NRI conversations; EXECUTIONS=... for another number of them.
+# Mutated NRI conversations, EXECUTIONS=... for another number of them, and a minute of mutants for each other decoder;
+# FUZZ="--seconds N --seed N --target 'OCI states'" for others.
 EXECUTIONS ?= 1000000
 fuzz: setup
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 	$(BIN)/python -m tests.nri.fuzz $(EXECUTIONS)
 
 # What containerd and the adapter say to each other, anew, into tests/nri/recordings.

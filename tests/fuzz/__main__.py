@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""make fuzz: mutated input for each decoder; python3 -m tests.fuzz [--seconds N] [--seed N] [--target NAME].
+
+Each target reads mutants of valid input for N seconds and may raise only errors that its caller handles. A failure
+prints the bytes and the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import dbus_fast
+import msgspec
+
+from resctrlmond.api import dbus_values, types, wire
+from resctrlmond.api._dbus_gate import parse_frame, parse_header
+from resctrlmond.api.oci import InvalidState, parse_state, workload_of
+from resctrlmond.groups import checkpoint, record
+from resctrlmond.groups.record import Claim, Member, Record, State, UnreadableRecord
+from tests.nri.fuzz import mutate
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A decoder, valid input for it, and the errors that its caller expects."""
+
+    read: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+    expected: tuple[type[Exception], ...] = ()
+
+
+def _record(data: bytes) -> None:
+    found = record.decode(data, "/run/resctrlmond/records/fuzz.json")
+    # What was read is written again, and read again at the next start.
+    assert record.decode(record.encode(found), "again") == found
+
+
+def _checkpoint(data: bytes) -> None:
+    found = checkpoint.decode(data)
+    checkpoint.readings_of(found)
+    checkpoint.past_of(found)
+    assert checkpoint.decode(checkpoint.encode(found)) == found
+
+
+def _state(data: bytes) -> None:
+    # As the door hands it over: JSON text that was valid UTF-8.
+    workload_of(parse_state(data.decode("utf-8", "replace")))
+
+
+def _header(data: bytes) -> None:
+    frame = parse_frame(data.ljust(16, b"\0"))
+    parse_header(frame, data[16 : 16 + frame.padded_fields_bytes])
+
+
+def _body(data: bytes) -> None:
+    values = msgspec.json.decode(data)
+    if isinstance(values, dict):
+        options = {str(name): dbus_values.Variant("s", "x") for name in values}
+        dbus_values.request(types.AssignRequest, {"key": "k"}, options)
+        dbus_values.request(types.AssignRequest, {"key": "k", **values}, {})
+
+
+def _call(data: bytes) -> None:
+    call = wire.decode_call(data)
+    wire.decode_parameters(call.parameters, types.AssignRequest)
+
+
+_RECORD = Record(
+    key="web",
+    group_name="web",
+    state=State.ACTIVE,
+    nonce=1,
+    claims=(Claim("oci", "2026-11-22T00:00:00Z"),),
+    members=(Member(id="c1", kind="container", owner="oci", pid=7, start_time=9, cgroup="/sys/fs/cgroup/x"),),
+    attributes={"pod.name": "ä\U0001f600"},
+    inodes={"mon_L3_00": 12},
+)
+_FURTHER = msgspec.structs.replace(_RECORD, part="batch", class_="batch", claims=(), members=())
+_LAST = checkpoint.LastRead(
+    "2026-11-22T00:00:00Z", {"mbm_total_bytes": "12", "llc_occupancy": "Unavailable"}, 5, {"mbm_total_bytes": 3}
+)
+_MESSAGE = dbus_fast.Message(
+    serial=7,
+    destination="org.resctrlmon1",
+    path="/org/resctrlmon1",
+    interface="org.resctrlmon1.Manager",
+    member="Create",
+    signature="sa{sv}",
+    body=["key", {"claim": dbus_fast.Variant("s", "me")}],
+)
+
+TARGETS = {
+    "records": Target(
+        _record,
+        (record.encode(_RECORD), record.encode(msgspec.structs.replace(_RECORD, further=(_FURTHER,)))),
+        (UnreadableRecord,),
+    ),
+    "checkpoints": Target(_checkpoint, (checkpoint.encode({"mon_L3_00": _LAST, "mon_L3_01": _LAST}),)),
+    "OCI states": Target(
+        _state,
+        (
+            b'{"ociVersion":"1.2.0","id":"abc","status":"created","pid":4,"bundle":"/b","annotations":'
+            b'{"io.kubernetes.pod.uid":"0f8fad5b-d9cb-469f-a165-70867728950e","io.kubernetes.pod.name":"web"}}',
+        ),
+        (InvalidState,),
+    ),
+    "D-Bus headers": Target(_header, (bytes(_MESSAGE._marshall(False)),), (ValueError,)),
+    "D-Bus bodies": Target(
+        _body,
+        (b'{"pid":1,"cgroup":"/x","attributes":{"a":"b"},"late":true}', b'{"key":"k","colour":[[{}]]}'),
+        (dbus_values.DBusError, msgspec.DecodeError, UnicodeError, RecursionError),
+    ),
+    "varlink calls": Target(
+        _call,
+        (b'{"method":"org.resctrlmon.Manager.Assign","parameters":{"key":"k","pid":4,"attributes":{"a":"b"}}}',),
+        (wire.ProtocolError, msgspec.ValidationError),
+    ),
+}
+
+
+def run(target: Target, seconds: float, source: random.Random) -> int:
+    """Read mutants for that long; how many. Raises what no caller expects, with the bytes as a note."""
+    number = 0
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        data = source.choice(target.seeds)
+        for _ in range(source.choice((1, 1, 1, 3))):
+            data = mutate(data, source)
+        try:
+            target.read(data)
+        except target.expected:
+            pass
+        except Exception as error:
+            error.add_note(f"mutant {number}: {data!r}")
+            raise
+        number += 1
+    return number
+
+
+def main() -> None:
+    """Fuzz each target."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--target", choices=TARGETS)
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    for name in [options.target] if options.target else TARGETS:
+        number = run(TARGETS[name], options.seconds, random.Random(f"{options.seed} {name}"))
+        print(f"{name}: {number} mutants in {options.seconds:.0f} s, none went wrong", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
