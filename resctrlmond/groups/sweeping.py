@@ -13,7 +13,7 @@ from resctrlmond.groups.record import Member, Record, State
 from resctrlmond.groups.takeover import TakeOver
 from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError, printable
+from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotMounted, ResctrlError, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
@@ -43,6 +43,11 @@ class Sweeping:
             # One that is idle has members where their adoption failed.
             if record is None or record.state not in (State.ACTIVE, State.IDLE):
                 return
+            try:
+                # In a group that somebody has just renamed its tasks are not outside.
+                record = self.life.follow(record)
+            except (NoSuchGroup, NotMounted):
+                return  # its loss is about to be noted
             for member in record.living:
                 record = self._take_in(record, member)
 
