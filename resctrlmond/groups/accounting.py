@@ -45,7 +45,10 @@ class _Delta:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is known of one event in one domain; ``begin`` and ``end`` are None while it was offline."""
+    """What is known of one event in one domain; ``begin`` and ``end`` are None while it was offline.
+
+    ``was_active``: another event of the domain has a number, so that none of them can say that nothing was used.
+    """
 
     of: Event
     domain: str
@@ -53,6 +56,7 @@ class _Run:
     end: Value | None
     missed: str
     past: Past
+    was_active: bool
 
 
 # From trustworthy to not: a sum is as good as its worst part.
@@ -99,6 +103,9 @@ def totals(
     after = {(reading.domain, reading.event): reading.value for reading in end}
     counters = before.keys() | after.keys()
     sums = {(domain.partition("/")[0], name) for domain, name in counters if "/" in domain}
+    active = {
+        domain for at in (before, after) for (domain, name), value in at.items() if value.says_active(event(name))
+    }
     deltas: dict[str, list[_Delta]] = {}
     with localcontext(_EXACTLY):
         for domain, name in sorted(counters - sums):
@@ -108,7 +115,8 @@ def totals(
                 if values[0] is None and not of.restarts:
                     # It ran on while its domain was offline: what it shows is also what others used before.
                     values = _NOT_ONLINE, values[1]
-                run = _Run(of, domain, *values, missed.get(domain, ""), past.get((domain, name), _NOTHING))
+                known = past.get((domain, name), _NOTHING)
+                run = _Run(of, domain, *values, missed.get(domain, ""), known, domain in active)
                 deltas.setdefault(name, []).append(_delta(run))
         return [
             _with_caveat(_sum(event(name), deltas[name], baseline), caveats.get(name, "")) for name in sorted(deltas)
@@ -186,7 +194,7 @@ def _base(run: _Run) -> int | Decimal | None:
 
 def _without_end(run: _Run, end: Value) -> _Delta:
     """The counter has no number at the end: what it had counted before is all that is known, and is never 0."""
-    was_never_active = run.begin is not None and run.begin.says_never_active(run.of)
+    was_never_active = run.begin is not None and run.begin.says_never_active(run.of) and not run.was_active
     if was_never_active and end.says_never_active(run.of) and run.past == _NOTHING:
         return _Delta(0, Quality.EXACT)
     base = _base(run)

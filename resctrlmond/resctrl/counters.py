@@ -111,6 +111,10 @@ class Value:
         """Whether this value of that event says that its RMID has used nothing on this package since boot."""
         return self.status is Status.UNAVAILABLE and of.unavailable is Unavailable.NEVER_ACTIVE
 
+    def says_active(self, of: Event) -> bool:
+        """Whether this value of that event says that its RMID has been active on this package since boot."""
+        return self.number is not None and of.unavailable is Unavailable.NEVER_ACTIVE
+
 
 # The three words are the kernel's own (fs/resctrl/ctrlmondata.c, rdtgroup_mondata_show()).
 _WORDS = {

@@ -98,7 +98,7 @@ class Counters:
         self._unpushed[rmid, node] = (pushed + lag, waiting + fresh)
 
     def _track(self, rmid: int, node: int) -> None:
-        """An RMID becomes active: it takes the counters of the one that was idle longest, and they begin at 0."""
+        """An RMID becomes active, or mkdir reads it: it takes the counters of the one that was idle longest."""
         if self.profile.mbm_tracked is None:
             return
         tracked = self._tracked[node]
@@ -145,6 +145,8 @@ class Counters:
             self._born[rmid, node] = self._busy[rmid, node]
             for event in self._traffic_events:
                 self.restart_event(event, rmid, node)
+            if rmid:
+                self._track(rmid, node)  # mkdir reads the counters
 
     def restart_event(self, event: Event, rmid: int, node: int) -> None:
         """One traffic counter begins at 0 again, as when an assignable counter is assigned."""

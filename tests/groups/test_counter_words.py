@@ -181,6 +181,20 @@ def test_only_the_registers_of_packages_say_by_unavailable_that_nothing_was_used
         assert (event.unavailable is Unavailable.NEVER_ACTIVE) == is_register, name
 
 
+def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> None:
+    """The registers of a package become valid together, when the RMID is active there for the first time."""
+    begin = [Reading("d", name, parse_value("Unavailable")) for name in ("activity", ENERGY)]
+    end = [Reading("d", "activity", parse_value("1.500000")), begin[1]]
+    assert (total(totals(begin, begin), ENERGY).number, total(totals(begin, begin), ENERGY).quality) == (
+        0,
+        Quality.EXACT,
+    )
+    assert (total(totals(begin, end), ENERGY).number, total(totals(begin, end), ENERGY).quality) == (
+        None,
+        Quality.UNKNOWN,
+    )
+
+
 @pytest.mark.parametrize(
     ("event", "texts", "number", "quality"),
     [

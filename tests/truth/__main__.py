@@ -9,6 +9,8 @@ import os
 import sys
 import time
 
+from resctrlmond.sim.profiles import PROFILES
+from tests.truth import cases
 from tests.truth.compare import Tally, table
 from tests.truth.run import NAMES, Part, end_orderly, run
 
@@ -35,6 +37,13 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="so many machines at a time"
     )
+    parser.add_argument(
+        "--machines",
+        nargs="*",
+        default=list(PROFILES),
+        choices=PROFILES,
+        help="play the cases of single workloads on these (default: all; none: only the churn)",
+    )
     options = parser.parse_args()
     parts = list(_parts(options.seed, options.workloads, options.by_door))
     started = time.monotonic()
@@ -48,6 +57,7 @@ def main() -> int:
             for line in found[0].violations:
                 sys.stdout.write(f"BROKEN (make truth TRUTH='{part}'): {line}\n")
             sys.stdout.flush()
+        reports = list(pool.imap(cases.play, options.machines))
         # All is told: who is on its way out is waited for, and not told to end.
         pool.close()
         pool.join()
@@ -58,7 +68,12 @@ def main() -> int:
         f"seed {options.seed}: {ours.kills} kills in the middle of a verb, {ours.restarts} restarts beside; {marks}; "
         f"{len(ours.violations)} promises broken; {time.monotonic() - started:.0f} s\n"
     )
-    return 1 if ours.violations else 0
+    for report in reports:
+        for line in report.wrong:
+            sys.stdout.write(f"WRONG ({report.profile}): {line}\n")
+    if reports:
+        sys.stdout.write(f"\n{cases.table(reports)}\n")
+    return 1 if ours.violations or any(report.wrong for report in reports) else 0
 
 
 def _parts(seed: int, workloads: int, by_door: bool) -> list[Part]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.truth import cases
 from tests.truth.compare import ENERGY, TRAFFIC, Figure, Tally, broken, figures, table
 from tests.truth.peers import GoresctrlMonitor, InProcess, NriResctrlMon
 from tests.truth.run import Part, run
@@ -46,12 +47,24 @@ def test_nothing_is_lost_unsaid_and_nothing_is_counted_twice(part: Part) -> None
 
 @pytest.mark.timeout(900)
 def test_the_command_prints_the_table() -> None:
-    command = [sys.executable, "-m", "tests.truth", "--seed", "3", "--workloads", "5"]
+    command = [sys.executable, "-m", "tests.truth", "--seed", "3", "--workloads", "5", "--machines", "amd-tracking"]
     top = Path(__file__).parents[2]
     done = subprocess.run(command, check=False, cwd=top, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     assert "5 " in next(line for line in done.stdout.splitlines() if line.startswith("workloads"))
     assert "0 promises broken" in done.stdout
+    assert done.stdout.splitlines()[-1].split()[::4] == ["amd-tracking", "0"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("profile", ["intel-aet", "amd-abmc"])
+def test_no_case_on_its_own_gives_a_wrong_figure_that_is_called_exact(profile: str) -> None:
+    """A sample of the machines; ``make truth`` plays the cases on all of them."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        report = pool.apply(cases.play, (profile,))
+    assert report.wrong == []
+    assert report.exact > 0
+    assert report.marked > 20
 
 
 def test_the_script_is_the_same_for_the_same_seed_and_has_all_that_happens() -> None:

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single workloads on every simulated machine, each with one difficulty: no figure that is wrong is called exact.
+
+A counter has no number at the beginning, at the end, at both, or in between; the hardware takes counters away; a task
+is taken over; a process is assigned late, with a child or without; one run is inside another; tasks stay outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from resctrlmond.api import types
+from resctrlmond.api.access import Caller
+from resctrlmond.api.verbs import VERBS
+from resctrlmond.groups.accounting import Total
+from resctrlmond.groups.settings import Settings
+from resctrlmond.groups.target import Assignment
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE
+from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.profiles import PROFILES
+from tests.groups.conftest import MARK, Host
+from tests.truth.compare import ENERGY, EXACT, TRAFFIC
+from tests.truth.script import PIECE_NS
+from tests.truth.world import Use
+
+WORDS = ("Unavailable", "Error", "Unassigned")
+TIMES = ("begin", "end", "both", "between")
+_PICO = 10**12
+OWNER = "truth"
+# A process with a child; both sleep.
+_WITH_CHILD = ("sh", "-c", "sleep 600 </dev/null >/dev/null 2>&1 & echo $!; exec sleep 600 >/dev/null 2>&1")
+_WITH_THREAD = """
+import threading, time
+thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+thread.start()
+print(thread.native_id, flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass
+class Report:
+    """What came of the cases on one machine. ``wrong`` names each figure that is called exact and is not."""
+
+    profile: str
+    cases: int = 0
+    exact: int = 0
+    marked: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, case: str, totals: Iterable[Total], used: Use) -> None:
+        """Compare what was reported of a workload with what its tasks used."""
+        self.cases += 1
+        truth = {ENERGY: used.joules, TRAFFIC: Decimal(used.bytes)}
+        for total in totals:
+            if total.event.name not in truth:
+                continue
+            if total.quality != EXACT:
+                self.marked += 1
+                continue
+            self.exact += 1
+            if total.number is None or Decimal(total.number) != truth[total.event.name]:
+                self.wrong.append(f"{case}: {total.number} {total.event.name} exact, used: {truth[total.event.name]}")
+
+
+class Machine:
+    """One simulated machine with a manager, and the cases that are played on it."""
+
+    def __init__(self, mountpoint: str, run: str, profile: str) -> None:
+        self.host = Host(mountpoint, run)
+        self.host.settings = self.host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        self.control = Control(mountpoint)
+        self.profile = PROFILES[profile]
+        self.report = Report(profile)
+        self._keys = map("case-{}".format, itertools.count())
+        self._processes: list[subprocess.Popen[str]] = []
+        self._crowd: list[int] = []
+        self._children: list[int] = []
+
+    def close(self) -> None:
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+    # -- tasks
+
+    def start(self, by: int = 0) -> int:
+        """A process outside, or one that task ``by`` forks."""
+        self._processes.append(subprocess.Popen(["sleep", "600"], text=True))
+        pid = self._processes[-1].pid
+        return self.control.fork(by, tid=pid) if by else self.control.spawn(tid=pid)
+
+    def start_with_child(self) -> tuple[int, int]:
+        """A process outside, and its child."""
+        process = subprocess.Popen(_WITH_CHILD, stdout=subprocess.PIPE, text=True)
+        self._processes.append(process)
+        assert process.stdout
+        child = int(process.stdout.readline())
+        self._children.append(child)
+        first = self.control.spawn(tid=process.pid)
+        return first, self.control.fork(first, tid=child)
+
+    def start_with_thread(self) -> tuple[int, int]:
+        """A process outside, and its second thread."""
+        process = subprocess.Popen([sys.executable, "-c", _WITH_THREAD], stdout=subprocess.PIPE, text=True)
+        self._processes.append(process)
+        assert process.stdout
+        thread = int(process.stdout.readline())
+        first = self.control.spawn(tid=process.pid)
+        return first, self.control.thread(first, tid=thread)
+
+    def run(self, *tids: int) -> None:
+        for tid in tids:
+            self.control.run(tid, 8 * PIECE_NS)
+
+    def used(self, *tids: int) -> Use:
+        """What these tasks used in all, wherever."""
+        rows = [row for tid in tids for task in self.control.truth(tid=tid).tasks for row in task.used]
+        return sum((Use(Decimal(row.picojoules) / _PICO, row.bytes) for row in rows), start=Use())
+
+    def crowd(self) -> None:
+        """Others become active, so that hardware that tracks a few RMIDs takes counters away."""
+        if self.profile.mbm_tracked is None:
+            return
+        while len(self._crowd) <= self.profile.mbm_tracked:
+            self._crowd.append(self.start())
+            self.assign(f"crowd-{len(self._crowd)}", self._crowd[-1])
+        for tid in self._crowd:
+            self.run(tid)
+            self.host.manager.read(f"crowd-{self._crowd.index(tid) + 1}")
+
+    # -- verbs
+
+    def assign(self, key: str, pid: int, *, late: bool | None = False, take_over: bool = False) -> None:
+        self.host.manager.assign(Assignment(key=key, owner=OWNER, pid=pid, late=late, take_over=take_over))
+
+    def end(self, case: str, key: str, *tids: int) -> None:
+        """Release the workload, whose tasks were these."""
+        # What the cores have counted has been pushed.
+        self.control.advance(1.0)
+        self.report.add(case, self.host.manager.release(key, owner=OWNER).totals, self.used(*tids))
+
+    # -- cases
+
+    def play(self) -> Report:
+        for case in (
+            *self._words(),
+            self.crowded,
+            self.take_over,
+            self.nested,
+            self.late,
+            self.late_with_child,
+            self.left_outside,
+        ):
+            case()
+            self.control.set_faults()
+            # RMIDs come out of limbo.
+            self.control.advance(3.0)
+        return self.report
+
+    def _words(self) -> Iterator[Callable[[], None]]:
+        events = (TRAFFIC, ENERGY) if self.profile.package_events else (TRAFFIC,)
+        for word, time, event, is_read in itertools.product(WORDS, TIMES, events, (True, False)):
+            yield lambda word=word, time=time, event=event, is_read=is_read: self.word(word, time, event, is_read)  # type: ignore[misc]
+
+    def word(self, word: str, time: str, event: str, is_read: bool) -> None:
+        """The counter reads a word at that time. ``is_read``: a checkpoint has read a number in between."""
+        key, pid = next(self._keys), self.start()
+        fault = Fault(group=f"mon_groups/{key}", event=event, answer=word)
+        self.control.set_faults(*[fault] if time in ("begin", "both") else [])
+        self.assign(key, pid)
+        self.control.set_faults()
+        self.run(pid)
+        if is_read:
+            self.host.manager.upkeep.tick()
+        if time == "between":
+            self.control.set_faults(fault)
+            self.host.manager.read(key)
+            self.control.set_faults()
+        self.crowd()
+        self.run(pid, pid)
+        self.control.set_faults(*[fault] if time in ("end", "both") else [])
+        self.end(f"{event} reads {word} ({time}, {'' if is_read else 'never '}read before)", key, pid)
+
+    def crowded(self) -> None:
+        """Every reading is a number, and the hardware may have reset the counter in between."""
+        key, pid = next(self._keys), self.start()
+        self.assign(key, pid)
+        self.run(pid)
+        self.host.manager.read(key)
+        self.crowd()
+        self.run(pid, pid)
+        # In the other L3 too: there the counter would read Unavailable.
+        self.control.run(pid, 8 * PIECE_NS, 3)
+        self.end("crowded", key, pid)
+
+    def take_over(self) -> None:
+        """Another workload takes the task, and both end at once."""
+        first, second, pid = next(self._keys), next(self._keys), self.start()
+        self.assign(first, pid)
+        self.run(pid)
+        self.assign(second, pid, take_over=True, late=None)
+        self.run(pid)
+        self.end("taken over", first, pid)
+        self.end("taken over by", second, pid)
+
+    def nested(self) -> None:
+        """A run inside another one takes its first task out of the outer one, which ends at once."""
+        outer, inner, pid = next(self._keys), next(self._keys), self.start()
+        self.assign(outer, pid)
+        self.run(pid)
+        child = self.start(by=pid)
+        self.assign(inner, child, take_over=True)
+        self.run(child)
+        self.end("inner run", inner, child)
+        self.run(pid)
+        self.end("outer run", outer, pid, child)
+
+    def late(self) -> None:
+        """The process has run before, and nobody says so."""
+        key, pid = next(self._keys), self.start()
+        self.run(pid)
+        self.assign(key, pid, late=None)
+        self.run(pid)
+        self.end("late", key, pid)
+
+    def late_with_child(self) -> None:
+        """And has a child that stays outside."""
+        key, (pid, child) = next(self._keys), self.start_with_child()
+        self.run(pid, child)
+        self.assign(key, pid, late=None)
+        self.run(pid, child)
+        self.end("late with a child", key, pid, child)
+
+    def left_outside(self) -> None:
+        """A thread is in a class where there is no RMID for a group: the reply says that it stayed outside."""
+        if not self.profile.can_allocate:
+            return
+        mountpoint = self.host.mountpoint
+        os.mkdir(os.path.join(mountpoint, "gold"))
+        others = [self._fill(number) for number in itertools.takewhile(lambda _: self._has_rmid(), itertools.count())]
+        self.host.manager.release(others.pop(), owner=OWNER)
+        while not self._has_rmid():
+            self.control.advance(1.0)
+        key, (pid, thread) = next(self._keys), self.start_with_thread()
+        self.control.steal(thread, "gold")
+        self.assign(key, self.start())
+        caller = Caller(0, 0, frozenset({0}), os.getpid(), pid_namespaces=1)
+        request = types.AssignRequest(key=key, pid=pid, claim=OWNER, late=True)
+        reply = VERBS["Assign"].run(self.host.manager, request, caller)
+        assert isinstance(reply, types.AssignReply)
+        outside = self.host.tree.membership(thread) == Membership("gold", "")
+        assert outside
+        self.report.cases += 1
+        if reply.left != outside:
+            self.report.wrong.append(f"left outside: the reply says {reply.left}, and {int(outside)} is")
+        for other in (key, *others):
+            self.host.manager.release(other, owner=OWNER)
+        os.rmdir(os.path.join(mountpoint, "gold"))
+
+    def _fill(self, number: int) -> str:
+        key = f"fill-{number}"
+        self.host.manager.create(key, owner=OWNER)
+        return key
+
+    def _has_rmid(self) -> bool:
+        return int(os.getxattr(self.host.mountpoint, RMIDS_ATTRIBUTE).decode().split("free=")[1]) > 0
+
+
+def play(profile: str) -> Report:
+    """All cases on a machine of that profile."""
+    with _mounted(profile) as (mountpoint, run), contextlib.closing(Machine(mountpoint, run, profile)) as machine:
+        return machine.play()
+
+
+@contextlib.contextmanager
+def _mounted(profile: str) -> Iterator[tuple[str, str]]:
+    before = os.getegid()
+    os.setegid(MARK)
+    try:
+        with tempfile.TemporaryDirectory(prefix="resctrlmond-cases.", dir="/dev/shm") as top:
+            for folder in ("resctrl", "run"):
+                os.mkdir(os.path.join(top, folder))
+            mountpoint = os.path.join(top, "resctrl")
+            with Simulation(mountpoint, profile, 16, residue=7, virtual_cpus=4):
+                yield mountpoint, os.path.join(top, "run")
+    finally:
+        os.setegid(before)
+
+
+def table(reports: Iterable[Report]) -> str:
+    """A line for each machine."""
+    rows = [("machine", "workloads", "exact", "marked", "exact and wrong")]
+    rows += [(one.profile, str(one.cases), str(one.exact), str(one.marked), str(len(one.wrong))) for one in reports]
+    return "\n".join(f"{name:<16}" + "".join(f"{cell:>17}" for cell in cells) for name, *cells in rows)
