@@ -22,7 +22,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash fuzz mutants record starved truth proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash flood fuzz mutants record starved truth proto lint man deb wheel install install-modules install-files clean
 .PHONY: check-host uninstall uninstall-files
 
 all: setup
@@ -105,6 +105,11 @@ mutants: setup
 starved: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m tests.kernel.starved $(STARVED)
+
+# What a normal Assign and a hook wait while a member of the group floods each door, and the daemon's peak memory.
+# FLOOD="--samples N --flood 'unread lists'" for other ones.
+flood: setup
+	$(BIN)/python -m tests.flood $(FLOOD)
 
 bench: setup
 	$(BIN)/python -m tests.bench

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests.flood.attack KIND VARLINK-SOCKET BUS-ADDRESS``: one flood, until it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+import dbus_fast
+import dbus_fast.aio
+
+from tests.bench.serve import MARK
+
+NOBODY = 65534
+MANAGER = "org.resctrlmon.Manager"
+LIST = json.dumps({"method": f"{MANAGER}.List", "more": True}).encode() + b"\0"
+STATUS = json.dumps({"method": f"{MANAGER}.Status"}).encode() + b"\0"
+GARBAGE = json.dumps({"method": f"{MANAGER}.Create", "parameters": {"key": "x" * (2 << 20)}}).encode() + b"\0"
+
+
+def _connected(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(path)
+    return connection
+
+
+def unread_lists(path: str, _bus: str) -> None:
+    """60 connections whose replies are not read; what is cut is opened again."""
+    held: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            held.append(_connected(path))
+            held[-1].sendall(LIST * 3)
+        if len(held) >= 60:
+            held.pop(0).close()
+
+
+def calls(path: str, _bus: str) -> None:
+    """Calls in a row, 50 at a time, with their replies read."""
+    while True:
+        with contextlib.suppress(OSError), _connected(path) as connection:
+            while True:
+                connection.sendall(STATUS * 50)
+                missing = 50
+                while missing:
+                    missing -= connection.recv(1 << 20).count(b"\0") or missing
+
+
+def long_messages(path: str, _bus: str) -> None:
+    """2 MiB for a method that the caller may not call."""
+    while True:
+        with contextlib.suppress(OSError), _connected(path) as connection:
+            connection.sendall(GARBAGE)
+
+
+def connections(path: str, _bus: str) -> None:
+    """Connections, opened and closed."""
+    held: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            held.append(_connected(path))
+        if len(held) > 100:
+            held.pop(0).close()
+
+
+def bus_large(_path: str, bus: str) -> None:
+    """Messages of 30 MiB."""
+    _on_bus(bus, "ay", [bytes(30 << 20)], "Create", at_once=1)
+
+
+def bus_arrays(_path: str, bus: str) -> None:
+    """The most values that a message of a reader's may hold."""
+    _on_bus(bus, "aas", [[[]] * 4000], "List", at_once=16)
+
+
+def bus_lists(_path: str, bus: str) -> None:
+    """Lists, 64 at a time."""
+    _on_bus(bus, "", [], "List", at_once=64)
+
+
+def _on_bus(address: str, signature: str, body: list[object], member: str, at_once: int) -> None:
+    async def call(bus: dbus_fast.aio.MessageBus) -> object:
+        return await bus.call(
+            dbus_fast.Message(
+                destination="org.resctrlmon1",
+                path="/org/resctrlmon1",
+                interface="org.resctrlmon1.Manager",
+                member=member,
+                signature=signature,
+                body=body,
+            )
+        )
+
+    async def run() -> None:
+        while True:
+            bus = await dbus_fast.aio.MessageBus(bus_address=address).connect()
+            # The library ends a connection whose buffer is full.
+            with contextlib.suppress(Exception):
+                while bus.connected:
+                    async with asyncio.timeout(30):
+                        await asyncio.gather(*(call(bus) for _ in range(at_once)))
+            bus.disconnect()
+
+    asyncio.run(run())
+
+
+FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
+    "unread lists": unread_lists,
+    "calls": calls,
+    "long messages": long_messages,
+    "connections": connections,
+    "D-Bus 30 MiB": bus_large,
+    "D-Bus arrays": bus_arrays,
+    "D-Bus lists": bus_lists,
+}
+
+if __name__ == "__main__":
+    # Not before: another user may be unable to read Python's own files.
+    os.setgroups([])
+    os.setgid(MARK)
+    os.setuid(NOBODY)
+    FLOODS[sys.argv[1]](*sys.argv[2:])
