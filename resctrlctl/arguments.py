@@ -117,7 +117,7 @@ def build() -> Parser:
         )
         if function is run.run:
             verb.usage_status = OWN_FAILURE
-            verb.hint = "; the command stands after --, as in: resctrlctl run -- make -j8"
+            verb.hint = "; give the command after --, for example: resctrlctl run -- make -j8"
         verb.set_defaults(verb=function, parser=verb)
         arguments(verb)
     return parser

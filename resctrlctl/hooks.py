@@ -101,9 +101,9 @@ class Folder:
             with open(path, "rb") as file:
                 program = json.load(file)["hook"]["path"]
         except (ValueError, KeyError, TypeError) as error:
-            raise Failure(f"{path} is no hook file: {error!r}. Install the package again") from error
+            raise Failure(f"{path} is not a hook file: {error!r}. Install the package again") from error
         if not os.access(program, os.X_OK) or os.path.isdir(program):
-            raise Failure(f"{path} names {program}, which is no program here. Install the package again")
+            raise Failure(f"{path} names {program}, which is not an executable program. Install the package again")
 
 
 def hooks(args: argparse.Namespace, screen: Screen) -> int:

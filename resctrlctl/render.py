@@ -272,7 +272,7 @@ def _member_text(member: Member) -> str:
 
 def _ran_before(member: Member) -> str:
     used = f", for up to {member.ran_before_ns / 1e9:.3f} s of CPU time" if member.ran_before_ns else ""
-    return f"ran already when it was put in{used}"
+    return f"was already running when it was put in{used}"
 
 
 def _reading_row(reading: Reading) -> Row:

@@ -242,14 +242,14 @@ def _text(report: Report) -> str:
     lines.extend(f"  {line}" for line in plain([Table(_COLUMNS, tuple(rows))], None, legend=False).splitlines())
     if report.tasks_left:
         lines.append(
-            f"{count(report.tasks_left, 'task')} of the command lived on; what they use from now on is not counted."
+            f"{count(report.tasks_left, 'task')} of the command still running: their use from now on is not counted."
         )
     if group and report.problem:
         key = shlex.quote(printable(group.key))
         lines.append(f"No totals: {prose(report.problem)}.")
         lines.append(f"When resctrlmond runs, it ends the workload. The totals are then in: resctrlctl show {key}")
     elif group and not report.completed:
-        lines.append("The group stays: others claim the workload too.")
+        lines.append("The workload goes on: other owners claim it too.")
     return "\n".join(["", *lines, ""])
 
 

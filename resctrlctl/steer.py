@@ -64,13 +64,13 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
         screen.confirm(f"{count(reply.moved, 'task')} moved in {_passes(reply.passes)}.")
         if member is not None and member.ran_before_ns:
             used = f"{member.ran_before_ns / 1e9:.3f} s of CPU time"
-            screen.confirm(f"It had used up to {used} before, which is in no figure: its totals are late.")
+            screen.confirm(f"It had used up to {used} before, which is not counted: its totals are late.")
     if reply.left:
         reason = (member.reason if member is not None else "") or reply.group.reason or _ELSEWHERE
         screen.note(f"{count(reply.left, 'task')} stayed outside: {printable(reason)}")
     if reply.descendants:
         below = count(reply.descendants, "descendant")
-        screen.note(f"{below} of the process stayed outside: use --tree to put them in too")
+        screen.note(f"{below} of the process stayed outside: use --tree to move them too")
     return OK
 
 

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace, loaded: Config, gid: int) -> int:
     # A tree that hangs keeps the start from ending, and from saying anything later: said before it is touched.
     notify = Notify()
-    notify.status(f"looking at resctrl on {loaded.resctrl}")
+    notify.status(f"opening resctrl at {loaded.resctrl}")
     ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
 
     async def run() -> None:

@@ -72,7 +72,7 @@ class Book:
         """The record of that key as it stands. Raises NoSuchGroup."""
         record = self.get(key)
         if record is None:
-            raise NoSuchGroup(f"there is no workload {key}", remedy="'resctrlctl list' shows those there are")
+            raise NoSuchGroup(f"there is no workload {key}", remedy="'resctrlctl list' shows the workloads")
         return record
 
     def all(self) -> list[Record]:
@@ -102,7 +102,7 @@ class Book:
         """
         if len(record.claims) > MAX_CLAIMS:
             raise LimitExceeded(
-                f"{record.key} has {MAX_CLAIMS} claims already", remedy="Release those that nobody needs any more"
+                f"{record.key} has {MAX_CLAIMS} claims already", remedy="Release claims that are not needed any more"
             )
         if len(record.living) > MAX_LIVING_MEMBERS:
             raise LimitExceeded(
@@ -120,7 +120,7 @@ class Book:
         if everything > most and size > self._sizes.get(record.key, 0):
             raise LimitExceeded(
                 f"the records of all workloads would take {everything} bytes, more than {most}",
-                remedy="Release workloads that nobody needs ('resctrlctl list' shows their claims)",
+                remedy="Release workloads that are not needed ('resctrlctl list' shows their claims)",
             )
         return record
 

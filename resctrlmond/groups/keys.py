@@ -79,7 +79,7 @@ def canonical_key(text: str) -> str:
         raise InvalidKey(f"the key {text[:64]!a}... has {len(text)} characters, more than {MAX_KEY_LENGTH}")
     if _KEY.fullmatch(text) is None:
         raise InvalidKey(
-            f"the key {text!a} holds a character that is not allowed",
+            f"the key {text!a} contains a character that is not allowed",
             remedy="Use ASCII letters, digits and @:._-\\+,=~, and begin with neither '.' nor '-'",
         )
     if text in _RESCTRL_NAMES:
@@ -97,7 +97,7 @@ def valid_class(name: str) -> str:
     if name in ("", "/"):
         return ""
     if re.search("[/\0\n\ud800-\udfff]", name):
-        raise InvalidClass(f"the class {name[:64]!a} holds a character that no class has")
+        raise InvalidClass(f"the class {name[:64]!a} contains a character that is not allowed in the name of a class")
     if len(name.encode()) > MAX_CLASS_BYTES:
         raise InvalidClass(f"the class {name[:64]!a}... is longer than {MAX_CLASS_BYTES} bytes")
     if name in (".", "..") or name in _RESCTRL_DIRECTORIES:
@@ -113,7 +113,7 @@ def check_member_id(text: str) -> None:
         raise InvalidKey(f"the member {text[:64]!a}... has more than {MAX_MEMBER_LENGTH} characters")
     if _MEMBER.fullmatch(text) is None:
         remedy = "Use ASCII letters, digits and _.+-@:\\"
-        raise InvalidKey(f"the member {text!a} is no container id or unit", remedy=remedy)
+        raise InvalidKey(f"the member {text!a} is not a valid member id", remedy=remedy)
 
 
 def check_word(parameter: str, text: str, longest: int = MAX_WORD_LENGTH) -> None:

@@ -129,9 +129,9 @@ class Lifecycle:
                 raise
             if standing.gid != self.mark.gid:
                 raise ForeignGroup(
-                    "a monitoring group of this name stands there and is not ours",
+                    "a monitoring group of this name exists and is not ours: another program created it",
                     path=standing.path,
-                    remedy="It is left alone. Choose another key, or remove it if nobody needs it",
+                    remedy="Choose another key, or remove the group if it is not needed",
                 ) from error
             others = [other for workload in self.book.all() for other in workload.standing]
             if any(other.ref == ref or other.nonce == standing.nonce for other in others):
@@ -205,8 +205,8 @@ class Lifecycle:
 
     def _why_gone(self, record: Record, instead: Found | None) -> str:
         if self.went_with_mount(record):
-            return "resctrl was unmounted and mounted again, and every group went with it"
-        return "the group was removed by somebody else" if instead is None else "another group stands in its place"
+            return "resctrl was unmounted and mounted again, which removed every group"
+        return "the group was removed by somebody else" if instead is None else "another group is in its place"
 
     def relocate(self, record: Record, class_: str) -> Record:
         """Move the group to another class: by rename, or made anew there if it never had a member and rename is not

@@ -286,7 +286,7 @@ class Manager:
         if found is None:
             raise NoSuchGroup(
                 f"there is no foreign monitoring group {ref.name} in class {ref.class_ or '/'}",
-                remedy="'resctrlctl list' shows those there are",
+                remedy="'resctrlctl list' shows the foreign groups",
             )
         return found, self.tree.read(found.ref)
 

@@ -146,16 +146,20 @@ class Recovery:
         left = functools.partial(self._stands, found)
         name = found.ref.name.removeprefix(self.settings().group_prefix)
         if any(item.is_of_other_version and item.key == name for item in self.unreadable):
-            yield Problem(f"{found.path}: is ours, of a record that another resctrlmond wrote: left alone", left)
+            yield Problem(
+                f"{found.path}: has our mark, and another version of resctrlmond wrote its record: left alone", left
+            )
             return
         if not self.life.tree.tasks(found.ref):
             self.life.tree.remove(found.ref)
-            yield Problem(f"{found.path}: was ours, of no record and empty: removed", _until_the_first_tick)
+            yield Problem(f"{found.path}: had our mark, but no record and no tasks: removed", _until_the_first_tick)
             return
         try:
             key = canonical_key(name)
         except InvalidKey as error:
-            yield Problem(f"{found.path}: is ours, of no record, and its name is no key: {error}", left)
+            yield Problem(
+                f"{found.path}: has our mark, but no record, and its name is not a valid key: {error}", left
+            )
             return
         adopted = functools.partial(self._is_adopted, key, found)
         with self.book.writing(key):
@@ -165,11 +169,11 @@ class Recovery:
                     # Its workload was found in another class just now.
                     self._take_over(replace(self._unrecorded(key, found), part=found.ref.class_ or ROOT_PART))
                     yield Problem(
-                        f"{found.path}: was ours and of no record: adopted, with an unknown baseline", adopted
+                        f"{found.path}: had our mark, but no record: adopted with an unknown baseline", adopted
                     )
                     return
                 yield Problem(
-                    f"{found.path}: is ours, but the record of {key} speaks of another group: left alone", left
+                    f"{found.path}: has our mark, but the record of {key} is about another group: left alone", left
                 )
                 return
             if standing is not None:
@@ -177,7 +181,7 @@ class Recovery:
             generation = standing.generation + 1 if standing else 1
             claims = (Claim(RECOVERED, utc_now(), EndRule.TASKS),)
             self._take_over(replace(self._unrecorded(key, found), generation=generation, claims=claims))
-        yield Problem(f"{found.path}: was ours and of no record: adopted, with an unknown baseline", adopted)
+        yield Problem(f"{found.path}: had our mark, but no record: adopted with an unknown baseline", adopted)
 
     def _unrecorded(self, key: str, found: Found) -> Record:
         return Record(

@@ -82,8 +82,8 @@ def check_free(record: Record | None, where: Membership | None, assignment: Assi
     ):
         return
     raise AlreadyMonitored(
-        f"the task is in the monitoring group {where.group!r} of class {where.class_ or '/'} already",
-        remedy="It counts there, and a task has one group. takeOver takes it out of that one",
+        f"the task is already in the monitoring group {where.group!r} of class {where.class_ or '/'}",
+        remedy="A task is in one group only. Use --take-over (takeOver) to take it out of that group",
     )
 
 
@@ -139,15 +139,15 @@ def _process(assignment: Assignment) -> Process:
             raise InvalidRequest(f"the descriptor that was passed cannot be used: {error}") from error
     assert assignment.pid is not None
     if assignment.pid > MAX_PID:
-        raise NoSuchProcess(f"there is no process {assignment.pid}: no number is above {MAX_PID}")
+        raise NoSuchProcess(f"there is no process {assignment.pid}: the largest process id is {MAX_PID}")
     return Process.open(assignment.pid)
 
 
 def _refuse_the_host_itself(process: Process) -> None:
     if process.pid == 1:
-        raise PermissionDenied("process 1 is the host's init, no workload")
+        raise PermissionDenied("process 1 is the init process of the host, not a workload")
     if process.is_kernel_thread:
-        raise PermissionDenied(f"process {process.pid} is a kernel thread, no workload")
+        raise PermissionDenied(f"process {process.pid} is a kernel thread, not a workload")
     if process.pid == os.getpid():
         raise PermissionDenied(f"process {process.pid} is resctrlmond itself")
 

@@ -208,4 +208,4 @@ class Upkeep:
         with self.book.writing(key):
             record = self.book.get(key)
             if record is not None and record.state.has_group:
-                self.life.lose(record, "resctrl was unmounted, and every group with it")
+                self.life.lose(record, "resctrl was unmounted, which removed every group")

@@ -106,7 +106,7 @@ async def _run(options: argparse.Namespace, selection: Selection, by_runtime: la
     await asyncio.gather(*work, return_exceptions=True)
     for task in done:
         task.result()
-    log.info("stopped; groups stay, and are taken up at the next start")
+    log.info("stopped; the groups stay, and the next start continues with them")
     return 0
 
 

@@ -112,7 +112,7 @@ def check(path: str) -> str:
         raise PermissionDenied("is the root control group: it holds the whole host", path=real)
     inside = any(real.startswith(root + "/") for root in roots)
     if not inside or not os.path.exists(os.path.join(real, "cgroup.procs")):
-        raise NoSuchCgroup("is no control group", path=path, remedy="Give the path below /sys/fs/cgroup")
+        raise NoSuchCgroup("is not a control group", path=path, remedy="Give a path below /sys/fs/cgroup")
     return real
 
 

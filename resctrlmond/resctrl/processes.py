@@ -224,7 +224,7 @@ class Process:
         """Hold the process ``pid``, if it is the one with that ``start_time``. Raises NoSuchProcess, NotRead."""
         # What is no pid_t cannot even be asked for.
         if not 0 < pid < 2**31:
-            raise NoSuchProcess(f"{pid} is no process id")
+            raise NoSuchProcess(f"{pid} is not a process id")
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:

@@ -270,7 +270,7 @@ class Tree:
             os.utime(path, ns=(nonce, nonce), follow_symlinks=False)
         found = self.find(ref)
         if found is None:
-            raise errors.NoSuchGroup("was removed by somebody else as soon as it was made", path=path)
+            raise errors.NoSuchGroup("was removed by somebody else as soon as it was created", path=path)
         return found
 
     def remove(self, ref: GroupRef) -> bool:
@@ -303,7 +303,7 @@ class Tree:
         path = os.path.join(self.path, directory, "tasks")
         if tid <= 0:
             # 0 would be the calling thread; it is what a number from another PID namespace reads as.
-            raise errors.NoSuchProcess(f"{tid} is no task id", path=path)
+            raise errors.NoSuchProcess(f"{tid} is not a task id", path=path)
         try:
             with self._command(f"move task {tid}", path):
                 # Decimal and without leading zeros, which the kernel takes for octal.
@@ -432,7 +432,7 @@ def _identify(path: str) -> str | None:
             raise errors.not_read(error, "tell whether resctrl is mounted", path) from error
         if path == DEFAULT_PATH and error.errno == errno.ENOENT:
             remedy = _NO_RESCTRL
-        raise errors.NotMounted("is no directory", path=path, errno=error.errno or 0, remedy=remedy) from error
+        raise errors.NotMounted("is not a directory", path=path, errno=error.errno or 0, remedy=remedy) from error
     try:
         mount = mount_of(fd)
     finally:
@@ -443,7 +443,7 @@ def _identify(path: str) -> str | None:
         if mount.fstype == SIMULATION_FSTYPE:
             return _profile(path)
     raise errors.NotMounted(
-        f"is no resctrl filesystem but {mount.fstype if mount else 'nothing that is mounted'}",
+        f"is not a resctrl filesystem but {mount.fstype if mount else 'nothing that is mounted'}",
         path=path,
         remedy=remedy,
     )
@@ -455,4 +455,4 @@ def _profile(path: str) -> str:
     except OSError as error:
         if error.errno in _UNKNOWN:
             raise errors.not_read(error, "tell which simulator is mounted", path) from error
-        raise errors.NotMounted("is no simulator of ours", path=path, errno=error.errno or 0) from error
+        raise errors.NotMounted("is not a simulator of resctrlmond", path=path, errno=error.errno or 0) from error

@@ -168,7 +168,7 @@ def test_a_command_without_dashes_is_told_where_it_belongs(
     with pytest.raises(SystemExit) as ended:
         parse(["run", *command])
     assert ended.value.code == 125
-    assert "; the command stands after --" in capsys.readouterr().err
+    assert "; give the command after --" in capsys.readouterr().err
 
 
 # -- completion

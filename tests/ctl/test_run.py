@@ -349,7 +349,7 @@ def test_tasks_that_live_on_are_told(manager: FakeManager, ctl: Ctl) -> None:
     # The in-memory manager's group is a directory whose tasks a test writes, as the kernel would.
     script = f"printf '11\\n12\\n' > {manager.tree}/k/tasks"
     done = ctl("run", "--key", "k", "--", "sh", "-c", script)
-    assert done.stderr.endswith("2 tasks of the command lived on; what they use from now on is not counted.\n")
+    assert done.stderr.endswith("2 tasks of the command still running: their use from now on is not counted.\n")
     assert json.loads(ctl("run", "--key", "k", "--json", "--", "sh", "-c", script).stderr)["tasksLeft"] == 2
 
 

@@ -58,7 +58,7 @@ def test_assign_a_process(manager: FakeManager, ctl: Ctl) -> None:
 def test_assign_notes_descendants_that_stayed_outside(manager: FakeManager, ctl: Ctl) -> None:
     manager.descendants = 2
     done = ctl("assign", "web", "--pid", str(os.getpid()))
-    assert done.stderr.endswith("2 descendants of the process stayed outside: use --tree to put them in too\n")
+    assert done.stderr.endswith("2 descendants of the process stayed outside: use --tree to move them too\n")
     manager.descendants = 0
     assert ctl("assign", "web", "--pid", str(os.getpid()), "--tree").stderr == ""
     assert manager.called("Assign")[1].tree

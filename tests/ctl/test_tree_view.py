@@ -177,7 +177,7 @@ def test_what_is_no_resctrl_is_said(ctl: Ctl, tmp_path: Path) -> None:
     for arguments in (["list"], ["show", "web"]):
         done = ctl(*arguments, "--root", str(tmp_path))
         assert (done.returncode, done.stdout) == (3, "")
-        assert done.stderr.startswith(f"resctrlctl: cannot read the groups: {tmp_path}: is no resctrl filesystem")
+        assert done.stderr.startswith(f"resctrlctl: cannot read the groups: {tmp_path}: is not a resctrl filesystem")
 
 
 @pytest.mark.parametrize("quiet", [False, True])

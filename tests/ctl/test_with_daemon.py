@@ -100,7 +100,7 @@ def test_the_command_is_in_its_group_from_its_first_instruction(host: Host) -> N
 def test_a_task_that_lives_on_is_told_and_not_ended(host: Host) -> None:
     done = host.ask("run", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $!; sleep 0.3")
     survivor = int(done.stdout)
-    assert "\n1 task of the command lived on" in done.stderr
+    assert "\n1 task of the command still running" in done.stderr
     os.kill(survivor, signal.SIGKILL)
 
 
@@ -113,7 +113,7 @@ def test_a_command_in_a_group_already_is_refused_unless_taken_over(host: Host) -
     inner = [*command(f"{host.top}/run/org.resctrlmon.Manager", "run"), "-q"]
     refused = host.ask("run", "-q", "--key", "outer", "--", *inner, "--", "true")
     assert refused.returncode == 125
-    assert "is in the monitoring group 'outer' of class / already" in refused.stderr
+    assert "is already in the monitoring group 'outer' of class /" in refused.stderr
     done = host.ask("run", "--json", "--", *inner, "--key", "inner", "--take-over", "--", "true")
     assert done.returncode == 0
     # The outer one lost the inner one's command.

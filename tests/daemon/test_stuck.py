@@ -71,7 +71,7 @@ def test_a_start_that_hangs_says_at_what(machine: Machine, process: Start) -> No
         machine.daemon = subprocess.Popen(
             machine.command(), env={**os.environ, "NOTIFY_SOCKET": machine.notify_path}, stderr=log
         )
-    assert machine.told("STATUS=") == [f"STATUS=looking at resctrl on {machine.top}/resctrl"]
+    assert machine.told("STATUS=") == [f"STATUS=opening resctrl at {machine.top}/resctrl"]
     (status,) = machine.told("STATUS=")
     assert status.startswith("STATUS=taking up what stands, at hangs:")
 

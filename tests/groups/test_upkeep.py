@@ -239,13 +239,13 @@ def test_ours_without_a_record_is_adopted_if_it_has_tasks_and_removed_if_not(hos
     assert host.tree.find(foreign) is not None
     record_path = host.tree.full_path(record.ref)
     assert [line.split(": ", 1)[1] for line in host.manager.problems] == [
-        "was ours and of no record: adopted, with an unknown baseline",
-        "was ours, of no record and empty: removed",
+        "had our mark, but no record: adopted with an unknown baseline",
+        "had our mark, but no record and no tasks: removed",
     ]
     assert all(total.number is None for total in host.manager.read("busy")[2])
     assert record.claimed_by(RECOVERED)
     host.manager.tick()
-    adopted = f"{record_path}: was ours and of no record: adopted, with an unknown baseline"
+    adopted = f"{record_path}: had our mark, but no record: adopted with an unknown baseline"
     assert host.manager.problems == [adopted]
     end(child)
     host.manager.tick()

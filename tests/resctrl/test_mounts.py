@@ -47,7 +47,7 @@ def bound(directory: Path) -> Iterator[Callable[[str, Path], None]]:
 
 def test_a_plain_directory_is_not_mounted(tmp_path: Path) -> None:
     error = refused(str(tmp_path))
-    assert "is no resctrl filesystem but" in str(error)
+    assert "is not a resctrl filesystem but" in str(error)
     assert "mount -t resctrl" in error.remedy
 
 
