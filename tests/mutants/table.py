@@ -73,21 +73,21 @@ MUTANTS = (
         return -1.0
 """,
         "",
-        "tests/groups",
+        "tests/groups/test_upkeep.py tests/groups",
     ),
     Mutant(
         "a container in a pod is known by its first process alone",
         _GROUPS + "ends.py",
         "return not runs(member) and not (member.cgroup and cgroups.is_populated(member.cgroup))",
         "return not runs(member)",
-        "tests/groups",
+        "tests/groups/test_upkeep.py tests/groups",
     ),
     Mutant(
         "a lost run counts what it used until its last checkpoint as exact",
         _GROUPS + "usage.py",
         "if group.state is State.LOST and time != completed_at:",
         "if group.state is State.LOST and not time:",
-        "tests/groups",
+        "tests/groups/test_checkpoint.py tests/groups",
     ),
     Mutant(
         "the group is removed before its end is written",
@@ -172,7 +172,7 @@ MUTANTS = (
         _GROUPS + "plan.py",
         "return min(RESUME_S * 2.0 ** min(losses, 16), MAX_RESUME_S)",
         "return 0.0",
-        "tests/groups",
+        "tests/groups/test_resuming.py tests/groups",
     ),
     # -- groups: joining and moving
     Mutant(
@@ -180,7 +180,7 @@ MUTANTS = (
         _GROUPS + "joining.py",
         "            put_back(self.tree, past)\n",
         "",
-        "tests/groups",
+        "tests/groups/test_follow.py tests/groups",
     ),
     Mutant(
         "a group in two classes is counted in one of them",
@@ -201,7 +201,7 @@ MUTANTS = (
         _GROUPS + "joining.py",
         "if member.late or member.left or why:",
         "if member.late or why:",
-        "tests/groups",
+        "tests/groups/test_manager.py tests/groups/test_follow.py tests/groups",
     ),
     # -- groups: figures
     Mutant(
