@@ -175,7 +175,7 @@ def test_foreign_groups_are_listed_and_never_touched(host: Host, process: Start)
     foreign = host.make_foreign("k")
     before = host.tree.find(foreign)
     child = process()
-    with pytest.raises(ForeignGroup, match="left alone"):
+    with pytest.raises(ForeignGroup, match="is not ours"):
         host.manager.create("k", owner="a")
     with pytest.raises(ForeignGroup):
         host.manager.assign(assignment("k", child.pid))

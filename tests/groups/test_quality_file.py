@@ -115,14 +115,15 @@ def test_a_reading_without_a_number_that_only_a_reader_sees_stays_in_the_file(
 def test_a_number_that_only_a_reader_sees_is_not_forgotten(host: Host, spawn: Callable[[], int]) -> None:
     """Energy that read Unavailable at begin and end, and a number in between, is not 0 exact."""
     control, pid = Control(host.mountpoint), spawn()
-    fault = Fault(group="mon_groups/k", event="core_energy", answer="Unavailable")
-    control.set_faults(fault)
+    # Both events of the package: if one of them has a number, the RMID was active there.
+    faults = [Fault(group="mon_groups/k", event=name, answer="Unavailable") for name in ("core_energy", "activity")]
+    control.set_faults(*faults)
     host.manager.assign(assignment("k", pid))
     assert qualities(host) == all_of("exact")
     control.set_faults()
     host.manager.read("k")
     assert qualities(host)["core_energy"] == "estimated"
-    control.set_faults(fault)
+    control.set_faults(*faults)
     host.restart()
     total = next(one for one in released(host) if one.event.name == "core_energy")
     assert (total.number, qualities(host)["core_energy"]) == (None, "unknown")
