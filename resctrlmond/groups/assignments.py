@@ -10,6 +10,9 @@ from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.plan import lacking_counters
 from resctrlmond.resctrl.bandwidth import Mode, domain_number
 
+# What the failure to read the counters of the host is about; no workload can have this key.
+ALL_COUNTERS = "bandwidth counters"
+
 
 class Assignments:
     """Assigns free counters to groups of ours. No counter is taken from anybody. Takes the keys it works on."""
@@ -23,7 +26,7 @@ class Assignments:
         lacking = lacking_counters(self.book.all())
         if not lacking:
             return
-        with guard("bandwidth counters"):
+        with guard(ALL_COUNTERS):
             bandwidth = self.life.tree.bandwidth()
             if bandwidth.mode is not Mode.ASSIGNED:
                 return

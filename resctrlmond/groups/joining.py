@@ -141,7 +141,7 @@ class Joining:
         ``moved_again`` is how many tasks were moved of a member that was in the workload already, else None. All is
         looked at after the last move: what has happened outside by then has happened.
         """
-        late = assignment.late if assignment.pid is not None else None
+        late = assignment.late if assignment.cgroup is None else None
         if late is not False:
             outside = self._in_no_group(record, moving.descendants())
             member = replace(member, descendants=len(outside))

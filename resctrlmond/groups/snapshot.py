@@ -270,6 +270,10 @@ class Snapshots:
         with writing(self.path(place)):
             _remove(self.path(place))
 
+    def has_set_aside(self, key: str) -> bool:
+        """Whether earlier runs of that key were set aside."""
+        return os.path.isdir(os.path.join(self.completed, key))
+
     def set_aside_keys(self) -> list[str]:
         """The keys under which earlier runs were set aside. Raises NotWritten."""
         with writing(self.completed):

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
-from resctrlmond.groups.assignments import Assignments
+from resctrlmond.groups.assignments import ALL_COUNTERS, Assignments
 from resctrlmond.groups.ends import Ends
 from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.pending import Pending
@@ -85,7 +85,7 @@ class Upkeep:
         if is_sweep:
             self._swept = time.monotonic()
         self.pending.serve(lambda key: self._logged(key, "making"))
-        self.serve_counters()
+        self.serve_counters(is_tick=True)
         with self._logged("completed", "pruning"):
             self._prune(settings)
         self._forget_complaints()
@@ -104,17 +104,20 @@ class Upkeep:
                 case "making":
                     is_over = record is None or all(group.state is not State.PENDING for group in record.groups)
                 case "counters":
-                    is_over = not lacking_counters(self.book.all())
+                    # Reading the counters of the host fails under a name that no workload has.
+                    asking = [record] if record is not None else self.book.all() if key == ALL_COUNTERS else []
+                    is_over = not lacking_counters(asking)
                 case "pruning":
-                    is_over = False
+                    is_over = key != "completed" and not self.life.snapshots.has_set_aside(key)
                 case _:
                     is_over = record is None
             if is_over:
-                del self._complaints[key, work]
+                # A call that does the same work may have forgotten it meanwhile.
+                self._complaints.pop((key, work), None)
 
-    def serve_counters(self) -> None:
+    def serve_counters(self, *, is_tick: bool = False) -> None:
         """Give bandwidth counters that are free to the groups that lack some."""
-        self.assignments.serve(lambda key: self._logged(key, "counters"))
+        self.assignments.serve(lambda key: self._logged(key, "counters", is_tick=is_tick))
 
     def _prune(self, settings: Settings) -> None:
         for path in self.book.prune(settings.snapshot_ttl_s):
@@ -125,9 +128,13 @@ class Upkeep:
                     self.life.snapshots.prune(key, settings.snapshot_ttl_s)
 
     @contextlib.contextmanager
-    def _logged(self, key: str, work: str = "") -> Iterator[None]:
-        """Go on with the others whatever happens to this one, and say it once, not each second."""
-        self.went_on = time.monotonic()
+    def _logged(self, key: str, work: str = "", *, is_tick: bool = True) -> Iterator[None]:
+        """Go on with the others whatever happens to this one, and say it once, not each second.
+
+        ``is_tick``: a tick does the work, and so has not hung; a call that does it says nothing about the tick.
+        """
+        if is_tick:
+            self.went_on = time.monotonic()
         about = key, work
         try:
             yield

@@ -26,10 +26,14 @@ class Mount:
 
 def mounts() -> list[Mount]:
     """Every mount of this process's mount namespace, in the order they were made. Raises NotRead."""
+    return [parse(line) for line in _lines()]
+
+
+def _lines() -> list[str]:
     path = "/proc/self/mountinfo"
     with reading("tell what is mounted", path), open(path, "rb") as table:
         text = os.fsdecode(table.read())
-    return [parse(line) for line in text.split("\n") if line]
+    return [line for line in text.split("\n") if line]
 
 
 def parse(line: str) -> Mount:
@@ -55,7 +59,8 @@ def mount_of(fd: int) -> Mount | None:
     path = f"/proc/self/fdinfo/{fd}"
     with reading("tell what is mounted", path), open(path, encoding="ascii") as lines:
         number = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
-    return next((mount for mount in mounts() if mount.mount_id == number), None)
+    # Only this line is parsed: a host with many containers has thousands.
+    return next((parse(line) for line in _lines() if line.startswith(f"{number} ")), None)
 
 
 def fstype_of(path: str) -> str:

@@ -390,10 +390,18 @@ class Tree:
             return False
 
     def _read_text_if_there(self, file: str) -> str:
+        path = os.path.join(self.path, file)
         try:
-            return self._read_text(file, "read how bandwidth is counted")
-        except errors.NoSuchGroup:
-            return ""  # an older kernel, or nothing is counted there
+            with open(path, encoding="utf-8", errors="replace") as opened:
+                return opened.read()
+        except FileNotFoundError:
+            # An older kernel, or nothing is counted there. This is asked for every reading, and check_mounted() reads
+            # the whole table of mounts: only if resctrl itself is not there.
+            if not os.path.isdir(os.path.join(self.path, "info")):
+                self.check_mounted()
+            return ""
+        except OSError as error:
+            raise self._error(error, "read how bandwidth is counted", path) from error
 
     def _read_modalias(self) -> str:
         """The type and vendor of the processors, "" if they cannot be read; read once."""

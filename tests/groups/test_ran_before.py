@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -73,6 +74,12 @@ def test_a_process_that_has_run_is_late_and_says_for_how_long(host: Host, puppet
 def test_a_caller_that_knows_better_is_believed(host: Host, process: Start, late: bool, quality: Quality) -> None:
     done = host.manager.assign(assignment("k", process().pid, late=late))
     assert (done.record.members[0].late, done.record.baseline) == (quality is Quality.LATE, quality)
+
+
+def test_a_caller_that_holds_a_process_and_passes_its_pidfd_is_believed(host: Host, process: Start) -> None:
+    with contextlib.closing(processes.Descriptor(os.pidfd_open(process().pid))) as pidfd:
+        done = host.manager.assign(assignment("k", None, pidfd=pidfd, late=False))  # type: ignore[arg-type]
+    assert (done.record.members[0].late, done.record.baseline) == (False, Quality.EXACT)
 
 
 def test_a_process_that_was_put_in_before_it_ran_stays_exact_when_it_is_assigned_again(

@@ -377,6 +377,22 @@ def test_work_that_fails_is_a_problem_until_it_succeeds(host: Host, monkeypatch:
     assert host.manager.problems == []
 
 
+@pytest.mark.parametrize("work", ["counters", "pruning"])
+def test_failed_work_for_a_workload_that_is_gone_is_not_a_problem_any_more(host: Host, work: str) -> None:
+    with host.manager.upkeep._logged("gone", work):
+        raise NotWritten("cannot write", path="/run/gone", errno=errno.ENOSPC)
+    assert [problem.partition(":")[0] for problem in host.manager.problems] == ["gone"]
+    host.manager.tick()
+    assert host.manager.problems == []
+
+
+def test_work_that_a_call_does_says_nothing_about_a_tick_that_hangs(host: Host) -> None:
+    before = host.manager.upkeep.went_on
+    with host.manager.upkeep._logged("k", "counters", is_tick=False):
+        pass
+    assert host.manager.upkeep.went_on == before
+
+
 def test_an_unreadable_record_is_kept_and_its_group_adopted(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))

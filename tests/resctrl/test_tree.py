@@ -260,3 +260,15 @@ def test_where_the_kernel_made_no_mount_point_nobody_is_told_to_mount(
     with pytest.raises(NotMounted, match="only where the processor has") as refused:
         Tree.open(missing)
     assert "mount -t" not in str(refused.value)
+
+
+def test_a_file_that_an_older_kernel_lacks_costs_no_look_at_the_table_of_mounts(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has thousands of lines on a host with many containers, and this is asked for every reading."""
+
+    def look(_tree: Tree) -> None:
+        raise AssertionError("the table of mounts was read")
+
+    monkeypatch.setattr(Tree, "check_mounted", look)
+    assert tree._read_text_if_there("info/L3_MON/mbm_assign_mode_of_a_later_kernel") == ""
