@@ -85,8 +85,10 @@ class Ends:
     def end_member(self, record: Record, member: Member, reason: str) -> Record:
         """Note a member's end; with the last one an active group is idle."""
         record = record.with_member(replace(member, ended_at=utc_now(), reason=member.reason or reason))
-        others = {name: used for name, used in record.other_cpu_ns.items() if name != member.id}
-        record = replace(record, idle_ns=boot_ns(), other_cpu_ns=others)
+        if not member.awaited:  # what an awaited control group uses from now on is compared with its entry
+            others = {name: used for name, used in record.other_cpu_ns.items() if name != member.id}
+            record = replace(record, other_cpu_ns=others)
+        record = replace(record, idle_ns=boot_ns())
         if record.state is State.ACTIVE and not record.living:
             record = replace(record, state=State.IDLE)
         return self.book.put(record)

@@ -25,6 +25,8 @@ _WALKS = 3
 _FOUND = (
     "processes that joined {} from outside and ended used about {:.2f} s of CPU time: what they did is in no figure"
 )
+_RAN = "tasks ran and ended in control group {} between two looks, and used {:.6f} s of CPU time outside the group"
+_REMOVED = "control group {} was removed, so tasks that ran in it between two looks cannot be seen"
 
 
 class Joiners:
@@ -36,18 +38,43 @@ class Joiners:
 
     def begin(self, record: Record, member: Member) -> Record:
         """Note what the member's control group has used by now that is not of its init: this ran before."""
-        if not member.pid or not member.cgroup or member.id in record.other_cpu_ns:
+        if not member.cgroup or member.id in record.other_cpu_ns:
             return record
+        if not member.pid:
+            # 0 is a valid value: of a new control group, in which no task has run.
+            return self._with_other(record, member, cgroups.cpu_time_ns(member.cgroup))
         tree = self._tree(member)
         # After the tree: what is used in between is taken for what ran before, and not for what joined.
         used = cgroups.cpu_time_ns(member.cgroup)
         if tree is None or not used:
             return record  # of a control group of v1 the kernel does not tell it
-        return replace(record, other_cpu_ns={**record.other_cpu_ns, member.id: used - tree.ns})
+        return self._with_other(record, member, used - tree.ns)
+
+    def look_at_empty(self, record: Record, member: Member) -> Record:
+        """Mark the group late if tasks ran in the control group of a member that is nothing else.
+
+        The caller has seen that no task is in the control group, or that one that is there has not been moved.
+        """
+        before = record.other_cpu_ns.get(member.id)
+        if before is None or member.pid or record.home(member).baseline is not Quality.EXACT:
+            return record
+        used = cgroups.cpu_time_ns(member.cgroup)
+        if used < before or not cgroups.is_there(member.cgroup):
+            why = _REMOVED.format(member.id)
+        elif used > before:
+            why = _RAN.format(member.id, (used - before) / 1e9)
+        else:
+            return record
+        log.info("%s: %s", record.key, why)
+        return record.with_late(member, why)
 
     def look(self, record: Record, member: Member) -> Record:
         """Mark the member's group as late if others than its init and what that started have used CPU time."""
         before = record.other_cpu_ns.get(member.id)
+        if not member.pid:
+            # A task that is in the control group now has been moved, and marked by that.
+            is_empty = before is not None and not cgroups.is_populated(member.cgroup)
+            return self.look_at_empty(record, member) if is_empty else record
         home = record.home(member)
         about = _FOUND.partition(" used")[0].format(member.id)
         was_found = any(reason.startswith(about) for reason in home.late_reasons)
@@ -80,6 +107,9 @@ class Joiners:
     def forget(self, key: str) -> None:
         """Drop what is known of a workload that is over."""
         self._last.pop(key, None)
+
+    def _with_other(self, record: Record, member: Member, used_ns: int) -> Record:
+        return replace(record, other_cpu_ns={**record.other_cpu_ns, member.id: used_ns})
 
     def _tree(self, member: Member) -> TreeTime | None:
         try:

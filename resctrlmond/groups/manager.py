@@ -164,9 +164,11 @@ class Manager:
             if not record.state.is_over:
                 # The last claim goes with the same write that notes the end and its reason: a daemon that is killed
                 # after it completes this end, one that is killed before it has not begun.
-                if record.living and not record.without_claim(owner).claims:
+                if not record.without_claim(owner).claims:
                     # What has joined since the last sweep ran outside, and the totals must say so.
-                    self.upkeep.sweeping.sweep(key)
+                    self.upkeep.sweeping.take_back(key)
+                    if self.book.known(key).living:
+                        self.upkeep.sweeping.sweep(key)
                     record = self.book.known(key)
                 record = record.without_claim(owner)
                 record = self.book.put(record) if record.claims else self.life.finish(record, reason_text(reason))
@@ -202,6 +204,8 @@ class Manager:
         """
         key = canonical_key(key)
         with self.book.writing(key):
+            # Before the settling, which may end the workload: tasks of another awaited member may have come back.
+            self.upkeep.sweeping.take_back(key)
             record = self.book.known(key)
             ending = record.member(member)
             if ending is not None and ending.lives and not (confirms and runs(ending)):

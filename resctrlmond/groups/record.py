@@ -161,7 +161,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     had then. ``late_reasons`` says why the baseline is late, as far as it is known. ``caveats`` says of events why
     none of their totals is exact, whatever is read. ``unassigned``: the domains and bandwidth events for which the
     group is to have a counter as soon as one is free. ``other_cpu_ns`` is, per member, the CPU time that its control
-    group had used when the member was put in and that was not of its first process (see ``groups/joiners.py``).
+    group had used when the member was put in and that was not of its first process (see ``groups/joiners.py``); of
+    a member that is only a control group, all CPU time that it had used.
     ``created_ns`` and ``completed_ns`` are ``created_at`` and ``completed_at`` by the clock of the boot
     (``times.boot_ns()``), ``idle_ns`` is when its last member ended: how long a run stood, how long ago it ended and
     who has waited longest is decided by these.

@@ -82,6 +82,7 @@ class Recovery:
                     if standing is not None and not standing.state.is_over:
                         # Killed before it was written, or from a version that wrote none.
                         self.life.quality.update(standing)
+                self.sweeping.take_back(record.key)
                 self.ends.settle(record.key)
         with self._reported(self.life.snapshots.groups, problems, lambda: True):  # the next start tries it again
             self.life.snapshots.sweep()

@@ -13,7 +13,15 @@ from resctrlmond.groups.record import Member, Record, State
 from resctrlmond.groups.takeover import TakeOver
 from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotMounted, ResctrlError, printable
+from resctrlmond.resctrl.errors import (
+    LACKS,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    NotRead,
+    ResctrlError,
+    printable,
+)
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
@@ -58,7 +66,17 @@ class Sweeping:
             if record is None or record.state not in (State.PENDING, State.ACTIVE, State.IDLE):
                 return
             for member in record.awaited:
-                if not cgroups.is_populated(member.cgroup):
+                try:
+                    is_populated = cgroups.is_populated(member.cgroup)
+                except NotRead as error:
+                    if error.errno in LACKS:
+                        raise
+                    late = record.with_late(member, f"tasks that return to {member.id} cannot be seen: {error}")
+                    record = self.book.put(late) if late != record else record
+                    continue
+                if not is_populated:
+                    looked_at = self.joiners.look_at_empty(record, member)
+                    record = self.book.put(looked_at) if looked_at is not record else record
                     continue
                 # Its tasks have run outside until now. On disk before the first of them is moved.
                 back = replace(member, ended_at="", awaited=False, started_at=utc_now(), late=True, left=0, reason="")

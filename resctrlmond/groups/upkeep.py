@@ -174,6 +174,8 @@ class Upkeep:
                     self.life.follow(record)
                 except NoSuchGroup as error:
                     self.life.lose(record, error.message)
+            # Before the settling, which may end the workload: tasks that have come back ran outside.
+            self.sweeping.take_back(key)
             settled = self.ends.settle(key)
             if settled is not None and settled.awaited:
                 self.sweeping.take_back(key)

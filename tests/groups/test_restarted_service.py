@@ -7,12 +7,14 @@ import itertools
 import logging
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from resctrlmond.groups import plan
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import State
+from resctrlmond.groups.record import EndRule, State
 from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl.membership import Membership
 from tests.groups.conftest import Host, join
@@ -127,3 +129,97 @@ def test_a_service_that_is_down_while_its_group_is_lost_is_still_awaited(
     record = host.manager.get(KEY)
     assert (record.state, record.baseline) == (State.ACTIVE, Quality.LATE)
     assert host.tree.membership(second.pid).group == KEY
+
+
+@pytest.mark.parametrize("when", ["before the first tick", "after a tick"])
+def test_a_release_marks_tasks_that_came_to_an_empty_control_group(
+    host: Host, process: Start, cgroup: str, when: str
+) -> None:
+    """The totals were 0 and exact."""
+    child = process()
+    service(host, cgroup)
+    if when == "after a tick":
+        host.manager.upkeep.tick()
+        assert host.manager.get(KEY).state is State.IDLE
+        assert host.manager.get(KEY).baseline is Quality.EXACT
+    start(cgroup, child)
+    released = host.manager.release(KEY, owner="admin")
+    assert released.completed
+    assert {total.quality for total in released.totals} == {Quality.LATE}
+
+
+@pytest.mark.parametrize("end", ["tick", "restart of the daemon", "end of another member"])
+def test_tasks_that_came_back_are_taken_in_before_the_workload_ends(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The workload ended with an exact total while its tasks ran outside."""
+    child = process()
+    host.manager.assign(
+        Assignment(key=KEY, owner="admin", cgroup=cgroup, kind="unit", ends=EndRule.MEMBERS, member="m")
+    )
+    host.manager.upkeep.tick()
+    assert host.manager.get(KEY).baseline is Quality.EXACT
+    start(cgroup, child)
+    monkeypatch.setattr(plan, "MEMBERS_LINGER_S", 0.0)  # its time is over
+    if end == "tick":
+        host.manager.upkeep.tick()
+    elif end == "restart of the daemon":
+        host.restart()
+    else:
+        host.manager.remove_member(KEY, "another")
+    record = host.manager.get(KEY)
+    assert (record.state, record.baseline) == (State.ACTIVE, Quality.LATE)
+    assert host.tree.membership(child.pid).group == KEY
+
+
+def run_in(cgroup: str) -> None:
+    """Run a process in the control group that ends at once."""
+    code = "import sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0')"
+    subprocess.run([sys.executable, "-c", code, cgroup], check=True)
+
+
+@pytest.mark.parametrize("found_by", ["first tick", "later tick", "release", "release after a tick", "next assign"])
+def test_a_task_that_ran_and_ended_in_an_empty_control_group_makes_it_late(
+    host: Host, cgroup: str, found_by: str
+) -> None:
+    """Nobody saw it, and the total was 0 and exact."""
+    service(host, cgroup)
+    if found_by in ("later tick", "release after a tick", "next assign"):
+        host.manager.upkeep.tick()
+        assert host.manager.get(KEY).awaited
+        assert host.manager.get(KEY).baseline is Quality.EXACT
+    run_in(cgroup)
+    if found_by.startswith("release"):
+        totals = host.manager.release(KEY, owner="admin").totals
+        assert {total.quality for total in totals} == {Quality.LATE}
+        return
+    if found_by == "next assign":
+        service(host, cgroup)
+    else:
+        host.manager.upkeep.tick()
+    record = host.manager.get(KEY)
+    assert record.baseline is Quality.LATE
+    (reason,) = record.late_reasons
+    assert "ran and ended" in reason
+
+
+def test_an_empty_control_group_in_which_nothing_runs_stays_exact(host: Host, cgroup: str) -> None:
+    run_in(cgroup)
+    service(host, cgroup)
+    for _ in range(3):
+        host.manager.upkeep.tick()
+    host.restart()
+    host.manager.upkeep.tick()
+    totals = host.manager.release(KEY, owner="admin").totals
+    assert {total.quality for total in totals} == {Quality.EXACT}
+
+
+def test_a_removed_control_group_in_which_tasks_may_have_run_is_late(host: Host, cgroup: str) -> None:
+    service(host, cgroup)
+    run_in(cgroup)
+    os.rmdir(cgroup)
+    host.manager.upkeep.tick()
+    record = host.manager.get(KEY)
+    assert record.baseline is Quality.LATE
+    (reason,) = record.late_reasons
+    assert reason.startswith(f"control group {os.path.basename(cgroup)} was removed, so tasks that ran in it")
