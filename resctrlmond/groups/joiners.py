@@ -83,7 +83,8 @@ class Joiners:
         last = self._last.setdefault(record.key, {})
         used = cgroups.cpu_time_ns(member.cgroup)
         last_used, last_other = last.get(member.id, (0, 0))
-        if used and last_used and last_other + used - last_used - cpu_time.SLACK <= before:
+        # Less than before is of a new control group under the same path.
+        if used >= last_used > 0 and last_other + used - last_used - cpu_time.SLACK <= before:
             return record  # whatever ran since then, it was too little to be told from rounding
         other = None
         for _ in range(_WALKS):
@@ -103,6 +104,15 @@ class Joiners:
         log.info("%s: %s", record.key, why)
         others = tuple(reason for reason in home.late_reasons if not reason.startswith(about))
         return record.with_group(replace(home, late_reasons=others)).with_late(member, why)
+
+    def forget_member(self, record: Record, member_id: str) -> Record:
+        """Drop the CPU times of a member that comes anew: its control group may count from 0 again."""
+        if (known := record.member(member_id)) is not None:
+            record = self.look_at_empty(record, known)
+        self._last.get(record.key, {}).pop(member_id, None)
+        return replace(
+            record, other_cpu_ns={name: used for name, used in record.other_cpu_ns.items() if name != member_id}
+        )
 
     def forget(self, key: str) -> None:
         """Drop what is known of a workload that is over."""

@@ -93,9 +93,8 @@ class Joining:
             waits = record.home(member).state is State.PENDING
             outside = self._in_no_group(record, moving.tasks()) if waits else frozenset()
             noted = replace(member, joining=not waits, left=len(outside))
-            known = record.member(member.id)
-            if known is not None and not is_noted:
-                record = self.sweeping.joiners.look_at_empty(record, known)
+            if not is_noted:
+                record = self.sweeping.joiners.forget_member(record, member.id)
             record = self.sweeping.joiners.begin(_joined(record, noted, assignment), noted)
             record = self.book.put(self.book.checked(record, use_reserve=assignment.is_from_runtime))
             if waits:

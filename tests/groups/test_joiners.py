@@ -153,6 +153,34 @@ def test_a_process_that_is_in_the_container_at_the_release_and_not_in_its_group_
     assert {total.quality for total in totals} == {Quality.LATE}
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "tick"])
+@pytest.mark.parametrize("hidden_by", ["what its processes used", "what ran before it was assigned"])
+def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
+    host: Host, cgroup: str, hidden_by: str, meanwhile: str
+) -> None:
+    """Its new control group counts from 0, and had to use more than the old one before anything was noticed."""
+    first = Init(cgroup)
+    if hidden_by == "what ran before it was assigned":
+        session(cgroup, 1.5)
+    assign(host, first)
+    if hidden_by == "what its processes used":
+        first.do("burn(1.5)")
+    host.manager.upkeep.sweeping.sweep(CTR)
+    first.end()
+    if meanwhile == "tick":
+        host.manager.upkeep.tick()
+    os.rmdir(cgroup)
+    os.mkdir(cgroup)
+    again = Init(cgroup)
+    try:
+        assign(host, again)
+        session(cgroup, 0.3)
+        host.manager.upkeep.sweeping.sweep(CTR)
+        assert host.manager.get(CTR).baseline is Quality.LATE
+    finally:
+        again.end()
+
+
 OWN = {
     "itself": "burn(0.2)",
     "a child that is waited for": "os.waitpid(fork(lambda: burn(0.2)), 0)",
