@@ -96,8 +96,9 @@ class Host:
         return self.out(f"stat -c '%i %g %y' {TREE}/{class_ + '/' if class_ else ''}mon_groups/{key}")
 
     def snapshot(self, key: str) -> dict[str, str]:
-        """The files of a workload's snapshot with their text, by path; links are marked."""
-        script = 'for f in $(find . -type f); do echo "$f=$(cat $f)"; done; find . -type l -printf "%p=LINK\\n"'
+        """The files of a workload's snapshot with their text, by path, with ";" between lines; links are marked."""
+        script = 'for f in $(find . -type f); do echo "$f=$(paste -sd";" $f)"; done; '
+        script += 'find . -type l -printf "%p=LINK\\n"'
         lines = self.out(f"cd {RUN}/groups/{key} && {{ {script}; }}").splitlines()
         return dict(line.removeprefix("./").split("=", 1) for line in lines)
 
