@@ -9,6 +9,7 @@ session, which the daemon did not put into the monitoring group.
 from __future__ import annotations
 
 import logging
+import re
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.lifecycle import replace
@@ -23,8 +24,12 @@ log = logging.getLogger(__name__)
 # A process that gets another parent during one walk through the tree is missed by it, and not by all of three.
 _WALKS = 3
 _FOUND = (
-    "processes that joined {} from outside and ended used about {:.2f} s of CPU time: what they did is in no figure"
+    "processes that joined {} from outside and ended used at least {:.2f} s of CPU time: "
+    "what they did is in no figure"
 )
+_AMOUNT = re.compile(r" used (?:about|at least) (\d+\.\d\d) s ")
+# The smallest amount (ns) that _FOUND can state.
+_CENTISECOND = 10_000_000
 _RAN = "tasks ran and ended in control group {} between two looks, and used {:.6f} s of CPU time outside the group"
 _REMOVED = "control group {} was removed, so tasks that ran in it between two looks cannot be seen"
 
@@ -77,14 +82,21 @@ class Joiners:
             return self.look_at_empty(record, member) if is_empty else record
         home = record.home(member)
         about = _FOUND.partition(" used")[0].format(member.id)
-        was_found = any(reason.startswith(about) for reason in home.late_reasons)
-        if before is None or (home.baseline is not Quality.EXACT and not was_found):
+        found = next((reason for reason in home.late_reasons if reason.startswith(about)), "")
+        if before is None or (home.baseline is not Quality.EXACT and not found):
             return record
+        bound = before
+        if amount := _AMOUNT.search(found):
+            if member.late:
+                return record  # one that joined later was taken in: what it uses is in the figures
+            # Each new amount writes the record and signals its change, so it has to be twice the one that is there.
+            found_ns = round(float(amount[1]) * 1e9)
+            bound += max(2 * found_ns, found_ns + _CENTISECOND)
         last = self._last.setdefault(record.key, {})
         used = cgroups.cpu_time_ns(member.cgroup)
         last_used, last_other = last.get(member.id, (0, 0))
         # Less than before is of a new control group under the same path.
-        if used >= last_used > 0 and last_other + used - last_used - cpu_time.SLACK <= before:
+        if used >= last_used > 0 and last_other + used - last_used - cpu_time.SLACK <= bound:
             return record  # whatever ran since then, it was too little to be told from rounding
         other = None
         for _ in range(_WALKS):
@@ -94,14 +106,15 @@ class Joiners:
             if tree is None or not used:
                 return record
             last[member.id] = used, used - tree.ns
-            if used - tree.ns - tree.slack <= before:
+            # Rounding can account for the slack: what others used is at least this.
+            least = used - tree.ns - tree.slack
+            if least <= bound:
                 return record
-            other = used - tree.ns if other is None else min(other, used - tree.ns)
+            other = least if other is None else min(other, least)
         assert other is not None
         why = _FOUND.format(member.id, (other - before) / 1e9)
-        if why in home.late_reasons:
-            return record
-        log.info("%s: %s", record.key, why)
+        if not found:
+            log.info("%s: %s", record.key, why)
         others = tuple(reason for reason in home.late_reasons if not reason.startswith(about))
         return record.with_group(replace(home, late_reasons=others)).with_late(member, why)
 
