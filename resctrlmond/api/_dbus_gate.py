@@ -254,8 +254,13 @@ class Gate:
             await loop.sock_sendall(self._bus, data)
 
     async def _inward(self) -> None:
-        while not self._begun:
-            await self.deliver(await self._some())
+        while True:
+            data = await self._some()
+            # Asked after the wait: BEGIN may have passed outward meanwhile.
+            if self._begun:
+                break
+            await self.deliver(data)
+        self._buffer[:0] = data
         while True:
             # Everybody else's turn: neither sock_recv() nor sock_sendall() yields if it need not wait.
             await asyncio.sleep(0)

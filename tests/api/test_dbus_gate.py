@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import dbus_fast
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api._dbus_gate import Frame, parse_frame, parse_header
+from resctrlmond.api._dbus_gate import BUS_NAME, Frame, Gate, parse_frame, parse_header
 from tests.api.dbus_lab import MANAGER, NAME, NOBODY, READERS, ROOT, BusctlError, Client, Lab, eventually
 
 LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
@@ -94,6 +96,52 @@ def test_signals_and_replies_of_others_are_thrown_away(lab: Lab) -> None:
                 )
             assert "version" in await client.call("Status")
             assert not [one for one in decoded if one.member == "Shout"]
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def _relayed() -> AsyncIterator[tuple[Gate, socket.socket, socket.socket]]:
+    """A gate between a bus and a library that are sockets of the test, with the handshake up to BEGIN done."""
+    loop = asyncio.get_running_loop()
+    relayed, bus = socket.socketpair()
+    library = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for one in (relayed, bus, library):
+        one.setblocking(False)
+    gate = Gate(relayed)
+    with bus, library:
+        try:
+            with gate.entrance() as address:
+                await loop.sock_connect(library, address.removeprefix("unix:path="))
+                await loop.sock_sendall(library, b"\0AUTH EXTERNAL\r\n")
+                assert await loop.sock_recv(bus, 100) == b"\0AUTH EXTERNAL\r\n"
+            await loop.sock_sendall(bus, b"OK\r\n")
+            assert await loop.sock_recv(library, 100) == b"OK\r\n"
+            await loop.sock_sendall(library, b"BEGIN\r\n")
+            assert await loop.sock_recv(bus, 100) == b"BEGIN\r\n"
+            yield gate, bus, library
+        finally:
+            await gate.close()
+
+
+def _signal(sender: str, body: bytes) -> bytes:
+    # The library leaves out the sender, which only the bus sets.
+    fields = b"\7\1s\0" + struct.pack("<I", len(sender)) + sender.encode() + b"\0"
+    head = struct.pack("<4B3I", ord("l"), dbus_fast.MessageType.SIGNAL.value, 0, 1, len(body), 7, len(fields))
+    return head + fields + bytes(-len(fields) % 8) + body
+
+
+def test_what_comes_together_with_the_first_message_is_checked() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        first, last = _signal(BUS_NAME, b"first"), _signal(BUS_NAME, b"last")
+        async with _relayed() as (_, bus, library):
+            sending = asyncio.create_task(loop.sock_sendall(bus, first + _signal(":1.2", bytes(100_000)) + last))
+            received = b""
+            while not received.endswith(last) and (data := await loop.sock_recv(library, 1 << 20)):
+                received += data
+            assert received == first + last
+            await sending
 
     asyncio.run(run())
 
