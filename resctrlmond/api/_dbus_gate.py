@@ -220,11 +220,20 @@ class Gate:
                 await asyncio.wait([self._relaying], timeout=grace_s)
             self._relaying.cancel()
             await asyncio.gather(self._relaying, return_exceptions=True)
-        self._close_sockets()
+        await self._close_sockets()
 
-    def _close_sockets(self) -> None:
+    async def _close_sockets(self) -> None:
         self._bus.close()
-        if self._library is not None:
+        if self._library is None:
+            return
+        # A deliver() of another task may wait in sock_sendall(): close() alone would leave it waiting for ever on a
+        # number that another descriptor may have by then.
+        with contextlib.suppress(OSError):
+            self._library.shutdown(socket.SHUT_RDWR)
+        try:
+            async with self._delivering:
+                pass
+        finally:
             self._library.close()
 
     async def _relay(self, listener: socket.socket) -> None:
@@ -241,7 +250,7 @@ class Gate:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
         finally:
-            self._close_sockets()
+            await self._close_sockets()
 
     async def _outward(self) -> None:
         assert self._library is not None

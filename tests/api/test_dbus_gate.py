@@ -146,6 +146,18 @@ def test_what_comes_together_with_the_first_message_is_checked() -> None:
     asyncio.run(run())
 
 
+def test_the_gate_closes_while_the_library_does_not_read() -> None:
+    async def run() -> None:
+        async with _relayed() as (gate, _, _):
+            delivering = asyncio.create_task(gate.deliver(bytes(16 << 20)))
+            assert await eventually(gate._delivering.locked)
+            await gate.close()
+            async with asyncio.timeout(60):
+                await delivering
+
+    asyncio.run(run())
+
+
 def test_access_is_checked_before_the_arguments(lab: Lab) -> None:
     async def run() -> None:
         async with lab.door():
