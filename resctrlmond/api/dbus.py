@@ -190,27 +190,29 @@ class _Connection:
         """Have a large call decoded if its sender may call verbs that need one."""
         try:
             caller = await self._callers.named(call.header.sender)
+            if self._service.policy.may_everything(caller):
+                await call.forward()
+                return
+            name = LIMITS_EXCEEDED
+            why = f"the arguments take more than {gate.MAX_SMALL_BODY} bytes, which only root may send"
         except (BusUnavailable, DBusError):
-            call.drop()  # nobody waits for the answer any more
-            return
-        if self._service.policy.may_everything(caller):
-            await call.forward()
-            return
-        call.drop()
-        self._on_refused(
-            call.header, f"the arguments take more than {gate.MAX_SMALL_BODY} bytes, which only root may send"
-        )
+            return  # nobody waits for the answer any more
+        except Exception as error:
+            name, why = _error_reply(error, f"a large call of {call.header.member}")
+        finally:
+            call.drop()
+        self._on_refused(call.header, why, name)
 
-    def _on_refused(self, call: gate.Header, why: str) -> None:
+    def _on_refused(self, call: gate.Header, why: str, name: str = LIMITS_EXCEEDED) -> None:
         if call.wants_reply and call.sender:
             self._bus.post(
                 Message(
                     message_type=MessageType.ERROR,
                     destination=call.sender,
                     reply_serial=call.serial,
-                    error_name=LIMITS_EXCEEDED,
+                    error_name=name,
                     signature="s",
-                    body=[why],
+                    body=[values.text(why)],
                 )
             )
 
@@ -254,11 +256,7 @@ class _Connection:
         except DBusError as error:
             self._reply_error(call, error.type, error.text)
         except Exception as error:
-            if isinstance(error, ResctrlError) and type(error) in ERRORS:
-                self._reply_error(call, name_of(error).dbus, str(error))
-                return
-            _log.exception("%s.%s failed in a way that it should not", call.interface, call.member)
-            self._reply_error(call, INTERNAL_ERROR, "resctrlmond failed; its journal says why")
+            self._reply_error(call, *_error_reply(error, f"{call.interface}.{call.member}"))
 
     def _presence(self, call: Message, sender: str, begun: float) -> Callable[[], bool]:
         """Whether the caller waits for the answer to this call; to be asked from another thread.
@@ -281,3 +279,11 @@ class _Connection:
     def _reply_error(self, call: Message, name: str, text: str) -> None:
         if wants_reply(call):
             self._bus.post(Message.new_error(call, name, values.text(text)))
+
+
+def _error_reply(error: Exception, what: str) -> tuple[str, str]:
+    """Return the name and text with which a call that raised ``error`` is answered. Log it if it was not expected."""
+    if isinstance(error, ResctrlError) and type(error) in ERRORS:
+        return name_of(error).dbus, str(error)
+    _log.error("%s failed in a way that it should not", what, exc_info=error)
+    return INTERNAL_ERROR, "resctrlmond failed; its journal says why"

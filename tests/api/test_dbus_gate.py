@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api._dbus_gate import BUS_NAME, Frame, Gate, parse_frame, parse_header
+from resctrlmond.resctrl.errors import NotRead
 from tests.api.dbus_lab import MANAGER, NAME, NOBODY, READERS, ROOT, BusctlError, Client, Lab, eventually
 
 LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
@@ -156,6 +157,21 @@ def test_the_gate_closes_while_the_library_does_not_read() -> None:
                 await delivering
 
     asyncio.run(run())
+
+
+def test_a_large_call_of_an_unknown_sender_is_dropped_and_answered(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(error: Exception, name: str) -> None:
+        async def unreadable(_: str) -> Any:
+            raise error
+
+        async with lab.door() as door, Client(lab.address) as client:
+            monkeypatch.setattr(door._connection._callers, "named", unreadable)
+            refused, _ = await client.refused("Create", "ay", bytes(1 << 19))
+            assert refused == name
+            assert not door._connection._bus.gate.held_bytes
+
+    asyncio.run(run(NotRead("/proc/1/status cannot be read"), "org.resctrlmon1.Error.NotRead"))
+    asyncio.run(run(RuntimeError("unexpected"), "org.resctrlmon1.Error.InternalError"))
 
 
 def test_access_is_checked_before_the_arguments(lab: Lab) -> None:
