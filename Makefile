@@ -165,18 +165,20 @@ install-modules: check-host
 	  printf '#!/usr/bin/python3\nimport sys\n\nfrom %s.__main__ import main\n\nsys.exit(main())\n' $${command#*=} \
 	    >$(DESTDIR)$(PREFIX)/bin/$${command%=*} && chmod 755 $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 
-# What is not a Python module: distributions install the modules with tools of their own.
+# What is not a Python module: distributions install the modules with tools of their own. A runtime may start a container
+# meanwhile: install(1) unlinks a file before it writes the new one, so the hook and its JSON files are renamed into place.
 install-files: check-host man
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(SYSUSERS)
 ifeq ($(DESTDIR),)
 	systemd-sysusers $(notdir $(SYSUSERS))
 endif
-	$(INSTALL) -D -m 755 resctrlmond/oci_hook.py $(HOOK)
+	$(INSTALL) -D -m 755 resctrlmond/oci_hook.py $(HOOK).new && mv -f $(HOOK).new $(HOOK)
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) $(UNITS)
 	$(INSTALL) -D -m 644 -t $(CATALOGDIR) $(CATALOGS)
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf $(POLICY)
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus-service $(ACTIVATION)
-	$(INSTALL) -D -m 644 -t $(SHARED)/hooks.d $(HOOKS)
+	for name in $(notdir $(HOOKS)); do $(INSTALL) -D -m 644 systemd/$$name $(SHARED)/hooks.d/$$name.new && \
+	  mv -f $(SHARED)/hooks.d/$$name.new $(SHARED)/hooks.d/$$name || exit 1; done
 	for name in resctrlmond nri; do [ -e $(DESTDIR)/etc/resctrlmond/$$name.yaml ] || \
 	  $(INSTALL) -D -m 644 systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	for page in $(INSTALLED_PAGES); do $(INSTALL) -D -m 644 -t $(MANDIR)/man$${page##*.} $$page || exit 1; done
@@ -186,7 +188,8 @@ endif
 # A changed configuration stays, as with apt remove.
 uninstall:
 ifeq ($(DESTDIR),)
-	[ ! -x $(PREFIX)/bin/resctrlctl ] || resctrlctl --quiet hooks disable || echo "the OCI hooks stay enabled" >&2
+	[ ! -x $(PREFIX)/bin/resctrlctl ] || resctrlctl --quiet hooks disable || \
+	  { echo "nothing was removed: a runtime that calls a hook that is missing starts no container" >&2; exit 1; }
 	if [ -d /run/systemd/system ]; then \
 	  systemctl --quiet disable --now resctrlmon-nri.service resctrlmond.socket resctrlmond.service || :; fi
 	[ ! -x $(PREFIX)/bin/resctrlmond ] || resctrlmond --release-all || echo "some monitoring groups still stand" >&2

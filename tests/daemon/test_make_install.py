@@ -107,3 +107,35 @@ def test_make_uninstall_removes_what_make_install_installed(tmp_path: Path) -> N
     make("install")
     assert make("uninstall") == ["etc/resctrlmond/resctrlmond.yaml"]
     assert (tmp_path / "etc/resctrlmond/resctrlmond.yaml").read_text() == "log_level: debug\n"
+
+
+def test_the_hook_is_renamed_into_place(tmp_path: Path) -> None:
+    """A runtime may execute it during the installation: install(1) unlinks the file before it writes the new one."""
+    install = tmp_path / "install"
+    install.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nexec install -p "$@"\n')
+    install.chmod(0o755)
+    place = tmp_path / "root"
+    command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={place}", f"INSTALL={install}"]
+    subprocess.run(command, capture_output=True, timeout=300, check=True)
+    hook = place / "usr/libexec/resctrlmon-oci-hook"
+    links = place / "usr/share/resctrlmond/hooks.d"
+    assert hook.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in hook.parent.iterdir()] == [hook.name]
+    assert {path.suffix for path in links.iterdir()} == {".json"}
+    written = {word for line in (tmp_path / "calls").read_text().splitlines() for word in line.split()}
+    assert not written & {str(hook), str(links), *map(str, links.iterdir())}
+
+
+def test_make_uninstall_stops_if_the_hooks_stay_enabled(tmp_path: Path) -> None:
+    """A runtime that calls a hook that is missing starts no container."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, status in (("resctrlctl", 1), ("systemctl", 0), ("resctrlmond", 0), ("journalctl", 0)):
+        (commands / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path}/calls\nexit {status}\n")
+        (commands / name).chmod(0o755)
+    command = ["make", "-C", str(ROOT), "uninstall", f"PREFIX={tmp_path}", "MAKE=false"]
+    environment = {"PATH": f"{commands}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode
+    assert "nothing was removed" in done.stderr
+    assert (tmp_path / "calls").read_text().split() == ["resctrlctl"]
