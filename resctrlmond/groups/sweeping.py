@@ -105,7 +105,8 @@ class Sweeping:
         swept = replace(swept, take_over=False, allow_class_change=False, tree=False)
         record = record.with_member(swept)
         if swept.left:
-            record = record.with_late(swept)  # they may end before they are taken in
+            # They may end before they are taken in.
+            record = record.with_late(swept, f"tasks of {swept.id} stayed outside")
         record = self.joiners.look(record, swept)
         return self.book.put(replace(record, state=State.ACTIVE))
 
@@ -123,12 +124,12 @@ class Sweeping:
                 # It may have ended by now, and was never in the group.
                 record, outside = self._as_noted(record, member)
                 late = replace(outside, late=True, joining=False, reason=str(error))
-                record = self.book.put(record.with_member(late).with_late(late))
+                record = self.book.put(record.with_member(late).with_late(late, _was_outside(member)))
                 continue
             if record.home(member).part == group.part or moved.moved:
                 late = replace(member, late=True, joining=False, left=moved.outside, reason="")
                 late = replace(late, take_over=False, allow_class_change=False, tree=False)
-                joined = record.with_member(late).with_late(late)
+                joined = record.with_member(late).with_late(late, _was_outside(member))
                 record = self.book.put(replace(joined, state=State.ACTIVE))
         return record
 
@@ -189,7 +190,8 @@ class Sweeping:
                 record, group = self._group_in(record, class_, moved)
             except ResctrlError:
                 if late:
-                    self.book.put(record.with_late(member))  # what they use in that class is in no figure
+                    why = f"tasks of {member.id} in class {class_ or '/'} are in no group"
+                    self.book.put(record.with_late(member, why))
                 raise
             if group.state.has_group:
                 record, more = self._into(record, group, member, move, late=True)
@@ -202,7 +204,7 @@ class Sweeping:
             # disk before the first of them counts, so that no kill in between makes it exact.
             nonlocal record
             record = record.with_member(replace(member, late=True))
-            record = self.book.put(record.with_late(replace(member, part=group.part)))
+            record = self.book.put(record.with_late(replace(member, part=group.part), _was_outside(member)))
 
         how = How(
             take_over=member.take_over,
@@ -242,3 +244,7 @@ def why_outside(record: Record, moved: Moved) -> str:
 def _together(last: Moved, before: Moved) -> Moved:
     """The outcome of two moves of the same tasks: what the last one saw, and the work of both."""
     return Moved(before.moved + last.moved, before.passes + last.passes, last.elsewhere, last.left, last.astray)
+
+
+def _was_outside(member: Member) -> str:
+    return f"tasks of {member.id} ran outside until they were put into the group"
