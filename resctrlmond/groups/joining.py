@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from resctrlmond.groups.accounting import worst
 from resctrlmond.groups.keys import merged_attributes
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.making import Making, check_has_rmid
 from resctrlmond.groups.outcomes import Assigned
-from resctrlmond.groups.record import EndRule, Member, Record, State
+from resctrlmond.groups.record import MAX_LATE_REASONS, EndRule, Member, Record, State
 from resctrlmond.groups.resuming import Resuming
 from resctrlmond.groups.sweeping import Sweeping, why_outside
 from resctrlmond.groups.target import FOLLOW, Assignment, Target, check_free
@@ -113,7 +114,7 @@ class Joining:
             # A group that stands on keeps none of those that are no member of it.
             put_back(self.tree, past)
             with undoing(key):
-                self._undo(record, before, ended)
+                self._undo(record, before, ended, member.id if is_noted and past else "")
             raise
 
     def _move(
@@ -152,7 +153,7 @@ class Joining:
                 return replace(member, late=True), _ran_before(member)
             if not moved_again:
                 return member, ""
-            return replace(member, late=True), f"tasks of {member.id} were outside until it was assigned again"
+            return replace(member, late=True), _outside_until_again(member)
         # The caller holds the process until it is answered, or gives up. If it still waits now, after the last move,
         # the process was held all that time: whatever becomes of the answer, it runs in its group only.
         is_given_up = late is False and not assignment.is_awaited()
@@ -221,7 +222,12 @@ class Joining:
             )
         return self.life.relocate(replace(record, follows=False), class_)
 
-    def _undo(self, record: Record, before: Record | None, ended: Record | None) -> None:
+    def _undo(self, record: Record, before: Record | None, ended: Record | None, again: str) -> None:
+        """Undo a failed Assign.
+
+        ``again`` is the member's id if the member was in the workload before and tasks of it were moved, else "":
+        what these did outside until then cannot be undone.
+        """
         if before is None:
             for group in (self.book.get(record.key) or record).further:
                 self.life.discard(group, None)
@@ -235,7 +241,13 @@ class Joining:
                 self.life.discard(group, None)
         of_the_group = {name: getattr(stands, name) for name in _OF_THE_GROUP}
         state = before.state if stands.state.has_group == before.state.has_group else stands.state
-        self.book.put(replace(before, **of_the_group, state=state))
+        restored = replace(before, **of_the_group, state=state)
+        member = restored.member(again) if again else None
+        if member is not None:
+            restored = _with_quality_of(stands, restored, {group.part: group.nonce for group in before.groups})
+            late = replace(member, late=True)
+            restored = restored.with_member(late).with_late(late, _outside_until_again(late))
+        self.book.put(restored)
 
 
 _GIVEN_UP = "{}: its caller did not wait until it was put in, so a part of it may have run outside"
@@ -267,6 +279,25 @@ def _hides_joiners(member: Member) -> str:
     if member.cgroup or member.kind not in _CONTAINERS:
         return ""
     return f"{member.id} has no control group of its own, so processes that join it from outside cannot be seen"
+
+
+def _outside_until_again(member: Member) -> str:
+    return f"tasks of {member.id} were outside until it was assigned again"
+
+
+def _with_quality_of(stands: Record, restored: Record, nonces: Mapping[str, int]) -> Record:
+    """The restored record, no group of which has a better baseline than on disk.
+
+    ``nonces`` are those that its groups had, by their part: a group that was made anew has a baseline of its own.
+    """
+    for group in stands.groups:
+        old = next((old for old in restored.groups if old.part == group.part), None)
+        if old is None or nonces.get(group.part) != group.nonce:
+            continue
+        reasons = tuple(dict.fromkeys((*old.late_reasons, *group.late_reasons)))[:MAX_LATE_REASONS]
+        baseline = worst(old.baseline, group.baseline)
+        restored = restored.with_group(replace(old, baseline=baseline, late_reasons=reasons))
+    return restored
 
 
 def _ran_before(member: Member) -> str:

@@ -134,8 +134,9 @@ class Manager:
     def assign(self, assignment: Assignment) -> Assigned:
         """Put a process with its threads, or a control group, into the workload's group; make that if need be.
 
-        What fails changes nothing: a group made for the call is removed again. Raises what ``create`` does, and
-        AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
+        What fails changes nothing: a group made for the call is removed again. Only a baseline that was found to be
+        late stays late. Raises what ``create`` does, and AlreadyMonitored, NoSuchProcess,
+        ProcessChanged, NoSuchCgroup, PermissionDenied.
         """
         key = canonical_key(assignment.key)
         check_attributes(assignment.attributes)

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.errors import NotWritten
 from resctrlmond.groups.files import write_file, writing
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.groups.record import Record, Records, State
+from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
 from tests.groups.conftest import Host, assignment
+from tests.sim.conftest import Puppet
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -42,6 +45,84 @@ def test_a_failing_undo_of_assign_does_not_hide_the_first_error(
     host.check()
     host.manager.release("k", owner="test")
     assert host.ours() == []
+
+
+@pytest.mark.parametrize("failure", ["the process ends", "the last write fails"])
+def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_baseline_late(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    """The undo restored an exact baseline, although the threads had run outside."""
+    given = assignment("k", puppet.pid, member="m")
+    assert host.manager.assign(given).record.baseline is Quality.EXACT
+    host.tree.write_task("", puppet.pid)
+    write_task, save = host.tree.write_task, Records.save
+    has_moved = False
+
+    def moved(directory: str, tid: int) -> None:
+        nonlocal has_moved
+        write_task(directory, tid)
+        has_moved = True
+        if failure == "the process ends":
+            puppet.kill()
+
+    def refuse(records: Records, record: Record) -> int:
+        # Nothing but a full /run between two writes does this.
+        if has_moved and failure == "the last write fails" and record.state is State.ACTIVE and not failed:
+            failed.append(record)
+            raise NotWritten("cannot write", errno=errno.ENOSPC)
+        return save(records, record)
+
+    failed: list[Record] = []
+    monkeypatch.setattr(host.tree, "write_task", moved)
+    monkeypatch.setattr(Records, "save", refuse)
+    with pytest.raises(ProcessChanged if failure == "the process ends" else NotWritten):
+        host.manager.assign(given)
+    assert has_moved
+    record = host.manager.get("k")
+    assert record.baseline is Quality.LATE
+    assert record.late_reasons == ("tasks of m were outside until it was assigned again",)
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+
+
+def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = assignment("k", puppet.pid, member="m")
+    host.manager.assign(given)
+    host.tree.write_task("", puppet.pid)
+    write_task = host.tree.write_task
+
+    def moved(directory: str, tid: int) -> None:
+        # As by a task of the member that was found in another class.
+        write_task(directory, tid)
+        record = host.manager.get("k")
+        host.manager.book.put(record.made_late(record, "ran in another class"))
+        puppet.kill()
+
+    monkeypatch.setattr(host.tree, "write_task", moved)
+    with pytest.raises(ProcessChanged):
+        host.manager.assign(given)
+    record = host.manager.get("k")
+    assert record.baseline is Quality.LATE
+    assert "ran in another class" in record.late_reasons
+
+
+def test_a_failed_assign_of_a_new_member_leaves_the_baseline_exact(
+    host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the new member did outside is not of the workload."""
+    before = host.manager.assign(assignment("k", process().pid, member="m")).record
+    write_task = host.tree.write_task
+
+    def moved(directory: str, tid: int) -> None:
+        write_task(directory, tid)
+        puppet.kill()
+
+    monkeypatch.setattr(host.tree, "write_task", moved)
+    with pytest.raises(ProcessChanged):
+        host.manager.assign(assignment("k", puppet.pid, member="other", late=True))
+    assert host.manager.get("k") == before
 
 
 def test_a_failing_undo_of_a_write_does_not_hide_the_first_error(
