@@ -11,6 +11,10 @@ from collections.abc import AsyncIterator
 # Below MemoryMax= of the unit, beside 48 MiB of records (three times that in memory) and the interpreter's 40 MiB.
 MAX_BYTES = 32 * 1024 * 1024
 MAX_BYTES_PER_UID = 8 * 1024 * 1024
+# D-Bus has a budget of its own: a bus that has stalled must not block the reads of varlink's clients.
+# Its replies take half as much as varlink's pages.
+MAX_DBUS_BYTES = MAX_BYTES // 2
+MAX_DBUS_BYTES_PER_UID = MAX_BYTES_PER_UID // 2
 
 
 class Lease:

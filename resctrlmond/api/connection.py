@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from resctrlmond.api import wire
-from resctrlmond.api.budget import ReplyBudget
+from resctrlmond.api.budget import Lease, ReplyBudget
 from resctrlmond.api.peer import Peer
 from resctrlmond.api.service import Service
 from resctrlmond.api.streams import HangupWatch, receive, send_all
@@ -145,7 +145,8 @@ class Connection:
             if not call.oneway:
                 await self._send(wire.error_reply(error))
             return
-        async with self._budget.lease(self.peer.uid, method.reply_bytes) as lease:
+        async with contextlib.AsyncExitStack() as stack:
+            lease = await self._leased(stack, method.reply_bytes)
             if call.more and method.stream is not None:
                 await self._answer_stream(call.method, _opened(method.stream, parameters, self.peer))
                 return
@@ -156,6 +157,19 @@ class Connection:
             if reply is not None and not call.oneway:
                 lease.shrink(len(bytes(reply.parameters)))
                 await self._send(reply)
+
+    async def _leased(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
+        """Wait for a lease. A peer that hangs up meanwhile ends the connection: only reads wait."""
+        entering = stack.enter_async_context(self._budget.lease(self.peer.uid, size))
+        if not size:
+            return await entering
+        task = asyncio.current_task()
+        assert task is not None
+        self._interruptible = True
+        with self._hangups.watching(self._socket, task.cancel):
+            lease = await entering
+        self._interruptible = False
+        return lease
 
     async def _answer_stream(self, method: str, items: AsyncGenerator[msgspec.Struct, None]) -> None:
         task = asyncio.current_task()

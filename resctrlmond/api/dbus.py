@@ -16,6 +16,7 @@ from typing import Any
 from resctrlmond.api import _dbus_gate as gate
 from resctrlmond.api import dbus_values as values
 from resctrlmond.api._bus import BUS_NAME, Bus, BusUnavailable, DBusError, Message, MessageType, wants_reply
+from resctrlmond.api.budget import MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID, ReplyBudget
 from resctrlmond.api.dbus_callers import Callers
 from resctrlmond.api.dbus_interfaces import NAME, PEER
 from resctrlmond.api.dbus_objects import LogControl, Objects
@@ -36,6 +37,8 @@ PATIENCE_S = 20.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 5.0
+# A bus that takes no reply for so long has stalled. So long as varlink's clients have to read theirs.
+_FLUSH_TIMEOUT_S = 30.0
 # Calls of one connection that wait for their answers: the workers are shared with everybody.
 _MOST_CALLS = 64
 _TOO_MANY_CALLS = f"{_MOST_CALLS} calls of yours wait for their answers already"
@@ -63,6 +66,7 @@ class DBusDoor:
         self._service = service
         self._address = address
         self._objects = Objects(service, LogControl(get_log_level, set_log_level, log_target))
+        self._budget = ReplyBudget(MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID)
         self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -97,7 +101,7 @@ class DBusDoor:
             self._connection.announcer.changed(key, record)
 
     async def _connect(self) -> _Connection:
-        connection = _Connection(await Bus.open(self._address), self._service, self._objects)
+        connection = _Connection(await Bus.open(self._address), self._service, self._objects, self._budget)
         try:
             await connection.take_name()
         except BaseException:
@@ -128,8 +132,9 @@ class DBusDoor:
 class _Connection:
     """One connection to the bus, with the calls that came over it."""
 
-    def __init__(self, bus: Bus, service: Service, objects: Objects) -> None:
+    def __init__(self, bus: Bus, service: Service, objects: Objects, budget: ReplyBudget) -> None:
         self._bus = bus
+        self._budget = budget
         self._service = service
         self._objects = objects
         self._callers = Callers(bus)
@@ -243,20 +248,30 @@ class _Connection:
             caller = await self._callers.named(sender)
             caller = replace(caller, waits=self._presence(call, sender, begun))
             size = self._objects.reply_bytes(call)
-            async with self._service.budget.lease(caller.uid, size):
+            async with self._budget.lease(caller.uid, size):
                 signature, body = await self._objects.answer(call, caller)
                 if wants_reply(call):
                     self._bus.post(Message.new_method_return(call, signature, body))
                 del body
                 if size:
                     # The bus stops reading from us when a caller does not read what the bus holds for it.
-                    await self._bus.flush()
+                    await self._flush()
         except BusUnavailable:
             _log.debug("the bus went away with a call of %s", sender)
         except DBusError as error:
             self._reply_error(call, error.type, error.text)
         except Exception as error:
             self._reply_error(call, *_error_reply(error, f"{call.interface}.{call.member}"))
+
+    async def _flush(self) -> None:
+        """Return when the bus has taken all replies. Disconnect from a bus that stalls: the door connects anew."""
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
+                await self._bus.flush()
+        except TimeoutError:
+            if self._bus.connected:
+                _log.warning("the bus has taken no reply for %d s: disconnecting from it", _FLUSH_TIMEOUT_S)
+                self._bus.disconnect()
 
     def _presence(self, call: Message, sender: str, begun: float) -> Callable[[], bool]:
         """Whether the caller waits for the answer to this call; to be asked from another thread.

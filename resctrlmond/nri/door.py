@@ -41,7 +41,7 @@ class Door:
     def __init__(self, path: str, timeout_s: float = 3.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
-        # Whether the last call ran into its time-out: the next one may too.
+        # Whether the last call other than List ran into its time-out: the next one may too.
         self.is_hung = False
         self._complaint = ""
 
@@ -67,7 +67,9 @@ class Door:
             self._answered()
             raise Refused(name, message) from error
         except (OSError, ProtocolError) as error:
-            self.is_hung = isinstance(error, TimeoutError)
+            # A List waits for its share of memory behind other callers' lists, which an Assign does not.
+            if verb != "List" or not isinstance(error, TimeoutError):
+                self.is_hung = isinstance(error, TimeoutError)
             text = getattr(error, "strerror", None) or str(error)
             self._complain(text, error if isinstance(error, OSError) else None)
             raise Away(text) from error

@@ -30,7 +30,7 @@ from resctrlmond.api.workers import Workers
 from resctrlmond.groups.errors import LimitExceeded
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Record, State
-from tests.api.dbus_lab import GROUP, ROOT, Lab
+from tests.api.dbus_lab import GROUP, ROOT, Lab, eventually
 from tests.api.dbus_lab import Client as BusClient
 from tests.api.varlink_lab import wait_until
 
@@ -149,6 +149,31 @@ def test_lists_that_nobody_reads_wait_without_memory(door: _Server) -> None:
     assert wait_until(lambda: budget.taken == 0)
     with Client(door.path) as client:
         assert len(list(client.stream(LIST))) > 5
+
+
+def test_a_caller_that_hangs_up_while_it_waits_for_memory_is_forgotten(door: _Server) -> None:
+    budget = door.service.budget
+    budget._has_room = lambda *_: False  # type: ignore[method-assign]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(door.path)
+        connection.sendall(json.dumps({"method": LIST, "more": True}).encode() + b"\0")
+        assert wait_until(lambda: len(budget._waiters) == 1)
+    assert wait_until(lambda: not budget._waiters)
+
+
+def test_a_bus_that_takes_no_replies_is_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with lab.door() as door, BusClient(lab.address) as client:
+            stalled = door._connection
+            with monkeypatch.context() as patch:
+                patch.setattr(lab.module, "_FLUSH_TIMEOUT_S", 0.1, raising=False)
+                patch.setattr(stalled._bus, "flush", asyncio.Event().wait)
+                await client.call("List")
+                assert await eventually(lambda: door.connected and door._connection is not stalled)
+            assert not door._budget.taken
+            assert "version" in await client.call("Status")
+
+    asyncio.run(run())
 
 
 def test_a_user_that_reads_nothing_delays_neither_others_nor_root() -> None:

@@ -22,7 +22,8 @@ def _settings(name: str) -> dict[str, str]:
 def test_the_internal_budget_is_below_the_units_limit() -> None:
     # A record in memory takes three times its file, and the D-Bus door keeps its properties, too.
     records = 5 * book.MAX_BYTES_WITH_RESERVE
-    others = 2 * (inventory.MAX_BYTES + budget.MAX_BYTES + budget.MAX_BYTES_PER_UID) + 4 * MAX_LARGE_BODY
+    replies = budget.MAX_BYTES + budget.MAX_BYTES_PER_UID + budget.MAX_DBUS_BYTES + budget.MAX_DBUS_BYTES_PER_UID
+    others = 2 * (inventory.MAX_BYTES + replies) + 4 * MAX_LARGE_BODY
     assert records + others < 400 << 20
     assert _settings("resctrlmond.service")["MemoryMax"] == "2G"
 

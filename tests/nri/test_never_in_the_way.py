@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
+from resctrlmond.api import types
+from resctrlmond.nri.door import Away, Door
 from resctrlmond.nri.messages import Event
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
@@ -153,3 +157,19 @@ def test_a_process_that_is_gone_when_we_hear_of_it(node: Node) -> None:
         assert node.living() == {pod.id}
         plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
         assert node.group()["state"] == "completed"
+
+
+def test_a_list_that_times_out_says_nothing_about_assign(tmp_path: Path) -> None:
+    """A List waits for memory that other callers' lists take; an Assign does not."""
+
+    async def run() -> None:
+        door = Door(str(tmp_path / "silent"), timeout_s=0.1)
+        for verb, is_hung in (("List", False), ("Assign", True), ("List", True)):
+            with pytest.raises(Away):
+                await door.ask(verb, types.AssignReply)
+            assert door.is_hung == is_hung
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "silent"))
+        listener.listen()
+        asyncio.run(run())
