@@ -93,7 +93,13 @@ class Sweeping:
             return record  # its end is about to be noted
         except ResctrlError as error:
             record, member = self._as_noted(record, member)
-            return self.book.put(record.with_member(replace(member, reason=str(error))))
+            record = record.with_member(replace(member, reason=str(error)))
+            if member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
+                # As EACCES or too many control groups: no later sweep is going to see them either.
+                record = record.with_late(
+                    member, f"processes that join {member.id} from outside cannot be seen: {error}"
+                )
+            return self.book.put(record)
         if moved.moved:
             tasks = "1 task" if moved.moved == 1 else f"{moved.moved} tasks"
             log.info("%s: moved %s of member %s into the group", record.key, tasks, member.id)

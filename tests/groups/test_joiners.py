@@ -6,6 +6,7 @@ All of it with real processes in real control groups: how finely the kernel adds
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import State
 from resctrlmond.resctrl import cgroups, cpu_time
+from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.processes import Process
 from tests.groups.conftest import Host, assignment, join
 
@@ -186,6 +188,53 @@ def test_a_session_that_was_taken_in_is_not_among_those_of_which_no_figure_tells
     session(init.cgroup, 1.0)  # as if that one used it
     host.manager.upkeep.sweeping.sweep(CTR)
     assert reason(host) == said
+
+
+@pytest.mark.parametrize("found_by", ["sweep", "release"])
+def test_a_container_whose_control_groups_cannot_be_looked_through_is_marked(
+    host: Host, init: Init, monkeypatch: pytest.MonkeyPatch, found_by: str
+) -> None:
+    """Nothing that joined it was seen, and its totals were exact."""
+    assign(host, init)
+    monkeypatch.setattr(cgroups, "MAX_BELOW", 3)
+    below = [f"{init.cgroup}/{number}" for number in range(3)]
+    for path in below:
+        os.mkdir(path)
+    try:
+        if found_by == "sweep":
+            for _ in range(2):
+                host.manager.upkeep.sweeping.sweep(CTR)
+            assert host.manager.get(CTR).late_reasons == (
+                f"processes that join c1 from outside cannot be seen: {init.cgroup}: "
+                "has more than 3 control groups below it, and is not looked through",
+            )
+        totals = host.manager.release(CTR, owner="oci").totals
+        assert {total.quality for total in totals} == {Quality.LATE}
+    finally:
+        for path in below:
+            os.rmdir(path)
+
+
+@pytest.mark.parametrize(
+    ("number", "quality"),
+    [(errno.EACCES, Quality.LATE), (errno.EMFILE, Quality.EXACT), (errno.ENOMEM, Quality.EXACT)],
+)
+def test_a_control_group_that_cannot_be_listed_for_a_while_only_is_not_marked(
+    host: Host, init: Init, monkeypatch: pytest.MonkeyPatch, number: int, quality: Quality
+) -> None:
+    assign(host, init)
+
+    def refuse(path: str) -> list[int]:
+        # root lists every control group, unless systemd runs the daemon in a user namespace (PrivateUsers=).
+        raise NotRead("cannot list the control group", path=path, errno=number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cgroups, "tasks", refuse)
+        host.manager.upkeep.sweeping.sweep(CTR)
+    host.manager.upkeep.sweeping.sweep(CTR)
+    record = host.manager.get(CTR)
+    assert record.baseline is quality
+    assert [member.reason for member in record.members] == [""]
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "tick"])
