@@ -33,6 +33,9 @@ INTERNAL_ERROR = f"{DBUS_PREFIX}InternalError"
 
 # After this time a caller is taken to have given up: libdbus, sd-bus and GDBus wait for 25 s unless told otherwise.
 PATIENCE_S = 20.0
+# The thread that asks the bus whether a caller is there holds the lock of a group. Without an answer, the caller is
+# taken to have left, so its member is late.
+_PRESENCE_TIMEOUT_S = 1.0
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -285,8 +288,9 @@ class _Connection:
                 return False
             asked = asyncio.run_coroutine_threadsafe(self._bus.ask("NameHasOwner", "s", sender), loop)
             try:
-                return bool(asked.result(PATIENCE_S))
+                return bool(asked.result(_PRESENCE_TIMEOUT_S))
             except (DBusError, BusUnavailable, TimeoutError, concurrent.futures.CancelledError):
+                asked.cancel()
                 return False
 
         return waits

@@ -185,3 +185,30 @@ def test_an_address_that_makes_no_sense(lab: Lab) -> None:
                 await lab.module.Bus.open(address)
 
     asyncio.run(run())
+
+
+def test_a_caller_is_taken_to_have_left_if_the_bus_does_not_answer(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.module, "PATIENCE_S", 90.0)
+
+    async def run() -> None:
+        async with lab.door() as door, Client(lab.address) as client:
+            bus = door._connection._bus
+            begun = asyncio.get_running_loop().time()
+            call = lab.module.Message(destination=NAME, path=ROOT, interface=MANAGER, member="Status")
+            waits = door._connection._presence(call, client.bus.unique_name, begun)
+            assert await asyncio.to_thread(waits)
+            ended = asyncio.Event()
+
+            async def stalled(*_: object) -> None:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ended.set()
+
+            with monkeypatch.context() as patch:
+                patch.setattr(bus, "ask", stalled)
+                async with asyncio.timeout(60):
+                    assert not await asyncio.to_thread(waits)
+                    await ended.wait()
+
+    asyncio.run(run())
