@@ -104,7 +104,10 @@ def _groups(connection: socket.socket) -> frozenset[int]:
 def _pid_namespaces(pid: int, pidfd: int) -> int:
     # Looked for at once: a caller that has ended has no numbers any more.
     if pidfd >= 0:
-        return len(processes.pidfd_numbers(pidfd))
+        try:
+            return len(processes.pidfd_numbers(pidfd))
+        except ValueError:
+            return 0  # EMFILE: not known
     try:
         return processes.pid_namespaces(pid)
     except NotRead:

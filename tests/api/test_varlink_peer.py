@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import textwrap
@@ -117,3 +119,20 @@ def test_root_has_connections_that_others_cannot_take() -> None:
                     assert second.reply()["parameters"]["uid"] == 0
                 else:
                     assert second.is_cut()
+
+
+def test_a_peer_at_the_limit_of_descriptors_has_an_unknown_pid_namespace() -> None:
+    """The last free descriptor is the pidfd: /proc/self/fdinfo can no longer be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        free = os.dup(ours.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+        try:
+            peer = Peer.of(ours)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        # Without SO_PEERPIDFD (Linux before 6.5) the free descriptor reads /proc/PID/status.
+        assert peer.pid_namespaces == (0 if peer.pidfd >= 0 else 1)
+        peer.close()
