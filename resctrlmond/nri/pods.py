@@ -55,7 +55,8 @@ class Member:
     """One container of a sandbox; ``is_settled``: resctrlmond has it in its group, or has refused it.
 
     ``cgroup`` is the path of its control group where we found it ourselves. ``started`` tells the process that was
-    told from later ones of its number (field 22 of /proc/PID/stat), 0 where we did not look in time.
+    told from later ones of its number (field 22 of /proc/PID/stat), 0 where we did not look in time. ``is_found``: no
+    event or list has named it, its control group is all that is known of it.
     """
 
     container: Container
@@ -63,6 +64,7 @@ class Member:
     is_settled: bool = False
     cgroup: str = ""
     started: int = 0
+    is_found: bool = False
 
 
 class Pods:
@@ -124,7 +126,12 @@ class Pods:
         known = self.sandboxes.get(pod.id)
         if known is None:
             check_member_id(pod.id)
-            if pod.id in self.members:
+            same = self.members.get(pod.id)
+            if same is not None and same.is_found:
+                # A search found the control group of the sandbox itself before the runtime's event: on a busy host
+                # containerd 2.1 sends that seconds after it has made the control group.
+                del self.members[pod.id]
+            elif same is not None:
                 raise InvalidKey(f"pod sandbox {pod.id} has the id of a container")
             if len(self.sandboxes) >= MAX_SANDBOXES:
                 raise InvalidKey(f"sandbox {pod.id} is one more than {MAX_SANDBOXES}: the adapter keeps no more")
@@ -159,6 +166,7 @@ class Pods:
             if len(sandbox.names) < MAX_NAMES:
                 sandbox.names.add(attribute_value(container.name)[: MAX_ATTRIBUTE_LENGTH // MAX_NAMES])
         else:
+            known.is_found = False
             # A runtime leaves out what it does not know at the moment.
             known.container = replace(
                 container,

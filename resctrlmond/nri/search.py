@@ -104,7 +104,8 @@ class Search:
             if sandbox in self._pods.sandboxes:
                 try:
                     found_one = Container(stranger, sandbox, state=ContainerState.RUNNING)
-                    self._pods.add_member(found_one).cgroup = path
+                    member = self._pods.add_member(found_one)
+                    member.cgroup, member.is_found = path, True
                 except InvalidKey as error:
                     log.warning("unmonitored: %s", error, extra=journal.fields(error))
                     continue

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resctrlmond.groups.errors import InvalidKey
 from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.groups.keys import check_attributes
 from resctrlmond.nri.messages import Container, Pod
@@ -115,3 +117,20 @@ def test_the_start_time_of_a_process_is_forgotten_when_a_list_brings_another_pid
     pods.begin()
     pods.replace_all([Pod("s", UID, pid=12), Pod("same", OTHER)], [Container("c", "s", pid=22)])
     assert pods.sandboxes["same"].started == 4711
+
+
+def test_a_sandbox_whose_control_group_was_found_before_its_event_is_a_sandbox() -> None:
+    pods = Pods()
+    pods.add_sandbox(Pod("old", UID))
+    pods.add_member(Container("new", "old")).is_found = True
+    assert pods.add_sandbox(Pod("new", UID)).key == UID
+    assert (set(pods.sandboxes), set(pods.members)) == ({"old", "new"}, set())
+
+
+def test_a_container_that_the_runtime_named_is_no_sandbox() -> None:
+    pods = Pods()
+    pods.add_sandbox(Pod("old", UID))
+    pods.add_member(Container("new", "old")).is_found = True
+    pods.add_member(Container("new", "old"))
+    with pytest.raises(InvalidKey, match="has the id of a container"):
+        pods.add_sandbox(Pod("new", UID))
