@@ -157,7 +157,7 @@ def claims_over(
     idle = _idle_for(record)
 
     def is_over(claim: Claim) -> bool:
-        match claim.rule:
+        match claim.ends:
             case EndRule.TASKS:
                 return group_is_empty
             case EndRule.MEMBERS:

@@ -78,21 +78,12 @@ class EndRule(enum.StrEnum):
     TASKS = "tasks"
 
 
-# Records of resctrlmond 0.1 name no rule: it followed from these names of owners.
-_ENDS_OF_OWNERS = {"oci": EndRule.CONTAINER, "run": EndRule.MEMBERS, "recovered": EndRule.TASKS}
-
-
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """An owner's word that the workload lives. ``since`` is RFC 3339, UTC. ``ends`` is None in older records only."""
+    """An owner's word that the workload lives. ``since`` is RFC 3339, UTC. ``ends`` is the rule by which it ends."""
 
     owner: str
     since: str
-    ends: EndRule | None = None
-
-    @property
-    def rule(self) -> EndRule:
-        """The rule by which the claim ends."""
-        return self.ends or _ENDS_OF_OWNERS.get(self.owner, EndRule.RELEASE)
+    ends: EndRule
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -306,7 +297,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
 
     def claimed_until(self, rule: EndRule) -> bool:
         """Whether a claim ends by that rule."""
-        return any(claim.rule is rule for claim in self.claims)
+        return any(claim.ends is rule for claim in self.claims)
 
     @property
     def awaited(self) -> tuple[Member, ...]:
@@ -346,7 +337,8 @@ def decode(data: bytes, path: str) -> Record:
         if version != VERSION:
             raise UnreadableRecord(
                 path,
-                f"written by another resctrlmond (version {version}, not {VERSION}): it is left alone",
+                f"written by another resctrlmond (version {version}, not {VERSION}), and left alone: start that "
+                "version to go on with it, or remove the file and start this one again to give it up",
                 is_of_other_version=True,
             )
         record = msgspec.json.decode(data, type=Record)

@@ -25,7 +25,7 @@ from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.inventory import Noted, Told
-from resctrlmond.groups.record import Claim, Member, State
+from resctrlmond.groups.record import Claim, EndRule, Member, State
 from resctrlmond.resctrl.counters import Kind, Status
 
 INTERFACE = "org.resctrlmon.Manager"
@@ -108,7 +108,7 @@ class FakeManager:
             "path": str(path),
             "generation": 1,
             "baseline": Quality.EXACT,
-            "claims": (Claim("cli", NOW),),
+            "claims": (Claim("cli", NOW, EndRule.RELEASE),),
             "members": (),
             "attributes": {},
             "created_at": NOW,
@@ -170,7 +170,7 @@ class FakeManager:
         group = self.add(
             request.key,
             members=(member,),
-            claims=(Claim(request.claim or "", NOW),),
+            claims=(Claim(request.claim or "", NOW, EndRule.RELEASE),),
             attributes=request.attributes or {},
             class_="" if request.class_ in (None, "/", types.FOLLOW) else request.class_,
         )

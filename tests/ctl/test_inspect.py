@@ -12,7 +12,7 @@ from resctrlctl.layout import Sheet
 from resctrlctl.render import status_sheet
 from resctrlmond.api import types
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import Claim, Member, State
+from resctrlmond.groups.record import Claim, EndRule, Member, State
 from resctrlmond.resctrl.bandwidth import Mode
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager, error
@@ -27,7 +27,7 @@ def populate(manager: FakeManager) -> None:
         Member("c1", "container", "oci", pid=4711, started_at=NOW, late=True, left=2),
         Member("c0", "container", "oci", pid=4710, started_at=NOW, ended_at=LATER),
     )
-    claims = (Claim("oci", NOW),)
+    claims = (Claim("oci", NOW, EndRule.CONTAINER),)
     manager.add(
         POD, class_="gold", path="/sys/fs/resctrl/gold/mon_groups/x", attributes=pod, members=members, claims=claims
     )

@@ -324,7 +324,7 @@ def test_without_the_daemon(ctl: Ctl, tmp_path: Path) -> None:
 
 
 def test_a_key_in_use_is_refused_and_one_that_is_over_is_not(manager: FakeManager, ctl: Ctl) -> None:
-    manager.add("k", claims=(Claim("oci", NOW),))
+    manager.add("k", claims=(Claim("oci", NOW, EndRule.CONTAINER),))
     done = ctl("run", "--key", "k", "--", "true")
     assert done.returncode == 125
     assert (

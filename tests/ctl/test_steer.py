@@ -14,7 +14,7 @@ import pytest
 from resctrlctl.ask import Daemon, Failure
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
-from resctrlmond.groups.record import Claim
+from resctrlmond.groups.record import Claim, EndRule
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error
 
@@ -97,7 +97,7 @@ def test_release_tells_the_totals(manager: FakeManager, ctl: Ctl) -> None:
 
 
 def test_release_says_who_else_claims(manager: FakeManager, ctl: Ctl) -> None:
-    manager.add("web", claims=(Claim("cli", NOW), Claim("oci", NOW)))
+    manager.add("web", claims=(Claim("cli", NOW, EndRule.RELEASE), Claim("oci", NOW, EndRule.CONTAINER)))
     assert ctl("release", "web").stdout.startswith("web: still claimed by oci\n")
 
 

@@ -19,7 +19,7 @@ from resctrlctl.screen import Json, Screen
 from resctrlctl.tree_view import TreeView, _records
 from resctrlmond.api import types
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import Claim, Record, Records, State
+from resctrlmond.groups.record import Claim, EndRule, Record, Records, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
@@ -66,7 +66,7 @@ def run(tmp_path: Path, root: Path) -> Path:
         state=State.ACTIVE,
         nonce=nonce,
         baseline=Quality.EXACT,
-        claims=(Claim("oci", NOW),),
+        claims=(Claim("oci", NOW, EndRule.CONTAINER),),
         attributes={"pod.name": "cart-0"},
         created_at=NOW,
     )

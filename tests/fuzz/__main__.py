@@ -21,7 +21,7 @@ from resctrlmond.api import dbus_values, types, wire
 from resctrlmond.api._dbus_gate import parse_frame, parse_header
 from resctrlmond.api.oci import InvalidState, parse_state, workload_of
 from resctrlmond.groups import checkpoint, record
-from resctrlmond.groups.record import Claim, Member, Record, State, UnreadableRecord
+from resctrlmond.groups.record import Claim, EndRule, Member, Record, State, UnreadableRecord
 from tests.nri.fuzz import mutate
 
 
@@ -75,7 +75,7 @@ _RECORD = Record(
     group_name="web",
     state=State.ACTIVE,
     nonce=1,
-    claims=(Claim("oci", "2026-11-22T00:00:00Z"),),
+    claims=(Claim("oci", "2026-11-22T00:00:00Z", EndRule.CONTAINER),),
     members=(Member(id="c1", kind="container", owner="oci", pid=7, start_time=9, cgroup="/sys/fs/cgroup/x"),),
     attributes={"pod.name": "ä\U0001f600"},
     inodes={"mon_L3_00": 12},

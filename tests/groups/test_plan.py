@@ -171,9 +171,3 @@ def test_a_claim_ends_by_its_rule_whatever_its_owner_is_called(owner: str) -> No
         if claims_over(timed(one), pod_is_gone=False, group_is_empty=True, linger_s=500, pod_linger_s=3000)
     }
     assert over == {EndRule.MEMBERS, EndRule.CONTAINER, EndRule.TASKS}
-
-
-@pytest.mark.parametrize(("owner", "rule"), RULES.items())
-def test_a_claim_of_a_record_without_rules_ends_by_the_rule_that_its_owner_had(owner: str, rule: EndRule) -> None:
-    assert Claim(owner, utc_now()).rule is rule
-    assert Claim("nri", utc_now()).rule is EndRule.RELEASE

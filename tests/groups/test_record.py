@@ -318,3 +318,11 @@ def test_an_unreadable_record_that_was_set_aside_is_removed_after_its_time(tmp_p
     assert after.prune(0) == [str(kept)]
     assert list(tmp_path.iterdir()) == []
     assert store.prune(0) == [], "somebody else removed it"
+
+
+def test_a_claim_without_its_rule_is_refused() -> None:
+    """Its rule was guessed from the owner's name."""
+    data = json.loads(encode(RECORD.with_claim("oci", "2026-11-22T00:00:00Z", EndRule.CONTAINER)))
+    del data["claims"][0]["ends"]
+    with pytest.raises(UnreadableRecord, match="ends"):
+        decode(json.dumps(data).encode(), "file")

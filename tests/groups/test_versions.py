@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of other versions: those of every earlier one are read, those of a later one wait for it, untouched."""
+"""Records of other versions: those of each released one are read, those of a later one wait for it, untouched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import VERSION, Claim, Member, Record, State, decode
+from resctrlmond.groups.record import VERSION, Claim, EndRule, Member, Record, State, decode
 from tests.groups.conftest import Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -33,7 +33,7 @@ WHOLE_1 = """\
  "baseline": "late",
  "priority": -5,
  "podCgroup": "/sys/fs/cgroup/kubepods.slice/pod",
- "claims": [{"owner": "oci", "since": "2026-11-21T10:00:00Z"}],
+ "claims": [{"owner": "oci", "since": "2026-11-21T10:00:00Z", "ends": "container"}],
  "members": [
   {
    "id": "c1", "kind": "container", "owner": "oci", "pid": 4711, "startTime": 99, "cgroup": "/sys/fs/cgroup/c1",
@@ -75,7 +75,7 @@ def test_every_field_of_version_1_is_read() -> None:
         baseline=Quality.LATE,
         priority=-5,
         pod_cgroup="/sys/fs/cgroup/kubepods.slice/pod",
-        claims=(Claim("oci", time),),
+        claims=(Claim("oci", time, EndRule.CONTAINER),),
         members=(member,),
         attributes={"pod": "web-0"},
         created_at=time,
