@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import fcntl
 import os
 import platform
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -95,6 +97,8 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
         }
         for folder, its_mode in folders.items():
             os.makedirs(folder, exist_ok=True)
+            # Before chmod(): the former group must not get rights that are meant for the new one.
+            give_to_group(folder, gid)
             os.chmod(folder, its_mode)
         if tree.simulation is None:
             for key in ("runtime_dir", "groups_dir"):
@@ -140,6 +144,34 @@ def check_in_memory(key: str, path: str) -> None:
             path=path,
             remedy=f"Set {key} to a folder in /run, or mount a tmpfs there",
         )
+
+
+def give_to_group(folder: str, gid: int) -> None:
+    """Give a folder, with all that this user owns in it, to a Unix group. Links are not followed.
+
+    After a change of the key ``group`` the files of earlier starts still have the former group. Raises ResctrlError.
+    """
+    try:
+        _give(folder, gid)
+        for directory, folders, names in os.walk(folder):
+            for name in (*folders, *names):
+                # An administrator may remove files meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    _give(os.path.join(directory, name), gid)
+    except OSError as error:
+        raise ResctrlError(
+            f"cannot give the file to the group id {gid}, which the key 'group' names",
+            path=str(error.filename or folder),
+            errno=error.errno or 0,
+            remedy=f"Do it by hand: chgrp --recursive {gid} {folder}",
+        ) from error
+
+
+def _give(path: str, gid: int) -> None:
+    found = os.lstat(path)
+    # chown(2) refuses (EPERM) files of other users, because the daemon has no CAP_CHOWN.
+    if found.st_gid != gid and found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):
+        os.chown(path, -1, gid, follow_symlinks=False)
 
 
 def _os_release() -> Mapping[str, str]:

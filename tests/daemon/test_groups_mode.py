@@ -11,6 +11,7 @@ import pytest
 
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.startup import give_to_group
 from tests.daemon.conftest import Machine
 
 
@@ -54,6 +55,39 @@ def test_the_mode_holds_for_every_folder_after_start_reload_and_restart(machine:
     configure(machine, '"0755"')
     machine.start()
     assert modes(machine) == {0o755}
+
+
+def groups_of(machine: Machine) -> set[int]:
+    """The Unix groups of the records and of all files with values, links aside."""
+    tops = [machine.run / name for name in ("records", "groups", "completed")]
+    found = [*tops, *(path for top in tops for path in top.rglob("*") if not path.is_symlink())]
+    return {path.stat().st_gid for path in found}
+
+
+def test_records_and_values_of_earlier_starts_get_the_new_group(machine: Machine) -> None:
+    machine.start()
+    for _ in range(2):
+        machine.call("Create", key="again", claim="me")
+        machine.call("Release", key="again", claim="me")
+    machine.call("Create", key="stands", claim="me")
+    machine.stop()
+    assert groups_of(machine) == {4242}
+    machine.config.write_text("group: 4343\nsnapshot_ttl: 1h\n")
+    machine.start()
+    assert groups_of(machine) == {4343}
+
+
+def test_a_file_that_a_link_leads_to_keeps_its_group(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "groups", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("")
+    (folder / "link").symlink_to(elsewhere)
+    (folder / "file").symlink_to(elsewhere / "file")
+    before = elsewhere.stat().st_gid
+    give_to_group(str(folder), 4242)
+    assert folder.stat().st_gid == 4242
+    assert {elsewhere.stat().st_gid, (elsewhere / "file").stat().st_gid} == {before}
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o700])
