@@ -11,12 +11,12 @@ import contextlib
 import errno
 import logging
 import os
-import stat
 from collections.abc import Iterator
 
 import msgspec
 
 from resctrlmond.config import Config
+from resctrlmond.path_safety import unsafe_part
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
@@ -60,8 +60,9 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
             remedy="It comes with pip: python3 -m pip install 'resctrlmond[sim]', from the source tree '.[sim]'",
         ) from error
 
-    _refuse_what_others_may_change(os.path.abspath(directory))
-    pid_file = os.path.join(os.path.abspath(directory), "simulator.pid")
+    top = os.path.abspath(directory)
+    _refuse_unsafe(top)
+    pid_file = os.path.join(top, "simulator.pid")
     if os.path.ismount(config.resctrl):
         mounted = Tree.open(config.resctrl, allow_simulation=True).simulation
         if mounted is None:
@@ -81,6 +82,8 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
             errno=error.errno or 0,
             remedy=f"Choose another one, or, if a simulation died there: umount --lazy {config.resctrl}",
         ) from error
+    # Once more, because another user may have created it meanwhile, in a directory such as /tmp.
+    _refuse_unsafe(top)
     try:
         # Residue as on a machine that has been up for a while: energy counters do not begin at 0.
         simulation = Simulation(config.resctrl, profile, residue=1, outlives=True)
@@ -112,17 +115,25 @@ def _is_running(pid_file: str) -> bool:
     return found is not None and found.start_time == start_time
 
 
-def _refuse_what_others_may_change(top: str) -> None:
-    """Where others may write, they choose what our paths lead to: /tmp/sim may have been made by somebody else."""
+def _refuse_unsafe(top: str) -> None:
+    """Refuse a directory where other users could change what a path of the simulation leads to.
+
+    Raises ResctrlError.
+    """
     try:
-        owners = {os.lstat(top).st_uid, os.stat(top).st_uid}
-        mode = os.stat(top).st_mode
-    except OSError:
-        return  # it is not there yet, or cannot be: who makes it says so
-    if not owners <= {0, os.geteuid()} or mode & stat.S_IWOTH:
+        unsafe = unsafe_part(top)
+    except OSError as error:
         raise ResctrlError(
-            "cannot simulate in a directory that others may change",
+            "cannot look at the directory to simulate in",
+            path=str(error.filename or top),
+            errno=error.errno or 0,
+            remedy="Choose another directory",
+        ) from error
+    if unsafe is not None:
+        part, reason = unsafe
+        raise ResctrlError(
+            f"cannot simulate in {top}, because other users can change it: {part} {reason}",
             path=top,
             errno=errno.EPERM,
-            remedy="Choose one of your own, or one that does not exist yet",
+            remedy="Choose a directory of your own, with parents that only you or root can change",
         )

@@ -313,5 +313,5 @@ def test_a_simulation_where_others_may_write_is_refused(tmp_path: Path) -> None:
         places.append(given_away)
     for place in places:
         code, said = failing("--simulate", str(place))
-        assert (code, "that others may change" in said) == (Exit.FAILURE, True)
+        assert (code, "because other users can change it" in said) == (Exit.FAILURE, True)
     assert victim.stat().st_mode & 0o777 == 0o700
