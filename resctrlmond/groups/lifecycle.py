@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
@@ -20,7 +21,7 @@ from resctrlmond.groups.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.groups.keys import valid_class
 from resctrlmond.groups.plan import RECOVERED, lacking_counters
 from resctrlmond.groups.quality import QualityFiles, text
-from resctrlmond.groups.record import Record, State
+from resctrlmond.groups.record import MAX_LATE_REASONS, Record, State
 from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.groups.times import boot_ns, utc_now
 from resctrlmond.groups.usage import Live, at_baseline, used
@@ -30,8 +31,11 @@ from resctrlmond.resctrl.errors import (
     ClassMismatch,
     GroupExists,
     KernelRefused,
+    NoSuchClass,
     NoSuchGroup,
+    NoSuchProcess,
     NotMounted,
+    PermissionDenied,
     ResctrlError,
     RmidsExhausted,
     printable,
@@ -43,6 +47,9 @@ from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 # Cores hand their energy counts over every 2 ms at the latest, also after a task's death (the cover letter of the
 # AET series): a last reading is taken after that.
 REPORTING_LAG_S = 0.004
+
+# A task that forks while it is moved out of a new group leaves its child there.
+_MAX_CLEARINGS = 10
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +149,10 @@ class Lifecycle:
 
     def baseline(self, record: Record, quality: Quality) -> Record:
         """Read the begin values and write them down."""
-        record = replace(record, created_at=utc_now(), created_ns=boot_ns())
         self._seen_on[record.nonce] = self.tree.mounting()
+        if quality is not Quality.UNKNOWN:
+            record, quality = self._cleared(record, quality)
+        record = replace(record, created_at=utc_now(), created_ns=boot_ns())
         readings = self.tree.read(record.ref)
         lacking = caveats.unassigned(readings)
         if lacking and self._is_first_for_counters(record) and self._assigned(record.ref, lacking) != lacking:
@@ -156,6 +165,28 @@ class Lifecycle:
         qualities = None if record.part else text(at_baseline(begun, readings))
         self.snapshots.begin(record.place, record.created_at, self.tree.full_path(record.ref), readings, qualities)
         return self.book.put(begun)
+
+    def _cleared(self, record: Record, quality: Quality) -> tuple[Record, Quality]:
+        """Move tasks out of a new group, each to the default group of its class, and return the baseline's quality.
+
+        An rmdir overlooks a task that is forked meanwhile (rdt_move_group_tasks()): it keeps the RMID, and is in the
+        group that gets this RMID next. Its class stays the same.
+        """
+        strangers, moved = [], 0
+        for _ in range(_MAX_CLEARINGS):
+            strangers = self.tree.tasks(record.ref)
+            if not strangers:
+                if moved:
+                    time.sleep(REPORTING_LAG_S)  # what it used until now is not of the group
+                    log.info("%s: tasks of others were in the new group, and were moved out: %d", record.key, moved)
+                return record, quality
+            for tid in strangers:
+                with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
+                    self.tree.write_task(self.tree.membership(tid).class_, tid)
+                    moved += 1
+        why = f"tasks of others were in the group at its baseline and could not be moved out: {len(strangers)}"
+        reasons = (*record.late_reasons, why)[:MAX_LATE_REASONS]
+        return replace(record, late_reasons=reasons), worst(quality, Quality.ESTIMATED)
 
     def find(self, record: Record) -> Found:
         """Find the record's own group by its mark and nonce, also if somebody renamed it. Raises NoSuchGroup."""
