@@ -41,12 +41,24 @@ demo: setup
 
 check: lint check-fast check-kernel
 
+# A pytest for each folder, so many at a time, the longest first; what a folder printed appears when it is done.
+JOBS ?= 2
+APART = $(MAKE) --no-print-directory --keep-going --output-sync=target --jobs=$(JOBS)
+LONGEST = tests/groups tests/conformance tests/daemon tests/nri tests/crash tests/api
+FAST = $(LONGEST) $(filter-out $(LONGEST) tests/kernel tests/package,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py))) \
+  $(wildcard tests/test_*.py)
+LONGEST_KERNEL = $(addprefix tests/kernel/test_,conformance.py nri.py containers.py)
+ON_KERNEL = $(LONGEST_KERNEL) $(filter-out $(LONGEST_KERNEL) tests/kernel/test_package.py,$(wildcard tests/kernel/test_*.py))
+
 check-fast: setup
-	$(BIN)/python -m pytest --ignore=tests/kernel --ignore=tests/package
+	$(APART) $(FAST:%=pytest/%)
 
 check-kernel: setup
 	$(BIN)/python -m tests.kernel.machine build
-	$(BIN)/python -m pytest tests/kernel --ignore=tests/kernel/test_package.py
+	$(APART) $(ON_KERNEL:%=pytest/%)
+
+pytest/%:
+	$(BIN)/python -m pytest -q $*
 
 # Builds the Debian packages, twice, reads them with lintian, runs autopkgtest on Debian 13 and sid, and installs, upgrades
 # and purges them in a guest. Not a part of check: it fetches three more Debians, to build and to test in.

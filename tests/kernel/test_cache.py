@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is built once is whole or absent, is built by one run at a time, and does not pile up."""
+"""A build is whole or absent, is made by one run at a time, and does not pile up."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,33 +36,60 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="interrupted"):
         cache.artifact("thing", "1", fail)
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert [path.name for path in tmp_path.iterdir()] == ["thing.lock"]
     assert (cache.artifact("thing", "1", lambda place: (place / "whole").touch()) / "whole").exists()
 
 
 def test_leftovers_of_killed_and_unused_builds_are_swept(tmp_path: Path) -> None:
-    (tmp_path / ".building-thing-killed").mkdir()
+    (tmp_path / ".building-thing=killed").mkdir()
     for name, age in (("thing-old", cache.KEEP_UNUSED_SECONDS + 60), ("thing-young", 60)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (0, time.time() - age))
     cache.artifact("thing", "new", lambda place: None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "thing-new", "thing-young"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thing-new", "thing-young", "thing.lock"]
 
 
 def test_a_second_run_waits_and_builds_nothing(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from tests.kernel.machine import cache\n"
-        "def build(place): (place / 'by').write_text(sys.argv[1]); print('building', flush=True); time.sleep(1)\n"
+        "import sys; from tests.kernel.machine import cache\n"
+        "def build(place): print('building', flush=True); (place / 'by').write_text(input())\n"
         "print((cache.artifact('thing', '1', build) / 'by').read_text())"
     )
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen([*command, "first"], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as first:
+
+    def run() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", program]
+        return subprocess.Popen(command, cwd=PROJECT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    with run() as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "building\n"
-        second = subprocess.run([*command, "second"], cwd=PROJECT, capture_output=True, text=True, check=True)
-        assert first.stdout.read() == "first\n"
-    assert second.stdout == "first\n"
-    assert "waiting" in second.stderr
+        with run() as second:
+            assert second.stderr is not None
+            assert "waiting" in second.stderr.readline()
+            assert first.communicate("first\n", timeout=60)[0] == "first\n"
+            assert second.communicate("second\n", timeout=60)[0] == "first\n"
+
+
+def test_builds_of_different_names_run_at_the_same_time_and_leave_each_other_alone(tmp_path: Path) -> None:
+    met = threading.Barrier(2, timeout=60)
+
+    def build(place: Path) -> None:
+        met.wait()
+        (place / "whole").touch()
+        met.wait()
+
+    with ThreadPoolExecutor() as pool:
+        for made in pool.map(lambda name: cache.artifact(name, "1", build), ("state-cat", "state-cat-6.12")):
+            assert (made / "whole").exists()
+
+
+def test_a_build_leaves_a_running_one_of_a_longer_name_alone(tmp_path: Path) -> None:
+    def build(place: Path) -> None:
+        cache.artifact("state-cat", "1", lambda other: None)
+        (place / "whole").touch()
+
+    assert (cache.artifact("state-cat-6.12", "1", build) / "whole").exists()
 
 
 def test_a_key_tells_its_parts_apart(tmp_path: Path) -> None:

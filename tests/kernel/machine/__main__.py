@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from . import packages
 from .errors import MachineError
 from .machine import Machine
 from .profiles import MACHINES, OLDER, PROFILES
+
+AT_ONCE = 2  # boots; each takes a processor
 
 
 def main() -> int:
@@ -28,8 +32,9 @@ def main() -> int:
     try:
         if arguments.verb == "build":
             everything = [machine.name for machine in (MACHINES + OLDER if arguments.all else MACHINES)]
-            for name in arguments.profile or everything:
-                Machine(name).build()
+            packages.require()  # before the threads: only one of them may install
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(lambda name: Machine(name).build(), arguments.profile or everything))
             return 0
         return _run(arguments)
     except MachineError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of what is built once: outside the source tree, one build at a time, each whole or absent."""
+"""The folder of what is built once: outside the source tree, each thing by one build at a time, whole or absent."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def artifact(name: str, key: str, build: Callable[[Path], None]) -> Path:
     """The finished folder <name>-<key>; made by *build*, which fills an empty folder, if it is not there.
 
     The folder appears by rename(2) when the build is done, so that an interrupted one is never taken for a
-    whole one. A second run waits for the first one's build instead of building too.
+    whole one. A second run waits for the first one's build of *name* instead of building too.
     """
     place = folder() / f"{name}-{key}"
     if not place.is_dir():
-        with _lock():
+        with _lock(name):
             if not place.is_dir():
                 _build(place, name, build)
     os.utime(place)
@@ -59,7 +59,7 @@ def progress(text: str) -> None:
 
 def _build(place: Path, name: str, build: Callable[[Path], None]) -> None:
     _sweep(name)
-    scratch = Path(tempfile.mkdtemp(prefix=f".building-{name}-", dir=place.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=f".building-{name}=", dir=place.parent))
     begun = time.monotonic()
     try:
         build(scratch)
@@ -71,32 +71,21 @@ def _build(place: Path, name: str, build: Callable[[Path], None]) -> None:
 
 
 def _sweep(name: str) -> None:
-    """Remove what killed builds left behind and what other recipes made and nobody used for a week."""
-    for leftover in folder().glob(f".building-{name}-*"):  # ours is the only build: the lock is held
+    """Remove what killed builds left behind and what other recipes made and nobody used for two days."""
+    for leftover in folder().glob(f".building-{name}=*"):  # ours is the only build of it: the lock is held
         shutil.rmtree(leftover, ignore_errors=True)
     for old in folder().glob(f"{name}-*"):
         if time.time() - old.stat().st_mtime > KEEP_UNUSED_SECONDS:
             shutil.rmtree(old, ignore_errors=True)
 
 
-_held = 0
-
-
 @contextlib.contextmanager
-def _lock() -> Iterator[None]:
-    """One builder per cache folder; nested builds of this process (a state needs a root) pass through."""
-    global _held  # noqa: PLW0603
-    if _held:
-        yield
-        return
-    with (folder() / "lock").open("w") as file:
+def _lock(name: str) -> Iterator[None]:
+    """Let one builder of *name* in at a time."""
+    with (folder() / f"{name}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress(f"another run is building in {folder()}: waiting for it")
+            progress(f"another build of {name} runs in {folder()}: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
-        _held += 1
-        try:
-            yield
-        finally:
-            _held -= 1
+        yield
