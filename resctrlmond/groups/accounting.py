@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
+from resctrlmond.groups.caveats import is_reallocated
 from resctrlmond.groups.checkpoint import Past
 from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
 
@@ -47,7 +48,8 @@ class _Delta:
 class _Run:
     """What is known of one event in one domain; ``begin`` and ``end`` are None while it was offline.
 
-    ``was_active``: another event of the domain has a number, so that none of them can say that nothing was used.
+    ``was_active``: another event of the domain has a number, so that none of them can say that nothing was used, and
+    ``had_past`` if it had one at the baseline. ``is_reallocated``: the hardware gives its counter to other RMIDs too.
     """
 
     of: Event
@@ -57,6 +59,8 @@ class _Run:
     missed: str
     past: Past
     was_active: bool
+    had_past: bool
+    is_reallocated: bool
 
 
 # From trustworthy to not: a sum is as good as its worst part.
@@ -103,9 +107,9 @@ def totals(
     after = {(reading.domain, reading.event): reading.value for reading in end}
     counters = before.keys() | after.keys()
     sums = {(domain.partition("/")[0], name) for domain, name in counters if "/" in domain}
-    active = {
-        domain for at in (before, after) for (domain, name), value in at.items() if value.says_active(event(name))
-    }
+    had_past, has_past = (
+        {domain for (domain, name), value in at.items() if value.says_active(event(name))} for at in (before, after)
+    )
     deltas: dict[str, list[_Delta]] = {}
     with localcontext(_EXACTLY):
         for domain, name in sorted(counters - sums):
@@ -116,7 +120,16 @@ def totals(
                     # It ran on while its domain was offline: what it shows is also what others used before.
                     values = _NOT_ONLINE, values[1]
                 known = past.get((domain, name), _NOTHING)
-                run = _Run(of, domain, *values, missed.get(domain, ""), known, domain in active)
+                run = _Run(
+                    of,
+                    domain,
+                    *values,
+                    missed.get(domain, ""),
+                    known,
+                    was_active=domain in had_past | has_past,
+                    had_past=domain in had_past,
+                    is_reallocated=is_reallocated(caveats.get(name, "")),
+                )
                 deltas.setdefault(name, []).append(_delta(run))
         return [
             _with_caveat(_sum(event(name), deltas[name], baseline), caveats.get(name, "")) for name in sorted(deltas)
@@ -186,10 +199,14 @@ def _base(run: _Run) -> int | Decimal | None:
     begin = run.begin
     if begin is None:
         return 0  # its domain came online later, and it began from 0 then (see ``totals``)
-    # A counter that is assigned later begins from 0.
-    if begin.status is Status.UNAVAILABLE or (begin.status is Status.UNASSIGNED and run.of.restarts):
-        return 0
-    return begin.number
+    if begin.says_never_active(run.of):
+        # The registers of a package become valid together: where another one had a number, this one has a past.
+        return None if run.had_past else 0
+    if not run.of.restarts:
+        return begin.number
+    # A counter that is assigned later begins from 0, and so does one that the hardware gives back to the RMID.
+    starts_anew = begin.status is Status.UNASSIGNED or (begin.status is Status.UNAVAILABLE and run.is_reallocated)
+    return 0 if starts_anew else begin.number
 
 
 def _without_end(run: _Run, end: Value) -> _Delta:

@@ -17,6 +17,7 @@ _UNASSIGNED = (
     "when its group was created, and what it uses until it gets one is in no figure: end other workloads, or "
     "unassign counters of groups that need none (mbm_L3_assignments); the highest priority gets the next free one"
 )
+_CHANGED = "which memory transactions it counts was changed during the run (info/{})"
 _MOST_NAMED = 5
 
 
@@ -25,6 +26,40 @@ def of_mode(readings: Iterable[Reading], mode: Mode) -> dict[str, str]:
     if mode is not Mode.REALLOCATED:
         return {}
     return {name: _REALLOCATED for name in sorted({reading.event for reading in readings}) if event(name).restarts}
+
+
+def is_reallocated(caveat: str) -> bool:
+    """Whether an event with that caveat counts from 0 each time that it gets a counter from another RMID."""
+    return _REALLOCATED in caveat
+
+
+def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """All caveats, by event, of a group whose caveats so far are ``known``: of an event that counted other memory
+    transactions at the baseline, this is added.
+
+    ``before`` and ``now`` are what ``Tree.transactions`` returned. Of an L3 that is in one of the texts only, nothing
+    is known.
+    """
+    found = dict(known)
+    for file in sorted(before.keys() & now.keys()):
+        then, here = _by_l3(before[file]), _by_l3(now[file])
+        name, why = _event_of(file), _CHANGED.format(file)
+        is_changed = any(then[l3] != here[l3] for l3 in then.keys() & here.keys())
+        if is_changed and why not in found.get(name, ""):
+            found[name] = f"{found[name]}; {why}" if name in found else why
+    return found
+
+
+def _by_l3(text: str) -> dict[str, str]:
+    """Read ``0=0x7f;1=0x15``, or a list for all L3 caches, which is under ""."""
+    parts = (part.rpartition("=") for part in text.split(";"))
+    return {l3: value for l3, _, value in parts}
+
+
+def _event_of(file: str) -> str:
+    """The event that ``L3_MON/EVENT_config`` or ``L3_MON/event_configs/EVENT/event_filter`` is about."""
+    parts = file.split("/")
+    return parts[-1].removesuffix("_config") if len(parts) == 2 else parts[-2]
 
 
 def of_simulation(readings: Iterable[Reading], why: str) -> dict[str, str]:

@@ -153,6 +153,8 @@ class Lifecycle:
         if quality is not Quality.UNKNOWN:
             record, quality = self._cleared(record, quality)
         record = replace(record, created_at=utc_now(), created_ns=boot_ns())
+        # Before the readings, and at the end after them: a change in between is seen.
+        record = replace(record, transactions=self.tree.transactions())
         readings = self.tree.read(record.ref)
         lacking = caveats.unassigned(readings)
         if lacking and self._is_first_for_counters(record) and self._assigned(record.ref, lacking) != lacking:
@@ -385,7 +387,10 @@ class Lifecycle:
         now = caveats.of_simulation(readings, self.tree.inexact())
         if any(event(reading.event).restarts for reading in readings):
             now = caveats.together(caveats.of_mode(readings, self.tree.bandwidth_mode()), now)
-        return replace(group, caveats=caveats.together(group.caveats, now)) if now else group
+        found = caveats.together(group.caveats, now)
+        if group.transactions:
+            found = caveats.with_change(found, group.transactions, self.tree.transactions())
+        return group if found == group.caveats else replace(group, caveats=found)
 
     def _kept(self, group: Record) -> Record:
         """Write the group's caveats down: the mode may be another one at its end."""

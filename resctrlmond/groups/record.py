@@ -150,7 +150,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     task. ``nonce`` is the mtime (ns) that the group's directory bears. ``boot_id`` and times tell runs apart.
     ``baseline`` is the quality of the begin readings as a whole; ``inodes`` are those that the domains' directories
     had then. ``late_reasons`` says why the baseline is late, as far as it is known. ``caveats`` says of events why
-    none of their totals is exact, whatever is read. ``unassigned``: the domains and bandwidth events for which the
+    none of their totals is exact, whatever is read. ``transactions`` is what its bandwidth events counted then, as
+    ``Tree.transactions`` returns it. ``unassigned``: the domains and bandwidth events for which the
     group is to have a counter as soon as one is free. ``other_cpu_ns`` is, per member, the CPU time that its control
     group had used when the member was put in and that was not of its first process (see ``groups/joiners.py``); of
     a member that is only a control group, all CPU time that it had used.
@@ -197,6 +198,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
     late_reasons: tuple[str, ...] = ()
     unassigned: tuple[tuple[str, str], ...] = ()
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
+    transactions: dict[str, str] = msgspec.field(default_factory=dict)
     other_cpu_ns: dict[str, int] = msgspec.field(default_factory=dict)
     further: tuple[Record, ...] = ()
     earlier: Earlier | None = None

@@ -206,6 +206,19 @@ class Tree:
         assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
         return bandwidth.mode_of(assign_mode, self._read_text_if_there(f"{_L3}/mon_features"), self._read_modalias())
 
+    def transactions(self) -> dict[str, str]:
+        """What each bandwidth event counts at present, by the file below ``info`` that says so; {} if none can be
+        told to count something else. Raises NotRead, NotMounted.
+        """
+        # AMD's BMEC has one file for each event in mon_features, the mode mbm_event one in each folder of an event.
+        features = self._read_text_if_there(f"{_L3}/mon_features").split()
+        files = [f"L3_MON/{name}" for name in features if name.endswith("_config")]
+        if self.bandwidth_mode() is bandwidth.Mode.ASSIGNED:
+            files = [f"L3_MON/event_configs/{name}/event_filter" for name in features]
+        with self._one_at_a_time:  # reading event_filter clears last_cmd_status
+            texts = {file: self._read_text_if_there(f"info/{file}").strip() for file in files}
+        return {file: text for file, text in texts.items() if text}
+
     def bandwidth(self) -> bandwidth.Bandwidth:
         """How memory bandwidth is counted at present, with the assignable counters. Raises NotRead, NotMounted."""
         mode = self.bandwidth_mode()

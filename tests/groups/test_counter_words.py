@@ -13,10 +13,11 @@ import pytest
 
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.accounting import Quality, Total, totals
-from resctrlmond.groups.caveats import of_mode
+from resctrlmond.groups.caveats import of_mode, with_change
 from resctrlmond.groups.settings import Settings
 from resctrlmond.resctrl.bandwidth import Mode, mode_of
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, parse_value
+from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.mount import Simulation
 from tests.groups.conftest import Host, assignment
@@ -31,11 +32,11 @@ FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
 
 
 @contextmanager
-def machine(top: Path, profile: str, rmids: int = 16) -> Iterator[tuple[Host, Control]]:
+def machine(top: Path, profile: str, rmids: int = 16, residue: int | None = None) -> Iterator[tuple[Host, Control]]:
     """A machine with virtual tasks, where every checkpoint interval is over at once."""
     for name in ("resctrl", "run"):
         (top / name).mkdir()
-    with Simulation(str(top / "resctrl"), profile, rmids, virtual_cpus=2):
+    with Simulation(str(top / "resctrl"), profile, rmids, virtual_cpus=2, residue=residue):
         host = Host(str(top / "resctrl"), str(top / "run"))
         host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9)
         yield host, Control(host.mountpoint)
@@ -195,6 +196,84 @@ def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> No
     )
 
 
+@pytest.mark.parametrize("word", ["Unavailable", "Error", "Unassigned"])
+def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_past_of_its_rmid(
+    tmp_path: Path, process: Start, word: str
+) -> None:
+    """All that the RMID had ever used on the package was reported as estimated energy of this workload."""
+    with machine(tmp_path, "intel-aet", residue=7) as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        control.set_faults(Fault(group=GroupRef("", "k").path, event=ENERGY, answer=word))
+        host.manager.assign(assignment("k", child.pid))
+        control.set_faults()
+        control.run(child.pid, SECOND)
+        ended = total(host.manager.release("k", owner="test").totals, ENERGY)
+        assert (ended.number, ended.quality) == (None, Quality.UNKNOWN)
+        assert f"read {word!r} at the beginning" in ended.reason
+
+
+def test_energy_of_an_rmid_without_a_past_counts_from_its_first_activity(tmp_path: Path, process: Start) -> None:
+    """After a boot no register of any package has a number yet."""
+    with machine(tmp_path, "intel-aet") as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        record = host.manager.assign(assignment("k", child.pid)).record
+        assert {text for name, text in host.files("k").items() if "core_energy.begin" in name} == {"Unavailable\n"}
+        control.run(child.pid, SECOND)
+        ended = total(host.manager.release("k", owner="test").totals, ENERGY)
+        assert ended.number
+        assert record.baseline is Quality.EXACT
+
+
+@pytest.mark.parametrize(
+    ("profile", "path", "new"),
+    [
+        ("amd-abmc", "event_configs/mbm_total_bytes/event_filter", "local_reads\n"),
+        ("amd-bmec", "mbm_total_bytes_config", "1=0x15\n"),
+    ],
+)
+def test_an_event_that_was_told_to_count_something_else_during_a_run_is_estimated(
+    tmp_path: Path, process: Start, profile: str, path: str, new: str
+) -> None:
+    """The total was the difference of two counts of different things, and exact."""
+    with machine(tmp_path, profile) as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, SECOND)
+        why = f"which memory transactions it counts was changed during the run (info/L3_MON/{path})"
+        assert why not in total(host.manager.read("k")[2]).reason
+        Path(host.mountpoint, "info", "L3_MON", path).write_text(new)
+        control.run(child.pid, SECOND)
+        read = total(host.manager.read("k")[2])
+        assert read.quality is Quality.ESTIMATED
+        assert read.reason.count(why) == 1
+        host.restart()
+        totals = host.manager.release("k", owner="test").totals
+        assert total(totals).quality is Quality.ESTIMATED
+        assert total(totals).reason.count(why) == 1
+        assert why not in total(totals, "mbm_local_bytes").reason
+        host.check()
+
+
+def test_an_event_that_counts_the_same_as_at_the_baseline_is_exact(tmp_path: Path, process: Start) -> None:
+    """What it counts may have been changed before, and an L3 may come and go."""
+    with machine(tmp_path, "amd-abmc") as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        filters = Path(host.mountpoint, "info", "L3_MON", "event_configs", TRAFFIC, "event_filter")
+        filters.write_text("local_reads\n")
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, SECOND)
+        assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.EXACT}
+    both, one = "0=0x7f;1=0x7f", "0=0x7f"
+    for before, now in ((both, one), (one, both)):
+        assert (
+            with_change({}, {"L3_MON/mbm_total_bytes_config": before}, {"L3_MON/mbm_total_bytes_config": now}) == {}
+        )
+
+
 @pytest.mark.parametrize(
     ("event", "texts", "number", "quality"),
     [
@@ -215,7 +294,10 @@ def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> No
         (TRAFFIC, ["0", "Error"], None, Quality.UNKNOWN),
         (TRAFFIC, ["0", "70", "Error"], 70, Quality.ESTIMATED),
         (TRAFFIC, ["0", "70", "Unavailable", "Unavailable"], 70, Quality.ESTIMATED),
-        (TRAFFIC, ["Unavailable", "70", "Unavailable"], 70, Quality.ESTIMATED),
+        # Without a baseline, what is there later has the past of the RMID in it.
+        (TRAFFIC, ["Unavailable", "70", "Unavailable"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["Unavailable", "70"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["Unavailable", "70", "90"], None, Quality.UNKNOWN),
         (TRAFFIC, ["0", "Unavailable", "70"], 70, Quality.ESTIMATED),
         (TRAFFIC, ["0", "50", "Unavailable", "70"], 70, Quality.ESTIMATED),
         (TRAFFIC, ["0", "50", "Error", "70", "80"], 80, Quality.ESTIMATED),
