@@ -156,11 +156,17 @@ def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
 
 def state_sentence(group: Group) -> str:
     """``web: active in class gold (/sys/fs/resctrl/gold/mon_groups/web)``, and the reason for the state behind it."""
-    text = f"{printable(group.key)}: {group.state} in class {class_name(group.class_)}"
+    text = f"{printable(group.key)}: {group.state} in {_classes_text(group)}"
     if group.path:
         text += f" ({printable(group.path)})"
     reason = _reason(group)
     return f"{text}: {reason}" if reason else text
+
+
+def _classes_text(group: Group) -> str:
+    """``class gold``, or ``classes gold, /`` for a workload that has a group in each of several classes."""
+    names = ", ".join(map(class_name, group.classes or (group.class_,)))
+    return f"{'classes' if group.classes else 'class'} {names}"
 
 
 def _reason(group: Group) -> str:

@@ -20,6 +20,12 @@ CLAIM = "cli"
 _ELSEWHERE = "they are in other monitoring groups. Use --take-over to take them"
 
 
+_OWN_CLASS = (
+    "the tasks stay in their class, where the workload has one more group: its totals are the sums of all its groups. "
+    "To move tasks to a class, name it with --class, and use --allow-class-change"
+)
+
+
 def create(args: argparse.Namespace, screen: Screen) -> int:
     """Make a workload's group, without a task yet."""
     request = types.CreateRequest(
@@ -68,6 +74,8 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
     if reply.left:
         reason = (member.reason if member is not None else "") or reply.group.reason or _ELSEWHERE
         screen.note(f"{count(reply.left, 'task')} stayed outside: {printable(reason)}")
+    if member is not None and member.part and args.class_ in (None, types.FOLLOW):
+        screen.note(_OWN_CLASS)
     if reply.descendants:
         below = count(reply.descendants, "descendant")
         screen.note(f"{below} of the process stayed outside: use --tree to move them too")

@@ -101,6 +101,11 @@ def test_release_says_who_else_claims(manager: FakeManager, ctl: Ctl) -> None:
     assert ctl("release", "web").stdout.startswith("web: still claimed by oci\n")
 
 
+def test_all_classes_of_a_workload_are_named(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("web", class_="gold", classes=("gold", ""))
+    assert ctl("release", "web").stdout.startswith("web: completed in classes gold, / (")
+
+
 def test_move(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web")
     assert ctl("move", "web", "gold").stdout.startswith("web: active in class gold")

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import pytest
 
 from resctrlctl.tree_view import TreeView
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.ctl.conftest import ROOT, command
 
@@ -212,3 +213,18 @@ def test_a_foreign_group_is_shown_in_each_class_that_has_one_of_its_name(host: H
     finally:
         for folder in folders:
             os.rmdir(folder)
+
+
+def test_a_task_in_another_class_stays_there_in_a_second_group_and_this_is_shown(host: Host, sleeper: int) -> None:
+    assert host.ask("create", "two", "--class", "gold").returncode == 0
+    done = host.ask("assign", "two", "--pid", str(sleeper))
+    assert done.stdout.startswith("two: active in classes gold, / (")
+    assert "the tasks stay in their class, where the workload has one more group" in done.stderr
+    assert host.tree.membership(sleeper) == Membership("", "two")
+    refused = host.ask("assign", "two", "--pid", str(sleeper), "--class", "gold")
+    assert refused.returncode == 1
+    assert "Can't move task to different control group" in refused.stderr
+    moved = host.ask("assign", "two", "--pid", str(sleeper), "--class", "gold", "--allow-class-change")
+    assert (moved.returncode, moved.stderr) == (0, "")
+    assert host.tree.membership(sleeper) == Membership("gold", "two")
+    host.ask("release", "two")
