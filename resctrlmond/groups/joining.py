@@ -131,10 +131,9 @@ class Joining:
 
         if assignment.class_ == FOLLOW:
             return self.sweeping.spread(record, member, move)
-        # All of it into the class that was named, or nothing.
-        return record, move(
-            record.home(member).ref, How(take_over=member.take_over, through_class=member.allow_class_change)
-        )
+        # All of it into the class that was named, or nothing; also what is in the workload's group of another class.
+        how = How(take_over=member.take_over, own=_places(record), through_class=member.allow_class_change)
+        return record, move(record.home(member).ref, how)
 
     def _judged(
         self, record: Record, member: Member, moving: Target, assignment: Assignment, moved_again: int | None
@@ -165,7 +164,7 @@ class Joining:
 
     def _in_no_group(self, record: Record, tids: Iterable[int]) -> frozenset[int]:
         """Those of the threads that are in none of the workload's groups."""
-        homes = {Membership(group.ref.class_, group.ref.name) for group in record.standing}
+        homes = _places(record)
         outside = set()
         for tid in tids:
             with contextlib.suppress(NoSuchProcess):
@@ -256,6 +255,11 @@ _GIVEN_UP = "{}: its caller did not wait until it was put in, so a part of it ma
 _CONTAINERS = frozenset({"container", "sandbox"})
 # What a record says of the directory rather than of the workload.
 _OF_THE_GROUP = ("class_", "nonce", "boot_id", "created_at", "created_ns", "in_limbo", "reason", "inodes")
+
+
+def _places(record: Record) -> frozenset[Membership]:
+    """The groups of the workload, as a task's membership names them."""
+    return frozenset(Membership(group.ref.class_, group.ref.name) for group in record.standing)
 
 
 def _as_noted(record: Record | None, member: Member) -> Member:

@@ -53,6 +53,7 @@ class How:
     """How threads are moved into a group.
 
     ``take_over``: also threads in other monitoring groups; ``may_take`` is called with the group of each first.
+    ``own``: the groups of the workload itself, whose threads are moved like those in no group.
     ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
     kernel refuses a thread of another class (ClassMismatch).
     ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and those in
@@ -63,6 +64,7 @@ class How:
 
     take_over: bool = False
     may_take: Callable[[Membership], bool] = lambda _: True
+    own: Collection[Membership] = frozenset()
     through_class: bool = False
     among: Collection[GroupRef] | None = None
     first: Callable[[], object] | None = None
@@ -179,7 +181,7 @@ class _Sweep:
                 continue
             if where in self.homes:
                 continue
-            if where.group and not self.how.take_over:
+            if where.group and where not in self.how.own and not self.how.take_over:
                 self.elsewhere.add(tid)
             elif self.how.among is not None and where.class_ != self.ref.class_:
                 self.astray.setdefault(where.class_, set()).add(tid)
@@ -193,7 +195,7 @@ class _Sweep:
         first = processes.stat(tid)
         if first is None or not self.belongs(tid):
             return False
-        if before.group and not self.how.may_take(before):
+        if before.group and before not in self.how.own and not self.how.may_take(before):
             return False
         if self.how.past is not None:
             self.how.past.setdefault(tid, (first.start_time, before))

@@ -224,6 +224,7 @@ def test_a_task_in_another_class_stays_there_in_a_second_group_and_this_is_shown
     refused = host.ask("assign", "two", "--pid", str(sleeper), "--class", "gold")
     assert refused.returncode == 1
     assert "Can't move task to different control group" in refused.stderr
+    assert host.tree.membership(sleeper) == Membership("", "two")
     moved = host.ask("assign", "two", "--pid", str(sleeper), "--class", "gold", "--allow-class-change")
     assert (moved.returncode, moved.stderr) == (0, "")
     assert host.tree.membership(sleeper) == Membership("gold", "two")

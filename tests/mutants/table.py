@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant(
         "threads in other groups are taken over unasked",
         _RESCTRL + "tasks.py",
-        "if where.group and not self.how.take_over:",
+        "if where.group and where not in self.how.own and not self.how.take_over:",
         "if False:",
         "tests/resctrl/test_tasks.py tests/resctrl",
     ),
