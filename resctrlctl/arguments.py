@@ -254,7 +254,7 @@ def _class(verb: argparse.ArgumentParser) -> None:
         "--class",
         dest="class_",
         metavar="CLASS",
-        help=f"the class (control group) of resctrl; / is the root (default: {FOLLOW}, the class where the tasks are)",
+        help=f"the class (control group) of resctrl; / is the root (default: {FOLLOW}, the class of the tasks)",
     )
 
 

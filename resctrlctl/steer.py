@@ -21,7 +21,7 @@ _ELSEWHERE = "they are in other monitoring groups. Use --take-over to take them"
 
 
 _OWN_CLASS = (
-    "the tasks stay in their class, where the workload has one more group: its totals are the sums of all its groups. "
+    "the tasks stay in their class, where the workload has one more group: its totals are the sums of its groups. "
     "To move tasks to a class, name it with --class, and use --allow-class-change"
 )
 
