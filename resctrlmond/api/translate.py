@@ -18,6 +18,7 @@ from resctrlmond.resctrl.tree import Found
 def group(record: Record, path: str | None, snapshot: str | None = None) -> types.Group:
     """A record; ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files, if there."""
     caveats: dict[str, str] = {}
+    baseline = record.worst_baseline
     for one in record.groups:
         caveats = together(caveats, one.caveats)
     return types.Group(
@@ -32,7 +33,7 @@ def group(record: Record, path: str | None, snapshot: str | None = None) -> type
         snapshot=snapshot,
         generation=record.generation,
         loss=record.earlier.reason if record.earlier else None,
-        baseline=worst(record.baseline, Quality.ESTIMATED) if caveats else record.baseline,
+        baseline=worst(baseline, Quality.ESTIMATED) if caveats else baseline,
         caveats=caveats,
         claims=record.claims,
         members=record.members,

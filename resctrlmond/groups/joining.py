@@ -62,6 +62,8 @@ class Joining:
         """Take the target, which is at ``where``, in as a member; see Manager.assign, which checked the words."""
         before = self.living(key)
         check_free(before, where, assignment)
+        if assignment.late is False and self._in_no_group(before, moving.children()):
+            assignment = dataclasses.replace(assignment, late=True)  # no process has a child before it runs
         fresh = moving.member(assignment)
         member = _as_noted(before, fresh)
         is_noted = member is not fresh
@@ -162,9 +164,9 @@ class Joining:
         member = replace(member, late=True, ran_before_ns=used_ns or 0)
         return member, _GIVEN_UP.format(member.id) if is_given_up else _ran_before(member)
 
-    def _in_no_group(self, record: Record, tids: Iterable[int]) -> frozenset[int]:
+    def _in_no_group(self, record: Record | None, tids: Iterable[int]) -> frozenset[int]:
         """Those of the threads that are in none of the workload's groups."""
-        homes = _places(record)
+        homes = _places(record) if record else frozenset()
         outside = set()
         for tid in tids:
             with contextlib.suppress(NoSuchProcess):

@@ -224,6 +224,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
         return tuple(group for group in self.groups if group.state.has_group)
 
     @property
+    def worst_baseline(self) -> Quality:
+        """The quality of the baselines of all groups that have, or had, a directory in resctrl."""
+        return worst(self.baseline, *(group.baseline for group in self.further if group.inodes))
+
+    @property
     def is_interrupted(self) -> bool:
         """Whether the run was lost and somebody still says that the workload lives."""
         return self.state is State.LOST and bool(self.claims)

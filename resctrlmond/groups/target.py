@@ -99,6 +99,9 @@ class Target(Protocol):
     def cpu_time_ns(self) -> int | None:
         """At most so much CPU time (ns) its tasks have used; 0 if it is not known, None if they have never run."""
 
+    def children(self) -> list[int]:
+        """The processes of which it is the parent, as far as that is known without a look at every process."""
+
     def descendants(self) -> list[int]:
         """The processes that it has started and that are no part of it."""
 
@@ -171,6 +174,9 @@ class _Process:
         used = [processes.cpu_time_ns(pid) for pid in (self._process.pid, *below)]
         return None if set(used) == {None} else sum(time or 0 for time in used)
 
+    def children(self) -> list[int]:
+        return processes.children(self._process.pid) or []
+
     def descendants(self) -> list[int]:
         # What is in its own control group is taken in by that.
         return [] if self._with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
@@ -212,6 +218,9 @@ class _Cgroup:
     def cpu_time_ns(self) -> int | None:
         # What ran in it before and has ended is not of this workload.
         return cgroups.cpu_time_ns(self._path) if cgroups.is_populated(self._path) else None
+
+    def children(self) -> list[int]:
+        return []
 
     def descendants(self) -> list[int]:
         return []

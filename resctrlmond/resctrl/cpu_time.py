@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from resctrlmond.resctrl.processes import Process, stat_fields, threads
+from resctrlmond.resctrl.processes import Process, children, stat_fields
 
 # include/linux/sched.h: the task is on its way out.
 _PF_EXITING = 0x00000004
@@ -36,10 +36,10 @@ def of_tree(process: Process) -> TreeTime | None:
     """
     pids = [process.pid]
     for pid in pids:
-        children = _children(pid)
-        if children is None:
+        found_here = children(pid)
+        if found_here is None:
             return None
-        pids += children
+        pids += found_here
     # Children before their parents: what ends meanwhile is in the time of its parent.
     found = [fields for pid in reversed(pids) if (fields := stat_fields(pid))]
     # found[-1] is the process itself. As it ends the kernel kills its PID namespace, and adds up nothing any more.
@@ -47,16 +47,3 @@ def of_tree(process: Process) -> TreeTime | None:
         return None
     ticks = sum(int(field) for fields in found for field in fields[_TIMES])
     return TreeTime(ticks * _NS_PER_TICK, len(found) * SLACK)
-
-
-def _children(pid: int) -> list[int] | None:
-    """The children of a process, ended ones that were not waited for too; None if the kernel does not list them."""
-    found: list[int] = []
-    for tid in threads(pid):
-        try:
-            with open(f"/proc/{pid}/task/{tid}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
-        except OSError:
-            if os.path.exists(f"/proc/{pid}/task/{tid}/stat"):
-                return None
-    return found

@@ -119,6 +119,19 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
+def children(pid: int) -> list[int] | None:
+    """The children of a process, ended ones that were not waited for too; None if the kernel does not list them."""
+    found: list[int] = []
+    for tid in threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{tid}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+        except OSError:
+            if os.path.exists(f"/proc/{pid}/task/{tid}/stat"):
+                return None
+    return found
+
+
 def is_descendant(tid: int, pid: int) -> bool:
     """Whether the thread ``tid`` is of a process that descends from the process ``pid``. Raises NotRead."""
     at = leader(tid)

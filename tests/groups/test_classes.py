@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api import types
+from resctrlmond.api import translate, types
 from resctrlmond.api.access import Caller
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.groups.accounting import Quality, Total, added
@@ -378,3 +378,18 @@ def test_totals_are_as_good_as_their_worst_group() -> None:
     unknown = Total(energy, None, Quality.UNKNOWN, "lost")
     assert added([[exact], [unknown]]) == [Total(energy, Decimal("1.5"), Quality.ESTIMATED, "lost")]
     assert added([[unknown]]) == [unknown]
+
+
+def test_a_baseline_that_is_late_in_a_second_class_only_is_reported(host: Host, puppet: Puppet) -> None:
+    """It was exact, and the totals were late."""
+    host.make_class("gold")
+    host.manager.assign(assignment(UID, puppet.pid))
+    host.tree.write_task("gold", int(puppet.do("thread")))
+    host.manager.upkeep.sweeping.sweep(UID)
+    record = host.manager.get(UID)
+    assert [(group.class_, group.baseline) for group in record.groups] == [
+        ("", Quality.EXACT),
+        ("gold", Quality.LATE),
+    ]
+    assert {total.quality for total in host.manager.read(UID)[2]} == {Quality.LATE}
+    assert translate.group(record, None).baseline is Quality.LATE

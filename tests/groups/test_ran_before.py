@@ -131,6 +131,26 @@ def test_descendants_that_there_are_stay_outside_and_are_counted(host: Host, pup
     assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants == 0
 
 
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_caller_is_not_believed_that_a_process_with_a_child_outside_has_not_run(
+    host: Host, puppet: Puppet, tree: bool
+) -> None:
+    """The child was not counted, and the totals were exact."""
+    puppet.do("fork")
+    done = host.manager.assign(assignment("k", puppet.pid, late=False, tree=tree))
+    assert (done.descendants, done.record.baseline) == (0 if tree else 1, Quality.LATE)
+    assert f"pid-{puppet.pid} ran and had used" in reasons(host.manager, "k").pop()
+
+
+def test_a_process_whose_children_are_in_the_group_is_exact_when_it_is_assigned_again(
+    host: Host, puppet: Puppet
+) -> None:
+    host.manager.assign(assignment("k", puppet.pid, late=False))
+    puppet.do("fork")
+    again = host.manager.assign(assignment("k", puppet.pid, late=False))
+    assert (again.descendants, again.record.baseline) == (0, Quality.EXACT)
+
+
 def test_a_tree_is_put_in_with_all_that_it_forks_meanwhile(host: Host, forker: int) -> None:
     done = host.manager.assign(assignment("k", forker, late=None, tree=True))
     assert (done.descendants, done.moved.outside, done.record.baseline) == (0, 0, Quality.LATE)
