@@ -22,7 +22,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash flood fuzz mutants record starved truth proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash flood fuzz mutants record starved truth interfaces proto lint man deb wheel install install-modules install-files clean
 .PHONY: check-host uninstall uninstall-files
 
 all: setup
@@ -81,6 +81,11 @@ record: setup
 # The generated code is committed: protoc of Debian (3.21) writes what every later protobuf library imports.
 proto:
 	protoc --proto_path=. --python_out=. --pyi_out=. resctrlmond/nri/nri.proto
+
+# What the interfaces are is declared in resctrlmond/api (types.py, verbs.py, errors.py): this writes their descriptions.
+# The generated files are committed.
+interfaces: setup
+	$(BIN)/python -m tools.interfaces
 
 # Thousands of random operations on real kernels and on the simulator, compared; other ones each time.
 conformance: setup

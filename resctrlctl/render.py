@@ -14,6 +14,7 @@ from resctrlmond.api.types import (
     Group,
     ListPodsReply,
     ListReply,
+    Member,
     Pod,
     ReadForeignReply,
     Reading,
@@ -22,7 +23,7 @@ from resctrlmond.api.types import (
     Total,
 )
 from resctrlmond.groups.inventory import ContainerState
-from resctrlmond.groups.record import Member, State
+from resctrlmond.groups.record import State
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import printable
 

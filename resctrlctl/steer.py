@@ -11,7 +11,6 @@ from resctrlctl.figures import count
 from resctrlctl.render import class_name, state_sentence, totals_table
 from resctrlctl.screen import Json, Screen
 from resctrlmond.api import types
-from resctrlmond.groups.record import Member
 from resctrlmond.resctrl.errors import printable
 
 # In whose name a person speaks who types.
@@ -112,7 +111,7 @@ def move(args: argparse.Namespace, screen: Screen) -> int:
     return OK
 
 
-def _member(group: types.Group, args: argparse.Namespace) -> Member | None:
+def _member(group: types.Group, args: argparse.Namespace) -> types.Member | None:
     """The member that was just assigned."""
     of_cgroup = os.path.basename(os.path.realpath(args.cgroup)) if args.cgroup is not None else ""
     name = args.member or of_cgroup or f"pid-{args.pid}"

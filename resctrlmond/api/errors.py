@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from resctrlmond.api.oci import InvalidState
+from resctrlmond.api.types import ErrorParameters, ExhaustedParameters
 from resctrlmond.groups.errors import (
     AlreadyMonitored,
     ForeignGroup,
@@ -50,10 +53,12 @@ DENIED = 77
 
 @dataclass(frozen=True, slots=True)
 class ErrorName:
-    """An error's name without the door's prefix, and what resctrlctl exits with for it."""
+    """An error: its name without the prefix of an interface, what it means, resctrlctl's exit code, its fields."""
 
     name: str
+    description: str
     exit_code: int = FAILURE
+    parameters: type[ErrorParameters] = ErrorParameters
 
     @property
     def varlink(self) -> str:
@@ -66,35 +71,125 @@ class ErrorName:
         return DBUS_PREFIX + self.name
 
 
-# A new error is one row here, and one line in the IDL.
+# A new error is one row here. The name at the interfaces is the name of the class.
 ERRORS: dict[type[ResctrlError], ErrorName] = {
-    NoSuchGroup: ErrorName("NoSuchGroup", NO_SUCH_WORKLOAD),
-    InvalidKey: ErrorName("InvalidKey"),
-    InvalidClass: ErrorName("InvalidClass"),
-    InvalidAttributes: ErrorName("InvalidAttributes"),
-    InvalidState: ErrorName("InvalidState"),
-    InvalidRequest: ErrorName("InvalidRequest"),
-    LimitExceeded: ErrorName("LimitExceeded"),
-    NoSuchClass: ErrorName("NoSuchClass"),
-    NoSuchClaim: ErrorName("NoSuchClaim", NO_SUCH_WORKLOAD),
-    ClassMismatch: ErrorName("ClassMismatch"),
-    AlreadyMonitored: ErrorName("AlreadyMonitored"),
-    RmidsExhausted: ErrorName("RmidsExhausted", NO_RMID),
-    NoSuchProcess: ErrorName("NoSuchProcess", NO_SUCH_WORKLOAD),
-    NoSuchCgroup: ErrorName("NoSuchCgroup", NO_SUCH_WORKLOAD),
-    ProcessChanged: ErrorName("ProcessChanged"),
-    NotMounted: ErrorName("NotMounted", NOT_RUNNING),
-    MonitoringUnavailable: ErrorName("MonitoringUnavailable", NOT_RUNNING),
-    GroupExists: ErrorName("GroupExists"),
-    ForeignGroup: ErrorName("ForeignGroup"),
-    PermissionDenied: ErrorName("PermissionDenied", DENIED),
-    KernelRefused: ErrorName("KernelRefused"),
-    OutOfResources: ErrorName("OutOfResources"),
-    NotWritten: ErrorName("NotWritten"),
-    NotRead: ErrorName("NotRead"),
+    NoSuchGroup: ErrorName(
+        "NoSuchGroup",
+        "There is no such workload, it is over, or its group was removed during the call.",
+        exit_code=NO_SUCH_WORKLOAD,
+    ),
+    InvalidKey: ErrorName(
+        "InvalidKey",
+        "The text cannot name a workload or member.",
+    ),
+    InvalidClass: ErrorName(
+        "InvalidClass",
+        "The text cannot name a class.",
+    ),
+    InvalidAttributes: ErrorName(
+        "InvalidAttributes",
+        "The attributes are too many or too long, or hold control or format characters (such as U+202E). A "
+        "workload has at most 64 attributes, which take at most 64 KiB together; a name has at most 128 "
+        "characters, a value at most 4096.",
+    ),
+    InvalidState: ErrorName(
+        "InvalidState",
+        "The text that a hook hands over is not the state of an OCI container.",
+    ),
+    InvalidRequest: ErrorName(
+        "InvalidRequest",
+        "The parameters contradict each other, or the value of one of them is not valid.",
+    ),
+    LimitExceeded: ErrorName(
+        "LimitExceeded",
+        "A workload has at most 64 claims, 1,000 living members and a record of 1 MiB; all records together "
+        "take at most 32 MiB, ended workloads included until _snapshot_ttl_ is over. The OCI hook has 16 "
+        "MiB more. A list in one reply takes at most 2 MiB.",
+    ),
+    NoSuchClass: ErrorName(
+        "NoSuchClass",
+        "The class does not exist. *resctrlmond* never creates one.",
+    ),
+    NoSuchClaim: ErrorName(
+        "NoSuchClaim",
+        "The workload lives, and the owner has no claim on it: there is nothing to release.",
+        exit_code=NO_SUCH_WORKLOAD,
+    ),
+    ClassMismatch: ErrorName(
+        "ClassMismatch",
+        "The task is in another class than the group: resctrl moves no task between classes through a "
+        "monitoring group.",
+    ),
+    AlreadyMonitored: ErrorName(
+        "AlreadyMonitored",
+        "The process is in another monitoring group. A task has one RMID and counts for one group.",
+    ),
+    RmidsExhausted: ErrorName(
+        "RmidsExhausted",
+        "No RMID is free.",
+        exit_code=NO_RMID,
+        parameters=ExhaustedParameters,
+    ),
+    NoSuchProcess: ErrorName(
+        "NoSuchProcess",
+        "The process does not exist any more.",
+        exit_code=NO_SUCH_WORKLOAD,
+    ),
+    NoSuchCgroup: ErrorName(
+        "NoSuchCgroup",
+        "There is no such control group.",
+        exit_code=NO_SUCH_WORKLOAD,
+    ),
+    ProcessChanged: ErrorName(
+        "ProcessChanged",
+        "The process ended while it was being moved, and its number may belong to another process now.",
+    ),
+    NotMounted: ErrorName(
+        "NotMounted",
+        "resctrl is not mounted.",
+        exit_code=NOT_RUNNING,
+    ),
+    MonitoringUnavailable: ErrorName(
+        "MonitoringUnavailable",
+        "resctrl is mounted and monitors nothing.",
+        exit_code=NOT_RUNNING,
+    ),
+    GroupExists: ErrorName(
+        "GroupExists",
+        "A directory of that name exists.",
+    ),
+    ForeignGroup: ErrorName(
+        "ForeignGroup",
+        "A monitoring group of that name belongs to another program. It is not changed.",
+    ),
+    PermissionDenied: ErrorName(
+        "PermissionDenied",
+        "The caller may not do this; or no caller may do it to this process: process 1, a kernel thread or "
+        "*resctrlmond* itself.",
+        exit_code=DENIED,
+    ),
+    KernelRefused: ErrorName(
+        "KernelRefused",
+        "The kernel refused for a reason of its own; *status* has its words.",
+    ),
+    OutOfResources: ErrorName(
+        "OutOfResources",
+        "*resctrlmond* or the machine lacks descriptors or memory. A later call may succeed.",
+    ),
+    NotWritten: ErrorName(
+        "NotWritten",
+        "A file below _/run/resctrlmond_ cannot be written. Nothing was begun.",
+    ),
+    NotRead: ErrorName(
+        "NotRead",
+        "A file that the answer needs cannot be read: in _/proc_, in a control group, or of the daemon "
+        "below _/run/resctrlmond_.",
+    ),
 }
+INTERNAL_ERROR = "InternalError"
+INTERNAL_ERROR_DESCRIPTION = "A bug of *resctrlmond*. The error has no fields; the journal says more."
 
-_EXIT_CODES = {row.name: row.exit_code for row in ERRORS.values()} | {"InternalError": FAILURE}
+_EXIT_CODES = {row.name: row.exit_code for row in ERRORS.values()} | {INTERNAL_ERROR: FAILURE}
 
 
 def name_of(error: ResctrlError) -> ErrorName:
@@ -108,16 +203,14 @@ def exit_code(name: str) -> int:
 
 
 def parameters(error: ResctrlError) -> dict[str, Any]:
-    """The fields of the error at the doors, as text for people; those that have nothing to say are left out."""
-    fields: dict[str, Any] = {"message": printable(error.message)}
-    if error.path:
-        fields["path"] = printable(error.path)
-    if error.errno:
-        fields["errno"] = errno.errorcode.get(error.errno, str(error.errno))
-    if error.status:
-        fields["status"] = printable(error.status)
-    if error.remedy:
-        fields["remedy"] = printable(error.remedy)
-    if isinstance(error, RmidsExhausted):
-        fields["inLimbo"] = error.in_limbo
-    return fields
+    """Return the fields of the error at the interfaces, as text for people, without those that are empty."""
+    limbo = {"in_limbo": error.in_limbo} if isinstance(error, RmidsExhausted) else {}
+    fields = name_of(error).parameters(
+        message=printable(error.message),
+        path=printable(error.path) or None,
+        errno=errno.errorcode.get(error.errno, str(error.errno)) if error.errno else None,
+        status=printable(error.status) or None,
+        remedy=printable(error.remedy) or None,
+        **limbo,
+    )
+    return cast(dict[str, Any], msgspec.to_builtins(fields))

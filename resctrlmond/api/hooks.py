@@ -9,7 +9,7 @@ import re
 
 from resctrlmond.api.access import Caller
 from resctrlmond.api.oci import InvalidState, State, Workload, own_workload, parse_state, workload_of
-from resctrlmond.api.types import Reply, Request
+from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.groups.keys import canonical_key, is_pod_uid
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.plan import OCI
@@ -24,21 +24,6 @@ log = logging.getLogger(__name__)
 # (OCI runtime specification, config.md, "POSIX-platform Hooks"; prestart is the older name).
 _BEFORE_EXEC = ("createRuntime", "prestart")
 _AFTER_END = "poststop"
-
-
-class RunRequest(Request, frozen=True, kw_only=True):
-    """Run: the hook's stage, and the container's state as the runtime gave it."""
-
-    stage: str
-    state: str
-
-
-class RunReply(Reply, frozen=True, kw_only=True):
-    """Which workload the hook was for, its state after it, and how many tasks were moved."""
-
-    key: str | None = None
-    state: str | None = None
-    moved: int | None = None
 
 
 def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:

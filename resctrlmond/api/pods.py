@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from resctrlmond.api import types
 from resctrlmond.groups.inventory import ContainerState, Noted, NotedContainer, Sandbox
 from resctrlmond.groups.keys import is_pod_uid
-from resctrlmond.groups.record import Member, State
+from resctrlmond.groups.record import State
 
 # How adapters call a pod's label, and its annotation, among the attributes of its workload.
 LABEL = "pod.label."
@@ -91,7 +91,7 @@ def _members(group: types.Group | None) -> list[types.Container]:
 
 
 def _container(
-    noted: NotedContainer, sandbox: Sandbox | None, member: Member | None, group: types.Group | None
+    noted: NotedContainer, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
 ) -> types.Container:
     is_member = member is not None and member.lives
     is_counted = is_member and group is not None and group.state.has_group and not (member and member.reason)
@@ -109,7 +109,7 @@ def _container(
 
 
 def _why_not(
-    state: ContainerState, sandbox: Sandbox | None, member: Member | None, group: types.Group | None
+    state: ContainerState, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
 ) -> str | None:
     """Why a container that runs is not counted; None for one that need not be."""
     if state not in (ContainerState.RUNNING, ContainerState.PAUSED):

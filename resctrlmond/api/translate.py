@@ -9,7 +9,7 @@ from resctrlmond.api import types
 from resctrlmond.groups import accounting
 from resctrlmond.groups.accounting import Quality, worst
 from resctrlmond.groups.caveats import together
-from resctrlmond.groups.record import Record
+from resctrlmond.groups.record import Member, Record
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
@@ -35,11 +35,36 @@ def group(record: Record, path: str | None, snapshot: str | None = None) -> type
         loss=record.earlier.reason if record.earlier else None,
         baseline=worst(baseline, Quality.ESTIMATED) if caveats else baseline,
         caveats=caveats,
-        claims=record.claims,
-        members=record.members,
+        claims=tuple(types.Claim(of.owner, of.since, of.ends) for of in record.claims),
+        members=tuple(map(member, record.members)),
         attributes=record.attributes,
         created_at=record.created_at or None,
         completed_at=record.completed_at or None,
+    )
+
+
+def member(of: Member) -> types.Member:
+    """A member, without what only the daemon needs of it."""
+    return types.Member(
+        id=of.id,
+        kind=of.kind,
+        owner=of.owner,
+        pid=of.pid,
+        start_time=of.start_time,
+        cgroup=of.cgroup,
+        started_at=of.started_at,
+        ended_at=of.ended_at,
+        late=of.late,
+        left=of.left,
+        reason=of.reason,
+        part=of.part,
+        take_over=of.take_over,
+        allow_class_change=of.allow_class_change,
+        joining=of.joining,
+        tree=of.tree,
+        ran_before_ns=of.ran_before_ns,
+        descendants=of.descendants,
+        awaited=of.awaited,
     )
 
 

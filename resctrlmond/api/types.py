@@ -1,143 +1,316 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over the doors: the requests and replies of org.resctrlmon.Manager, as its IDL has them."""
+r"""The types of the public interface, with their descriptions: the only declaration of what callers send and receive.
+
+``python -m tools.interfaces`` writes the varlink and D-Bus descriptions and the reference in the manual pages from
+this module and from the rows of ``verbs.VERBS`` and ``errors.ERRORS``. The docstring of a struct describes the type,
+the text below a field the field; a field without one is described in ``Common``. The texts are in the markup of
+scdoc(5): \*name\*, \_value\_.
+"""
 
 from __future__ import annotations
+
+import enum
 
 import msgspec
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.inventory import ContainerState, Sandbox, Told
-from resctrlmond.groups.record import Claim, EndRule, Member, State
+from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Status
 
 FOLLOW = "follow"
 
+# Types that have another name at the interfaces than in the layer that they come from.
+PUBLIC_NAMES: dict[type[enum.StrEnum], str] = {Kind: "EventKind", Status: "ReadingStatus", Mode: "BandwidthMode"}
+
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """The parameters of a method: what is unknown or of the wrong type is refused."""
+    """The parameters of a verb. Unknown fields and values of another type are refused."""
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
-    """What a method answers; fields that have nothing to say are left out."""
+    """The answer of a verb, or a part of it. A field that has its default is left out."""
+
+
+class Common(Reply, frozen=True, kw_only=True):
+    """The fields that mean the same in every request and reply, unless a type describes its own."""
+
+    key: str
+    r"""The workload: a pod's UID, a container's id, a unit's name, or another word of at most 200 ASCII letters,
+    digits and "@:.\_-\\+,=~", beginning with neither "." nor "-". Pod UIDs are accepted in any form and answered in
+    lower case with dashes.
+    """
+    claim: str
+    """The owner of the claim. Default: _uid:_ and the caller's user id. A workload ends with its last claim. The
+    names _oci_ and _recovered_ are reserved for the daemon: only *Release* accepts them. No other name has a meaning
+    to the daemon.
+    """
+    ends: EndRule
+    """The rule by which the claim ends. Default: _release_ for a new claim; an existing claim keeps its rule. _tasks_
+    is refused.
+    """
+    attributes: dict[str, str]
+    """Words about the workload, such as a pod's name: at most 64. They are shown and not interpreted. An attribute
+    that another owner set does not change while that owner claims the workload.
+    """
+    group: Group
+    """The workload, as it is after the call."""
+    pending: bool
+    """What to do if no RMID is free. _false_: create nothing and return *RmidsExhausted*. Otherwise the workload is
+    _pending_, and gets its group when an RMID is free.
+    """
+    priority: int
+    """The order in which pending workloads get free RMIDs: -1000 to 1000, the highest first, and the oldest first at
+    one priority. 0 until a caller sets it.
+    """
+
+
+class Claim(Reply, frozen=True):
+    """An owner's statement that the workload is in use, with the rule by which it ends."""
+
+    owner: str
+    """_oci_ (the hook), _nri_ (the plugin), _cli_ and _run_ (*resctrlctl*), _recovered_ (the daemon, for a group
+    whose record was lost), _uid:_ and a user id, or a name that a client chose.
+    """
+    since: str
+    """When the owner first claimed the workload."""
+    ends: EndRule
+    """The rule by which the claim ends."""
+
+
+class Member(Reply, frozen=True):
+    """A container, sandbox, process or control group of a workload."""
+
+    id: str
+    """The id of the member."""
+    kind: str
+    """What the member is, such as _container_, _sandbox_ or _process_."""
+    owner: str
+    """The owner of the claim with which the member came."""
+    pid: int = 0
+    """The first process of the member."""
+    start_time: int = 0
+    """Field 22 of _/proc/PID/stat_ of that process: together with *pid* it names one process for ever."""
+    cgroup: str = ""
+    """The directory of the control group that holds this member and nothing else."""
+    started_at: str = ""
+    """When the member was added."""
+    ended_at: str = ""
+    """When the member ended. Absent as long as it lives."""
+    late: bool = False
+    """The member, or a task that joined it from outside, had run already when it was put into the group."""
+    left: int = 0
+    """How many of its tasks are outside of the workload's groups."""
+    reason: str = ""
+    """Why the member, or a part of it, is not in the workload's group."""
+    part: str = ""
+    """The folder below _classes/_ in the snapshot, of the further group in which the member counts. Absent for the
+    first group.
+    """
+    take_over: bool = False
+    """Its *Assign* allowed this; kept while the member waits for its group."""
+    allow_class_change: bool = False
+    """Its *Assign* allowed this; kept while the member waits for its group."""
+    joining: bool = False
+    """The tasks of the member are being moved."""
+    tree: bool = False
+    """Its *Assign* allowed this; kept while the member waits for its group."""
+    ran_before_ns: int = 0
+    """The most CPU time, in nanoseconds, that the member can have used before it was put into the group. It bounds
+    CPU time, and neither joules nor bytes.
+    """
+    descendants: int = 0
+    """How many processes that the member had started stayed outside when it was put into the group."""
+    awaited: bool = False
+    """The member is a control group, as of a service, that is empty or removed. As long as its owner claims the
+    workload, tasks that appear at its path are put into the group, _late_.
+    """
+
+    @property
+    def lives(self) -> bool:
+        """Whether the member has not ended."""
+        return not self.ended_at
 
 
 class Group(Reply, frozen=True, kw_only=True):
-    """A workload's group, with its claims and members."""
+    """A workload, with its claims and members."""
 
     key: str
     class_: str = msgspec.field(name="class")
+    """The class of its first group, by the name of the control group; "" is the root."""
     classes: tuple[str, ...] | None = None
+    """All classes in which the workload has a group, if there are several: readings and totals are the sums."""
     state: State
+    """Where the workload is in its life."""
     reason: str | None = None
+    """Why the workload is in this state."""
     in_limbo: bool = False
+    """With _pending_: RMIDs were freed, and can be used in 1 to 2 s, when their cache lines are gone."""
     priority: int = 0
     path: str | None = None
+    """The directory in resctrl. Absent while there is none."""
     snapshot: str | None = None
+    """The directory with the begin and end files; see *resctrlmond*(8), *FILES*."""
     generation: int
+    """The number of this run, counted from 1 for each key."""
     loss: str | None = None
+    """When and why the workload lost an earlier group. Totals are of all its runs then, and say what is missing."""
     baseline: Quality
+    """The quality of the begin values as a whole: _estimated_ if there are caveats."""
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
+    """For each event, why none of its totals is exact, whatever its counters read, and what to do: no bandwidth
+    counter was free when the group was created, the processor reallocates its bandwidth counters, or another program
+    changed what they count.
+    """
     claims: tuple[Claim, ...]
+    """The claims on the workload."""
     members: tuple[Member, ...]
+    """The members of the workload, with those that have ended."""
     attributes: dict[str, str]
     created_at: str | None = None
+    """When the begin values were read."""
     completed_at: str | None = None
+    """When the end values were read."""
 
 
 class Foreign(Reply, frozen=True, kw_only=True):
-    """A monitoring group that does not bear our mark."""
+    """A monitoring group without the daemon's mark: another program's. It is listed, and never changed."""
 
     class_: str = msgspec.field(name="class")
+    """The class, by the name of its control group; "" is the root."""
     name: str
+    """The name of its directory."""
     path: str
+    """The path of its directory."""
 
 
 class Reading(Reply, frozen=True, kw_only=True):
-    """One event in one domain; ``value`` is the number as the kernel wrote it, in ``unit``."""
+    """The value of one event in one domain."""
 
     domain: str
+    """The directory in _mon_data_, such as _mon_L3_00_."""
     event: str
+    """The file in that directory; *resctrlmond*(7) lists the events."""
     kind: Kind
+    """What a difference of two values means."""
     unit: str
+    """_bytes_, _joules_, _farads_, _cycles_, or "" for a count."""
     status: Status
+    """What the kernel says of the value. Only _ok_ comes with a number; none of the others means 0."""
     value: str | None = None
+    """The number. Absent if there is none."""
     text: str
+    """The text, as the kernel wrote it."""
     part: bool
+    """The reading of an outer domain already contains this one: add up one or the other."""
 
 
 class Total(Reply, frozen=True, kw_only=True):
-    """The use of one event over all domains since the baseline."""
+    """The use of one event over all domains, since the baseline."""
 
     event: str
+    """The event, as in *Reading*."""
     unit: str
+    """The unit, as in *Reading*."""
     value: str | None = None
+    """The exact number. Absent if it is unknown."""
     quality: Quality
+    """How far the number can be trusted."""
     reason: str | None = None
+    """Why the quality is not _exact_."""
 
 
 class Failure(Reply, frozen=True, kw_only=True):
-    """Why one key of many could not be served; ``error`` is an error's name."""
+    """The error of one key in a call that has many."""
 
     key: str
     error: str
+    """The name of the error."""
     message: str
+    """What failed and why, one sentence."""
 
 
 class Capacity(Reply, frozen=True, kw_only=True):
-    """What one monitoring resource of the machine offers."""
+    """A monitoring resource of the machine."""
 
     resource: str
+    """The directory in _info_ of resctrl, such as _L3_MON_."""
     rmids: int
+    """How many RMIDs it has."""
     events: tuple[str, ...]
+    """The events that it counts."""
 
 
 class Counters(Reply, frozen=True, kw_only=True):
-    """The assignable bandwidth counters of one domain; ``available`` is known in the mode ``assigned`` only."""
+    """The assignable bandwidth counters of one L3 cache."""
 
     domain: str
+    """The L3 cache, such as _mon_L3_00_."""
     counters: int
+    """How many counters the cache has, for all groups."""
     available: int | None = None
+    """How many of them are free. Absent unless the mode is _assigned_."""
 
 
 class Bandwidth(Reply, frozen=True, kw_only=True):
-    """How the machine counts memory bandwidth; ``can_assign``: it offers the mode ``mbm_event``."""
+    """How the machine counts memory bandwidth."""
 
     mode: Mode
+    """Which RMID has a counter."""
     can_assign: bool
+    """The kernel offers the mode _mbm_event_."""
     counters: tuple[Counters, ...]
+    """The assignable counters of each L3 cache that has such."""
 
 
 class Container(Reply, frozen=True, kw_only=True):
-    """A container of a pod; ``monitored``: it counts in its pod's group, else ``reason`` where it runs."""
+    """A container of a pod."""
 
     id: str
+    """The id of the container."""
     name: str
+    """The name of the container; "" if no owner reported it."""
     state: ContainerState
+    """The state of the container."""
     sandbox: str | None = None
+    """The id of its sandbox. Absent if no owner reported it."""
     pid: int | None = None
+    """Its first process."""
     monitored: bool
+    """The container counts in its pod's group."""
     reason: str | None = None
+    """Why a running container is in no group."""
 
 
 class Pod(Reply, frozen=True, kw_only=True):
-    """A pod, with its group where it has one; ``reason``: why it has none."""
+    """A pod with its group."""
 
     key: str
     name: str
+    """The name of the pod."""
     namespace: str
+    """The namespace of the pod."""
     labels: dict[str, str]
+    """The labels of the pod."""
     sandboxes: list[str]
+    """The ids of its sandboxes: several while one is replaced."""
     containers: list[Container]
+    """The containers of the pod."""
     reason: str | None = None
+    """Why the pod has no group."""
     group: Group | None = None
+    """The group of the pod. Absent if it has none."""
 
 
 class CreateRequest(Request, frozen=True, kw_only=True):
-    """Create: make a workload's group, without a task yet."""
+    """The parameters of Create."""
 
     key: str
     class_: str | None = msgspec.field(default=None, name="class")
+    """The class of the group, by the name of its control group; "" is the root. _follow_, the default: the class of
+    the first task.
+    """
     claim: str | None = None
     ends: EndRule | None = None
     attributes: dict[str, str] | None = None
@@ -146,173 +319,304 @@ class CreateRequest(Request, frozen=True, kw_only=True):
 
 
 class AssignRequest(Request, frozen=True, kw_only=True):
-    """Assign: put a process or a control group into the workload's group."""
+    """The parameters of Assign."""
 
     key: str
     pid: int | None = None
+    """A process, by its id in the daemon's PID namespace. A caller in another PID namespace gets *PermissionDenied*.
+    """
     pid_fd: int | None = None
+    """A process, by the index of a pidfd (*pidfd_open*(2)) among the file descriptors that are passed together with
+    the message (SCM_RIGHTS), as *varlinkctl --push-fd=* does it. A pidfd names the process from every PID namespace,
+    and never another one. D-Bus has no such descriptors: it refuses *pidFd*.
+    """
     cgroup: str | None = None
+    """A control group, by its directory."""
     own_cgroup: str | None = None
+    """With *pid*: the directory of the control group that holds the process and nothing else. Tasks that join it
+    later are put into the group.
+    """
     late: bool | None = None
+    """With *pid*: whether the process has run user code already. If it has, the quality of its totals is _late_. With
+    _false_ the caller states that the process has not run, and that it holds the process until the reply comes or the
+    connection is closed; if the caller has ended or hung up before the process is in the group, the process is _late_
+    all the same. If the field is absent, the daemon looks: a process that has used CPU time has run. With *cgroup*
+    the daemon always looks.
+    """
     tree: bool | None = None
+    """With *pid*: move all descendants of the process too. Without it they stay outside, except those that the
+    process starts later. A descendant whose parent has ended cannot be found: use *cgroup* for it.
+    """
     class_: str | None = msgspec.field(default=None, name="class")
+    """The class that the tasks are to be in, by the name of its control group; "" is the root. _follow_, the default:
+    the class in which the process is. If the workload has its group in another class, it gets a further group there.
+    """
     allow_class_change: bool | None = None
+    """Write the tasks to *class* first, if they are in another one. That changes what is allocated to them. Without
+    it they are refused with *ClassMismatch*, as by the kernel.
+    """
     take_over: bool | None = None
+    """Take tasks out of other monitoring groups, which then count them no longer; a workload that loses tasks is
+    _late_. Without it a target whose first task is in another monitoring group is refused with *AlreadyMonitored*,
+    and further tasks that are in one stay there.
+    """
     claim: str | None = None
     ends: EndRule | None = None
     member: str | None = None
+    """The id of the member. Default: _pid-PID_, or the control group's name."""
     kind: str | None = None
+    """What the member is, such as _container_. Default: _process_."""
     attributes: dict[str, str] | None = None
     pending: bool | None = None
     priority: int | None = None
 
 
 class ReleaseRequest(Request, frozen=True, kw_only=True):
-    """Release: end an owner's claim."""
+    """The parameters of Release."""
 
     key: str
     claim: str | None = None
+    """The owner of the claim. Default: _uid:_ and the caller's user id."""
     reason: str | None = None
+    """Why the claim ends, in words."""
 
 
 class AddMemberRequest(Request, frozen=True, kw_only=True):
-    """AddMember: note a member that brings no task of its own."""
+    """The parameters of AddMember."""
 
     key: str
     member: str
+    """The id of the member."""
     kind: str | None = None
+    """What the member is. Default: _sandbox_."""
     claim: str | None = None
 
 
 class RemoveMemberRequest(Request, frozen=True, kw_only=True):
-    """RemoveMember: end a member."""
+    """The parameters of RemoveMember."""
 
     key: str
     member: str
+    """The id of the member."""
     reason: str | None = None
+    """Why it ended, in words."""
 
 
 class ReconcileRequest(Request, frozen=True, kw_only=True):
-    """Reconcile: all the workloads that an owner knows to live."""
+    """The parameters of Reconcile."""
 
     claim: str
+    """The owner of the claims."""
     keys: list[str]
+    """All workloads of the owner that live."""
 
 
 class MoveRequest(Request, frozen=True, kw_only=True):
-    """Move: the whole group to another class."""
+    """The parameters of Move."""
 
     key: str
     class_: str = msgspec.field(name="class")
+    """The class to move to, by the name of its control group; "" is the root."""
 
 
 class NotePodsRequest(Request, frozen=True, kw_only=True):
-    """NotePods: what an owner knows of pods, in the place of what it told before of the same sandboxes."""
+    """The parameters of NotePods."""
 
     claim: str
+    """The owner that reports."""
     pods: list[Sandbox] | None = None
+    """Sandboxes. Each replaces an earlier report of the same sandbox."""
     gone: list[str] | None = None
+    """The ids of sandboxes that were removed."""
     fresh: bool | None = None
+    """Forget all earlier reports of this owner first."""
 
 
 class KeyRequest(Request, frozen=True, kw_only=True):
-    """Get and Read: which workload."""
+    """The parameters of a verb that reads one workload."""
 
     key: str
 
 
 class ForeignRequest(Request, frozen=True, kw_only=True):
-    """ReadForeign: which monitoring group of another program, as List names it."""
+    """The parameters of ReadForeign."""
 
     class_: str = msgspec.field(name="class")
+    """The class, by the name of its control group; "" is the root."""
     name: str
+    """The name of the group's directory, as in *List*."""
 
 
 class NoParameters(Request, frozen=True, kw_only=True):
-    """List, ListPods and Status take none."""
+    """The parameters of a verb that has none."""
 
 
 class GroupReply(Reply, frozen=True, kw_only=True):
-    """A group, as it is after the call."""
+    """The answer of a verb on one workload."""
 
     group: Group
 
 
 class AssignReply(Reply, frozen=True, kw_only=True):
-    """What Assign did: tasks written, passes made, tasks and descendant processes that stayed outside."""
+    """The answer of Assign."""
 
     group: Group
     moved: int
+    """How many tasks were written to the group."""
     passes: int
+    """How often the tasks were listed, until no new one was found."""
     left: int
+    """How many tasks stayed outside: they are in another monitoring group, or in a class where the workload's group
+    waits for an RMID.
+    """
     descendants: int
+    """How many processes that the process had started stayed outside."""
 
 
 class ReleaseReply(Reply, frozen=True, kw_only=True):
-    """Whether that was the last claim, and what was used so far."""
+    """The answer of Release."""
 
     group: Group
     completed: bool
+    """It was the last claim: the workload has ended."""
     totals: list[Total]
+    """What was used from the baseline to now; with *completed*, to the end."""
 
 
 class ReconcileReply(Reply, frozen=True, kw_only=True):
-    """What became of an owner's claims."""
+    """The answer of Reconcile."""
 
     kept: list[str]
+    """The keys of *keys* that the owner claims."""
     released: list[str]
+    """The workloads on which the owner's claim was ended."""
     failures: list[Failure]
+    """The keys of *keys* that the owner does not claim, to *Create* or *Assign* anew; and workloads on which its
+    claim could not be ended.
+    """
 
 
 class ListReply(Reply, frozen=True, kw_only=True):
-    """Our groups and those of others."""
+    """The answer of List."""
 
     groups: list[Group]
+    """The workloads in order of their keys, with those that ended less than _snapshot_ttl_ ago."""
     foreign: list[Foreign]
+    """The monitoring groups without the daemon's mark."""
 
 
 class NotePodsReply(Reply, frozen=True, kw_only=True):
-    """How many sandboxes are now known of that owner."""
+    """The answer of NotePods."""
 
     known: int
+    """How many sandboxes of the owner are known now."""
 
 
 class ListPodsReply(Reply, frozen=True, kw_only=True):
-    """All pods that are known, and when each owner told last."""
+    """The answer of ListPods."""
 
     pods: list[Pod]
+    """The pods, in order of namespace and name."""
     told: list[Told]
+    """When each owner last reported."""
 
 
 class ReadReply(Reply, frozen=True, kw_only=True):
-    """The counters now and the totals since the baseline."""
+    """The answer of Read."""
 
     group: Group
+    """The workload."""
     readings: list[Reading]
+    """The counters now, in each domain. Empty if the workload is over."""
     totals: list[Total]
+    """What was used since the baseline, over all domains."""
 
 
 class ReadForeignReply(Reply, frozen=True, kw_only=True):
-    """The counters of a monitoring group that does not bear our mark, now."""
+    """The answer of ReadForeign."""
 
     foreign: Foreign
+    """The monitoring group."""
     readings: list[Reading]
+    """The counters now, in each domain."""
 
 
 class StatusReply(Reply, frozen=True, kw_only=True):
-    """The machine and the daemon as a whole."""
+    """The answer of Status."""
 
     version: str
+    """The version of *resctrlmond*."""
     mount: str
+    """The directory where resctrl is, or is expected to be, mounted."""
     mounted: bool
+    """resctrl is mounted there."""
     simulation: str | None = None
+    """The profile of the simulator. Absent on a real kernel. See *resctrlmond-sim*(1)."""
     rmids: int
+    """How many RMIDs the machine has for all programs: the least number of all its resources."""
     used: int
+    """How many RMIDs all groups of all programs use, the root's included."""
     pending: int
+    """How many workloads wait for an RMID."""
     in_limbo: bool | None = None
+    """Pending workloads wait for RMIDs that were freed and whose cache lines are still counted. Absent if no workload
+    waits: the kernel says it only when an RMID is requested.
+    """
     groups: int
+    """How many workloads have a monitoring group."""
     foreign: list[Foreign]
+    """The monitoring groups without the daemon's mark."""
     classes: list[str]
+    """The names of the classes, "" for the root."""
     capacity: list[Capacity]
+    """The monitoring resources of the machine."""
     bandwidth: Bandwidth | None = None
+    """How memory bandwidth is counted. Absent if resctrl is not mounted."""
     problems: list[str]
+    """Problems for an operator, in sentences: what was wrong at the start; which system calls hang; whether another
+    program removes monitoring groups of the daemon, and which processes may be at fault; which workloads lack
+    bandwidth counters.
+    """
+
+
+class RunRequest(Request, frozen=True, kw_only=True):
+    """The parameters of org.resctrlmon.Hook.Run."""
+
+    stage: str
+    """The stage of the hook. _createRuntime_ or _prestart_: put the container's init into its workload's group,
+    before it executes the container's program. _poststop_: the container has ended. Other stages change nothing.
+    """
+    state: str
+    """The container's state (OCI runtime specification, "State"), the JSON text as the runtime gave it."""
+
+
+class RunReply(Reply, frozen=True, kw_only=True):
+    """The answer of org.resctrlmon.Hook.Run."""
+
+    key: str | None = None
+    state: str | None = None
+    """The *State* of the workload."""
+    moved: int | None = None
+    """How many tasks were written to the group."""
+
+
+class ErrorParameters(Reply, frozen=True, kw_only=True):
+    """The fields of every error but *InternalError*."""
+
+    message: str
+    """What failed and why, one sentence."""
+    path: str | None = None
+    """The file or directory."""
+    errno: str | None = None
+    """The name of the errno, such as _EINVAL_."""
+    status: str | None = None
+    """What the kernel wrote to _info/last_cmd_status_ for it."""
+    remedy: str | None = None
+    """What to do about it."""
+
+
+class ExhaustedParameters(ErrorParameters, frozen=True, kw_only=True):
+    """The fields of *RmidsExhausted*."""
+
+    in_limbo: bool
+    """RMIDs were freed, and can be used when their cache lines are gone."""

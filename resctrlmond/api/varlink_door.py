@@ -10,16 +10,12 @@ from typing import Any
 import msgspec
 
 from resctrlmond import __version__
-from resctrlmond.api import hooks
-from resctrlmond.api.access import Access, Caller
+from resctrlmond.api.access import Caller
 from resctrlmond.api.errors import name_of, parameters
 from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
-from resctrlmond.api.verbs import VERBS, Service
-from resctrlmond.api.workers import Lane
+from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service, Verb
 from resctrlmond.resctrl.errors import ResctrlError
 
-MANAGER = "org.resctrlmon.Manager"
-HOOK = "org.resctrlmon.Hook"
 URL = "https://github.com/resctrlmon/resctrlmond"
 
 
@@ -30,29 +26,26 @@ def description(interface: str) -> str:
 
 def server(service: Service) -> Server:
     """A varlink server with both interfaces; the caller starts it on its sockets."""
-    manager = Interface(
-        name=MANAGER,
-        description=description(MANAGER),
-        methods={
-            name: Method(
-                verb.request,
-                _verb(service, name),
-                _stream(service, name) if verb.pages else None,
-                _check(service, verb.access, name),
-                verb.reply_bytes,
-            )
-            for name, verb in VERBS.items()
-        },
-    )
-    hook = Interface(
-        name=HOOK,
-        description=description(HOOK),
-        methods={
-            "Run": Method(hooks.RunRequest, _hook(service), check=_check(service, Access.WRITE, f"{HOOK}.Run")),
-        },
-    )
+    interfaces = [
+        Interface(
+            name=interface,
+            description=description(interface),
+            methods={
+                verb.name: Method(
+                    verb.request,
+                    _verb(service, verb.name),
+                    _stream(service, verb.name) if verb.pages else None,
+                    _check(service, verb),
+                    verb.reply_bytes,
+                )
+                for verb in VERBS.values()
+                if verb.interface == interface
+            },
+        )
+        for interface in (MANAGER, HOOK)
+    ]
     return Server(
-        [manager, hook],
+        interfaces,
         vendor="resctrlmond",
         product="resctrlmond",
         version=__version__,
@@ -61,10 +54,10 @@ def server(service: Service) -> Server:
     )
 
 
-def _check(service: Service, access: Access, method: str) -> Callable[[Peer], None]:
+def _check(service: Service, verb: Verb) -> Callable[[Peer], None]:
     def check(peer: Peer) -> None:
         try:
-            service.policy.check(caller_of(peer), access, method)
+            service.policy.check(caller_of(peer), verb.access, verb.name)
         except ResctrlError as error:
             raise reply_of(error) from error
 
@@ -90,17 +83,6 @@ def _stream(service: Service, name: str) -> Callable[[Any, Peer], AsyncIterator[
             raise reply_of(error) from error
 
     return stream
-
-
-def _hook(service: Service) -> Callable[[Any, Peer], Awaitable[msgspec.Struct]]:
-    async def call(request: Any, peer: Peer) -> msgspec.Struct:
-        caller = caller_of(peer)
-        try:
-            return await service.workers.run(Lane.CHANGE, hooks.run, service.manager, request, caller)
-        except ResctrlError as error:
-            raise reply_of(error) from error
-
-    return call
 
 
 def caller_of(peer: Peer) -> Caller:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of org.resctrlmon.Manager, once for all doors: a request, what the manager does with it, a reply."""
+"""The verbs of all interfaces, each declared once: a request, the call of the manager, a reply and its errors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,68 @@ from dataclasses import dataclass
 from typing import Any
 
 from resctrlmond import __version__
-from resctrlmond.api import translate, types
+from resctrlmond.api import hooks, translate, types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, pages
+from resctrlmond.api.oci import InvalidState
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.groups import plan
 from resctrlmond.groups.caveats import lacking_sentence
-from resctrlmond.groups.errors import InvalidRequest
+from resctrlmond.groups.errors import (
+    AlreadyMonitored,
+    ForeignGroup,
+    InvalidAttributes,
+    InvalidClass,
+    InvalidKey,
+    InvalidRequest,
+    LimitExceeded,
+    NoSuchClaim,
+    NotWritten,
+)
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import EndRule, Record, State
 from resctrlmond.groups.target import FOLLOW, Assignment
+from resctrlmond.resctrl.cgroups import NoSuchCgroup
+from resctrlmond.resctrl.errors import (
+    ClassMismatch,
+    GroupExists,
+    KernelRefused,
+    MonitoringUnavailable,
+    NoSuchClass,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    NotRead,
+    OutOfResources,
+    PermissionDenied,
+    ProcessChanged,
+    ResctrlError,
+    RmidsExhausted,
+)
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
+
+MANAGER = "org.resctrlmon.Manager"
+HOOK = "org.resctrlmon.Hook"
+INTERFACES = {
+    MANAGER: """
+Monitoring groups of Linux resctrl on this host: one for each workload (a pod, container, service or command), kept as
+long as the workload lives, with what it used.
+
+Root may call every method. Root and the members of the group resctrlmon may call the methods that only read.
+Times are RFC 3339 in UTC. Values of counters are strings, exactly as the kernel wrote them. A field with "?" may be
+absent.
+
+Every error but InternalError has a message, which says what failed and why, and, as far as they are known, the path,
+the name of the errno, what the kernel wrote to last_cmd_status for it (status), and what to do about it (remedy).
+""",
+    HOOK: """
+The interface of the OCI hook, resctrlmon-oci-hook. Its errors are those of org.resctrlmon.Manager.
+""",
+}
 
 # Calls that are made at once for those who only read: for all of them, and for one. Their lanes have four threads.
 _READERS, _OF_ONE_READER = 3, 2
@@ -35,7 +82,8 @@ _READERS, _OF_ONE_READER = 3, 2
 class Verb:
     """One verb: ``run`` is the blocking call, made in a thread of ``lane`` after ``access`` was granted.
 
-    ``pages`` gives its reply in several parts, to callers that take them.
+    ``pages`` gives its reply in several parts, to callers that take them. ``errors`` are those of this verb beside
+    ``COMMON_ERRORS``, ``description`` is for the interfaces and the manual page, in the markup of scdoc(5).
     """
 
     name: str
@@ -45,6 +93,14 @@ class Verb:
     access: Access
     run: Callable[[Manager, Any, Caller], types.Reply]
     pages: Callable[[Manager], Iterator[types.Reply]] | None = None
+    interface: str = MANAGER
+    errors: tuple[type[ResctrlError], ...] = ()
+    description: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The name with its varlink interface."""
+        return f"{self.interface}.{self.name}"
 
     @property
     def reply_bytes(self) -> int:
@@ -305,21 +361,237 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
     )
 
 
-# A new verb is one row here, one method of the manager, and one line in each door's description.
+# What any verb may return, beside its own errors. InternalError is not raised: it stands for every other exception.
+COMMON_ERRORS: tuple[type[ResctrlError], ...] = (
+    InvalidRequest,
+    PermissionDenied,
+    NotMounted,
+    KernelRefused,
+    OutOfResources,
+    NotWritten,
+    NotRead,
+)
+_CREATE_ERRORS: tuple[type[ResctrlError], ...] = (
+    InvalidKey,
+    InvalidClass,
+    InvalidAttributes,
+    LimitExceeded,
+    NoSuchGroup,
+    NoSuchClass,
+    RmidsExhausted,
+    MonitoringUnavailable,
+    GroupExists,
+    ForeignGroup,
+)
+_ASSIGN_ERRORS: tuple[type[ResctrlError], ...] = (
+    *_CREATE_ERRORS,
+    ClassMismatch,
+    AlreadyMonitored,
+    NoSuchCgroup,
+    NoSuchProcess,
+    ProcessChanged,
+)
+
+# A new verb is one row here, its request and reply in types.py, and a method of the manager; "make interfaces" writes
+# the rest.
 _TABLE = (
-    Verb("Create", Lane.CHANGE, types.CreateRequest, types.GroupReply, Access.WRITE, _create),
-    Verb("Assign", Lane.CHANGE, types.AssignRequest, types.AssignReply, Access.WRITE, _assign),
-    Verb("Release", Lane.CHANGE, types.ReleaseRequest, types.ReleaseReply, Access.WRITE, _release),
-    Verb("AddMember", Lane.CHANGE, types.AddMemberRequest, types.GroupReply, Access.WRITE, _add_member),
-    Verb("RemoveMember", Lane.CHANGE, types.RemoveMemberRequest, types.GroupReply, Access.WRITE, _remove_member),
-    Verb("Reconcile", Lane.CHANGE, types.ReconcileRequest, types.ReconcileReply, Access.WRITE, _reconcile),
-    Verb("Move", Lane.CHANGE, types.MoveRequest, types.GroupReply, Access.WRITE, _move),
-    Verb("NotePods", Lane.RECORDS, types.NotePodsRequest, types.NotePodsReply, Access.WRITE, _note_pods),
-    Verb("List", Lane.RECORDS, types.NoParameters, types.ListReply, Access.READ, _list, _list_pages),
-    Verb("ListPods", Lane.RECORDS, types.NoParameters, types.ListPodsReply, Access.READ, _list_pods, _pod_pages),
-    Verb("Get", Lane.RECORDS, types.KeyRequest, types.GroupReply, Access.READ, _get),
-    Verb("Read", Lane.COUNTERS, types.KeyRequest, types.ReadReply, Access.READ, _read),
-    Verb("ReadForeign", Lane.COUNTERS, types.ForeignRequest, types.ReadForeignReply, Access.READ, _read_foreign),
-    Verb("Status", Lane.RECORDS, types.NoParameters, types.StatusReply, Access.READ, _status),
+    Verb(
+        "Create",
+        Lane.CHANGE,
+        types.CreateRequest,
+        types.GroupReply,
+        Access.WRITE,
+        _create,
+        errors=_CREATE_ERRORS,
+        description="""
+Create a workload's monitoring group, without a task yet, and claim the workload. If the workload lives already,
+only add the claim and the attributes, and return the group as it is.
+""",
+    ),
+    Verb(
+        "Assign",
+        Lane.CHANGE,
+        types.AssignRequest,
+        types.AssignReply,
+        Access.WRITE,
+        _assign,
+        errors=_ASSIGN_ERRORS,
+        description="""
+Put a process with all its threads, or a control group with all below it, into the workload's group. Exactly one
+of *pid*, *pidFd* and *cgroup* names it. If the workload does not exist, create it, as *Create* does. Claim the
+workload. The baseline is read before the first task joins.
+""",
+    ),
+    Verb(
+        "Release",
+        Lane.CHANGE,
+        types.ReleaseRequest,
+        types.ReleaseReply,
+        Access.WRITE,
+        _release,
+        errors=(InvalidKey, NoSuchGroup, NoSuchClaim),
+        description="""
+End an owner's claim. With the last claim the workload ends: the end values are read and written, the group is
+removed and its RMID is free.
+""",
+    ),
+    Verb(
+        "AddMember",
+        Lane.CHANGE,
+        types.AddMemberRequest,
+        types.GroupReply,
+        Access.WRITE,
+        _add_member,
+        errors=(InvalidKey, LimitExceeded, NoSuchGroup),
+        description="""
+Add a member that has no task of its own, such as a pod's sandbox, to an existing workload, and claim the
+workload.
+""",
+    ),
+    Verb(
+        "RemoveMember",
+        Lane.CHANGE,
+        types.RemoveMemberRequest,
+        types.GroupReply,
+        Access.WRITE,
+        _remove_member,
+        errors=(InvalidKey, NoSuchGroup),
+        description="""
+Record that a member has ended. The daemon sees by itself when a member that has tasks ends.
+""",
+    ),
+    Verb(
+        "Reconcile",
+        Lane.CHANGE,
+        types.ReconcileRequest,
+        types.ReconcileReply,
+        Access.WRITE,
+        _reconcile,
+        errors=(InvalidKey,),
+        description="""
+Compare an owner's claims with the workloads that live, and end its claims on all others. Claims of other owners
+do not change. An owner that was away calls it when it is back.
+""",
+    ),
+    Verb(
+        "Move",
+        Lane.CHANGE,
+        types.MoveRequest,
+        types.GroupReply,
+        Access.WRITE,
+        _move,
+        errors=(InvalidKey, InvalidClass, NoSuchGroup, NoSuchClass, ClassMismatch, GroupExists, ForeignGroup),
+        description="""
+Move the whole group to another class. Its RMID and its counters stay; its tasks change class. *ClassMismatch*
+refuses a workload that has groups in several classes, and one that has tasks if the kernel moves no groups
+(before Linux 6.5).
+""",
+    ),
+    Verb(
+        "NotePods",
+        Lane.RECORDS,
+        types.NotePodsRequest,
+        types.NotePodsReply,
+        Access.WRITE,
+        _note_pods,
+        errors=(InvalidKey, InvalidAttributes, LimitExceeded),
+        description="""
+Report the pods that an owner knows, also those without a group. Reports are kept in memory only and change no
+group: after a restart of the daemon an owner reports again.
+""",
+    ),
+    Verb(
+        "List",
+        Lane.RECORDS,
+        types.NoParameters,
+        types.ListReply,
+        Access.READ,
+        _list,
+        _list_pages,
+        errors=(LimitExceeded,),
+        description="""
+List all workloads, and the monitoring groups of other programs, without counters.
+
+Over varlink a call with *more* is answered in several replies of some 256 KiB each, *foreign* in the first of
+them, however many workloads there are; *varlinkctl* has the option *--more*. Without *more*, and over D-Bus,
+*LimitExceeded* refuses a list of more than 2 MiB.
+""",
+    ),
+    Verb(
+        "ListPods",
+        Lane.RECORDS,
+        types.NoParameters,
+        types.ListPodsReply,
+        Access.READ,
+        _list_pods,
+        _pod_pages,
+        errors=(LimitExceeded,),
+        description="""
+List all pods that an owner reported, and those that have a group which is not over. Long lists are answered as
+by *List*, *told* in the first reply.
+""",
+    ),
+    Verb(
+        "Get",
+        Lane.RECORDS,
+        types.KeyRequest,
+        types.GroupReply,
+        Access.READ,
+        _get,
+        errors=(InvalidKey, NoSuchGroup),
+        description="""
+Return one workload.
+""",
+    ),
+    Verb(
+        "Read",
+        Lane.COUNTERS,
+        types.KeyRequest,
+        types.ReadReply,
+        Access.READ,
+        _read,
+        errors=(InvalidKey, NoSuchGroup),
+        description="""
+Return one workload with its counters now, and with what it used since its baseline.
+""",
+    ),
+    Verb(
+        "ReadForeign",
+        Lane.COUNTERS,
+        types.ForeignRequest,
+        types.ReadForeignReply,
+        Access.READ,
+        _read_foreign,
+        errors=(InvalidClass, NoSuchGroup),
+        description="""
+Return a monitoring group of another program with its counters now. The group is never changed. There are no
+totals, because its baseline is not known.
+""",
+    ),
+    Verb(
+        "Status",
+        Lane.RECORDS,
+        types.NoParameters,
+        types.StatusReply,
+        Access.READ,
+        _status,
+        description="""
+Return the state of the daemon and of the machine.
+""",
+    ),
+    Verb(
+        "Run",
+        Lane.CHANGE,
+        types.RunRequest,
+        types.RunReply,
+        Access.WRITE,
+        hooks.run,
+        interface=HOOK,
+        errors=(InvalidState, *_ASSIGN_ERRORS),
+        description="""
+Handle one hook of an OCI runtime: *resctrlmon-oci-hook*(8) calls it.
+""",
+    ),
 )
 VERBS = {verb.name: verb for verb in _TABLE}
+assert len(VERBS) == len(_TABLE)

@@ -14,17 +14,18 @@ from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, ev
 
 
 class Quality(enum.StrEnum):
-    """How far a total can be trusted.
-
-    ``exact``: baseline before the first task, last reading after the last. ``late``: the workload, or a task that was
-    taken in from outside, ran already, and what it used before is missing, or one stayed outside. ``estimated``: one
-    of the two readings had to be replaced by a rule. ``unknown``: no total can be given.
-    """
+    """How far a total can be trusted."""
 
     EXACT = "exact"
+    """Everything from before the first task to after the last one was counted."""
     LATE = "late"
+    """The workload, or a task that joined it from outside, ran already when it was put into the group, and what it
+    used before is missing; or a task stayed outside.
+    """
     ESTIMATED = "estimated"
+    """A rule replaced a missing reading, or the hardware may have reset the counter; see *reason* of *Total*."""
     UNKNOWN = "unknown"
+    """No number can be given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,35 +23,52 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 class ContainerState(enum.StrEnum):
-    """How a container is, in the words of CRI and NRI."""
+    """The state of a container, in the words of CRI and NRI."""
 
     CREATED = "created"
+    """The container does not execute its program yet."""
     RUNNING = "running"
+    """The container executes its program."""
     PAUSED = "paused"
+    """The container runtime has paused the container."""
     STOPPED = "stopped"
+    """The container has ended."""
     UNKNOWN = "unknown"
+    """The container runtime does not know the state."""
 
 
 class NotedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """A container as its owner tells of it; ``reason``: why it is in no group."""
+    """A container, as an owner reports it."""
 
     id: str
+    """The id of the container."""
     name: str
+    """The name of the container."""
     state: ContainerState
+    """The state of the container."""
     pid: int | None = None
+    """Its first process."""
     reason: str | None = None
+    """Why the container is in no group."""
 
 
 class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """A pod's sandbox with its containers; ``uid`` is the pod's or "", ``reason`` why it has no group."""
+    """A pod's sandbox with its containers, as an owner reports it."""
 
     id: str
+    """The id of the sandbox."""
     uid: str
+    """The UID of the pod; "" if it has none: the id of the sandbox is the key of the workload then."""
     name: str
+    """The name of the pod."""
     namespace: str
+    """The namespace of the pod."""
     labels: dict[str, str]
+    """The labels of the pod."""
     containers: list[NotedContainer]
+    """The containers of the sandbox."""
     reason: str | None = None
+    """Why the pod has no group."""
 
 
 class Noted(NamedTuple):
@@ -63,10 +80,12 @@ class Noted(NamedTuple):
 
 
 class Told(msgspec.Struct, frozen=True, rename="camel"):
-    """When an owner told last of its pods (RFC 3339, UTC)."""
+    """The last report of an owner."""
 
     owner: str
+    """The owner that reported."""
     at: str
+    """When it reported."""
 
 
 class Inventory:

@@ -37,20 +37,24 @@ MAX_RECORD_BYTES = 1024 * 1024
 
 
 class State(enum.StrEnum):
-    """Where a group is in its life.
-
-    ``pending``: no RMID yet. ``active``: the group stands and has members. ``idle``: it stands and has none.
-    ``ending``: its last values are being written. ``completed``: ends written, group removed, snapshot kept until
-    its time is over. ``lost``: removed by somebody else. ``failed``: see the reason.
-    """
+    """Where a workload is in its life."""
 
     PENDING = "pending"
+    """No RMID is free yet; see *reason* and *inLimbo* of *Group*. The daemon retries by itself."""
     ACTIVE = "active"
+    """The workload has a group and members."""
     IDLE = "idle"
+    """The workload has a group and no member."""
     ENDING = "ending"
+    """The end values are being written."""
     COMPLETED = "completed"
+    """Over: the end values are written, and kept for _snapshot_ttl_."""
     LOST = "lost"
+    """Over: another program removed the group, or unmounted resctrl. The values that were read last are the end
+    values. While the workload is claimed, the daemon begins another run.
+    """
     FAILED = "failed"
+    """Over: no group could be created; see *reason* of *Group*."""
 
     @property
     def has_group(self) -> bool:
@@ -64,18 +68,23 @@ class State(enum.StrEnum):
 
 
 class EndRule(enum.StrEnum):
-    """The rule by which a claim ends. Every claim also ends when its owner releases it.
-
-    ``release``: by no other event. ``members``: a few seconds after the last member ended, so that its owner can
-    ask for the totals. ``container``: of a pod with the pod's control group; else some time (``linger``,
-    ``pod_linger``) after the last member ended, if the claim's owner brought one. ``tasks``: with the last task in
-    the group.
-    """
+    """The rule by which a claim ends. Every claim also ends when its owner releases it."""
 
     RELEASE = "release"
+    """The claim ends by no other event."""
     MEMBERS = "members"
+    """The claim ends 10 seconds after the workload's last member ended: so long its owner can ask for the totals.
+    *resctrlctl run* uses this rule.
+    """
     CONTAINER = "container"
+    """The claim on a pod ends with the pod's control group. Any other claim ends _linger_ (if the control group of a
+    pod is not known, _pod_linger_) after the last member ended, if the claim's owner brought a member. The hook uses
+    this rule.
+    """
     TASKS = "tasks"
+    """The claim ends with the last task in the group. The daemon uses this rule for a group whose record was lost,
+    and refuses it in a request.
+    """
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 
 
 class Mode(enum.StrEnum):
-    """Who decides which RMID has a bandwidth counter.
-
-    ``dedicated``: each RMID has its own. ``assigned``: the kernel assigns counters to groups (``mbm_event``).
-    ``reallocated``: the hardware gives its counters to the RMIDs that it sees fit, and resets them as it does.
-    """
+    """Which RMID has a bandwidth counter."""
 
     DEDICATED = "dedicated"
+    """Each RMID has a counter of its own."""
     ASSIGNED = "assigned"
+    """The kernel assigns counters to groups (_mbm_event_)."""
     REALLOCATED = "reallocated"
+    """The processor takes counters from one RMID for another and resets them: no total is exact."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,14 @@ from resctrlmond.resctrl.errors import LACKS
 
 
 class Kind(enum.StrEnum):
-    """What a value's difference means: a gauge has none, a cumulative counter's is the use in between."""
+    """What a difference of two values means."""
 
     GAUGE = "gauge"
+    """A difference means nothing."""
     CUMULATIVE = "cumulative"
+    """The difference is the use in between."""
     UNKNOWN = "unknown"
+    """This version does not know the event."""
 
 
 class Unavailable(enum.Enum):
@@ -91,12 +94,16 @@ def offered(mon_features: str) -> tuple[str, ...]:
 
 
 class Status(enum.StrEnum):
-    """What the kernel's text says of a value. Only ``ok`` comes with a number; none of the others is 0."""
+    """What the kernel says of a value. Only _ok_ comes with a number; none of the others means 0."""
 
     OK = "ok"
+    """The value is a number."""
     UNAVAILABLE = "unavailable"
+    """The kernel wrote "Unavailable": it has no number now."""
     ERROR = "error"
+    """The kernel wrote "Error" or a text that is not a number, or the file could not be read."""
     UNASSIGNED = "unassigned"
+    """The kernel wrote "Unassigned": the group has no counter for this event."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.api import types
+from resctrlmond.api.access import Caller
+from resctrlmond.api.verbs import COMMON_ERRORS, VERBS, Service
 from resctrlmond.groups.lifecycle import Mark
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Records
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
+from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.mount import Simulation
 from tests.api.dbus_lab import Lab, PrivateBus, load_door
@@ -37,6 +41,25 @@ def manager() -> Iterator[Manager]:
             )
             manager.recover()
             yield manager
+
+
+@pytest.fixture(autouse=True)
+def _errors_are_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test in which a verb returns an error that its row does not list."""
+    call = Service.call
+    undeclared: list[tuple[str, ResctrlError]] = []
+
+    async def checked(self: Service, name: str, request: types.Request, caller: Caller) -> types.Reply:
+        try:
+            return await call(self, name, request, caller)
+        except ResctrlError as error:
+            if not isinstance(error, (*VERBS[name].errors, *COMMON_ERRORS)):
+                undeclared.append((name, error))
+            raise
+
+    monkeypatch.setattr(Service, "call", checked)
+    yield
+    assert undeclared == []
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,11 @@ import msgspec
 from resctrlmond.api import types
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.sockets import listen
+from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.inventory import Noted, Told
-from resctrlmond.groups.record import Claim, EndRule, Member, State
+from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.counters import Kind, Status
 
 INTERFACE = "org.resctrlmon.Manager"

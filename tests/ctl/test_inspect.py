@@ -11,8 +11,9 @@ from resctrlctl.inspect import runtimes_without_hook
 from resctrlctl.layout import Sheet
 from resctrlctl.render import status_sheet
 from resctrlmond.api import types
+from resctrlmond.api.types import Claim, Member
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import Claim, EndRule, Member, State
+from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.bandwidth import Mode
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager, error

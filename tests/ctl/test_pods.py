@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 
+from resctrlmond.api.types import Member
 from resctrlmond.groups.inventory import ContainerState, Noted, NotedContainer, Sandbox
-from resctrlmond.groups.record import Member, State
+from resctrlmond.groups.record import State
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager
 

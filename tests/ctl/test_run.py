@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import types
-from resctrlmond.groups.record import Claim, EndRule, State
+from resctrlmond.api.types import Claim
+from resctrlmond.groups.record import EndRule, State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager, error, serving
 

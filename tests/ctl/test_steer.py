@@ -14,7 +14,8 @@ import pytest
 from resctrlctl.ask import Daemon, Failure
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
-from resctrlmond.groups.record import Claim, EndRule
+from resctrlmond.api.types import Claim
+from resctrlmond.groups.record import EndRule
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error
 

@@ -507,7 +507,7 @@ def test_no_parameters_kill_it_or_leave_a_group(running: Machine, verb: str, par
             parameters.pop(name, None)
     with Client(running.socket) as client:
         try:
-            client.call(f"{MANAGER}.{verb}", parameters)
+            client.call(VERBS[verb].full_name, parameters)
             accepted = True
         except VarlinkError as error:
             accepted = False

@@ -1,47 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of the two doors, held to the IDL, to the D-Bus description and to the table of errors."""
+"""The descriptions of the interfaces are up to date, and the page of D-Bus keeps to its description."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterator
 from xml.etree import ElementTree
 
 import pytest
 
 from resctrlmond.api import dbus_interfaces as bus
 from resctrlmond.api import dbus_values
-from resctrlmond.api.errors import DBUS_PREFIX, VARLINK_PREFIX, exit_code
+from resctrlmond.api.errors import DBUS_PREFIX, VARLINK_PREFIX
 from resctrlmond.api.verbs import VERBS
+from tools.interfaces import declaration, pages
+from tools.interfaces.__main__ import outdated
 
 from .test_pages import ROOT, section
 
 VARLINK = ROOT / "man" / "org.resctrlmon.Manager.5.scd"
 DBUS = ROOT / "man" / "org.resctrlmon1.5.scd"
-API = ROOT / "resctrlmond" / "api"
-# One declaration, up to the next one.
-_DECLARATION = re.compile(
-    r"^(method|type|error) (\w+)\s*(.*?)(?=^(?:method|type|error) |\Z)", re.DOTALL | re.MULTILINE
-)
 _BLOCK = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def plain(text: str) -> str:
     """The text on one line, without space where it says nothing."""
     return re.sub(r"(?<=[(]) | (?=[);])", "", " ".join(text.split()))
-
-
-def declared(interface: str, kind: str) -> dict[str, str]:
-    """What follows the name in each declaration of the IDL, on one line, by name."""
-    text = (API / f"{interface}.varlink").read_text(encoding="utf-8")
-    without_comments = re.sub(r"^(#.*|interface .*)\n", "", text, flags=re.MULTILINE)
-    return {name: plain(rest) for found, name, rest in _DECLARATION.findall(without_comments) if found == kind}
-
-
-def names(declaration: str) -> set[str]:
-    """The fields of a declaration; the values, if it is an enumeration."""
-    fields = set(re.findall(r"(\w+): ", declaration))
-    return fields or set(re.findall(r"\w+", declaration))
 
 
 def subsections(text: str) -> dict[str, str]:
@@ -56,58 +40,34 @@ def terms(text: str) -> set[str]:
     return {term for line in lines for term in re.findall(r"\*(\w+)\*", line)}
 
 
-def documented() -> Iterator[tuple[str, str, str, str]]:
-    """Interface, kind of declaration, its name and the subsection that is about it."""
-    for heading, interface, kind in (
-        ("METHODS", "org.resctrlmon.Manager", "method"),
-        ("TYPES", "org.resctrlmon.Manager", "type"),
-        ("HOOKS", "org.resctrlmon.Hook", "method"),
-    ):
-        for name, text in subsections(section(VARLINK, heading)).items():
-            yield interface, kind, name, text
+def test_the_generated_files_are_up_to_date() -> None:
+    assert outdated() == [], "run 'make interfaces'"
 
 
-COMMON = terms(section(VARLINK, "COMMON FIELDS"))
+def test_a_changed_description_is_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = dataclasses.replace(VERBS["Get"], description="Return something else.")
+    monkeypatch.setitem(VERBS, "Get", changed)
+    assert outdated() == ["resctrlmond/api/org.resctrlmon.Manager.varlink", "man/org.resctrlmon.Manager.5.scd"]
 
 
-def test_every_method_and_type_has_a_section_and_no_other_has() -> None:
-    known = {
-        (interface, kind, name)
-        for interface in ("org.resctrlmon.Manager", "org.resctrlmon.Hook")
-        for kind in ("method", "type")
-        for name in declared(interface, kind)
-    }
-    assert {(interface, kind, name) for interface, kind, name, _ in documented()} == known
+def test_a_page_without_the_place_of_a_generated_part_is_refused() -> None:
+    with pytest.raises(LookupError, match="methods"):
+        pages.with_blocks("# METHODS\n", {"methods": ["text"]})
 
 
-@pytest.mark.parametrize(
-    ("interface", "kind", "name", "text"), [pytest.param(*one, id=f"{one[0]}.{one[2]}") for one in documented()]
-)
-def test_a_section_shows_the_declaration_and_explains_its_fields(
-    interface: str, kind: str, name: str, text: str
-) -> None:
-    declaration = declared(interface, kind)[name]
-    (block,) = _BLOCK.findall(text)
-    between = " " if kind == "type" else ""
-    assert plain(block) == f"{kind} {name}{between}{declaration}", f"{VARLINK.name} differs from the IDL"
-    fields = names(declaration)
-    assert terms(text) <= fields, "the page explains what is no field"
-    assert fields - terms(text) <= COMMON, "the page does not explain every field"
+def test_every_common_field_is_in_several_types() -> None:
+    kinds = [kind for verb in VERBS.values() for kind in (verb.request, verb.reply)]
+    common = [field.name for kind in set(kinds) for field in declaration.fields(kind) if field.is_common]
+    for field in declaration.common_fields():
+        assert common.count(field.name) > 1, field.name
 
 
-def test_every_common_field_is_one() -> None:
-    everywhere = [names(declared(interface, kind)[name]) for interface, kind, name, _ in documented()]
-    for field in COMMON:
-        assert sum(field in fields for fields in everywhere) > 1, field
+def test_markup_is_left_out_of_comments() -> None:
+    assert declaration.plain(r'*a*, _b_c_, (*d*(2)), x_y, "\_-\\"') == r'a, b_c, (d(2)), x_y, "_-\"'
 
 
-def test_every_error_with_its_fields_and_exit_status() -> None:
-    text = section(VARLINK, "ERRORS")
-    known = declared("org.resctrlmon.Manager", "error")
-    listed = dict(re.findall(r"^\*([A-Z]\w+)\* \[([0-9]+)\]$", text, re.MULTILINE))
-    assert listed == {name: str(exit_code(name)) for name in known}
-    assert terms(text) - listed.keys() == {field for error in known.values() for field in names(error)}
-    assert f"_{VARLINK_PREFIX}NAME_" in text
+def test_the_prefixes_of_errors_are_named() -> None:
+    assert f"_{VARLINK_PREFIX}NAME_" in section(VARLINK, "ERRORS")
     assert f"_{DBUS_PREFIX}NAME_" in section(DBUS, "ERRORS")
 
 
@@ -167,6 +127,4 @@ def test_every_option_of_the_bus_with_its_type() -> None:
 
 def test_what_the_pages_are_read_with() -> None:
     assert plain("method A(\n  b: int\n) -> ()") == "method A(b: int) -> ()"
-    assert names("(b: int, kind: (gauge, unknown)) -> (c: []C)") == {"b", "kind", "c"}
-    assert names("(one, two)") == {"one", "two"}
     assert terms("*one*\n\tText *no*.\n\n*two*, *three*\n\tText.\n\n*Four* [5]\n") == {"one", "two", "three", "Four"}

@@ -17,7 +17,7 @@ DEBIAN = PROJECT / "packaging" / "debian"
 # What the source is made of; all else in a tree is built, or somebody's own.
 PARTS = (
     *("CONTRIBUTING.md", "LICENSE", "Makefile", "NEWS.md", "README.md", "pyproject.toml"),
-    *("man", "packaging", "resctrlctl", "resctrlmond", "systemd", "tests"),
+    *("man", "packaging", "resctrlctl", "resctrlmond", "systemd", "tests", "tools"),
 )
 # Caches of Python, pytest, mypy and ruff, which appear inside the parts too.
 _CACHE = re.compile(r"__pycache__|\..*_cache|\.hypothesis|.*\.egg-info")

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m tools.interfaces: write the descriptions of the interfaces ("make interfaces"); --check only compares."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from resctrlmond.api.verbs import INTERFACES
+from tools.interfaces import pages, varlink
+
+ROOT = Path(__file__).parents[2]
+_API = "resctrlmond/api"
+_PAGE = "man/org.resctrlmon.Manager.5.scd"
+
+
+def generated() -> dict[str, str]:
+    """The text of each generated file, by its path in the source tree."""
+    return {
+        **{f"{_API}/{name}.varlink": varlink.interface(name) for name in INTERFACES},
+        _PAGE: pages.with_blocks(_text(_PAGE), pages.blocks()),
+    }
+
+
+def outdated() -> list[str]:
+    """The generated files that are not as the declaration wants them."""
+    return [path for path, text in generated().items() if _text(path) != text]
+
+
+def _text(path: str) -> str:
+    file = ROOT / path
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def main() -> int:
+    """Write the files, or compare them."""
+    parser = argparse.ArgumentParser(prog="python -m tools.interfaces", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="name the files that are out of date, and write nothing")
+    is_check = parser.parse_args().check
+    old = outdated()
+    for path in old:
+        print(f"{path} is out of date: run 'make interfaces'" if is_check else path)
+        if not is_check:
+            (ROOT / path).write_text(generated()[path], encoding="utf-8")
+    return 1 if is_check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
