@@ -50,22 +50,23 @@ class Disconnected(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """resctrlmond behind its socket; each call is a connection of its own."""
+    """resctrlmond behind its socket; each call is a connection of its own, and takes ``timeout_s`` at most."""
 
     socket: str = SOCKET
+    timeout_s: float = _TIMEOUT_S
 
     def call(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> _T:
         """Call ``method`` of the manager; ``what`` says in words what it is for ("release 'web'").
 
         Raises DaemonDown, Disconnected, or Failure with the daemon's reason.
         """
-        with self._explaining(what), Client(self.socket, _TIMEOUT_S) as client:
+        with self._explaining(what), Client(self.socket, self.timeout_s) as client:
             return client.call(f"{INTERFACE}.{method}", parameters, reply=reply)
 
     def stream(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> list[_T]:
         """As ``call``, for a method that answers with any number of replies."""
-        with self._explaining(what), Client(self.socket, _TIMEOUT_S) as client:
-            return list(client.stream(f"{INTERFACE}.{method}", parameters, reply=reply, timeout_s=_TIMEOUT_S))
+        with self._explaining(what), Client(self.socket, self.timeout_s) as client:
+            return list(client.stream(f"{INTERFACE}.{method}", parameters, reply=reply, timeout_s=self.timeout_s))
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Iterator[None]:
@@ -89,7 +90,7 @@ class Daemon:
             raise Failure(f"cannot {what}: {reason(error)}", exit_code(error.name), name) from error
         except TimeoutError as error:
             raise Failure(
-                f"cannot {what}: no answer from {self.socket} within {_TIMEOUT_S:.0f} s. "
+                f"cannot {what}: no answer from {self.socket} within {self.timeout_s:.0f} s. "
                 "See: systemctl status resctrlmond.service"
             ) from error
         except ConnectionError as error:

@@ -10,7 +10,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -25,6 +25,10 @@ KILLED = 128 + signal.SIGKILL
 
 # The terminal sends these to the whole foreground process group: the command has its own copy.
 _FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT})
+# These ask resctrlctl itself to end, once its command has ended.
+_INTERRUPTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
+# So many of them after the command's end, whatever the process is doing, end it.
+_MOST_INTERRUPTS = 3
 # Not forwarded: what reports a fault or a limit of this process, what stops and continues it, and what does nothing
 # by default. Every other signal ends a process that does not handle it, and is meant for the command.
 _OWN = frozenset(
@@ -71,11 +75,14 @@ class HeldChild:
     from two pipes to its parent. This object owns their other ends, and a pidfd for as long as it is there. If the
     parent dies before ``let_go``, the child sees the pipe's end and exits. Only for a process without threads.
     From then on signals do not end the parent: they are forwarded to the child, unless they were ignored, or came to
-    the child as well from the terminal, or from the child (as sudo(8) does).
+    the child as well from the terminal, or from the child (as sudo(8) does). SIGINT, SIGTERM and SIGQUIT that come
+    after the child's end call ``interrupted``, in a thread of its own; the third one ends the parent.
     """
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], interrupted: Callable[[], None] = lambda: None) -> None:
         self._command = command
+        self._interrupted = interrupted
+        self._status: int | None = None
         forwarded = {
             number
             for number in signal.valid_signals() - _OWN
@@ -102,8 +109,15 @@ class HeldChild:
         self.start_time = found.start_time if found else 0
 
     def _forward(self, numbers: Iterable[int]) -> NoReturn:
+        interrupts = 0
         while True:
             info = signal.sigwaitinfo(numbers)
+            if info.si_signo in _INTERRUPTS and (status := self._ended_with()) is not None:
+                interrupts += 1
+                if interrupts == _MOST_INTERRUPTS:
+                    os._exit(status)
+                self._interrupted()
+                continue
             is_from_terminal = info.si_signo in _FROM_TERMINAL and info.si_code == _SI_KERNEL
             if is_from_terminal or info.si_pid == self.pid:
                 continue
@@ -144,9 +158,26 @@ class HeldChild:
         return self._reap()[0]
 
     def _reap(self) -> tuple[int, resource.struct_rusage]:
-        _, raw, usage = os.wait4(self.pid, 0)
-        code = os.waitstatus_to_exitcode(raw)
-        return (code if code >= 0 else 128 - code), usage
+        # Kept before the child is reaped, because nobody can ask the kernel for it afterwards.
+        status = self._status = _status_of(os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT))
+        _, _, usage = os.wait4(self.pid, 0)
+        return status, usage
+
+    def _ended_with(self) -> int | None:
+        """The status that the child ended with; None while it lives."""
+        if self._status is not None:
+            return self._status
+        try:
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:
+            return self._status  # reaped meanwhile
+        return None if found is None else _status_of(found)
+
+
+def _status_of(ended: os.waitid_result | None) -> int:
+    """The status as a shell has it."""
+    assert ended is not None  # only with WNOHANG
+    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
 
 
 def _wait_and_execute(command: list[str], gate: int, refused: int) -> NoReturn:

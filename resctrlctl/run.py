@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import queue
 import shlex
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 import msgspec
 
@@ -26,6 +28,9 @@ from resctrlmond.resctrl.errors import printable
 
 # resctrlmond itself ends this claim some time after the command, should resctrlctl be killed before it does.
 CLAIM = "run"
+
+# How long the last look at a group may take: its totals do not depend on it.
+_LOOK_S = 5.0
 
 _COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
 
@@ -50,12 +55,17 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     problem: str = ""
 
 
+# How the release of a group ended, or None for a signal that came after the command's end.
+_Outcome: TypeAlias = Report | BaseException | None
+
+
 def run(args: argparse.Namespace, screen: Screen) -> int:
     """Run the command in its group; its exit status, or 125 to 127 where it was not executed."""
     daemon = Daemon(args.socket)
+    outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
     with _output(args.output) as out:
         try:
-            child = HeldChild(args.command)
+            child = HeldChild(args.command, lambda: outcomes.put(None))
         except OSError as error:
             raise Failure(f"cannot start a process: {error.strerror}", OWN_FAILURE) from error
         problem = ""
@@ -79,7 +89,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
                 _abandon(daemon, group.key)
             return error.status
         if group is not None:
-            report = _finish(daemon, group, ended, args.command)
+            report = _finish_or_interrupted(daemon, group, ended, args.command, outcomes)
         else:
             report = _report(ended, args.command, None, problem=problem)
         _print(report, screen, out)
@@ -156,9 +166,37 @@ def _abandon(daemon: Daemon, key: str) -> None:
         daemon.call("release", "Release", request, types.ReleaseReply)
 
 
+def _finish_or_interrupted(
+    daemon: Daemon, group: types.Group, ended: Ended, command: list[str], outcomes: queue.SimpleQueue[_Outcome]
+) -> Report:
+    """Release the group, in a thread, until that is done or a second signal has come after the command's end."""
+
+    def finish() -> None:
+        try:
+            outcomes.put(_finish(daemon, group, ended, command))
+        except BaseException as error:
+            outcomes.put(error)
+
+    # A daemon thread: the interpreter does not wait for it at its exit.
+    threading.Thread(target=finish, name="finish", daemon=True).start()
+    is_second = False
+    while True:
+        outcome = outcomes.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if outcome is not None:
+            return outcome
+        if is_second:
+            problem = f"cannot release {group.key!r}: interrupted while resctrlmond did not answer"
+            return _report(ended, command, group, problem=problem)
+        # Not at the first one: what is sent to a process group reaches resctrlctl when the command may have ended.
+        complain("waiting for the totals of the command, which has ended: send the signal again to stop waiting")
+        is_second = True
+
+
 def _finish(daemon: Daemon, group: types.Group, ended: Ended, command: list[str]) -> Report:
     """Release the group. If that fails, the report has the reason and the times of the command, and no totals."""
-    tasks_left = _tasks_left(daemon, group.key)
+    tasks_left = _tasks_left(Daemon(daemon.socket, _LOOK_S), group.key)
     request = types.ReleaseRequest(key=group.key, claim=CLAIM, reason=f"ended with status {ended.status}")
     try:
         reply = _release(daemon, request)

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import pytest
 
 from resctrlctl.tree_view import TreeView
+from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.ctl.conftest import ROOT, command
@@ -33,6 +34,8 @@ class Host:
 
     top: Path
     ask: Ask
+    socket: str
+    daemon: subprocess.Popen[bytes]
 
     @property
     def tree(self) -> Tree:
@@ -65,7 +68,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
             assert daemon.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         os.mkdir(top / "resctrl" / "gold")
-        yield Host(top, ask)
+        yield Host(top, ask, str(socket), daemon)
     finally:
         daemon.send_signal(signal.SIGTERM)
         ended = daemon.wait(60)
@@ -229,3 +232,64 @@ def test_a_task_in_another_class_stays_there_in_a_second_group_and_this_is_shown
     assert (moved.returncode, moved.stderr) == (0, "")
     assert host.tree.membership(sleeper) == Membership("gold", "two")
     host.ask("release", "two")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGQUIT"])
+def test_a_second_signal_after_the_end_of_the_command_stops_waiting_for_a_daemon_that_hangs(
+    host: Host, name: str
+) -> None:
+    words = ("run", "--key", f"hung-{name}", "--", "sh", "-c", "echo ready; read line; exit 7")
+    with subprocess.Popen(
+        command(host.socket, *words),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        assert process.stdout.readline() == "ready\n"
+        host.daemon.send_signal(signal.SIGSTOP)
+        try:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            deadline = time.monotonic() + 60
+            while processes.descendants(process.pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            process.send_signal(signal.Signals[name])
+            assert "send the signal again to stop waiting" in process.stderr.readline()
+            process.send_signal(signal.Signals[name])
+            _, report = process.communicate(timeout=60)
+        finally:
+            host.daemon.send_signal(signal.SIGCONT)
+    assert process.returncode == 7
+    assert f"No totals: cannot release 'hung-{name}': interrupted while resctrlmond did not answer." in report
+    assert "elapsed" in report
+
+
+def test_a_third_signal_ends_what_can_do_nothing_else(tmp_path: Path) -> None:
+    """The report goes into a pipe that is full and that nobody reads."""
+    code = (
+        "import os, signal\n"
+        "from resctrlctl.child import HeldChild\n"
+        "child = HeldChild(['sh', '-c', 'exit 7'])\n"
+        "child.wait(child.let_go())\n"
+        "print('ready', flush=True)\n"
+        "while True: os.write(2, b'x' * 4096)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == b"ready\n"
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            # One that is sent while the same is pending is not queued (signal(7)).
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert process.returncode == 7
