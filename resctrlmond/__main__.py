@@ -1,143 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command resctrlmond: arguments, configuration, start, and the exit code that says how it went."""
+"""Start of the command resctrlmond: take the start lock, then load everything else."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import contextlib
-import logging
-import os
 import sys
 from collections.abc import Sequence
 
-from resctrlmond import __version__, config, journal
-from resctrlmond.config import Config
-from resctrlmond.daemon import Daemon
-from resctrlmond.groups.farewell import release_all
-from resctrlmond.message_ids import MessageId
-from resctrlmond.notify import Notify
-from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.simulated import config_below, session_bus, simulator
-from resctrlmond.startup import Exit, StartupError, prepare, startup_error
-
-log = logging.getLogger("resctrlmond")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="resctrlmond",
-        description="Own the resctrl monitoring groups of this host, for pods, containers, services and commands.",
-        epilog="Exit codes: see resctrlmond(8).",
-    )
-    parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})")
-    parser.add_argument(
-        "--check-config",
-        action="store_true",
-        help="read the configuration, report what is wrong with it, and exit; a daemon that runs is not touched",
-    )
-    parser.add_argument(
-        "--simulate",
-        metavar="DIRECTORY",
-        help="own a simulated resctrl, DIRECTORY/resctrl, with everything else in DIRECTORY, instead of the "
-        "hardware's. A simulator that is mounted there already is used; it outlives a daemon that is killed",
-    )
-    parser.add_argument("--profile", default="intel-aet", help="machine to simulate (default: intel-aet)")
-    parser.add_argument(
-        "--release-all",
-        action="store_true",
-        help="end every workload, remove every monitoring group that bears our mark, and exit",
-    )
-    parser.add_argument("--version", action="version", version=f"resctrlmond {__version__}")
-    return parser
+from resctrlmond.start_lock import StartLock, path_for_passed_socket
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until it is told to stop; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    journal.setup("info")
-    if options.check_config:
-        return _check_config(options)
-    try:
-        with contextlib.ExitStack() as stack:
-            loaded = _load(options)
-            journal.setup(loaded.log_level)
-            if options.simulate:
-                stack.enter_context(simulator(options.simulate, loaded, options.profile))
-                gid = _simulation_gid(loaded)
-            else:
-                gid = _gid(loaded)
-            return (_release_all if options.release_all else _serve)(options, loaded, gid)
-    except ResctrlError as error:
-        failed = startup_error(error)
-        log.error("%s", failed, extra=journal.fields(failed, message_id=MessageId.CANNOT_START))
-        return failed.exit
+    lock = StartLock(path_for_passed_socket())
+    lock.take()
+    # Not at the top: these imports take most of the time of a start, and a hook may wait already.
+    from resctrlmond import command  # noqa: PLC0415
 
-
-def _serve(options: argparse.Namespace, loaded: Config, gid: int) -> int:
-    # A tree that hangs keeps the start from ending, and from saying anything later: said before it is touched.
-    notify = Notify()
-    notify.status(f"opening resctrl at {loaded.resctrl}")
-    ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
-
-    async def run() -> None:
-        bus = session_bus() if options.simulate else None
-        await Daemon(loaded, ground, lambda: _load(options), notify, bus).run()
-
-    try:
-        asyncio.run(run())
-    except OSError as error:
-        raise ResctrlError("cannot open a door", path=error.filename or "", errno=error.errno or 0) from error
-    finally:
-        os.close(ground.lock)
-    return Exit.OK
-
-
-def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
-    try:
-        ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
-    except StartupError as error:
-        if error.exit not in (Exit.NOT_MOUNTED, Exit.NO_MONITORING):
-            raise
-        log.info("no monitoring group stands: %s", error)
-        return Exit.OK
-    try:
-        problems = release_all(ground.manager)
-    finally:
-        os.close(ground.lock)
-    for problem in problems:
-        log.error("cannot be released: %s", problem)
-    return Exit.FAILURE if problems else Exit.OK
-
-
-def _check_config(options: argparse.Namespace) -> int:
-    try:
-        _load(options)
-    except ResctrlError as error:
-        # Not under the id of a start that failed: the daemon may well be running.
-        log.error("%s", error, extra=journal.fields(error))
-        return startup_error(error).exit
-    return Exit.OK
-
-
-def _load(options: argparse.Namespace) -> Config:
-    loaded = config.load(options.config)
-    return config_below(options.simulate, loaded) if options.simulate else loaded
-
-
-def _gid(loaded: Config) -> int:
-    try:
-        return loaded.group_id()
-    except ResctrlError as error:
-        raise StartupError(error, Exit.NO_GROUP) from error
-
-
-def _simulation_gid(loaded: Config) -> int:
-    """The mark in a simulation: the configured group where there is one, else any but root's, which others bear."""
-    try:
-        return loaded.group_id()
-    except ResctrlError:
-        return os.getegid() or 65534
+    return command.main(arguments, lock)
 
 
 if __name__ == "__main__":

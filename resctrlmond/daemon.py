@@ -26,6 +26,7 @@ from resctrlmond.notices import Notices
 from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.rivals import Rivals
+from resctrlmond.start_lock import StartLock
 from resctrlmond.startup import Ground, settings_of
 from resctrlmond.ticking import Ticking
 from resctrlmond.watch import Watch
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 # What the verbs that run at the stop are given to end.
 _STOP_S = 2.0
+# A start or a stop that has come no further for so long may hang in the kernel: hooks are not kept waiting for it.
+PROGRESS_S = 5.0
 
 
 class Daemon:
@@ -52,9 +55,12 @@ class Daemon:
         ground: Ground,
         reload: Callable[[], Config],
         notify: Notify | None = None,
+        *,
         bus: str | None = None,
+        start_lock: StartLock | None = None,
     ) -> None:
         self._bus = bus
+        self._start_lock = start_lock or StartLock("")
         self._config = config
         self._ground = ground
         self._reload = reload
@@ -93,10 +99,14 @@ class Daemon:
             if dbus is not None:
                 await dbus.start()
             loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+            self._start_lock.release()
             self._notify.ready(self._status())
             log.info("ready: %s", self._status())
             opened.callback(self._notify.stopping)
             await self._tick_until_stopped()
+            # A caller that comes from now on wakes the next daemon.
+            self._start_lock.take()
+            self._start_lock.release_after(PROGRESS_S)
 
     def _stop_workers(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
@@ -109,6 +119,8 @@ class Daemon:
             calls = "1 call" if hanging == 1 else f"{hanging} calls"
             log.error("stopped with %s hanging in the kernel; groups stay", calls)
             logging.shutdown()
+            # A thread that hangs keeps the process's files open, and with them the lock.
+            self._start_lock.release()
             os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
         log.info("stopped; groups stay, and are taken up at the next start")
 
@@ -129,6 +141,7 @@ class Daemon:
                     return False
                 at = self._manager.recovery.at
                 if at != told and not recovering.done():
+                    self._start_lock.release_after(PROGRESS_S)
                     self._notify.status(f"taking up what stands, at {at}: it may hang in a system call")
                     told = at
         finally:

@@ -1,13 +1,15 @@
 #!/usr/bin/python3 -IS
 # SPDX-License-Identifier: Apache-2.0
-"""The OCI hook: hands a container's state from stdin to resctrlmond and never stands in the container's way.
+"""The OCI hook: sends a container's state from stdin to resctrlmond and never stops the container from starting.
 
-Usage: resctrlmon-oci-hook STAGE [--strict] [--socket PATH] [--timeout SECONDS] [--journal PATH]
+Usage: resctrlmon-oci-hook STAGE [--strict] [--socket PATH] [--timeout SECONDS] [--start-timeout SECONDS]
+                           [--journal PATH]
 
 STAGE is the OCI stage that the runtime runs the hook at (createRuntime, poststop, ...). Whatever goes wrong,
-the hook writes one line to the journal and exits 0; with --strict it exits 1 and says so on stderr too. It
-lasts no longer than --timeout (2 s), the reading of stdin included. A runtime that may not reach the daemon
-(EACCES on its socket: rootless Podman) is none of its users: exit 0, no word, also with --strict.
+the hook writes one line to the journal and exits 0; with --strict it also writes to stderr and exits 1. It
+lasts no longer than --timeout (2 s), the reading of stdin included. While a daemon starts or stops, that time does
+not run, and the hook lasts no longer than --start-timeout (10 s) in all. A runtime that may not reach the daemon
+(EACCES on its socket: rootless Podman) does not use resctrlmond: exit 0 without a message, also with --strict.
 
 Every start of a container waits for this file, so it imports only what the interpreter has built in: json
 and socket would more than double its run. There is no "from __future__" here, as that is an import too.
@@ -17,9 +19,13 @@ import _signal  # type: ignore[import-not-found]  # no stubs; "signal" would imp
 import _socket
 import posix
 import sys
+import time
 
 SOCKET = "/run/resctrlmond/org.resctrlmon.Manager"
 JOURNAL = "/run/systemd/journal/socket"
+
+# resctrlmond.start_lock.SUFFIX: a daemon that starts or stops holds a lock on the file of this name.
+START_LOCK = ".starting"
 
 # resctrlmond.message_ids.MessageId.UNMONITORED: the journal's catalogue explains it.
 MESSAGE_ID = "47f76e48a28c4accae8c5c9183767327"
@@ -29,18 +35,23 @@ MAX_MESSAGE = 1 << 20
 MAX_REPLY = 1 << 16
 _CHUNK = 1 << 16
 
+# Seconds between two looks at the clock and the lock.
+_TICK = 0.1
+_READING = "reading the state"
+_WAITING = "waiting for resctrlmond"
+
 # JSON has no control character in a string; a state has at most those of its layout: tab, newline, return.
 _CONTROL = bytes(range(9)) + b"\x0b\x0c" + bytes(range(14, 32))
 
 
 class HookError(Exception):
-    """Why the daemon did not hear of the container, in one sentence for the journal."""
+    """Why the daemon did not take the container, in one sentence for the journal."""
 
 
 class Run:
-    """One run of the hook: what its arguments ask for, and how far it has come.
+    """One run of the hook: its arguments, and its current step.
 
-    ``mistake`` is what is wrong with the arguments ("" if nothing). It is told only after stdin was read: a
+    ``mistake`` is the error in the arguments ("" if there is none). It is reported only after stdin was read: a
     runtime that finds the pipe closed may take that for a failure.
     """
 
@@ -50,14 +61,15 @@ class Run:
         self.socket = SOCKET
         self.journal = JOURNAL
         self.timeout = 2.0
+        self.start_timeout = 10.0
         self.mistake = ""
-        self.step = "reading the state"
+        self.step = _READING
         words = iter(arguments)
         for word in words:
-            if word in ("--socket", "--journal", "--timeout"):
+            if word in ("--socket", "--journal", "--timeout", "--start-timeout"):
                 self._set(word, next(words, ""))
             elif word != "--strict":
-                # Letters need no escaping in the message; which stages there are, the daemon knows.
+                # Letters need no escaping in the message. The daemon knows the stages.
                 if self.stage or not (word.isascii() and word.isalpha()):
                     self.mistake = f"unknown argument {word!a}"
                 self.stage = self.stage or word
@@ -65,15 +77,18 @@ class Run:
             self.mistake = "no stage was given"
 
     def _set(self, option: str, value: str) -> None:
-        if option == "--timeout":
+        if option.endswith("timeout"):
             try:
                 seconds = float(value)
             except ValueError:
-                seconds = 0.0
-            if 0 < seconds <= 3600:
+                seconds = -1.0
+            # False for a NaN. With a --start-timeout of 0 a start is not waited for.
+            if not 0 <= seconds <= 3600 or (option == "--timeout" and not seconds):
+                self.mistake = f"{option} {value!a} is not a number of seconds"
+            elif option == "--timeout":
                 self.timeout = seconds
             else:
-                self.mistake = f"--timeout {value!a} is no number of seconds"
+                self.start_timeout = seconds
         elif not value:
             self.mistake = f"{option} needs a path"
         elif option == "--socket":
@@ -154,35 +169,60 @@ def refusal(reply: bytes) -> str:
     return f"resctrlmond refused: {words}. {remedy}" if remedy else f"resctrlmond refused: {words}"
 
 
-def call(path: str, message: bytes) -> None:
-    """Send the message to the daemon and wait for its yes. Raises HookError, or OSError once connected."""
+def connect(path: str) -> _socket.socket:
+    """A socket that is connected to the daemon's. Raises HookError; exits if the daemon is not for this caller."""
     daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    # No settimeout(): connect() to a full backlog would fail at once instead of waiting its turn.
-    try:
-        daemon.connect(path)
-    except PermissionError:
-        posix._exit(0)
-    except OSError as error:
-        raise HookError(f"resctrlmond cannot be reached at {path}: {error.strerror or error}") from None
-    daemon.sendall(message)
+    while True:
+        # No settimeout(): connect() to a full backlog would fail at once instead of waiting its turn.
+        try:
+            daemon.connect(path)
+        except PermissionError:
+            posix._exit(0)
+        except OSError as error:
+            raise HookError(f"cannot connect to resctrlmond at {path}: {error.strerror or error}") from None
+        try:
+            daemon.getpeername()
+            return daemon
+        except OSError:
+            # ENOTCONN: the timer's signal interrupted connect(), which Python then takes for a success (bpo-23618).
+            pass
+
+
+def exchange(path: str, message: bytes) -> bytes:
+    """Send the message to the daemon; returns what it answers, b"" if it closes the connection first."""
+    daemon = connect(path)
     reply = b""
-    while b"\0" not in reply:
-        chunk = daemon.recv(_CHUNK)
-        if not chunk:
-            raise HookError("resctrlmond closed the connection without an answer")
-        reply += chunk
-        if len(reply) > MAX_REPLY:
-            raise HookError(f"resctrlmond's answer is longer than {MAX_REPLY} bytes")
-    reply = reply[: reply.index(0)]
+    try:
+        daemon.sendall(message)
+        while b"\0" not in reply and len(reply) <= MAX_REPLY:
+            chunk = daemon.recv(_CHUNK)
+            if not chunk:
+                break
+            reply += chunk
+    except ConnectionError:
+        pass
+    return reply
+
+
+def call(path: str, message: bytes) -> None:
+    """Send the message to the daemon and wait until it accepts it. Raises HookError, or OSError once connected."""
+    # Again if nothing came: a daemon that stops closes the connections whose call it has not begun, and the next one
+    # accepts this. A call that was carried out twice changes nothing the second time.
+    reply = exchange(path, message) or exchange(path, message)
+    if len(reply) > MAX_REPLY:
+        raise HookError(f"the reply of resctrlmond is longer than {MAX_REPLY} bytes")
+    reply, end, _ = reply.partition(b"\0")
+    if not end:
+        raise HookError("resctrlmond closed the connection without a reply")
     if is_refusal(reply):
         raise HookError(refusal(reply))
 
 
 def give_up(run: Run, reason: str) -> None:
-    """Say in the journal what went wrong and what follows, then exit: 0, or 1 if strict."""
+    """Write to the journal what went wrong and what follows, then exit: 0, or 1 if strict."""
     code = 1 if run.strict else 0
-    # The alarm goes on: it bounds a stderr that nobody reads.
-    _signal.signal(_signal.SIGALRM, lambda *_: posix._exit(code))
+    # Nothing waits before the write to stderr.
+    _signal.signal(_signal.SIGALRM, _signal.SIG_IGN)
     if run.stage == "poststop":
         outcome = "resctrlmond has to see the container's end by itself"
     elif run.strict:
@@ -199,6 +239,9 @@ def give_up(run: Run, reason: str) -> None:
         journal.sendto(fields.encode(), _socket.MSG_DONTWAIT, run.journal)
     except OSError:
         pass  # no journal, or a full one: the container matters more than the line
+    # A stderr that is full and not read blocks.
+    _signal.signal(_signal.SIGALRM, lambda *_: posix._exit(code))
+    _signal.setitimer(_signal.ITIMER_REAL, 0.5, _TICK)
     # None if the runtime closed it: descriptor 2 may be the socket by now.
     if run.strict and sys.stderr is not None:
         try:  # noqa: SIM105  (contextlib is an import)
@@ -208,17 +251,43 @@ def give_up(run: Run, reason: str) -> None:
     posix._exit(code)
 
 
+def is_starting(path: str) -> bool:
+    """Whether a daemon that starts or stops holds the lock beside its socket."""
+    try:
+        file = posix.open(path + START_LOCK, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        posix.lockf(file, posix.F_TEST, 0)
+    except OSError as error:
+        # EACCES or EAGAIN: another process holds it (lockf(3)).
+        return isinstance(error, (PermissionError, BlockingIOError))
+    finally:
+        posix.close(file)
+    return False
+
+
 def set_alarm(run: Run) -> None:
-    """End the run with ``run.timeout``, wherever it is by then."""
+    """End the run when its time is up, wherever it is by then."""
+    begin = counted = time.monotonic()
+    # The daemon sees the end of a container by itself.
+    start_timeout = 0.0 if run.stage == "poststop" else run.start_timeout
 
     def ring(*_: object) -> None:
-        give_up(run, f"gave up {run.step} after {run.timeout:g} s")
+        nonlocal counted
+        now = time.monotonic()
+        if run.step == _WAITING and now - begin < start_timeout and is_starting(run.socket):
+            counted = now
+        elif counted > begin and now - begin >= max(start_timeout, run.timeout):
+            give_up(run, f"gave up {run.step} after {now - begin:.0f} s: it was starting or stopping")
+        elif now - counted >= run.timeout:
+            give_up(run, f"gave up {run.step} after {run.timeout:g} s")
 
     _signal.signal(_signal.SIGALRM, ring)
     # Children inherit the mask; a runtime may have blocked everything.
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
-    # Again every 0.1 s: a signal that comes just before a system call begins to wait would not end the wait.
-    _signal.setitimer(_signal.ITIMER_REAL, run.timeout, 0.1)
+    # Again and again: a signal that comes just before a system call begins to wait would not end the wait.
+    _signal.setitimer(_signal.ITIMER_REAL, min(_TICK, run.timeout), _TICK)
 
 
 def main() -> None:
@@ -230,7 +299,7 @@ def main() -> None:
         if run.mistake:
             raise HookError(f"wrong arguments: {run.mistake}")
         message = request(run.stage, state)
-        run.step = "waiting for resctrlmond"
+        run.step = _WAITING
         call(run.socket, message)
     except HookError as error:
         give_up(run, str(error))

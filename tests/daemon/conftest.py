@@ -45,6 +45,23 @@ class Machine:
 
     def start(self, *wrapper: str, **environment: str) -> None:
         """Start a daemon and wait until it says that it is ready."""
+        self._begin(*wrapper, **environment)
+        assert self.told("READY=1"), self.log.read_text()
+
+    def begin_on(self, listener: socket.socket) -> None:
+        """Start a daemon and pass it a socket as systemd does; not waited for."""
+        with contextlib.ExitStack() as stack:
+            if listener.fileno() != 3:
+                if Path("/proc/self/fd/3").exists():
+                    kept = os.dup(3)
+                    stack.callback(os.close, kept)
+                    stack.callback(os.dup2, kept, 3)
+                os.dup2(listener.fileno(), 3)
+            # LISTEN_PID is the daemon's: set by a shell that then becomes it.
+            shell = ("sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh")
+            self._begin(*shell, LISTEN_FDS="1", LISTEN_FDNAMES="varlink")
+
+    def _begin(self, *wrapper: str, **environment: str) -> None:
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
                 [*wrapper, *self.command()],
@@ -52,7 +69,6 @@ class Machine:
                 stderr=log,
                 pass_fds=(3,) if "LISTEN_FDNAMES" in environment else (),
             )
-        assert self.told("READY=1"), self.log.read_text()
 
     def told(self, wanted: str, timeout_s: float = 60) -> list[str]:
         """The first message with that line, and those lines; [] if none comes in time."""

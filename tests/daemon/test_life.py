@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -98,20 +97,12 @@ def test_what_takes_a_restart_is_told(machine: Machine) -> None:
 
 
 def test_a_socket_that_systemd_hands_over(machine: Machine) -> None:
-    """LISTEN_PID is the daemon's: set by a shell that then becomes it."""
     path = str(machine.top / "handed-over")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(16)
-        with contextlib.ExitStack() as stack:
-            kept = os.dup(3) if Path("/proc/self/fd/3").exists() and listener.fileno() != 3 else -1
-            if kept >= 0:
-                stack.callback(os.close, kept)
-                stack.callback(os.dup2, kept, 3)
-            if listener.fileno() != 3:
-                os.dup2(listener.fileno(), 3)
-            shell = ("sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh")
-            machine.start(*shell, LISTEN_FDS="1", LISTEN_FDNAMES="varlink")
+        machine.begin_on(listener)
+    assert machine.told("READY=1")
     with Client(path) as client:
         assert client.call(f"{MANAGER}.Status")["mounted"]
     assert not os.path.exists(machine.socket)

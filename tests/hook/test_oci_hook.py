@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from resctrlmond import oci_hook
 from resctrlmond.api import wire
+from resctrlmond.start_lock import SUFFIX, StartLock
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 HOOK = Path(oci_hook.__file__)
@@ -256,7 +257,7 @@ def test_without_a_daemon_the_container_starts(host: Host, prepare: Callable[[Ho
     prepare(host)
     assert host.run("prestart").code == 0
     line = host.the_line()
-    assert f"resctrlmond cannot be reached at {host.daemon_path}" in line
+    assert f"cannot connect to resctrlmond at {host.daemon_path}" in line
     assert line.endswith("; the container starts unmonitored")
 
 
@@ -279,7 +280,7 @@ def test_strict_stops_the_container_and_says_why_on_stderr(host: Host) -> None:
         (b'{"error":"org.resctrlmon.Hook.InvalidState","parameters":{"message":"a\nb"}}\0', "refused: a b;"),
         (b"HTTP/1.1 400 Bad Request\0", "HTTP/1.1 400"),
         (b"\0", "refused"),
-        (OK[:-1], "without an answer"),
+        (OK[:-1], "without a reply"),
         (b"{" * (1 << 17), "longer"),
     ],
     ids=["error", "no varlink", "nothing", "cut off", "endless"],
@@ -368,7 +369,8 @@ def test_behind_a_full_backlog_the_hook_waits_its_turn(host: Host) -> None:
     assert hook.stdin
     with hook.stdin as pipe:
         pipe.write(STATE)
-    time.sleep(0.2)
+    # Longer than the timer's signal needs to interrupt the connect().
+    time.sleep(0.5)
     for one in waiting:
         one.close()
     host.daemon.settimeout(60)
@@ -381,6 +383,121 @@ def test_behind_a_full_backlog_the_hook_waits_its_turn(host: Host) -> None:
     assert hook.wait(60) == 0
     assert host.parameters()["state"] == STATE.decode()
     assert host.lines() == []
+
+
+@pytest.fixture
+def starting(host: Host) -> Iterator[StartLock]:
+    """The lock of a daemon that starts, held by this process."""
+    lock = StartLock(host.daemon_path + SUFFIX)
+    lock.take()
+    assert lock.is_held
+    yield lock
+    lock.release()
+
+
+@contextlib.contextmanager
+def running(host: Host, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run of the hook that has been given its state."""
+    hook = subprocess.Popen(host.argv(*arguments), stdin=subprocess.PIPE, env={})
+    assert hook.stdin
+    with hook:
+        hook.stdin.write(STATE)
+        hook.stdin.close()
+        yield hook
+
+
+def test_a_daemon_that_starts_is_waited_for(host: Host, starting: StartLock) -> None:
+    host.listen()
+    with running(host, "createRuntime", "--timeout", "0.3", "--start-timeout", "60") as hook:
+        with pytest.raises(subprocess.TimeoutExpired):
+            hook.wait(2)
+        connection, _ = host.daemon.accept()
+        with connection:
+            starting.release()
+            connection.sendall(OK)
+            assert hook.wait(60) == 0
+    assert host.lines() == []
+
+
+def test_a_daemon_that_starts_is_not_waited_for_too_long(host: Host, starting: StartLock) -> None:
+    host.listen()
+    result = host.run("createRuntime", "--timeout", "0.3", "--start-timeout", "1.2")
+    assert result.code == 0
+    assert result.seconds > 1
+    assert "gave up waiting for resctrlmond after 1 s: it was starting or stopping" in host.the_line()
+
+
+@pytest.mark.parametrize("options", [["createRuntime", "--start-timeout", "0"], ["poststop"]], ids=ascii)
+def test_the_start_of_a_daemon_is_not_waited_for_without_need(
+    host: Host, starting: StartLock, options: list[str]
+) -> None:
+    host.listen()
+    assert host.run(*options, "--timeout", "0.3").code == 0
+    assert "gave up waiting for resctrlmond after 0.3 s" in host.the_line()
+
+
+def test_a_start_that_ends_without_an_answer_is_waited_for_no_longer(host: Host, starting: StartLock) -> None:
+    host.listen()
+    with running(host, "createRuntime", "--timeout", "0.3", "--start-timeout", "3600") as hook:
+        with pytest.raises(subprocess.TimeoutExpired):
+            hook.wait(2)
+        starting.release()
+        assert hook.wait(60) == 0
+    assert "gave up waiting for resctrlmond after 0.3 s" in host.the_line()
+
+
+def test_a_daemon_that_was_killed_while_it_started_is_not_waited_for(host: Host) -> None:
+    host.listen()
+    code = (
+        "import sys, time; from resctrlmond.start_lock import StartLock; "
+        "lock = StartLock(sys.argv[1]); lock.take(); print(lock.is_held, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, host.daemon_path + SUFFIX]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout
+        assert daemon.stdout.readline() == b"True\n"
+        daemon.kill()
+    assert host.run("createRuntime", "--timeout", "0.3", "--start-timeout", "3600").code == 0
+    assert "gave up waiting for resctrlmond after 0.3 s" in host.the_line()
+
+
+def test_a_start_that_hangs_in_the_kernel_is_not_waited_for(host: Host, starting: StartLock) -> None:
+    host.listen()
+    starting.release_after(0.5)
+    assert host.run("createRuntime", "--timeout", "0.3", "--start-timeout", "3600").code == 0
+    assert "gave up waiting for resctrlmond after 0.3 s" in host.the_line()
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_the_next_daemon_is_asked_if_one_that_stops_closes_the_connection(host: Host, is_reset: bool) -> None:
+    host.listen()
+    with running(host, "createRuntime", "--timeout", "60") as hook:
+        connection, _ = host.daemon.accept()
+        with connection:
+            # Closed with data that was not read, a connection is reset.
+            while not is_reset and not host.received.endswith(b"\0"):
+                host.received += connection.recv(1 << 16)
+            if is_reset:
+                connection.recv(1, socket.MSG_PEEK)
+        connection, _ = host.daemon.accept()
+        with connection:
+            host.received = b""
+            while not host.received.endswith(b"\0"):
+                host.received += connection.recv(1 << 16)
+            connection.sendall(OK)
+            assert hook.wait(60) == 0
+    assert host.parameters()["state"] == STATE.decode()
+    assert host.lines() == []
+
+
+def test_a_daemon_that_closes_each_connection_is_asked_twice(host: Host) -> None:
+    host.listen()
+    with running(host, "createRuntime", "--timeout", "60") as hook:
+        for _ in range(2):
+            connection, _ = host.daemon.accept()
+            connection.close()
+        assert hook.wait(60) == 0
+    assert "closed the connection without a reply" in host.the_line()
 
 
 @pytest.mark.parametrize("blocked", [set(), {signal.SIGALRM}], ids=["", "SIGALRM blocked by the runtime"])
@@ -489,6 +606,9 @@ def test_a_hook_that_is_interrupted_lets_the_container_start(host: Host) -> None
         ["createRuntime", "--timeout", "nan"],
         ["createRuntime", "--timeout", "inf"],
         ["createRuntime", "--timeout", "soon"],
+        ["createRuntime", "--start-timeout", "-1"],
+        ["createRuntime", "--start-timeout", "nan"],
+        ["createRuntime", "--start-timeout", "soon"],
         ["createRuntime", "--socket", ""],
     ],
     ids=ascii,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond import __main__ as daemon
+from resctrlmond import command as daemon
 from resctrlmond import oci_hook
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import State
@@ -137,7 +137,7 @@ def test_every_option_of_the_daemon() -> None:
 
 
 def test_every_option_of_the_hook() -> None:
-    known = set(re.findall(r'"(--[a-z]+)"', inspect.getsource(oci_hook.Run)))
+    known = set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(oci_hook.Run)))
     assert len(known) > 1
     assert options(HOOK) == options(HOOK, "SYNOPSIS") == known
 

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock that a daemon holds while it starts or stops, so that a hook can tell this from a daemon that hangs.
+
+It imports little: a daemon takes the lock before it loads anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+
+# The hook shim knows the file by this name beside the socket.
+SUFFIX = ".starting"
+
+# The first descriptor that systemd passes (sd_listen_fds(3)).
+_FIRST_PASSED = 3
+
+
+def path_for_passed_socket() -> str:
+    """The lock's path beside the socket that systemd passed to this process; "" if it passed none.
+
+    Only a passed socket keeps callers waiting while there is no daemon. Others refuse the connection at once.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return ""
+    try:
+        passed = socket.socket(fileno=os.dup(_FIRST_PASSED))
+    except OSError:
+        return ""
+    with passed:
+        path = passed.getsockname() if passed.family == socket.AF_UNIX else ""
+    return f"{path}{SUFFIX}" if path and isinstance(path, str) else ""
+
+
+class StartLock:
+    """A record lock (lockf(3)) on the file ``path``; without a path nothing is locked. Usable from any thread.
+
+    A record lock belongs to the process: the kernel releases it when the process ends, however that comes about.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = -1
+        self._guard = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is held."""
+        return self._file >= 0
+
+    def take(self) -> None:
+        """Take the lock until ``release``. Without it, hooks only wait less: nothing is raised."""
+        if not self._path or self.is_held:
+            return
+        with contextlib.suppress(OSError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(self._path, flags, 0o600)
+            try:
+                os.lockf(file, os.F_TLOCK, 0)
+            except OSError:
+                os.close(file)
+                raise
+            self._file = file
+
+    def release_after(self, seconds: float) -> None:
+        """Release the lock in ``seconds``, unless this is called again before: the caller may hang in the kernel."""
+        with self._guard:
+            if not self.is_held:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(seconds, self.release)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def release(self) -> None:
+        """Release the lock if it is held."""
+        with self._guard:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self.is_held:
+                os.close(self._file)
+                self._file = -1
