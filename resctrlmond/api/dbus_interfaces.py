@@ -25,6 +25,7 @@ PEER = "org.freedesktop.DBus.Peer"
 # What every object has.
 STANDARD = (PROPERTIES, INTROSPECTABLE, PEER)
 
+_EMITS = "org.freedesktop.DBus.Property.EmitsChangedSignal"
 _HEAD = """<!DOCTYPE node PUBLIC "-//freedesktop//DTD D-BUS Object Introspection 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/introspect.dtd">
 """
@@ -58,12 +59,16 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One interface; ``properties`` are types by name, ``xml`` its element without comments."""
+    """One interface; ``properties`` are types by name, ``xml`` its element without comments.
+
+    ``invalidated`` are the properties whose changes are signalled without the new value.
+    """
 
     name: str
     methods: dict[str, Method]
     signals: dict[str, str]
     properties: dict[str, str]
+    invalidated: frozenset[str]
     xml: str
 
 
@@ -81,16 +86,22 @@ def _interface(element: ElementTree.Element) -> Interface:
             for method in element.iter("method")
         },
         signals={
-            signal.attrib["name"]: "".join(argument.attrib["type"] for argument in signal)
+            signal.attrib["name"]: "".join(argument.attrib["type"] for argument in signal.iter("arg"))
             for signal in element.iter("signal")
         },
         properties={one.attrib["name"]: one.attrib["type"] for one in element.iter("property")},
+        invalidated=frozenset(
+            one.attrib["name"]
+            for one in element.iter("property")
+            for annotation in one
+            if (annotation.attrib["name"], annotation.attrib["value"]) == (_EMITS, "invalidates")
+        ),
         xml=ElementTree.tostring(element, encoding="unicode").rstrip(),
     )
 
 
 def _arguments(method: ElementTree.Element, direction: str) -> tuple[Argument, ...]:
-    found = (one.attrib for one in method if one.attrib["direction"] == direction)
+    found = (one.attrib for one in method.iter("arg") if one.attrib["direction"] == direction)
     return tuple(Argument(one["name"], one["type"]) for one in found)
 
 
@@ -104,6 +115,11 @@ def introspection(interfaces: Iterable[str], children: Iterable[str]) -> str:
     return "\n".join(
         [_HEAD + "<node>", *described, *(f'  <node name="{child}"/>' for child in children), "</node>\n"]
     )
+
+
+def property_name(field: str) -> str:
+    """Return the name of the property for a field: ``createdAt`` is ``CreatedAt``."""
+    return field[0].upper() + field[1:]
 
 
 def escaped(key: str) -> str:

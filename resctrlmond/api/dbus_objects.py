@@ -189,34 +189,17 @@ def _body(method: Method, reply: types.Reply) -> list[Any]:
     ]
 
 
-def group_properties(group: types.Group) -> dict[str, Variant]:
-    """The properties of org.resctrlmon1.Group."""
-    found = {
-        "Key": group.key,
-        "Class": group.class_,
-        "State": group.state.value,
-        "Reason": group.reason or "",
-        "Path": group.path or "",
-        "Snapshot": group.snapshot or "",
-        "Generation": group.generation,
-        "Baseline": group.baseline.value,
-        "Caveats": {name: values.text(text) for name, text in group.caveats.items()},
-        "Members": [values.text(member.id) for member in group.members],
-        "Claims": [values.text(claim.owner) for claim in group.claims],
-        "Attributes": {values.text(name): values.text(value) for name, value in group.attributes.items()},
-        "CreatedAt": group.created_at or "",
-        "CompletedAt": group.completed_at or "",
-    }
-    kinds = INTERFACES[names.GROUP].properties
+def group_properties(group: types.Group, fields: Iterable[str] | None = None) -> dict[str, Variant]:
+    """The properties of org.resctrlmon1.Group, or those of some fields of the group."""
     return {
-        name: Variant(kinds[name], values.text(value) if isinstance(value, str) else value)
-        for name, value in found.items()
+        names.property_name(field): values.variant(group, field)
+        for field in (values.fields(types.Group) if fields is None else fields)
     }
 
 
-def described(manager: Manager, records: Iterable[Record]) -> dict[str, dict[str, Variant]]:
-    """The properties of groups, by key. Looks at files: not for the event loop."""
-    return {record.key: group_properties(group_of(manager, record)) for record in records}
+def described(manager: Manager, records: Iterable[Record]) -> dict[str, types.Group]:
+    """The groups of records, by key. Looks at files: not for the event loop."""
+    return {record.key: group_of(manager, record) for record in records}
 
 
 def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:

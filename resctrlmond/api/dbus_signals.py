@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from resctrlmond.api import dbus_interfaces as names
-from resctrlmond.api._bus import Message, MessageType, Variant
+from resctrlmond.api import dbus_values as values
+from resctrlmond.api import types
+from resctrlmond.api._bus import Message, MessageType
 from resctrlmond.api.dbus_interfaces import INTERFACES
-from resctrlmond.api.dbus_objects import described
+from resctrlmond.api.dbus_objects import described, group_properties
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane
 from resctrlmond.groups.record import Record
@@ -32,7 +34,7 @@ class Announcer:
         self._service = service
         self._post = post
         self._flush = flush
-        self._known: dict[str, dict[str, Variant]] = {}
+        self._known: dict[str, types.Group] = {}
         self._changed: dict[str, Record | None] = {}
         self._awake = asyncio.Event()
 
@@ -60,11 +62,11 @@ class Announcer:
         for key in changed:
             self._tell(key, self._known.get(key), standing.get(key))
 
-    async def _described(self, records: list[Record]) -> dict[str, dict[str, Variant]]:
+    async def _described(self, records: list[Record]) -> dict[str, types.Group]:
         service = self._service
         return await service.workers.run(Lane.RECORDS, described, service.manager, records)
 
-    def _tell(self, key: str, before: dict[str, Variant] | None, now: dict[str, Variant] | None) -> None:
+    def _tell(self, key: str, before: types.Group | None, now: types.Group | None) -> None:
         path = names.group_path(key)
         if now is None:
             if self._known.pop(key, None) is not None:
@@ -73,14 +75,19 @@ class Announcer:
             return
         self._known[key] = now
         if before is None:
-            self._emit(names.ROOT, names.OBJECT_MANAGER, "InterfacesAdded", path, {names.GROUP: now})
+            self._emit(
+                names.ROOT, names.OBJECT_MANAGER, "InterfacesAdded", path, {names.GROUP: group_properties(now)}
+            )
             self._emit(names.ROOT, names.MANAGER, "GroupAdded", key, path)
             return
-        other = {name: value for name, value in now.items() if value.value != before[name].value}
-        if other:
-            self._emit(path, names.PROPERTIES, "PropertiesChanged", names.GROUP, other, [])
-        if "State" in other:
-            self._emit(names.ROOT, names.MANAGER, "GroupStateChanged", key, other["State"].value)
+        changed = {names.property_name(field): field for field in values.changed(before, now)}
+        if not changed:
+            return
+        invalidated = [name for name in changed if name in INTERFACES[names.GROUP].invalidated]
+        told = group_properties(now, (field for name, field in changed.items() if name not in invalidated))
+        self._emit(path, names.PROPERTIES, "PropertiesChanged", names.GROUP, told, invalidated)
+        if "State" in told:
+            self._emit(names.ROOT, names.MANAGER, "GroupStateChanged", key, told["State"].value)
 
     def _emit(self, path: str, interface: str, member: str, *body: Any) -> None:
         self._post(

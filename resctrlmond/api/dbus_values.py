@@ -16,6 +16,8 @@ from resctrlmond.api.wire import parameter_at_fault
 
 INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
 
+_EMPTY: dict[str, type[Any]] = {"s": str, "x": int, "b": bool, "a": list}
+
 _R = TypeVar("_R", bound=Request)
 
 _BASIC: dict[type[inspect.Type], str] = {
@@ -35,6 +37,12 @@ def signature(shape: inspect.Type) -> str:
     if isinstance(shape, inspect.DictType):
         return f"a{{{signature(shape.key_type)}{signature(shape.value_type)}}}"
     return _BASIC[type(shape)]
+
+
+@functools.cache
+def attributes(kind: type[msgspec.Struct]) -> Mapping[str, str]:
+    """The names of a struct's attributes, by the names of its fields at the doors."""
+    return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
 
 
 @functools.cache
@@ -58,7 +66,24 @@ def whole(reply: Reply) -> dict[str, Variant]:
 
 def part(reply: Reply, name: str) -> Any:
     """One field of a reply, in the form of its D-Bus type."""
-    return _value(msgspec.to_builtins(getattr(reply, name)), fields(type(reply))[name])
+    value = getattr(reply, attributes(type(reply))[name])
+    return _value(msgspec.to_builtins(value), fields(type(reply))[name])
+
+
+def variant(reply: Reply, name: str) -> Variant:
+    """One field of a reply as a property: a property is never absent, so None is "" or empty."""
+    kind = signature(fields(type(reply))[name])
+    is_absent = getattr(reply, attributes(type(reply))[name]) is None
+    return Variant(kind, _EMPTY[kind[0]]() if is_absent else part(reply, name))
+
+
+def changed(before: Reply, now: Reply) -> list[str]:
+    """The fields that differ, by their names at the doors."""
+    return [
+        name
+        for name, attribute in attributes(type(now)).items()
+        if getattr(before, attribute) != getattr(now, attribute)
+    ]
 
 
 def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Variant]) -> _R:

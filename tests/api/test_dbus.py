@@ -228,8 +228,14 @@ def test_properties(lab: Lab, process: subprocess.Popen[bytes]) -> None:
             found = await client.call("GetAll", "s", GROUP, **where)
             assert found["Key"] == "1-p"
             assert found["State"] == "active"
-            assert found["Members"] == [f"pid-{process.pid}"]
-            assert found["Claims"] == ["uid:0"]
+            group = await client.call("Get", "s", "1-p")
+            assert found["Members"] == group["members"]
+            assert [member["id"] for member in group["members"]] == [f"pid-{process.pid}"]
+            assert found["Claims"] == group["claims"]
+            assert [claim["owner"] for claim in group["claims"]] == ["uid:0"]
+            assert found["Priority"] == 0
+            assert found["InLimbo"] is False
+            assert found["Classes"] == []
             assert found["Path"].endswith("/mon_groups/1-p")
             assert found["CompletedAt"] == found["Reason"] == ""
             assert await client.call("Get", "ss", GROUP, "Generation", **where) == found["Generation"]

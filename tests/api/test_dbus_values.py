@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 import dbus_fast
 import pytest
@@ -23,6 +24,7 @@ from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import State
 from tests.api.dbus_lab import Client, Lab
 
+DOC = "org.gtk.GDBus.DocString"
 TEXT = st.text(st.characters(), max_size=30)
 OPTIONAL_TEXT = st.none() | TEXT
 NUMBER = st.integers(-(2**63), 2**63 - 1)
@@ -63,14 +65,37 @@ def test_the_description_has_every_verb_with_its_fields() -> None:
 
 
 def test_the_description_names_every_option() -> None:
-    text = re.sub(r"\s+", " ", names.resources.files("resctrlmond.api").joinpath("org.resctrlmon1.xml").read_text())
     for name, method in names.INTERFACES[names.MANAGER].methods.items():
-        if not any(argument.name == "options" for argument in method.inputs):
-            continue
-        comment = text[: text.index(f'<method name="{name}">')].rpartition("<!--")[2]
         given = {argument.name for argument in method.inputs}
+        described = documentation(names.MANAGER, f"method[@name='{name}']/arg[@name='options']")
         for field, shape in values.fields(VERBS[name].request).items():
-            assert field in given or f"{field} {values.signature(shape)}" in comment, f"{name}: {field}"
+            assert field in given or f"{field} ({values.signature(shape)}): " in described, f"{name}: {field}"
+
+
+def documentation(interface: str, path: str) -> str:
+    """The documentation of one element, "" if there is no such element."""
+    element = ElementTree.fromstring(names.INTERFACES[interface].xml).find(f"{path}/annotation[@name='{DOC}']")
+    return "" if element is None else element.attrib["value"]
+
+
+def test_a_group_has_a_property_for_each_field_of_a_workload() -> None:
+    fields = values.fields(types.Group)
+    properties = names.INTERFACES[names.GROUP].properties
+    assert properties == {names.property_name(field): values.signature(shape) for field, shape in fields.items()}
+    for name in properties:
+        assert documentation(names.GROUP, f"property[@name='{name}']"), name
+
+
+@given(GROUPS)
+def test_a_property_is_the_field_and_never_absent(group: types.Group) -> None:
+    sent = values.whole(group)
+    for field in values.fields(types.Group):
+        property_ = values.variant(group, field)
+        if field in sent:
+            assert property_ == sent[field]
+        else:
+            assert not property_.value
+            assert property_.signature == names.INTERFACES[names.GROUP].properties[names.property_name(field)]
 
 
 def test_methods_of_groups_are_verbs_with_the_key_known() -> None:

@@ -47,7 +47,11 @@ def test_the_generated_files_are_up_to_date() -> None:
 def test_a_changed_description_is_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = dataclasses.replace(VERBS["Get"], description="Return something else.")
     monkeypatch.setitem(VERBS, "Get", changed)
-    assert outdated() == ["resctrlmond/api/org.resctrlmon.Manager.varlink", "man/org.resctrlmon.Manager.5.scd"]
+    assert outdated() == [
+        "resctrlmond/api/org.resctrlmon.Manager.varlink",
+        "resctrlmond/api/org.resctrlmon1.xml",
+        "man/org.resctrlmon.Manager.5.scd",
+    ]
 
 
 def test_a_page_without_the_place_of_a_generated_part_is_refused() -> None:
@@ -76,7 +80,9 @@ def rendered(name: str) -> str:
 
     def arguments(element: ElementTree.Element) -> str:
         fields = ("direction", "type", "name")
-        return ", ".join(" ".join(one.attrib[field] for field in fields if field in one.attrib) for one in element)
+        return ", ".join(
+            " ".join(one.attrib[field] for field in fields if field in one.attrib) for one in element.findall("arg")
+        )
 
     lines = [f"interface {name} {{"]
     interface = ElementTree.fromstring(bus.INTERFACES[name].xml)

@@ -8,18 +8,21 @@ import sys
 from pathlib import Path
 
 from resctrlmond.api.verbs import INTERFACES
-from tools.interfaces import pages, varlink
+from tools.interfaces import dbus, pages, varlink
 
 ROOT = Path(__file__).parents[2]
 _API = "resctrlmond/api"
 _PAGE = "man/org.resctrlmon.Manager.5.scd"
+_BUS_PAGE = "man/org.resctrlmon1.5.scd"
 
 
 def generated() -> dict[str, str]:
     """The text of each generated file, by its path in the source tree."""
     return {
         **{f"{_API}/{name}.varlink": varlink.interface(name) for name in INTERFACES},
+        f"{_API}/org.resctrlmon1.xml": dbus.introspection(),
         _PAGE: pages.with_blocks(_text(_PAGE), pages.blocks()),
+        _BUS_PAGE: pages.with_blocks(_text(_BUS_PAGE), pages.bus_blocks()),
     }
 
 

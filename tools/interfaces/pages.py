@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from xml.etree import ElementTree
 
-from resctrlmond.api.types import ErrorParameters
+from resctrlmond.api import dbus_interfaces as bus
+from resctrlmond.api.dbus_values import signature
+from resctrlmond.api.types import ErrorParameters, Group
 from resctrlmond.api.verbs import HOOK, MANAGER
-from tools.interfaces import declaration, varlink
+from tools.interfaces import dbus, declaration, varlink
 from tools.interfaces.declaration import Error, Field, Method, Type, filled
 
 _WIDTH = 120
@@ -24,6 +27,18 @@ def blocks() -> dict[str, list[str]]:
         "types": [line for one in declaration.named_types(MANAGER) for line in _type(one)],
         "errors": _errors(declaration.all_errors()),
         "hook": [line for one in declaration.methods(HOOK) for line in _method(one)],
+    }
+
+
+def bus_blocks() -> dict[str, list[str]]:
+    """The lines of each generated part of org.resctrlmon1(5), by its name."""
+    properties = [(bus.property_name(field.name), field.description) for field in declaration.fields(Group)]
+    return {
+        "manager": _bus_interface(bus.MANAGER),
+        "options": [line for method in declaration.methods(MANAGER) for line in _bus_options(method)],
+        "signals": terms((signal.name, signal.description) for signal in dbus.SIGNALS),
+        "group": _bus_interface(bus.GROUP),
+        "properties": terms(properties),
     }
 
 
@@ -51,6 +66,40 @@ def terms(entries: Iterable[tuple[str, str]]) -> list[str]:
     for names, text in merged:
         lines += [", ".join(f"*{name}*" for name in names), *_indented(text), ""]
     return lines
+
+
+def _bus_interface(name: str) -> list[str]:
+    """The interface as "gdbus introspect" shows it."""
+    (element,) = (one for one in dbus.node() if one.attrib["name"] == name)
+    lines = ["```", f"interface {name} {{"]
+    for kind in ("method", "signal", "property"):
+        found = element.findall(kind)
+        if found:
+            lines.append(f"  {kind.replace('property', 'propertie')}s:")
+        for one in found:
+            if kind == "property":
+                lines.append(f"    {one.attrib['access']} {one.attrib['type']} {one.attrib['name']};")
+            else:
+                lines += _bus_call(one)
+    return [*lines, "};", "```"]
+
+
+def _bus_call(element: ElementTree.Element) -> list[str]:
+    arguments = [
+        " ".join(one.attrib[field] for field in ("direction", "type", "name") if field in one.attrib)
+        for one in element.findall("arg")
+    ]
+    begin = f"    {element.attrib['name']}("
+    line = f"{begin}{', '.join(arguments)});"
+    if len(line) <= _LITERAL_WIDTH:
+        return [line]
+    listed = [*(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]});"]
+    return [f"{begin}{listed[0]}", *(f"{' ' * len(begin)}{one}" for one in listed[1:])]
+
+
+def _bus_options(method: Method) -> list[str]:
+    listed = [f"_{field.name}_ {signature(field.shape)}" for field in dbus.options(method)]
+    return terms([(method.name, f"{', '.join(listed)}.")]) if listed else []
 
 
 def _method(method: Method) -> list[str]:
