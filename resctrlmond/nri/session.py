@@ -42,7 +42,8 @@ class Session:
         self._plugin = plugin
         self._server = ttrpc.Server()
         self._caller = ttrpc.Caller()
-        self._answers: set[asyncio.Task[None]] = set()
+        # The tasks that answer events, each with what it waits for.
+        self._answers: dict[asyncio.Task[None], asyncio.Future[None]] = {}
         self._configured = configured
         self._is_over = False
 
@@ -80,8 +81,10 @@ class Session:
             )
         finally:
             self._is_over = True
-            for task in self._answers:
+            for task, done in self._answers.items():
                 task.cancel()
+                # Not left to the task: one that has not begun to run never sees that it is cancelled.
+                done.cancel()
             # At once: closed in good order, it would stay open for what a runtime does not read.
             self._writer.transport.abort()
 
@@ -125,8 +128,8 @@ class Session:
             self._send(mux.PLUGIN, answer)
         else:
             task = asyncio.ensure_future(self._answer_later(answer, done, _time_for(call)))
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+            self._answers[task] = done
+            task.add_done_callback(self._answers.pop)
 
     def _act(self, told: messages.Told) -> asyncio.Future[None] | None:
         """Do what a call asks; what it must wait for."""
@@ -144,11 +147,7 @@ class Session:
         return None
 
     async def _answer_later(self, answer: bytes, done: asyncio.Future[None], time_s: float) -> None:
-        try:
-            finished, _ = await asyncio.wait((done,), timeout=time_s)
-        except asyncio.CancelledError:
-            done.cancel()
-            raise
+        finished, _ = await asyncio.wait((done,), timeout=time_s)
         if not finished:
             log.warning("an event is answered before it is carried over: resctrlmond takes its time")
             done.cancel()

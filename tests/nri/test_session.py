@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.nri import nri_pb2
+from resctrlmond.nri import mux, nri_pb2
 from resctrlmond.nri import plugin as adapter
 from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.door import Door
@@ -261,6 +261,38 @@ def test_a_bug_of_ours_fails_no_container(caplog: pytest.LogCaptureFixture) -> N
 
     assert asyncio.run(both()) == OK
     assert "ZeroDivisionError" in caplog.text
+
+
+class Recorder(adapter.Plugin):
+    """A plugin that keeps what the answers to events wait for."""
+
+    def __init__(self) -> None:
+        super().__init__(Carrier(Door("/none"), Pods()))
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def happened(self, told: Happened) -> asyncio.Future[None]:
+        self.waiting.append(super().happened(told))
+        return self.waiting[-1]
+
+
+def test_a_container_is_not_held_by_an_event_that_came_with_the_end_of_the_connection() -> None:
+    """The next connection was taken for the one that waits for the answer."""
+    ours, theirs = socket.socketpair()
+    event = nri_pb2.StateChangeEvent(event=1, pod=nri_pb2.PodSandbox(id="s", uid=UID))
+
+    async def serve() -> Recorder:
+        _, writer = await asyncio.open_unix_connection(sock=ours)
+        reader = asyncio.StreamReader()
+        reader.feed_data(mux.frames(PLUGIN, request(1, "StateChange", event.SerializeToString())))
+        reader.feed_eof()
+        plugin = Recorder()
+        with pytest.raises(EOFError):
+            await Session(reader, writer, plugin, lambda _: None).run("n", "00")
+        return plugin
+
+    with theirs:
+        (waiting,) = asyncio.run(serve()).waiting
+    assert waiting.cancelled()
 
 
 @pytest.mark.parametrize(
