@@ -74,8 +74,7 @@ class Daemon:
             yield
         except NotRunning as error:
             raise DaemonDown(
-                f"cannot {what}: resctrlmond is not running: nothing listens on {self.socket}. "
-                "Start it: systemctl start resctrlmond.socket resctrlmond.service",
+                f"cannot {what}: resctrlmond is not running: nothing listens on {self.socket}. {_start(self.socket)}",
                 NOT_RUNNING,
             ) from error
         except PermissionError as error:
@@ -97,6 +96,12 @@ class Daemon:
             raise Disconnected(f"cannot {what}: {self.socket}: {error.strerror or error}") from error
         except (ProtocolError, msgspec.ValidationError, OSError) as error:
             raise Failure(f"cannot {what}: {self.socket}: {error}") from error
+
+
+def _start(socket: str) -> str:
+    if socket == SOCKET:
+        return "Start it: systemctl start resctrlmond.socket resctrlmond.service"
+    return "Start the daemon of that socket, or leave out --socket and RESCTRLMOND_SOCKET for the one of this machine"
 
 
 def reason(error: VarlinkError) -> str:

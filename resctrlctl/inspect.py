@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from resctrlctl import render
-from resctrlctl.ask import OK, Daemon, DaemonDown, Failure
+from resctrlctl.ask import OK, SOCKET, Daemon, DaemonDown, Failure
 from resctrlctl.screen import Json, Screen, complain
 from resctrlctl.tree_view import RUN, TreeView
 from resctrlmond.api.pods import pods_of
@@ -29,7 +29,7 @@ from resctrlmond.resctrl.tree import DEFAULT_PATH
 
 
 class Source:
-    """Where groups are read from: the daemon; the tree, where it does not run; or the tree that was asked for."""
+    """Where groups are read from: the daemon; this machine's tree, if its daemon does not run; or a given tree."""
 
     def __init__(self, args: argparse.Namespace, screen: Screen) -> None:
         self._daemon = Daemon(args.socket)
@@ -46,8 +46,8 @@ class Source:
                     groups=[group for page in pages for group in page.groups],
                     foreign=[group for page in pages for group in page.foreign],
                 )
-            except DaemonDown:
-                self._view = self._fall_back()
+            except DaemonDown as error:
+                self._view = self._fall_back(error)
         return self._view.groups()
 
     def pods(self) -> ListPodsReply:
@@ -59,8 +59,8 @@ class Source:
                     pods=[pod for part in parts for pod in part.pods],
                     told=[told for part in parts for told in part.told],
                 )
-            except DaemonDown:
-                self._view = self._fall_back()
+            except DaemonDown as error:
+                self._view = self._fall_back(error)
         return ListPodsReply(pods=pods_of((), self._view.groups().groups), told=[])
 
     def read(self, key: str) -> ReadReply:
@@ -68,8 +68,8 @@ class Source:
         if self._view is None:
             try:
                 return self._daemon.call(f"show {key!r}", "Read", KeyRequest(key=key), ReadReply)
-            except DaemonDown:
-                self._view = self._fall_back()
+            except DaemonDown as error:
+                self._view = self._fall_back(error)
         return self._view.read(key)
 
     def foreign(self, name: str) -> list[ReadForeignReply]:
@@ -82,7 +82,10 @@ class Source:
         request = ForeignRequest(class_=foreign.class_, name=foreign.name)
         return self._daemon.call(f"show {foreign.name!r}", "ReadForeign", request, ReadForeignReply)
 
-    def _fall_back(self) -> TreeView:
+    def _fall_back(self, error: DaemonDown) -> TreeView:
+        # Another socket is that of a simulation, or of another machine, and says nothing about this machine's resctrl.
+        if self._daemon.socket != SOCKET:
+            raise error
         self._screen.note(f"resctrlmond is not running: read from {DEFAULT_PATH}")
         return self._open(DEFAULT_PATH, simulation=False, run=RUN)
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
+import os
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,7 +30,7 @@ RUN = "/run/resctrlmond"
 class TreeView:
     """A resctrl tree with what the records say of it.
 
-    ``gid`` marks the groups that are ours (None: that group does not exist, so none is). ``run`` is the daemon's
+    ``gid`` marks the groups that are ours (None: it is not known, and no group is). ``run`` is the daemon's
     folder under /run; "" where the tree is not the machine's own and no record speaks of it.
     """
 
@@ -45,7 +47,7 @@ class TreeView:
         except ResctrlError as error:
             raise _failure("read the groups", error) from error
         records, notes = _records(run) if run else ({}, [])
-        return cls(tree, _mark(), records, run), notes
+        return cls(tree, _mark(run), records, run), notes
 
     def groups(self) -> ListReply:
         """What ``List`` would answer. Raises Failure."""
@@ -154,7 +156,11 @@ def _records(run: str) -> tuple[dict[str, Record], list[str]]:
     return records, [str(damaged) for damaged in loaded if not isinstance(damaged, Record)]
 
 
-def _mark() -> int | None:
+def _mark(run: str) -> int | None:
+    """The Unix group of our monitoring groups: that of the records, which has it since the daemon's last start."""
+    if run:
+        with contextlib.suppress(OSError):
+            return os.stat(f"{run}/records").st_gid
     try:
         return grp.getgrnam(MARK).gr_gid
     except KeyError:

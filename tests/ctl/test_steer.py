@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlctl import ask
 from resctrlctl.ask import Daemon, Failure
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
@@ -152,7 +153,14 @@ def test_without_the_daemon_it_says_how_to_start_it(
 ) -> None:
     done = ctl(*arguments, "--socket", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (3, "")
-    assert f"resctrlmond is not running: nothing listens on {tmp_path}/none. Start it: systemctl start" in done.stderr
+    assert f"resctrlmond is not running: nothing listens on {tmp_path}/none. Start the daemon of that" in done.stderr
+
+
+def test_the_daemon_of_the_machine_is_started_by_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "none")
+    monkeypatch.setattr(ask, "SOCKET", path)
+    with pytest.raises(Failure, match="Start it: systemctl start resctrlmond.socket resctrlmond.service"):
+        Daemon(path).call("ask", "Status", None, types.StatusReply)
 
 
 def test_a_socket_that_may_not_be_used_is_access_denied(manager: FakeManager) -> None:

@@ -190,6 +190,7 @@ def test_list_falls_back_to_the_tree_and_says_so(
 
     here = view(root, run)
     monkeypatch.setattr(TreeView, "open", opened)
+    monkeypatch.setattr(inspect, "SOCKET", "/nobody/listens")
     args = parse(["list", "--socket", "/nobody/listens"])
     assert inspect.list_groups(args, Screen(Json.SHORT, quiet=quiet)) == 0
     out, err = capsys.readouterr()
@@ -199,3 +200,22 @@ def test_list_falls_back_to_the_tree_and_says_so(
         "resctrlctl: a record is damaged",
     ]
     assert err.splitlines() == ([] if quiet else notes)
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--pods"), ("show", "web")])
+def test_a_socket_that_is_not_the_machines_does_not_fall_back_to_the_machines_tree(
+    ctl: Ctl, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """RESCTRLMOND_SOCKET of a simulation that was stopped led to the host's groups."""
+    done = ctl(*words, "--socket", str(tmp_path / "none"))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "leave out --socket and RESCTRLMOND_SOCKET" in done.stderr
+    assert "/sys/fs/resctrl" not in done.stderr
+
+
+def test_the_mark_is_the_group_of_the_records(root: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another group can be configured than resctrlmon."""
+    monkeypatch.setattr(Tree, "open", lambda path, **_: Tree(path, None))
+    os.chown(run / "records", -1, NOBODY)
+    view, _ = TreeView.open(str(root), run=str(run))
+    assert view.gid == NOBODY
