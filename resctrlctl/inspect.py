@@ -83,7 +83,7 @@ class Source:
         return self._daemon.call(f"show {foreign.name!r}", "ReadForeign", request, ReadForeignReply)
 
     def _fall_back(self, error: DaemonDown) -> TreeView:
-        # Another socket is that of a simulation, or of another machine, and says nothing about this machine's resctrl.
+        # Another socket, such as that of a simulation, says nothing about this machine's resctrl.
         if self._daemon.socket != SOCKET:
             raise error
         self._screen.note(f"resctrlmond is not running: read from {DEFAULT_PATH}")

@@ -19,7 +19,7 @@ from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.simulated import config_below, session_bus, simulator
 from resctrlmond.start_lock import StartLock
-from resctrlmond.startup import Exit, StartupError, prepare, startup_error
+from resctrlmond.startup import Exit, StartupError, check_folders, prepare, startup_error
 
 log = logging.getLogger("resctrlmond")
 
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="read the configuration, report what is wrong with it, and exit; a daemon that runs is not touched",
+        help="check the configuration, its group and its folders, and exit; a daemon that runs is not affected",
     )
     parser.add_argument(
         "--simulate",
@@ -115,7 +115,10 @@ def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
 
 def _check_config(options: argparse.Namespace) -> int:
     try:
-        _load(options)
+        loaded = _load(options)
+        if not options.simulate:
+            _gid(loaded)
+            check_folders(loaded)
     except ResctrlError as error:
         # Not under the id of a start that failed: the daemon may well be running.
         log.error("%s", error, extra=journal.fields(error))

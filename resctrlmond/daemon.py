@@ -27,7 +27,7 @@ from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.rivals import Rivals
 from resctrlmond.start_lock import StartLock
-from resctrlmond.startup import Ground, settings_of
+from resctrlmond.startup import Exit, Ground, StartupError, settings_of
 from resctrlmond.ticking import Ticking
 from resctrlmond.watch import Watch
 
@@ -61,7 +61,8 @@ class Daemon:
     ) -> None:
         self._bus = bus
         self._start_lock = start_lock or StartLock("")
-        self._config = config
+        # The keys that a reload does not change are compared with those of the start.
+        self._started = self._config = config
         self._ground = ground
         self._reload = reload
         self._manager = ground.manager
@@ -69,7 +70,7 @@ class Daemon:
         self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(ground.manager.tree, ground.manager.life.went_with_mount)
-        self._rivals = Rivals(lambda folder: is_within(self._config.groups_dir, folder))
+        self._rivals = Rivals(lambda folder: is_within(config.groups_dir, folder))
         self._ticking = Ticking(self._workers, self._tick, went_on=lambda: self._manager.upkeep.went_on)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,7 +98,7 @@ class Daemon:
             opened.push_async_callback(varlink.close)
             await varlink.start(self._varlink_socket())
             if dbus is not None:
-                await dbus.start()
+                await self._start_dbus(dbus)
             loop.add_signal_handler(signal.SIGHUP, self._on_reload)
             self._start_lock.release()
             self._notify.ready(self._status())
@@ -122,7 +123,9 @@ class Daemon:
             # A thread that hangs keeps the process's files open, and with them the lock.
             self._start_lock.release()
             os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
-        log.info("stopped; groups stay, and are taken up at the next start")
+        # What becomes of the groups of a simulation, its simulator knows.
+        is_simulation = self._manager.tree.simulation is not None
+        log.info("stopped" if is_simulation else "stopped; groups stay, and the next start continues with them")
 
     async def _recovered(self) -> bool:
         """Take up what stands; if that takes long, tell the service manager at which workload it is.
@@ -185,6 +188,15 @@ class Daemon:
             log_target=journal.target(),
             address=self._bus,
         )
+
+    @staticmethod
+    async def _start_dbus(dbus: DBusDoor) -> None:
+        from resctrlmond.api.dbus import NameTaken  # noqa: PLC0415
+
+        try:
+            await dbus.start()
+        except NameTaken as error:
+            raise StartupError(error, Exit.ALREADY_RUNNING) from error
 
     def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:
         def changed(key: str, record: Record | None) -> None:
@@ -265,7 +277,7 @@ class Daemon:
         fixed = [
             name
             for name in ("resctrl", "runtime_dir", "groups_dir", "varlink_socket", "group", "dbus")
-            if getattr(new, name) != getattr(old, name)
+            if getattr(new, name) != getattr(self._started, name)
         ]
         if fixed:
             log.warning("%s changed: that takes a restart", ", ".join(fixed))

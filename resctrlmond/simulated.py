@@ -72,6 +72,9 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
         if _is_running(pid_file):
             unmount(config.resctrl)
             os.unlink(pid_file)
+            _log_end(config)
+        else:
+            log.info("the simulator on %s keeps running, with its groups: no daemon started it", config.resctrl)
         return
     try:
         os.makedirs(config.resctrl, exist_ok=True)
@@ -95,6 +98,7 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
             file.write(f"{simulation.pid} {started.start_time if started else 0}\n")
         _announce(profile, config)
         yield
+    _log_end(config)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(pid_file)
 
@@ -102,6 +106,10 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
 def _announce(profile: str, config: Config) -> None:
     log.warning("this is a simulation (profile %s) on %s: no figure comes from hardware", profile, config.resctrl)
     log.info("talk to it with: RESCTRLMOND_SOCKET=%s resctrlctl list", config.varlink_socket)
+
+
+def _log_end(config: Config) -> None:
+    log.info("the simulator on %s was ended, and its groups are gone", config.resctrl)
 
 
 def _is_running(pid_file: str) -> bool:

@@ -18,7 +18,7 @@ from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.record import Records
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.snapshot import Snapshots
-from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError
+from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError, reading
 from resctrlmond.resctrl.mounts import boot_id, fstype_of
 from resctrlmond.resctrl.tree import Tree
 
@@ -101,8 +101,7 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
             give_to_group(folder, gid)
             os.chmod(folder, its_mode)
         if tree.simulation is None:
-            for key in ("runtime_dir", "groups_dir"):
-                check_in_memory(key, getattr(config, key))
+            check_folders(config)
         records, completed, groups = folders
         snapshots = Snapshots(groups, completed)
         snapshots.set_mode(mode)
@@ -131,6 +130,33 @@ def check_host(release: Mapping[str, str]) -> None:
             ),
             Exit.OLD_HOST,
         )
+
+
+def check_folders(config: Config) -> None:
+    """Refuse folders that the daemon cannot use. One that does not exist yet is looked for where it would be created.
+
+    Raises ConfigError, NotRead.
+    """
+    runtime_dir, groups_dir = (_existing(key, getattr(config, key)) for key in ("runtime_dir", "groups_dir"))
+    check_in_memory("runtime_dir", runtime_dir)
+    check_in_memory("groups_dir", groups_dir)
+    with reading("tell which filesystem it is on", groups_dir):
+        is_same = os.stat(runtime_dir).st_dev == os.stat(groups_dir).st_dev
+    if not is_same:
+        raise ConfigError(
+            "groups_dir is on another filesystem than runtime_dir: ended runs cannot be moved from one to the other",
+            path=config.groups_dir,
+            remedy="Set groups_dir to a folder on the filesystem of runtime_dir",
+        )
+
+
+def _existing(key: str, path: str) -> str:
+    """The folder, or the closest of its parents that exists. Raises ConfigError if that is not a folder."""
+    while path != "/" and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        raise ConfigError(f"{key} is not a folder", path=path, remedy=f"Remove the file, or set {key} to a folder")
+    return path
 
 
 def check_in_memory(key: str, path: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from resctrlmond import __version__
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.mount import serve
 from resctrlmond.sim.profiles import PROFILES, Kernel, Profile, profile_named
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "the real tasks in its groups; nothing in it is a measurement.",
     )
     made.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?", help="an empty directory")
+    made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     made.add_argument("--list-profiles", action="store_true", help="print the machines to choose from, and end")
     made.add_argument("--profile", default="intel-aet", choices=PROFILES, help="the machine (default: %(default)s)")
     made.add_argument(

@@ -159,7 +159,7 @@ def test_without_the_daemon_it_says_how_to_start_it(
 def test_the_daemon_of_the_machine_is_started_by_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "none")
     monkeypatch.setattr(ask, "SOCKET", path)
-    with pytest.raises(Failure, match="Start it: systemctl start resctrlmond.socket resctrlmond.service"):
+    with pytest.raises(Failure, match="Start it: systemctl start resctrlmond"):
         Daemon(path).call("ask", "Status", None, types.StatusReply)
 
 

@@ -96,6 +96,18 @@ def test_what_takes_a_restart_is_told(machine: Machine) -> None:
     assert "group changed: that takes a restart" in machine.log.read_text()
 
 
+def test_the_original_configuration_again_takes_no_restart(machine: Machine) -> None:
+    machine.start()
+    assert machine.daemon is not None
+    for group in (4343, 4242):
+        began = machine.log.stat().st_size
+        machine.config.write_text(f"group: {group}\n")
+        machine.daemon.send_signal(signal.SIGHUP)
+        assert machine.told("RELOADING=1")
+        assert machine.told("READY=1")
+        assert ("group changed" in machine.log.read_text()[began:]) == (group == 4343)
+
+
 def test_a_socket_that_systemd_hands_over(machine: Machine) -> None:
     path = str(machine.top / "handed-over")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -125,10 +137,40 @@ def test_a_wrong_configuration(tmp_path: Path, text: str) -> None:
 def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
     config = tmp_path / "resctrlmond.yaml"
     for text, status in (("log_level: info\n", Exit.OK), ("log_levle: info\n", Exit.CONFIG)):
-        config.write_text(text)
+        config.write_text(f"group: 4242\nruntime_dir: /dev/shm/none\n{text}")
         code, said = failing("--check-config", "--config", str(config))
         assert code == status
         assert ("Did you mean log_level?" in said) == (status == Exit.CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "wanted"),
+    [
+        ("group: no-such-group-here", Exit.NO_GROUP, "there is no Unix group 'no-such-group-here'"),
+        ("group: 4242\nruntime_dir: /proc/none/run", Exit.CONFIG, "runtime_dir is on proc, not on tmpfs"),
+        ("group: 4242\nruntime_dir: /dev/shm/none\ngroups_dir: /proc/none", Exit.CONFIG, "groups_dir is on proc"),
+        ("group: 4242\nruntime_dir: /proc/version/run", Exit.CONFIG, "runtime_dir is not a folder"),
+    ],
+)
+def test_the_check_of_a_configuration_finds_a_missing_group_and_unusable_folders(
+    tmp_path: Path, text: str, status: Exit, wanted: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(text + "\n")
+    code, said = failing("--check-config", "--config", str(tmp_path / "c.yaml"))
+    assert (code, wanted in said) == (status, True), said
+
+
+def test_folders_on_two_filesystems_are_refused(tmp_path: Path) -> None:
+    """An ended run is moved from one to the other by rename(2)."""
+    other = tmp_path / "other"
+    other.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(other)], check=True)
+    try:
+        (tmp_path / "c.yaml").write_text(f"group: 4242\nruntime_dir: /dev/shm/none\ngroups_dir: {other}/groups\n")
+        code, said = failing("--check-config", "--config", str(tmp_path / "c.yaml"))
+    finally:
+        subprocess.run(["umount", str(other)], check=True)
+    assert (code, "groups_dir is on another filesystem than runtime_dir" in said) == (Exit.CONFIG, True)
 
 
 def test_the_unit_has_a_reload_fail_for_a_wrong_configuration() -> None:

@@ -59,6 +59,8 @@ def test_a_daemon_that_stops_ends_its_simulator(alone: Machine) -> None:
     assert alone.stop() == Exit.OK
     assert not is_mounted(alone)
     assert not (alone.top / "simulator.pid").exists()
+    assert "groups stay" not in alone.log.read_text()
+    assert f"the simulator on {alone.top}/resctrl was ended, and its groups are gone" in alone.log.read_text()
 
 
 def test_a_second_daemon_that_may_not_start_leaves_the_simulator_of_the_first(alone: Machine) -> None:
@@ -76,6 +78,7 @@ def test_a_simulator_that_somebody_else_mounted_stays(alone: Machine) -> None:
         alone.start()
         assert alone.stop() == Exit.OK
         assert is_mounted(alone)
+        assert "keeps running, with its groups" in alone.log.read_text()
 
 
 def test_a_simulation_serves_d_bus_on_the_session_bus(alone: Machine) -> None:
@@ -95,6 +98,24 @@ def test_a_simulation_serves_d_bus_on_the_session_bus(alone: Machine) -> None:
         assert alone.stop() == Exit.OK
     finally:
         bus.stop()
+
+
+def test_a_daemon_whose_name_is_taken_on_the_bus_ends_as_one_that_is_the_second(alone: Machine) -> None:
+    folder = alone.top / "bus"
+    folder.mkdir()
+    bus = PrivateBus(folder)
+    bus.start()
+
+    async def start_beside_another() -> tuple[int, str]:
+        async with Client(bus.address) as other:
+            await other.bus.request_name("org.resctrlmon1")
+            return await asyncio.to_thread(failing, *alone.command()[3:], **{SESSION_BUS: bus.address})
+
+    try:
+        code, said = asyncio.run(start_beside_another())
+    finally:
+        bus.stop()
+    assert (code, "the name org.resctrlmon1 belongs to process" in said) == (Exit.ALREADY_RUNNING, True)
 
 
 def test_a_simulation_has_every_key_of_the_configuration_but_its_paths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_a_door_that_cannot_be_opened_leaves_none_open(machine: Machine) -> None
     text = machine.log.read_text()
     assert "cannot open a door" in text
     assert "Traceback" not in text
-    assert "stopped; groups stay" in text
+    assert "resctrlmond: info: stopped\n" in text
 
 
 def test_a_tick_that_hangs_is_left_behind_and_told() -> None:

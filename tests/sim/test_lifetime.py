@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond import __version__
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.__main__ import main, parser
 from resctrlmond.sim.control import Control, Fault
@@ -226,6 +227,13 @@ def test_a_machine_that_the_kernel_could_not_drive_is_refused(
 ) -> None:
     assert main([str(mountpoint), "--kernel", "6.12"]) == 1
     assert "intel-aet needs a newer kernel than 6.12" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"resctrlmond-sim {__version__}\n"
 
 
 def test_the_profiles_are_listed_with_what_they_have(capsys: pytest.CaptureFixture[str]) -> None:
