@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from resctrlmond.groups import checkpoint
@@ -248,7 +248,7 @@ class Snapshots:
         """
         if not self.exists(key):
             return
-        target = self._aside(key, generation)
+        target = self.aside(key, generation)
         with writing(target):
             _make_folders(os.path.dirname(target), self._mode)
             _remove(target)
@@ -258,11 +258,12 @@ class Snapshots:
 
     def bring_back(self, key: str, generation: int) -> None:
         """Undo ``set_aside``: the run stands under its key again. Raises NotWritten."""
-        source = self._aside(key, generation)
+        source = self.aside(key, generation)
         with writing(source), contextlib.suppress(FileNotFoundError):
             os.rename(source, self.path(key))
 
-    def _aside(self, key: str, generation: int) -> str:
+    def aside(self, key: str, generation: int) -> str:
+        """The directory of an earlier run that was set aside."""
         return os.path.join(self.completed, key, str(generation))
 
     def delete(self, place: str) -> None:
@@ -283,6 +284,23 @@ class Snapshots:
             except FileNotFoundError:
                 return []  # somebody removed it; the next run that is set aside makes it anew
 
+    def set_aside_runs(self) -> Iterator[tuple[str, int, int]]:
+        """The runs that were set aside: key, generation, and when each was completed (``times.boot_ns()``; 0 if its
+        files do not say). Raises NotWritten.
+        """
+        for key in self.set_aside_keys():
+            with writing(key), contextlib.suppress(FileNotFoundError):
+                for name in os.listdir(os.path.join(self.completed, key)):
+                    if name.isdecimal():
+                        yield key, int(name), self._completed_at_ns(os.path.join(self.completed, key, name)) or 0
+
+    def delete_set_aside(self, key: str, generation: int) -> None:
+        """Remove a run that was set aside. Raises NotWritten."""
+        run = self.aside(key, generation)
+        with writing(run):
+            _remove(run)
+            self._forget(run)
+
     def prune(self, key: str, ttl_s: float) -> None:
         """Remove the set-aside runs of that key that were completed longer than ``ttl_s`` seconds ago.
 
@@ -300,12 +318,16 @@ class Snapshots:
 
     def _completed_since_s(self, run: str) -> float:
         """How long ago the set-aside run was completed, in seconds; infinite if its files do not say when."""
+        then = self._completed_at_ns(run)
+        return math.inf if then is None else seconds_since_ns(then)
+
+    def _completed_at_ns(self, run: str) -> int | None:
+        """When the set-aside run was completed (``times.boot_ns()``); None if its files do not say."""
         text = _text(os.path.join(run, "completed_at"))
         then = self._completed_ns.get((run, text), boot_ns_at(text))
-        if then is None:
-            return math.inf
-        self._completed_ns[run, text] = then
-        return seconds_since_ns(then)
+        if then is not None:
+            self._completed_ns[run, text] = then
+        return then
 
     def _forget(self, run: str) -> None:
         for about in [about for about in self._completed_ns if about[0] == run]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from resctrlmond.groups.assignments import ALL_COUNTERS, Assignments
+from resctrlmond.groups.early_pruning import EarlyPruning
 from resctrlmond.groups.ends import Ends
 from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.pending import Pending
@@ -56,6 +57,7 @@ class Upkeep:
         self.resuming = resuming
         self.ends = ends
         self.assignments = Assignments(life)
+        self.early_pruning = EarlyPruning(life)
         self._swept = time.monotonic()
         # Per key: the run (its generation) and the time.monotonic() of its last checkpoint.
         self._checkpointed: dict[str, tuple[int, float]] = {}
@@ -126,6 +128,7 @@ class Upkeep:
             with self._logged(key, "pruning"), self.book.writing_if_free(key) as is_free:
                 if is_free:
                     self.life.snapshots.prune(key, settings.snapshot_ttl_s)
+        self.early_pruning.prune()
 
     @contextlib.contextmanager
     def _logged(self, key: str, work: str = "", *, is_tick: bool = True) -> Iterator[None]:
