@@ -6,11 +6,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+from dataclasses import replace
 
+from resctrlmond.api import podman
 from resctrlmond.api.access import Caller
 from resctrlmond.api.oci import InvalidState, State, Workload, own_workload, parse_state, workload_of
 from resctrlmond.api.types import RunReply, RunRequest
-from resctrlmond.groups.keys import canonical_key, is_pod_uid
+from resctrlmond.groups.keys import attribute_value, canonical_key, is_pod_uid
 from resctrlmond.groups.manager import Manager
 from resctrlmond.groups.plan import OCI
 from resctrlmond.groups.record import EndRule
@@ -104,11 +106,22 @@ def _placement(state: State) -> tuple[Workload, str, str]:
             cgroup or "/",
         )
         workload, pod = own_workload(state), ""
+    if podman.is_podman(state.annotations):
+        workload = _of_podman(workload, state, cgroup)
     if not cgroup:
         return workload, "", ""
     # Its own, if nobody else is in it: without a cgroup of its own a container sits in its maker's.
     others = set(cgroups.tasks(cgroup)).difference(processes.threads(state.pid))
     return workload, "" if others else cgroup, pod
+
+
+def _of_podman(workload: Workload, state: State, cgroup: str) -> Workload:
+    """The workload with the facts that Podman leaves out of the state."""
+    if podman.is_infra(state.id, state.annotations, cgroup):
+        workload = replace(workload, kind="sandbox")
+    if "container.name" not in workload.attributes and (name := podman.container_name(state.id, state.pid)):
+        workload = replace(workload, attributes=workload.attributes | {"container.name": attribute_value(name)})
+    return workload
 
 
 # The kubelet's names for a pod's control group: "pod<uid>" (cgroupfs), "kubepods-burstable-pod<uid>.slice" with

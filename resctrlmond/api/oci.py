@@ -28,7 +28,7 @@ _ATTRIBUTES = {
     "container.name": ("io.kubernetes.container.name", "io.kubernetes.cri.container-name"),
 }
 
-# "sandbox" or "container": CRI-O and Podman, containerd.
+# "sandbox" or "container": CRI-O, containerd. Podman does not set it.
 _CONTAINER_TYPE = ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type")
 
 

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about a Podman container that its OCI state lacks: its name, and whether it is the infra container of a pod.
+
+Each read is about this one container, and of bounded length. Podman keeps the name of the image only in files that
+grow with the containers of the host, so it is not looked up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.errors import NotRead
+
+_MANAGER = "io.container.manager"
+_LIBPOD = "libpod"
+# The infra container, in the annotations of the other containers of its pod.
+_SANDBOX_ID = "io.kubernetes.cri-o.SandboxID"
+
+# Between a container's first process and its monitor is only the OCI runtime.
+_GENERATIONS = 2
+# The name and the id are among the first options of conmon.
+_COMMAND_LENGTH = 1 << 14
+_STATUS_LENGTH = 1 << 12
+
+
+def is_podman(annotations: dict[str, str]) -> bool:
+    """Whether Podman's library made the container."""
+    return annotations.get(_MANAGER) == _LIBPOD
+
+
+def is_infra(container: str, annotations: dict[str, str], cgroup: str) -> bool:
+    """Whether a container of Podman holds the namespaces of its pod.
+
+    It is the one in the pod's control group, ``<pod id>`` or ``...libpod_pod_<pod id>.slice``, whose annotations name
+    no infra container. That of a pod with ``--share-parent=false`` has no such control group, and is not recognized.
+    """
+    if _SANDBOX_ID in annotations:
+        return False
+    in_pod = rf"/(?:[^/]*libpod_pod_)?[0-9a-f]{{64}}(?:\.slice)?/libpod-{re.escape(container)}(?:\.scope)?(?:/|$)"
+    return re.search(in_pod, cgroup) is not None
+
+
+def container_name(container: str, pid: int) -> str:
+    """The name of a container with the first process ``pid``; "" if it is not known.
+
+    It is in the command of its monitor, ``conmon ... -c ID ... -n NAME ...`` (conmon(8)): the parent of the OCI
+    runtime, which is the parent of the first process. Only processes of root are believed.
+    """
+    for _ in range(_GENERATIONS):
+        pid = _parent(pid)
+        if pid <= 1:
+            break
+        arguments = _command(pid)
+        if os.path.basename(arguments[0]) == "conmon" and _option(arguments, "-c") == container and _is_of_root(pid):
+            return _option(arguments, "-n")
+    return ""
+
+
+def _parent(pid: int) -> int:
+    try:
+        found = processes.stat(pid)
+    except NotRead:
+        return 0
+    return found.parent if found else 0
+
+
+def _command(pid: int) -> list[str]:
+    """The arguments of the process as far as they are looked at; one empty one if there are none."""
+    return _read(f"/proc/{pid}/cmdline", _COMMAND_LENGTH).split("\0")
+
+
+def _option(arguments: Sequence[str], name: str) -> str:
+    """The value of the first option of that name; "" if there is none."""
+    try:
+        return arguments[arguments.index(name) + 1]
+    except (ValueError, IndexError):
+        return ""
+
+
+def _is_of_root(pid: int) -> bool:
+    """Whether all user ids of the process (proc_pid_status(5)) are root's."""
+    found = re.search(r"^Uid:\s+(.*)$", _read(f"/proc/{pid}/status", _STATUS_LENGTH), re.MULTILINE)
+    return found is not None and set(found[1].split()) == {"0"}
+
+
+def _read(path: str, length: int) -> str:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, length).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(file)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers of Podman, whose OCI state has neither a name nor a kind: both are found beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api.hooks import _placement
+from resctrlmond.api.oci import State
+from resctrlmond.api.podman import container_name, is_infra, is_podman
+
+ID = "4d" * 32
+INFRA = "5e" * 32
+POD = "6f" * 32
+NOBODY = 65534
+
+# Starts the next one, with the rest of its arguments, and waits for it.
+_PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[sys.argv.index('--') + 1:]).returncode)"
+_INIT = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts the monitor of a container, its runtime and its first process, whose pid is returned."""
+    made: list[subprocess.Popen[str]] = []
+    # One that nobody can execute too.
+    python = os.path.realpath("/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        script = Path(folder, "parent.py")
+        script.write_text(_PARENT)
+
+        def begin(*arguments: str, name: str = "conmon", runtimes: int = 1, uid: int = 0) -> int:
+            program = Path(folder, name)
+            program.symlink_to(python)
+            runtime = [python, str(script), "--"] * runtimes
+            command = [str(program), str(script), *arguments, "--", *runtime, python, "-c", _INIT]
+            options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "user": uid}
+            made.append(subprocess.Popen(command, **options))  # type: ignore[call-overload]
+            assert made[-1].stdout
+            return int(made[-1].stdout.readline())
+
+        yield begin
+        for one in made:
+            one.communicate()
+
+
+def test_the_name_of_a_container_is_its_monitors(start: Start) -> None:
+    pid = start("--api-version", "1", "-c", ID, "-u", ID, "-r", "/usr/bin/crun", "-n", "web", "--runtime-arg", "-n")
+    assert container_name(ID, pid) == "web"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "names"),
+    [
+        ({"io.container.manager": "libpod"}, {"container.name": "web"}),
+        ({"io.container.manager": "libpod", "io.kubernetes.container.name": "app"}, {"container.name": "app"}),
+        ({}, {}),
+    ],
+    ids=["podman", "named by an annotation", "another manager"],
+)
+def test_a_container_of_podman_has_its_name_as_an_attribute(
+    start: Start, annotations: dict[str, str], names: dict[str, str]
+) -> None:
+    pid = start("-c", ID, "-n", "web")
+    state = State(oci_version="1.0", id=ID, status="created", pid=pid, annotations=annotations)
+    assert _placement(state)[0].attributes == names
+
+
+def test_a_monitor_of_another_container_is_not_believed(start: Start) -> None:
+    assert container_name(ID, start("-c", INFRA, "-n", "web")) == ""
+
+
+def test_only_a_monitor_is_believed(start: Start) -> None:
+    assert container_name(ID, start("-c", ID, "-n", "web", name="sh")) == ""
+
+
+def test_a_monitor_of_another_user_is_not_believed(start: Start) -> None:
+    assert container_name(ID, start("-c", ID, "-n", "web", uid=NOBODY)) == ""
+
+
+def test_only_the_parent_of_the_runtime_is_looked_at(start: Start) -> None:
+    assert container_name(ID, start("-c", ID, "-n", "web", runtimes=2)) == ""
+
+
+@pytest.mark.parametrize("arguments", [["-c", ID], ["-c", ID, "-n"], []], ids=ascii)
+def test_a_monitor_without_a_name_is_no_error(start: Start, arguments: list[str]) -> None:
+    assert container_name(ID, start(*arguments)) in ("", "--")
+
+
+def test_a_process_that_is_gone_has_no_name() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert container_name(ID, gone.pid) == ""
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "annotations", "expected"),
+    [
+        (f"/libpod_parent/{POD}/libpod-{ID}", {}, True),
+        (f"/mine/{POD}/libpod-{ID}", {}, True),
+        (f"/machine.slice/machine-libpod_pod_{POD}.slice/libpod-{ID}.scope", {}, True),
+        (f"/machine.slice/machine-libpod_pod_{POD}.slice/libpod-{ID}.scope/container", {}, True),
+        (f"/libpod_parent/{POD}/libpod-{ID}", {"io.kubernetes.cri-o.SandboxID": INFRA}, False),
+        (f"/libpod_parent/libpod-{ID}", {}, False),
+        (f"/machine.slice/libpod-{ID}.scope/container", {}, False),
+        (f"/system.slice/web.service/libpod-payload-{ID}", {}, False),
+        (f"/libpod_parent/{POD}/libpod-{INFRA}", {}, False),
+        ("", {}, False),
+    ],
+)
+def test_the_infra_container_is_the_one_of_its_pod_that_names_no_other(
+    cgroup: str, annotations: dict[str, str], expected: bool
+) -> None:
+    assert is_infra(ID, annotations, f"/sys/fs/cgroup{cgroup}") is expected
+
+
+def test_podman_is_known_by_its_annotation() -> None:
+    assert is_podman({"io.container.manager": "libpod"})
+    assert not is_podman({"io.container.manager": "cri-o"})
+    assert not is_podman({})
