@@ -342,6 +342,7 @@ class Lifecycle:
 
     def _end(self, record: Record, state: State = State.COMPLETED, reason: str = "") -> Record:
         as_ = {"state": state, "reason": reason or record.reason}
+        self.snapshots.keep_no_more(record.place)
         readings, now = self.tree.read(record.ref), utc_now()
         record = self._kept(self._with_caveats(record, readings))
         # In one file first: a domain that went offline has its last value there, and so has all that is not in a
@@ -358,9 +359,8 @@ class Lifecycle:
         """Keep the counters as they are now, for when a group goes away unasked. Raises NoSuchGroup, NotWritten."""
         live = {}
         for group in record.standing:
-            live[group.place] = readings = self.tree.read(self.find(group).ref)
+            live[group.place] = readings = self._read(group, must_keep=True)
             self._kept(self._with_caveats(group, readings))
-            self.snapshots.checkpoint(group.place, utc_now(), readings, group.inodes)
         self.quality.update(self.book.get(record.key) or record, live)
 
     def _is_first_for_counters(self, record: Record) -> bool:
@@ -474,7 +474,18 @@ class Lifecycle:
         if not record.state.has_group or self._has_ends(record):
             return {}
         _check_whole(record)
-        return {group.place: self.tree.read(self.find(group).ref) for group in record.standing}
+        return {group.place: self._read(group) for group in record.standing}
+
+    def _read(self, group: Record, *, must_keep: bool = False) -> list[Reading]:
+        """Read the group's counters, and keep the values for the case that the group is removed by somebody else.
+
+        Raises NoSuchGroup, NotRead, and NotWritten if the values ``must_keep``.
+        """
+        begun_ns = time.monotonic_ns()
+        readings = self.tree.read(self.find(group).ref)
+        with contextlib.nullcontext() if must_keep else contextlib.suppress(NotWritten):
+            self.snapshots.keep_read(group.created_at, begun_ns, group.place, readings, group.inodes)
+        return readings
 
     def totals(self, record: Record, live: Live) -> list[Total]:
         """What was used since the baseline: up to the ``live`` readings, or up to the end values of an ended run."""

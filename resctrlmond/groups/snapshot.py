@@ -9,13 +9,14 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.checkpoint import Checkpoint
 from resctrlmond.groups.files import read_file, write_file, writing
-from resctrlmond.groups.times import boot_ns_at, seconds_since_ns
+from resctrlmond.groups.times import boot_ns_at, seconds_since_ns, utc_now
 from resctrlmond.resctrl import errors
 from resctrlmond.resctrl.counters import Reading, Status, Value, parse_value
 
@@ -47,6 +48,8 @@ class Snapshots:
         # For what readers without the key change too: the checkpoint and the file ``quality``. Held while files in
         # memory are read and written, never during a call on resctrl.
         self.lock = threading.RLock()
+        # By place: until when (time.monotonic_ns()) the readings in the checkpoint were taken; infinite at the end.
+        self._read_until: dict[str, float] = {}
 
     def set_mode(self, mode: int) -> None:
         """Give all folders this mode, those that are there and those to come. Raises NotWritten."""
@@ -91,6 +94,7 @@ class Snapshots:
         path = self.path(place)
         with writing(new):
             try:
+                self._read_until.pop(place, None)
                 self._begin(new, created_at, live, readings)
                 if quality is not None:
                     write_file(os.path.join(new, _QUALITY), quality.encode())
@@ -142,6 +146,26 @@ class Snapshots:
             last = self.last_read_with(place, time, readings, inodes or {})
             write_file(path, checkpoint.encode(last))
         return checkpoint.readings_of(last)
+
+    def keep_read(
+        self, created_at: str, begun_ns: int, place: str, readings: Sequence[Reading], inodes: Mapping[str, int]
+    ) -> None:
+        """Keep values that were just read, without the workload's key, of the run that was created at ``created_at``.
+
+        ``begun_ns`` is the time.monotonic_ns() before they were read: values that may be older than those of the
+        checkpoint would look like a counter that went back, and are dropped. Raises NotWritten, NotRead.
+        """
+        ended_ns = time.monotonic_ns()
+        with self.lock:
+            is_newer = begun_ns >= self._read_until.get(place, 0)
+            if is_newer and not self.is_complete(place) and self.created_at(place) == created_at:
+                self.checkpoint(place, utc_now(), readings, inodes)
+                self._read_until[place] = ended_ns
+
+    def keep_no_more(self, place: str) -> None:
+        """Drop what ``keep_read`` is given from now on: the last values are about to be read."""
+        with self.lock:
+            self._read_until[place] = math.inf
 
     def last_read_with(
         self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int]
@@ -268,6 +292,8 @@ class Snapshots:
 
     def delete(self, place: str) -> None:
         """Remove the current run's snapshot, if there is one. Raises NotWritten."""
+        for known in [known for known in self._read_until.copy() if (known + "/").startswith(place + "/")]:
+            del self._read_until[known]
         with writing(self.path(place)):
             _remove(self.path(place))
 

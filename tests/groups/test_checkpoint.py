@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -97,6 +98,46 @@ def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, proc
     traffic = total(host.manager.read("k")[2])
     assert (traffic.number, traffic.quality) == (None, Quality.UNKNOWN)
     assert "never read before" in traffic.reason
+
+
+def test_a_removed_group_ends_with_what_a_caller_read_of_it_last(host: Host, puppet: Puppet) -> None:
+    """Its end values were those of the checkpoint before, and less than a caller had been told."""
+    record = host.manager.assign(assignment("k", puppet.pid)).record
+    host.manager.upkeep.tick()
+    puppet.do("burn 0.2")
+    told = total(host.manager.read("k")[2])
+    assert told.number
+    os.rmdir(host.tree.full_path(record.ref))
+    host.restart()
+    lost = total(host.manager.read("k")[2])
+    assert (lost.number, lost.quality) == (told.number, Quality.ESTIMATED)
+    host.check()
+
+
+def test_a_read_that_comes_late_replaces_no_newer_values(host: Host, process: Start) -> None:
+    """They would be taken for counters that went back. So would values that are kept after those of the end."""
+    record = host.manager.assign(assignment("k", process().pid)).record
+    snapshots, begun_ns = host.manager.life.snapshots, time.monotonic_ns()
+    readings = host.manager.read("k")[1]
+    old = [Reading(one.domain, one.event, parse_value("0")) for one in readings]
+    newer = last_read(host, "k")
+    snapshots.keep_read(record.created_at, begun_ns, "k", old, record.inodes)
+    assert last_read(host, "k") == newer
+    snapshots.keep_no_more("k")
+    snapshots.keep_read(record.created_at, time.monotonic_ns(), "k", old, record.inodes)
+    assert last_read(host, "k") == newer
+
+
+def test_a_read_of_an_earlier_run_is_not_kept_for_the_next_one(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    earlier, readings = host.manager.get("k"), host.manager.read("k")[1]
+    host.manager.release("k", owner="test")
+    host.manager.assign(assignment("k", process().pid))
+    snapshots = host.manager.life.snapshots
+    snapshots.keep_read(earlier.created_at, time.monotonic_ns(), "k", readings, earlier.inodes)
+    assert last_read(host, "k") == {}
+    host.manager.read("k")
+    assert last_read(host, "k")
 
 
 def test_an_exact_end_is_not_spoilt_by_its_checkpoints(host: Host, process: Start) -> None:
