@@ -18,6 +18,10 @@ _UNASSIGNED = (
     "unassign counters of groups that need none (mbm_L3_assignments); the highest priority gets the next free one"
 )
 _CHANGED = "which memory transactions it counts was changed during the run (info/{})"
+_UNSEEN_END = (
+    "it ended while resctrlmond was not running, and what processes that {} had started used from then until the end "
+    "values were read is counted too"
+)
 _MOST_NAMED = 5
 
 
@@ -44,10 +48,24 @@ def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mappin
     for file in sorted(before.keys() & now.keys()):
         then, here = _by_l3(before[file]), _by_l3(now[file])
         name, why = _event_of(file), _CHANGED.format(file)
-        is_changed = any(then[l3] != here[l3] for l3 in then.keys() & here.keys())
-        if is_changed and why not in found.get(name, ""):
-            found[name] = f"{found[name]}; {why}" if name in found else why
+        if any(then[l3] != here[l3] for l3 in then.keys() & here.keys()):
+            found = _with_reason(found, name, why)
     return found
+
+
+def with_unseen_end(known: Mapping[str, str], readings: Iterable[Reading], member: str) -> dict[str, str]:
+    """All caveats of a group that ended at a time that nobody knows, and in which processes of ``member`` may have
+    run since; ``known`` are those so far.
+    """
+    found = dict(known)
+    for name in sorted({reading.event for reading in readings if event(reading.event).kind is Kind.CUMULATIVE}):
+        found = _with_reason(found, name, _UNSEEN_END.format(member))
+    return found
+
+
+def _with_reason(known: dict[str, str], name: str, why: str) -> dict[str, str]:
+    before = known.get(name, "")
+    return known if why in before else {**known, name: f"{before}; {why}" if before else why}
 
 
 def _by_l3(text: str) -> dict[str, str]:

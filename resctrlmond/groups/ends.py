@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from resctrlmond.groups import caveats
 from resctrlmond.groups.lifecycle import Lifecycle, replace
 from resctrlmond.groups.plan import claims_over
 from resctrlmond.groups.record import EndRule, Member, Record, State
@@ -40,20 +41,53 @@ class Ends:
                 return record
             for member in filter(has_ended, record.living):
                 record = self._ended(record, member)
-            settings = self.settings()
-            over = claims_over(
-                record,
-                pod_is_gone=bool(record.pod_cgroup) and not cgroups.is_there(record.pod_cgroup),
-                group_is_empty=record.claimed_until(EndRule.TASKS)
-                and all(self._is_empty(group.ref) for group in record.standing),
-                linger_s=settings.linger_s,
-                pod_linger_s=settings.pod_linger_s,
-            )
-            for owner in over:
+            for owner in self._over(record):
                 record = self.book.put(record.without_claim(owner))
             if not record.claims and not record.state.is_over:
                 return self.life.finish(record, record.reason or "its last member ended")
             return record
+
+    def note_unseen(self, key: str) -> None:
+        """Mark the totals of a workload that ended while no daemon ran: its end values are read too late.
+
+        For the start, before anything ends.
+        """
+        with self.book.writing(key):
+            record = self.book.get(key)
+            if record is None or not self._ended_unseen(record):
+                return
+            # A process that a member left behind may run in the group. None can if the end is that of a control
+            # group or of a PID namespace.
+            others = [member.id for member in record.members if _may_leave_processes(member)]
+            for group in record.standing if others else ():
+                if not self.life.snapshots.is_complete(group.place):
+                    begin = self.life.snapshots.begin_values(group.place)
+                    found = caveats.with_unseen_end(group.caveats, begin, others[-1])
+                    record = record.with_group(replace(group, caveats=found))
+            self.book.put(record)
+
+    def _ended_unseen(self, record: Record) -> bool:
+        """Whether the workload's end is over, as far as the members and claims of a record from before the start say.
+
+        A claim that ends by another rule than that of its members counts whatever they do, until somebody ends it.
+        """
+        if record.state is State.ENDING:
+            return True
+        with_members = all(claim.ends in (EndRule.MEMBERS, EndRule.CONTAINER) for claim in record.claims)
+        if not (record.standing and record.claims and with_members) or record.pod_cgroup:
+            return False
+        return all(map(has_ended, record.living)) if record.living else bool(self._over(record))
+
+    def _over(self, record: Record) -> list[str]:
+        settings = self.settings()
+        return claims_over(
+            record,
+            pod_is_gone=bool(record.pod_cgroup) and not cgroups.is_there(record.pod_cgroup),
+            group_is_empty=record.claimed_until(EndRule.TASKS)
+            and all(self._is_empty(group.ref) for group in record.standing),
+            linger_s=settings.linger_s,
+            pod_linger_s=settings.pod_linger_s,
+        )
 
     def _ended(self, record: Record, member: Member) -> Record:
         if member.pid:
@@ -92,6 +126,13 @@ class Ends:
         if record.state is State.ACTIVE and not record.living:
             record = replace(record, state=State.IDLE)
         return self.book.put(record)
+
+
+def _may_leave_processes(member: Member) -> bool:
+    """Whether processes of the member may run on after its end, or it runs itself."""
+    if member.lives and not has_ended(member):
+        return True
+    return bool(member.pid) and not (member.cgroup or member.init)
 
 
 def has_ended(member: Member) -> bool:

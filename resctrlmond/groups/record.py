@@ -108,6 +108,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ``descendants`` counts the processes below it that stayed outside then.
     ``awaited``: the member is a control group, as of a service, and has ended because that was empty or gone; tasks
     that appear at its path are taken in.
+    ``init``: it is the first process of a PID namespace, so the kernel ends all others there with it.
     """
 
     id: str
@@ -129,6 +130,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ran_before_ns: int = 0
     descendants: int = 0
     awaited: bool = False
+    init: bool = False
 
     @property
     def has_tasks(self) -> bool:

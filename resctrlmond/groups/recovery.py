@@ -62,6 +62,9 @@ class Recovery:
         """Take up where the last daemon stopped, whatever stopped it. Returns what an operator should know."""
         self.unreadable = self.book.load()
         problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
+        for record in self.book.all():
+            with self._reported(record.key, problems):
+                self.ends.note_unseen(record.key)
         tree = self.life.tree
         plan = recover(self.book.all(), tree.scan(), self.life.mark.gid, self.life.mark.boot_id)
         # What goes wrong with one is no reason not to serve the others: the ticks will try it again.

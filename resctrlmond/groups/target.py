@@ -196,6 +196,7 @@ class _Process:
             started_at=utc_now(),
             late=self.cpu_time_ns() is not None if assignment.late is None else assignment.late,
             tree=self._with_descendants,
+            init=processes.is_namespace_init(self._process.pid),
         )
 
 

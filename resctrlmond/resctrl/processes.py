@@ -155,6 +155,12 @@ def pid_namespaces(pid: int) -> int:
     return len(_status(pid, "NSpid"))
 
 
+def is_namespace_init(pid: int) -> bool:
+    """Whether a process is the first one of a PID namespace other than ours. Raises NotRead."""
+    numbers = _status(pid, "NSpid")
+    return len(numbers) > 1 and numbers[-1] == 1
+
+
 def pidfd_numbers(pidfd: int) -> list[int]:
     """The numbers of a pidfd's process in our PID namespace and in each one nested in it; [] if it has none in ours,
     or has been reaped.
