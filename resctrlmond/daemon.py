@@ -24,6 +24,7 @@ from resctrlmond.groups.record import Record
 from resctrlmond.message_ids import MessageId
 from resctrlmond.notices import Notices
 from resctrlmond.notify import Notify, watchdog_interval_s
+from resctrlmond.reaction import Reaction
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.rivals import Rivals
 from resctrlmond.start_lock import StartLock
@@ -92,6 +93,10 @@ class Daemon:
             opened.callback(watch.close)
             dbus = self._dbus_door()
             self._follow_changes(loop, watch, dbus)
+            interference = self._manager.upkeep.interference
+            reaction = Reaction(self._workers, self._manager.upkeep.react, interference.fd)
+            interference.wake = reaction.wake
+            opened.callback(reaction.close)
             varlink = varlink_door.server(self._service)
             if dbus is not None:
                 opened.push_async_callback(dbus.close)

@@ -1,29 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells at once which directories are removed, by inotify(7) on their parents.
-
-By ctypes: Python has no inotify of its own, and what Debian packages of it waits in loops and threads of its own.
-"""
+"""Tells at once which directories are removed, by inotify(7) on their parents."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# linux/inotify.h, and inotify_init1's flags, which are those of open(2).
-_IN_DELETE = 0x200
-_IN_Q_OVERFLOW = 0x4000
-_IN_IGNORED = 0x8000
-_IN_ONLYDIR = 0x1000000
-# struct inotify_event: wd, mask, cookie, len; a name of len bytes follows, filled up with NULs.
-_EVENT = struct.Struct("iIII")
-# Of an event with the longest name there is room for hundreds.
-_BUFFER = 1 << 16
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from resctrlmond.resctrl.inotify import IN_DELETE, IN_IGNORED, IN_Q_OVERFLOW, Event, Inotify
 
 
 class Removals:
@@ -36,9 +20,14 @@ class Removals:
 
     def __init__(self, removed: Callable[[str], None]) -> None:
         self._removed = removed
-        self.fd = _called(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._inotify = Inotify()
         self._parents: dict[str, _Parent] = {}
         self._by_wd: dict[int, _Parent] = {}
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to wait for."""
+        return self._inotify.fd
 
     def watch(self, path: str) -> None:
         """Watch a directory, whether it is there or not. Raises OSError where the parent cannot be watched.
@@ -48,7 +37,7 @@ class Removals:
         """
         above, name = os.path.split(path)
         # The same one for a directory that is watched already (inotify_add_watch(2)).
-        wd = _called(_libc.inotify_add_watch(self.fd, os.fsencode(above), _IN_DELETE | _IN_ONLYDIR), above)
+        wd = self._inotify.add(above, IN_DELETE)
         parent = self._parents.get(above)
         if parent is None:
             parent = self._parents[above] = self._by_wd[wd] = _Parent(above, wd)
@@ -72,36 +61,30 @@ class Removals:
 
     def read(self) -> None:
         """Tell what was removed since the last time."""
-        with contextlib.suppress(BlockingIOError):
-            events = os.read(self.fd, _BUFFER)
-            at = 0
-            while at < len(events):
-                wd, mask, _, length = _EVENT.unpack_from(events, at)
-                name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
-                at += _EVENT.size + length
-                for path in self._gone(wd, mask, os.fsdecode(name)):
-                    self._removed(path)
+        for event in self._inotify.read():
+            for path in self._gone(event):
+                self._removed(path)
 
     def close(self) -> None:
         """Let go of the descriptor, and with it of every watch."""
-        os.close(self.fd)
+        self._inotify.close()
 
-    def _gone(self, wd: int, mask: int, name: str) -> list[str]:
+    def _gone(self, event: Event) -> list[str]:
         """The watched paths that an event is about."""
-        if mask & _IN_Q_OVERFLOW:
+        if event.mask & IN_Q_OVERFLOW:
             return [path for parent in self._by_wd.values() for path in parent.paths]
-        parent = self._by_wd.get(wd)
+        parent = self._by_wd.get(event.wd)
         if parent is None:
             return []  # of a watch that has ended since
-        if mask & _IN_IGNORED:
+        if event.mask & IN_IGNORED:
             # The parent is gone, with everything in it. One that comes in its place is another directory.
             self._drop(parent)
             return parent.paths
-        return [os.path.join(parent.path, name)] if name in parent.names else []
+        return [os.path.join(parent.path, event.name)] if event.name in parent.names else []
 
     def _end(self, parent: _Parent) -> None:
         self._drop(parent)
-        _libc.inotify_rm_watch(self.fd, parent.wd)
+        self._inotify.remove(parent.wd)
 
     def _drop(self, parent: _Parent) -> None:
         del self._parents[parent.path]
@@ -117,10 +100,3 @@ class _Parent:
     @property
     def paths(self) -> list[str]:
         return [os.path.join(self.path, name) for name in sorted(self.names)]
-
-
-def _called(result: int, path: str | None = None) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return result

@@ -29,6 +29,10 @@ class Commanded:
         self._process.stdin.flush()
         return self._process.stdout.readline().strip()
 
+    def close(self) -> None:
+        """As ``kill``."""
+        self.kill()
+
     def kill(self) -> None:
         """End it and let nothing of it stay; again for one that is ended does nothing."""
         if self._process.returncode is None:

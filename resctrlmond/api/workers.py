@@ -29,6 +29,7 @@ class Lane(enum.Enum):
     COUNTERS = ("counters", 4)  # verbs that read counters
     RECORDS = ("records", 4)  # what is answered from memory, whatever the kernel does
     ENDS = ("ends", 4)  # ends that were seen
+    WRITES = ("writes", 1)  # what other programs wrote to resctrl
     UPKEEP = ("upkeep", 4)  # ticks: more than one only where one hangs
 
 

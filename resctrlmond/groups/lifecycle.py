@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -79,6 +79,11 @@ class Lifecycle:
         self.mark = mark
         self.quality = QualityFiles(snapshots)
         book.before_put = self.quality.before_put
+        # Called when a group has been created, with the record before its end values are read, and with the record of
+        # one group after that.
+        self.created: Callable[[GroupRef], None] = lambda _ref: None
+        self.before_end: Callable[[Record], Record] = lambda record: record
+        self.after_last_reading: Callable[[Record], Record] = lambda group: group
         # Per nonce of a standing group: the mount on which it was seen last.
         self._seen_on: dict[int, Mounting] = {}
         # Places whose links to live counters could not be changed after the group moved: the next tick tries again.
@@ -129,7 +134,9 @@ class Lifecycle:
     def _create(self, record: Record, quality: Quality) -> tuple[Found, Quality]:
         ref = record.ref
         try:
-            return self.tree.create(ref, record.nonce), quality
+            found = self.tree.create(ref, record.nonce)
+            self.created(ref)
+            return found, quality
         except GroupExists as error:
             standing = self.tree.find(ref)
             if standing is None:
@@ -316,6 +323,8 @@ class Lifecycle:
         if record.state is State.PENDING and not self._standing(record):
             record = self._further_finished(record, reason)
             return self._over(record, State.COMPLETED, f"{reason}; it never had an RMID")
+        if record.state is not State.ENDING and not record.part:
+            record = self.before_end(record)
         if record.state is not State.ENDING:
             record = self.book.put(replace(record, state=State.ENDING, reason=reason))
         # The first one last: its seal says that all ends of the workload are written.
@@ -344,7 +353,7 @@ class Lifecycle:
         as_ = {"state": state, "reason": reason or record.reason}
         self.snapshots.keep_no_more(record.place)
         readings, now = self.tree.read(record.ref), utc_now()
-        record = self._kept(self._with_caveats(record, readings))
+        record = self.after_last_reading(self._kept(self._with_caveats(record, readings)))
         # In one file first: a domain that went offline has its last value there, and so has all that is not in a
         # file of its own yet when we are killed and the group goes away meanwhile.
         last = self.snapshots.checkpoint(record.place, now, readings, record.inodes)

@@ -75,7 +75,10 @@ class Manager:
 
     def recover(self) -> None:
         """Take up where the last daemon stopped: the only way to start. ``problems`` then says what was odd."""
+        # Before a group is created or a task moved: what others write from now on is seen.
+        self.upkeep.interference.start()
         self._found_at_start = self.recovery.recover()
+        self.upkeep.begin()
 
     @property
     def problems(self) -> list[str]:

@@ -270,10 +270,14 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
 
     def made_late(self, group: Record, why: str = "") -> Record:
         """The record after a task of ``group``, one of its own, ran outside; see ``with_late``."""
+        return self.made_worse(group, Quality.LATE, why)
+
+    def made_worse(self, group: Record, quality: Quality, why: str) -> Record:
+        """The record with a baseline of ``group``, one of its own, that is no better than that; see ``with_late``."""
         reasons = group.late_reasons
         if why and why not in reasons and len(reasons) < MAX_LATE_REASONS:
             reasons = (*reasons, why)
-        baseline = worst(group.baseline, Quality.LATE)
+        baseline = worst(group.baseline, quality)
         return self.with_group(msgspec.structs.replace(group, baseline=baseline, late_reasons=reasons))
 
     def member(self, member_id: str) -> Member | None:

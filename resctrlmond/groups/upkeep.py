@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from resctrlmond.groups.assignments import ALL_COUNTERS, Assignments
 from resctrlmond.groups.early_pruning import EarlyPruning
 from resctrlmond.groups.ends import Ends
+from resctrlmond.groups.interference import Interference
 from resctrlmond.groups.lifecycle import Lifecycle
 from resctrlmond.groups.pending import Pending
 from resctrlmond.groups.plan import lacking_counters, losses_in_a_row, resumes_after_s
@@ -58,6 +59,7 @@ class Upkeep:
         self.ends = ends
         self.assignments = Assignments(life)
         self.early_pruning = EarlyPruning(life)
+        self.interference = Interference(life, sweeping)
         self._swept = time.monotonic()
         # Per key: the run (its generation) and the time.monotonic() of its last checkpoint.
         self._checkpointed: dict[str, tuple[int, float]] = {}
@@ -82,8 +84,10 @@ class Upkeep:
                     self._tick(record.key, settings)
                     if is_sweep:
                         self.sweeping.sweep(record.key)
+                        self.interference.inspect(record.key)
                 except NotMounted:
                     self._unmounted(record.key)
+        self.react()
         if is_sweep:
             self._swept = time.monotonic()
         self.pending.serve(lambda key: self._logged(key, "making"))
@@ -91,6 +95,16 @@ class Upkeep:
         with self._logged("completed", "pruning"):
             self._prune(settings)
         self._forget_complaints()
+
+    def react(self) -> float:
+        """Mark what other programs have written to resctrl; see Interference.react."""
+        return self.interference.react(lambda key: self._logged(key, "looking", is_tick=False))
+
+    def begin(self) -> None:
+        """Look for what other programs have done to the groups while no daemon ran."""
+        for record in self.book.all():
+            with self._logged(record.key, "looking"):
+                self.interference.inspect(record.key, is_thorough=True)
 
     @property
     def problems(self) -> list[str]:
@@ -169,6 +183,7 @@ class Upkeep:
                 self._checkpointed.pop(key, None)
                 self._tries.pop(key, None)
                 self.sweeping.joiners.forget(key)
+                self.interference.forget(key)
                 return
             if record.state is State.ENDING:
                 self.life.finish(record, record.reason)

@@ -14,9 +14,13 @@ from resctrlmond.resctrl.errors import NoSuchProcess, not_read
 
 # include/linux/sched.h: the task is a kernel thread.
 _PF_KTHREAD = 0x00200000
+# The task is on its way out, or a zombie.
+_PF_EXITING = 0x00000004
 # What /proc says of a thread that is not there (any more).
 _GONE = (errno.ENOENT, errno.ESRCH)
-_NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
+# Clock ticks in a second, the unit of start times.
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_NS_PER_TICK = 10**9 // TICKS_PER_S
 # A chain of processes longer than this is no user's; the walk must end.
 _MOST_GENERATIONS = 10_000
 
@@ -33,6 +37,11 @@ class Stat:
     def is_kernel_thread(self) -> bool:
         """Whether this is a thread of the kernel itself."""
         return bool(self.flags & _PF_KTHREAD)
+
+    @property
+    def is_exiting(self) -> bool:
+        """Whether it executes nothing any more."""
+        return bool(self.flags & _PF_EXITING)
 
 
 def stat(tid: int) -> Stat | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from resctrlmond.resctrl import bandwidth, counters, errors
+from resctrlmond.resctrl.foreign_writes import OwnWrites
 from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 
@@ -84,6 +85,7 @@ class Tree:
         # last_cmd_status is one text for the whole machine: it belongs to an operation only if none of ours
         # comes in between. The kernel runs them one at a time anyway (rdtgroup_mutex).
         self._one_at_a_time = threading.Lock()
+        self.own_writes = OwnWrites()
         self._modalias: str | None = None
 
     @classmethod
@@ -172,6 +174,10 @@ class Tree:
         """The thread ids in the group. The kernel walks every thread of the machine for it: not for a loop."""
         text = self._read_text(os.path.join(ref.path, "tasks"), "list the tasks of the group")
         return [int(line) for line in text.split()]
+
+    def cpus(self, ref: GroupRef) -> str:
+        """The CPUs whose tasks without a group count in this one, as a list such as "0-3"; "" for none."""
+        return self._read_text(os.path.join(ref.path, "cpus_list"), "list the CPUs of the group").strip()
 
     def membership(self, tid: int) -> Membership:
         """Which class and group a thread is in, in constant time. Raises NoSuchProcess, NotMounted."""
@@ -318,7 +324,7 @@ class Tree:
             # 0 would be the calling thread; it is what a number from another PID namespace reads as.
             raise errors.NoSuchProcess(f"{tid} is not a task id", path=path)
         try:
-            with self._command(f"move task {tid}", path):
+            with self._command(f"move task {tid}", path), self.own_writes.counted(directory, tid):
                 # Decimal and without leading zeros, which the kernel takes for octal.
                 _write(path, b"%d\n" % tid)
         except errors.KernelRefused as error:
@@ -351,7 +357,7 @@ class Tree:
 
     def _clear_status(self) -> None:
         # Before Linux 6.16 mkdir only adds its words to those of the commands before; an empty list of tasks clears.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self.own_writes.counted(""):
             _write(os.path.join(self.path, "tasks"), b"\n")
 
     @contextlib.contextmanager

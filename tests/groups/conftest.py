@@ -43,6 +43,8 @@ class Host:
 
     def restart(self) -> Manager:
         """What a new daemon is after the old one was killed: it knows what the files and the tree say."""
+        if (killed := getattr(self, "manager", None)) is not None:
+            killed.upkeep.interference.close()  # as the kernel does; a host has 128 instances of inotify
         folder = Path(self.run)
         snapshots = Snapshots(str(folder / "groups"), str(folder / "completed"))
         records = Records(str(folder / "records"))
@@ -189,6 +191,7 @@ def when_all_stand(host: Host, key: str) -> Record:
 def host(simulation: str, tmp_path: Path) -> Iterator[Host]:
     made = Host(simulation, str(tmp_path))
     yield made
+    made.manager.upkeep.interference.close()
     made.clean()
 
 

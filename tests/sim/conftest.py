@@ -29,6 +29,8 @@ for line in sys.stdin:
     verb, *words = line.split()
     if verb == "fork":
         answer = spawn()
+    elif verb == "orphan":
+        answer = os.popen("sleep 600 >/dev/null 2>&1 & echo $!").read().strip()
     elif verb == "thread":
         orders, answers = queue.Queue(), queue.Queue()
         thread = threading.Thread(target=serve, args=(orders, answers), daemon=True)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manager's reaction to writes of other programs to resctrl, as soon as inotify reports them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.resctrl.errors import ResctrlError
+
+log = logging.getLogger(__name__)
+
+# A write raises several events, and a program that moves a process writes once for each thread.
+_BATCH_S = 0.002
+_AFTER_FAILURE_S = 1.0
+
+
+class Reaction:
+    """Calls ``react`` in a thread of its own, once at a time, when ``fd`` is readable or ``wake`` is called.
+
+    ``react`` returns after how many seconds it is to be called again, 0 if only after the next event. Lives in the
+    event loop. Without a descriptor (-1) only the ticks react.
+    """
+
+    def __init__(self, workers: Workers, react: Callable[[], float], fd: int) -> None:
+        self._workers = workers
+        self._react = react
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._is_wanted = False
+        if fd >= 0:
+            self._loop.add_reader(fd, self._begin)
+
+    def wake(self) -> None:
+        """Have ``react`` called soon. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def close(self) -> None:
+        """Stop waiting for events."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+        self._fd = -1
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        if self._fd < 0:
+            return
+        self._is_wanted = True
+        # Readable until a thread has read the events.
+        self._loop.remove_reader(self._fd)
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        pause = _BATCH_S
+        while pause or self._is_wanted:
+            await asyncio.sleep(pause)
+            self._is_wanted = False
+            try:
+                pause = await self._workers.run(Lane.WRITES, self._react)
+            except ResctrlError as error:
+                log.error("cannot look for what another program wrote to resctrl: %s", error)
+                pause = _AFTER_FAILURE_S
+            except Exception:
+                log.exception("the look for what another program wrote to resctrl failed in a way that it should not")
+                pause = _AFTER_FAILURE_S
+        self._task = None
+        if self._fd >= 0:
+            self._loop.add_reader(self._fd, self._begin)

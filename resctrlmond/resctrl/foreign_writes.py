@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes of other programs to the tasks and cpus files of resctrl, seen by inotify(7).
+
+A write through the VFS raises IN_MODIFY for a file of kernfs, in every mount namespace; which process wrote it is not
+in the event. So the daemon counts its own writes: an event more than these is another program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from resctrlmond.resctrl.inotify import (
+    IN_CLOSE_WRITE,
+    IN_CREATE,
+    IN_DELETE,
+    IN_IGNORED,
+    IN_ISDIR,
+    IN_MODIFY,
+    IN_MOVED_FROM,
+    IN_MOVED_TO,
+    IN_Q_OVERFLOW,
+    IN_UNMOUNT,
+    Event,
+    Inotify,
+)
+from resctrlmond.resctrl.mounts import Mounting
+from resctrlmond.resctrl.processes import TICKS_PER_S
+
+TASKS = "tasks"
+_MON_GROUPS = "mon_groups"
+_NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
+_CPUS = frozenset({"cpus", "cpus_list"})
+# IN_CLOSE_WRITE only separates two writes: the kernel merges an event with an equal one right before it.
+_MASK = IN_MODIFY | IN_CLOSE_WRITE | IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
+# A directory that is gone by now.
+_GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
+# So many moves are remembered at least for _REMEMBERED_S.
+_MOST_MOVES = 10_000
+_REMEMBERED_S = 600
+
+
+def boot_ticks() -> int:
+    """The time now in clock ticks since boot, as field 22 of /proc/PID/stat has it."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * TICKS_PER_S // 10**9
+
+
+class OwnWrites:
+    """The daemon's own writes to tasks files, by directory relative to the tree. For any thread."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._begun: Counter[str] = Counter()
+        self._running = 0
+        self._sequence = 0
+        # When a thread was moved last, in clock ticks since boot.
+        self._moved: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def counted(self, directory: str, tid: int = 0) -> Iterator[None]:
+        """Count one write, unless it raises: a write that the kernel refuses raises no event."""
+        with self._guard:
+            self._begun[directory] += 1
+            self._sequence += 1
+            self._running += 1
+            if tid:
+                self._note(tid)
+        try:
+            yield
+        except BaseException:
+            with self._guard:
+                self._begun[directory] -= 1
+                self._running -= 1
+            raise
+        with self._guard:
+            self._running -= 1
+
+    def moved_since(self, tid: int, ticks: int) -> bool:
+        """Whether the daemon has moved that thread since then (clock ticks since boot)."""
+        return self._moved.get(tid, -1) >= ticks
+
+    def quiet(self) -> int | None:
+        """A number of this moment for ``settle``; None while a write runs."""
+        with self._guard:
+            return None if self._running else self._sequence
+
+    def settle(self, since: int | None) -> tuple[Counter[str], bool]:
+        """The writes begun since they were settled last, by directory, and whether they are settled now.
+
+        They are if none has run since ``quiet`` returned ``since``: then every event of theirs has been read.
+        """
+        with self._guard:
+            is_settled = since is not None and since == self._sequence and not self._running
+            begun = self._begun.copy()
+            if is_settled:
+                self._begun.clear()
+            return begun, is_settled
+
+    def _note(self, tid: int) -> None:
+        now = boot_ticks()
+        if len(self._moved) >= _MOST_MOVES:
+            self._moved = {tid: at for tid, at in self._moved.items() if now - at < _REMEMBERED_S * TICKS_PER_S}
+        self._moved[tid] = now
+
+
+@dataclass(slots=True)
+class Written:
+    """What other programs wrote to: the tasks file, or the cpus files, of these directories, relative to the tree.
+
+    ``is_incomplete``: events were missed, or directories came that were not watched from their first moment on.
+    """
+
+    tasks: set[str] = field(default_factory=set)
+    cpus: set[str] = field(default_factory=set)
+    is_incomplete: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.cpus or self.is_incomplete)
+
+
+class ForeignWrites:
+    """Watches every class and every monitoring group of a tree. For any thread.
+
+    ``fd`` is readable when ``take`` may have something to return; -1 without inotify, and then nothing is seen.
+    ``trouble`` says why not all is seen, "" if all is.
+    """
+
+    def __init__(self, root: str, own: OwnWrites) -> None:
+        self._root = root
+        self._own = own
+        self._guard = threading.Lock()
+        self._paths: dict[int, str] = {}
+        self._watches: dict[str, int] = {}
+        self._modified: Counter[str] = Counter()
+        self._written = Written()
+        self._expected = ""
+        self._mounting: Mounting | None = None
+        self._inotify: Inotify | None = None
+        self.trouble = ""
+        try:
+            self._inotify = Inotify()
+        except OSError as error:
+            self.trouble = f"no inotify ({error.strerror}; raise fs.inotify.max_user_instances or LimitNOFILE=)"
+
+    def close(self) -> None:
+        """Let go of the descriptor, and with it of every watch."""
+        with self._guard:
+            if self._inotify is not None:
+                self._inotify.close()
+                self._inotify = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to wait for; -1 if there is none."""
+        return self._inotify.fd if self._inotify is not None else -1
+
+    def look_around(self, mounting: Mounting) -> None:
+        """Watch all directories of this mount, unless they are watched already."""
+        with self._guard:
+            if self._inotify is not None and (mounting != self._mounting or self.trouble):
+                self.trouble = ""
+                self._mounting = mounting
+                self._watch_all()
+
+    def watch(self, directory: str) -> None:
+        """Watch a new group of ours from its first moment on."""
+        with self._guard:
+            self._expected = directory
+            # The removal of an earlier group of this name has to be read before.
+            self._read()
+            self._expected = ""
+            self._add(directory)
+
+    def take(self) -> Written:
+        """Return what was written since the last time."""
+        with self._guard:
+            self._read()
+            written, self._written = self._written, Written()
+            return written
+
+    def _read(self) -> None:
+        if self._inotify is None:
+            return
+        since = self._own.quiet()
+        while events := self._inotify.read():
+            for event in events:
+                self._note(event)
+        begun, is_settled = self._own.settle(since)
+        for directory, number in self._modified.items():
+            if number > begun[directory]:
+                self._written.tasks.add(directory)
+                self._modified[directory] = begun[directory]
+        if is_settled:
+            self._modified.clear()
+
+    def _note(self, event: Event) -> None:
+        if event.mask & IN_Q_OVERFLOW:
+            self._forget_below("")
+            self._modified.clear()
+            self._watch_all()
+            self._written.is_incomplete = True
+            return
+        directory = self._paths.get(event.wd)
+        if directory is None:
+            return  # of a watch that has ended since
+        if event.mask & (IN_IGNORED | IN_UNMOUNT):
+            self._forget(directory)
+        elif event.mask & IN_ISDIR:
+            self._note_directory(event, os.path.join(directory, event.name))
+        elif event.mask & IN_MODIFY and event.name == TASKS:
+            self._modified[directory] += 1
+        elif event.mask & IN_MODIFY and event.name in _CPUS:
+            self._written.cpus.add(directory)
+
+    def _note_directory(self, event: Event, path: str) -> None:
+        if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
+            is_watched = self._watch_new(path)
+            if is_watched and event.mask & IN_CREATE and path != self._expected:
+                # Tasks may have been written to it before it was watched.
+                self._written.is_incomplete = True
+        elif event.mask & IN_DELETE:
+            self._forget_below(path)
+        elif event.mask & IN_MOVED_FROM:
+            # Its watch goes on, and gets its new path by IN_MOVED_TO.
+            self._watches.pop(path, None)
+
+    def _watch_all(self) -> None:
+        if self._add(""):
+            self._watch_groups("")
+            for name in self._names(""):
+                self._watch_new(name)
+
+    def _watch_new(self, path: str) -> bool:
+        """Watch a class with its groups, or a group; False for another directory."""
+        above, name = os.path.split(path)
+        if os.path.basename(above) == _MON_GROUPS:
+            return self._add(path)
+        if above or name in _NOT_CLASSES or not self._add(path):
+            return False
+        self._watch_groups(path)
+        return True
+
+    def _watch_groups(self, class_: str) -> None:
+        groups = os.path.join(class_, _MON_GROUPS)
+        if self._add(groups):
+            for name in self._names(groups):
+                self._add(os.path.join(groups, name))
+
+    def _names(self, directory: str) -> list[str]:
+        try:
+            with os.scandir(os.path.join(self._root, directory)) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return []
+
+    def _add(self, directory: str) -> bool:
+        if self._inotify is None:
+            return False
+        try:
+            wd = self._inotify.add(os.path.join(self._root, directory), _MASK)
+        except OSError as error:
+            if error.errno not in _GONE:
+                hint = "raise fs.inotify.max_user_watches" if error.errno == errno.ENOSPC else "see inotify(7)"
+                self.trouble = f"{error.filename} cannot be watched ({error.strerror}; {hint})"
+            return False
+        before = self._watches.get(directory)
+        if before is not None and before != wd:
+            self._forget(directory)
+        self._watches[directory] = wd
+        self._paths[wd] = directory
+        return True
+
+    def _forget(self, directory: str) -> None:
+        wd = self._watches.pop(directory, None)
+        if wd is None:
+            return
+        self._modified.pop(directory, None)
+        if self._paths.get(wd) == directory:
+            del self._paths[wd]
+            assert self._inotify is not None
+            self._inotify.remove(wd)
+
+    def _forget_below(self, directory: str) -> None:
+        for path in [path for path in self._watches if not directory or f"{path}/".startswith(f"{directory}/")]:
+            self._forget(path)

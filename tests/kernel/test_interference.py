@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another program writes to the kernel's resctrl: inotify reports it, and the workload is not exact any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .host import TREE, Host
+from .machine import Guest
+
+TAKEN = "another program moved tasks out of the group"
+WROTE = "another program wrote to {} of the group"
+
+
+@pytest.fixture(scope="module")
+def host(installed_guest: Guest) -> Host:
+    """A host with the daemon and the class c1 of an administrator."""
+    host = Host(installed_guest)
+    host.run(f"mkdir {TREE}/c1")
+    host.start()
+    return host
+
+
+@pytest.fixture
+def workload(host: Host, request: pytest.FixtureRequest) -> tuple[str, int, int]:
+    """An exact workload without a control group: its key, its process, and a child of that."""
+    key = request.node.name.replace("_", "-")[-60:].strip("-[]")
+    pid = host.process("sh -c 'sleep 1000 & wait; sleep 1000; true'")
+    host.until(lambda: host.out(f"pgrep -P {pid} || true") != "", "a child")
+    child = int(host.out(f"pgrep -P {pid}"))
+    # The child first: a descendant outside would not be exact.
+    for task in (child, pid):
+        host.call("Assign", key=key, pid=task, claim="me", late=False)
+    assert host.call("Get", key=key)["group"]["baseline"] == "exact"
+    return key, pid, child
+
+
+def becomes(host: Host, key: str, baseline: str) -> str:
+    """The reason of each total once the workload's baseline is that."""
+    host.until(lambda: host.call("Get", key=key)["group"]["baseline"] == baseline, f"a baseline that is {baseline}")
+    (reason,) = {total["reason"] for total in host.call("Read", key=key)["totals"]}
+    return str(reason)
+
+
+Workload = tuple[str, int, int]
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda write: write,
+        lambda write: f"unshare --mount sh -c '{write}'",
+        lambda write: f"mkdir -p /tmp/bound; unshare --mount sh -c 'mount --bind {TREE} /tmp/bound; {write}'".replace(
+            f">{TREE}", ">/tmp/bound"
+        ),
+    ],
+    ids=["plain", "mount-namespace", "bind-mount"],
+)
+def test_a_fork_that_is_moved_to_a_class_makes_its_workload_late(
+    host: Host, workload: Workload, wrapped: Callable[[str], str]
+) -> None:
+    key, pid, child = workload
+    host.run(f"kill {child}")
+    host.until(lambda: host.out(f"pgrep -P {pid} || true") not in ("", str(child)), "the next child")
+    fork = host.out(f"pgrep -P {pid}")
+    assert host.membership(fork) == ("/", key)
+    host.run(wrapped(f"echo {fork} >{TREE}/c1/tasks"))
+    assert TAKEN in becomes(host, key, "late")
+
+
+def test_a_task_that_is_moved_out_and_put_back_makes_its_workload_estimated(host: Host, workload: Workload) -> None:
+    key, _, child = workload
+    host.run(f"echo {child} >{TREE}/tasks; echo {child} >{TREE}/mon_groups/{key}/tasks")
+    assert WROTE.format("tasks") in becomes(host, key, "estimated")
+
+
+def test_a_task_that_is_moved_in_is_in_the_final_quality(host: Host, workload: Workload) -> None:
+    key, _, _ = workload
+    host.run(f"echo $$ >{TREE}/mon_groups/{key}/tasks")
+    totals = host.call("Release", key=key, claim="me")["totals"]
+    assert {total["quality"] for total in totals} == {"estimated"}
+    assert all(WROTE.format("tasks") in total["reason"] for total in totals)
+
+
+@pytest.mark.parametrize("write", ["echo 1 >{}/cpus", "echo 0 >{}/cpus_list"])
+def test_a_group_that_gets_cpus_makes_its_workload_estimated(host: Host, workload: Workload, write: str) -> None:
+    key, _, _ = workload
+    host.run(write.format(f"{TREE}/mon_groups/{key}"))
+    assert "CPUs" in becomes(host, key, "estimated") or WROTE.format("cpus") in becomes(host, key, "estimated")
+
+
+def test_tasks_of_others_that_change_class_mark_nothing(host: Host, workload: Workload) -> None:
+    key, _, _ = workload
+    other = host.process("sleep 1000")
+    host.run(f"for n in 1 2 3; do echo {other} >{TREE}/c1/tasks; echo {other} >{TREE}/tasks; done")
+    assert host.call("Read", key=key)["group"]["baseline"] == "exact"
+    totals = host.call("Release", key=key, claim="me")["totals"]
+    assert {total["quality"] for total in totals} == {"exact"}
+
+
+def test_resctrl_can_be_unmounted_while_it_is_watched(host: Host, workload: Workload) -> None:
+    key, _, _ = workload
+    host.run(f"umount {TREE} && mount -t resctrl resctrl {TREE}")
+    host.until(lambda: host.state(key) in ("lost", "active"), "the loss")
+    host.until(lambda: host.state(key) == "active", "the group again")
+    host.run(f"mkdir {TREE}/c1")
+    other = host.process("sleep 1000")
+    host.call("Assign", key="after", pid=other, claim="me", late=False)
+    host.run(f"echo {other} >{TREE}/mon_groups/after/tasks")
+    assert WROTE.format("tasks") in becomes(host, "after", "estimated")
