@@ -106,9 +106,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests of this folder need the real kernel."""
     for item in _ours(items):
         item.add_marker(pytest.mark.kernel)
-        if item.get_closest_marker("timeout") is None:
-            # An emulated processor, and the guest's start with the project's installation in the first test's time.
-            item.add_marker(pytest.mark.timeout(300))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -39,7 +39,6 @@ def table(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
 
 
-@pytest.mark.timeout(450)
 @pytest.mark.parametrize("profile", MACHINES)
 def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str) -> None:
     guest = guests.start(profile)
@@ -55,7 +54,6 @@ def test_the_rules_hold_on_the_real_kernel(guests: Guests, profile: str) -> None
     assert "skipped" not in done.output
 
 
-@pytest.mark.timeout(450)
 @pytest.mark.parametrize("profile", MACHINES)
 def test_random_operations_look_the_same_on_the_simulator(guests: Guests, profile: str) -> None:
     guest = guests.start(profile)

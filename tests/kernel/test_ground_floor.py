@@ -6,8 +6,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from .install import PROJECT
 from .machine import Guest
 
@@ -34,14 +32,12 @@ def run_inside(guest: Guest, place: Path) -> str:
     return done.output
 
 
-@pytest.mark.timeout(450)
 def test_the_ground_floor_on_the_real_kernel(guest: Guest, tmp_path: Path) -> None:
     output = run_inside(guest, tmp_path)
     assert " passed" in output
     assert "skipped" not in output
 
 
-@pytest.mark.timeout(450)
 def test_the_ground_floor_on_a_kernel_that_only_monitors(monitoring_guest: Guest, tmp_path: Path) -> None:
     output = run_inside(monitoring_guest, tmp_path)
     assert " passed" in output
