@@ -25,8 +25,9 @@ MANAGER = "org.resctrlmon.Manager"
 class Machine:
     """A simulated resctrl that outlives its daemons, and at most one daemon on it."""
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, simulation: Simulation | None = None) -> None:
         self.top = top
+        self.simulation = simulation
         self.module = "resctrlmond"
         self.run = top / "run"
         self.config = top / "resctrlmond.yaml"
@@ -98,6 +99,17 @@ class Machine:
         self.daemon = None
         return code
 
+    def stop_in_spite_of_hanging_calls(self) -> int:
+        """Send SIGTERM, end the calls that hang in resctrl once the daemon gives them up; return its exit code."""
+        assert self.daemon is not None
+        assert self.simulation is not None
+        self.daemon.send_signal(signal.SIGTERM)
+        # No process ends while a thread of it hangs in the kernel, so the filesystem is taken away.
+        while "hanging in the kernel" not in self.log.read_text():
+            time.sleep(0.01)
+        os.kill(self.simulation.pid, signal.SIGKILL)
+        return self.stop()
+
     def call(self, verb: str, **parameters: Any) -> dict[str, Any]:
         with Client(self.socket) as client:
             method = verb if "." in verb else f"{MANAGER}.{verb}"
@@ -132,7 +144,10 @@ class Machine:
 def machine(tmp_path: Path) -> Iterator[Machine]:
     (tmp_path / "resctrl").mkdir()
     # The machine is closed first: no daemon is left on a tree that goes.
-    with Simulation(str(tmp_path / "resctrl"), "intel-rdt"), contextlib.closing(Machine(tmp_path)) as made:
+    with (
+        Simulation(str(tmp_path / "resctrl"), "intel-rdt") as simulation,
+        contextlib.closing(Machine(tmp_path, simulation)) as made,
+    ):
         yield made
 
 

@@ -27,7 +27,7 @@ def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_sto
     machine.start()
     machine.call("Assign", key="before", pid=process().pid)
     machine.call("Status")
-    Control(str(machine.top / "resctrl")).set_faults(Fault(on=Operation.MKDIR, milliseconds=12_000))
+    Control(str(machine.top / "resctrl")).set_faults(Fault(on=Operation.MKDIR, milliseconds=60_000))
     ended: list[str] = []
 
     def hang(number: int) -> None:
@@ -48,15 +48,14 @@ def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_sto
     assert status["mounted"]
     assert (status["used"], status["classes"]) == (2, [""])
     assert any("no answer since" in problem for problem in status["problems"])
-    assert machine.stop() == Exit.OK
+    assert machine.stop_in_spite_of_hanging_calls() == Exit.OK
     for caller in callers:
         caller.join(20)
     assert len(ended) == 9
-    assert "hanging in the kernel" in machine.log.read_text()
 
 
-def test_a_start_that_hangs_says_at_what(machine: Machine, process: Start) -> None:
-    """Until systemd gives up, nobody could see why there was no daemon."""
+def test_a_start_that_hangs_says_at_what_and_a_stop_does_not_wait_for_it(machine: Machine, process: Start) -> None:
+    """Nobody could see why there was no daemon, and SIGTERM waited until systemd killed it."""
     machine.start()
     child = process()
     machine.call("Assign", key="hangs", pid=child.pid, claim="engine", ends="container")
@@ -65,8 +64,9 @@ def test_a_start_that_hangs_says_at_what(machine: Machine, process: Start) -> No
     child.wait()
     while machine.told("", 0.01):
         pass  # what the first one said
-    hang = Fault(on=Operation.READ, group="mon_groups/hangs", milliseconds=4_000, times=1)
+    hang = Fault(on=Operation.READ, group="mon_groups/hangs", milliseconds=60_000, times=1)
     Control(str(machine.top / "resctrl")).set_faults(hang)
+    began = machine.log.stat().st_size
     with machine.log.open("ab") as log:
         machine.daemon = subprocess.Popen(
             machine.command(), env={**os.environ, "NOTIFY_SOCKET": machine.notify_path}, stderr=log
@@ -74,29 +74,8 @@ def test_a_start_that_hangs_says_at_what(machine: Machine, process: Start) -> No
     assert machine.told("STATUS=") == [f"STATUS=opening resctrl at {machine.top}/resctrl"]
     (status,) = machine.told("STATUS=")
     assert status.startswith("STATUS=taking up what stands, at hangs:")
-
-
-def test_a_stop_does_not_wait_for_a_start_that_hangs(machine: Machine, process: Start) -> None:
-    """SIGTERM during a recovery that hung waited until systemd killed the daemon."""
-    machine.start()
-    child = process()
-    machine.call("Assign", key="hangs", pid=child.pid, claim="engine", ends="container")
-    machine.kill()
-    child.kill()
-    child.wait()
-    hang = Fault(on=Operation.READ, group="mon_groups/hangs", milliseconds=15_000, times=1)
-    Control(str(machine.top / "resctrl")).set_faults(hang)
-    while machine.told("", 0.01):
-        pass  # what the first one said
-    with machine.log.open("ab") as log:
-        machine.daemon = subprocess.Popen(
-            machine.command(), env={**os.environ, "NOTIFY_SOCKET": machine.notify_path}, stderr=log
-        )
-    assert machine.told("STATUS=taking up what stands")
-    began = machine.log.stat().st_size
-    assert machine.stop() == Exit.OK
+    assert machine.stop_in_spite_of_hanging_calls() == Exit.OK
     assert machine.told("STOPPING=1")
-    assert "hanging in the kernel" in machine.log.read_text()[began:]
     assert "ready:" not in machine.log.read_text()[began:], "it stopped before the recovery was done"
 
 
