@@ -116,6 +116,7 @@ truth: setup
 # half an hour. MUTANTS="--jobs 2 lag links" for those whose names contain one of these words.
 mutants: setup
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+	$(BIN)/python -m pytest -q tests/conformance/differential/planted.py
 
 # 50 and then 200 containers at once on a guest with one emulated CPU and other load: every one of them must start.
 # About half an hour; STARVED="--load 8 100" for others.
