@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from resctrlmond.groups.target import Assignment
 from resctrlmond.groups.usage import used
 from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
+from resctrlmond.sim.control import Control
 from resctrlmond.sim.mount import Simulation
 from tests.sim.conftest import Puppet
 
@@ -177,6 +179,17 @@ def small_simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield directory
 
 
+@contextmanager
+def machine(top: Path, profile: str, rmids: int = 16, **options: int) -> Iterator[tuple[Host, Control]]:
+    """A machine of its own with virtual tasks, where every checkpoint interval is over at once."""
+    for name in ("resctrl", "run"):
+        (top / name).mkdir()
+    with Simulation(str(top / "resctrl"), profile, rmids, virtual_cpus=2, **options):
+        host = Host(str(top / "resctrl"), str(top / "run"))
+        host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        yield host, Control(host.mountpoint)
+
+
 def when_all_stand(host: Host, key: str) -> Record:
     """The workload when no group of it waits any more: RMIDs are in limbo for a second or two."""
     deadline = time.monotonic() + 60
@@ -192,6 +205,13 @@ def host(simulation: str, tmp_path: Path) -> Iterator[Host]:
     made = Host(simulation, str(tmp_path))
     yield made
     made.manager.upkeep.interference.close()
+    made.clean()
+
+
+@pytest.fixture
+def small_host(small_simulation: str, tmp_path: Path) -> Iterator[Host]:
+    made = Host(small_simulation, str(tmp_path))
+    yield made
     made.clean()
 
 

@@ -11,11 +11,9 @@ import pytest
 
 from resctrlmond.api import translate
 from resctrlmond.groups.accounting import Quality, Total
-from resctrlmond.groups.settings import Settings
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.sim.control import Control
-from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import Host, assignment
+from tests.groups.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 TRAFFIC = "mbm_total_bytes"
@@ -26,11 +24,7 @@ GIB = 1 << 30
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
     """Four counters in each L3: two are the root's, and two are left for one group."""
-    for name in ("resctrl", "run"):
-        (tmp_path / name).mkdir()
-    with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 16, counters=4, virtual_cpus=2):
-        made = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        made.settings = made.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    with machine(tmp_path, "amd-abmc", counters=4) as (made, _):
         yield made
 
 

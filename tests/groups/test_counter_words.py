@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -14,13 +13,11 @@ import pytest
 from resctrlmond.groups import checkpoint
 from resctrlmond.groups.accounting import Quality, Total, totals
 from resctrlmond.groups.caveats import of_mode, with_change
-from resctrlmond.groups.settings import Settings
 from resctrlmond.resctrl.bandwidth import Mode, mode_of
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, parse_value
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import Host, assignment
+from resctrlmond.sim.control import Fault
+from tests.groups.conftest import assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 TRAFFIC, ENERGY = "mbm_total_bytes", "core_energy"
@@ -29,17 +26,6 @@ INTEL, AMD, HYGON = (
     f"cpu:type:x86,ven{vendor}fam0019mod0001:feature:,0000,0001\n" for vendor in ("0000", "0002", "0009")
 )
 FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
-
-
-@contextmanager
-def machine(top: Path, profile: str, rmids: int = 16, residue: int | None = None) -> Iterator[tuple[Host, Control]]:
-    """A machine with virtual tasks, where every checkpoint interval is over at once."""
-    for name in ("resctrl", "run"):
-        (top / name).mkdir()
-    with Simulation(str(top / "resctrl"), profile, rmids, virtual_cpus=2, residue=residue):
-        host = Host(str(top / "resctrl"), str(top / "run"))
-        host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9)
-        yield host, Control(host.mountpoint)
 
 
 def total(of: list[Total], event: str = TRAFFIC) -> Total:
@@ -59,14 +45,13 @@ def read_in_turn(event: str, *texts: str) -> Total:
 def test_bandwidth_that_is_unavailable_at_begin_and_end_is_not_0_and_exact(tmp_path: Path, process: Start) -> None:
     """It was reported as 0 bytes, exact, though the checkpoint in between had read a gigabyte."""
     with machine(tmp_path, "amd-bmec") as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
+        pid = control.spawn(tid=process().pid)
         ref = host.manager.create("k", owner="test").ref
         host.manager.release("k", owner="test")
         control.set_faults(Fault(group=ref.path, event=TRAFFIC, answer="Unavailable"))
-        host.manager.assign(assignment("k", child.pid))
+        host.manager.assign(assignment("k", pid))
         control.set_faults()
-        control.run(child.pid, SECOND)
+        control.run(pid, SECOND)
         host.manager.upkeep.tick()
         before = total(host.manager.read("k")[2])
         assert before.number
@@ -81,18 +66,16 @@ def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its
 ) -> None:
     """AMD without mbm_event: the RMID loses its counter to others, gets it back at 0, and always reads a number."""
     with machine(tmp_path, "amd-tracking") as (host, control):
-        child, *others = (process() for _ in range(6))
-        for one in (child, *others):
-            control.spawn(tid=one.pid)
-        host.manager.assign(assignment("k", child.pid))
-        control.run(child.pid, SECOND)
+        pid, *others = (control.spawn(tid=process().pid) for _ in range(6))
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
         host.manager.upkeep.tick()
         first = total(host.manager.read("k")[2])
         assert first.number
         for number, other in enumerate(others):
-            host.manager.assign(assignment(f"other-{number}", other.pid))
-            control.run(other.pid, SECOND)
-        control.run(child.pid, 3 * SECOND)
+            host.manager.assign(assignment(f"other-{number}", other))
+            control.run(other, SECOND)
+        control.run(pid, 3 * SECOND)
         ended = total(host.manager.release("k", owner="test").totals)
         # Three of four seconds, and no reading that would tell.
         assert ended.number == 3 * int(first.number)
@@ -107,10 +90,9 @@ def test_no_bandwidth_is_exact_where_hardware_may_reallocate_its_counters(
     tmp_path: Path, process: Start, profile: str
 ) -> None:
     with machine(tmp_path, profile) as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
-        host.manager.assign(assignment("k", child.pid))
-        control.run(child.pid, SECOND)
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
         assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
         assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.ESTIMATED}
 
@@ -120,10 +102,9 @@ def test_bandwidth_is_exact_where_each_group_has_counters_of_its_own(
     tmp_path: Path, process: Start, profile: str
 ) -> None:
     with machine(tmp_path, profile) as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
-        host.manager.assign(assignment("k", child.pid))
-        control.run(child.pid, SECOND)
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
         host.manager.upkeep.tick()
         found = host.manager.release("k", owner="test").totals
         assert {(one.quality, one.reason) for one in found if one.event.name.startswith("mbm")} == {
@@ -133,13 +114,12 @@ def test_bandwidth_is_exact_where_each_group_has_counters_of_its_own(
 
 def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_path: Path, process: Start) -> None:
     with machine(tmp_path, "amd-abmc") as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
-        host.manager.assign(assignment("k", child.pid))
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
         assert total(host.manager.read("k")[2]).quality is Quality.EXACT
         mode = Path(host.mountpoint, "info", "L3_MON", "mbm_assign_mode")
         mode.write_text("default\n")
-        control.run(child.pid, SECOND)
+        control.run(pid, SECOND)
         assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
         host.manager.upkeep.tick()
         mode.write_text("mbm_event\n")
@@ -202,12 +182,11 @@ def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_past_
 ) -> None:
     """All that the RMID had ever used on the package was reported as estimated energy of this workload."""
     with machine(tmp_path, "intel-aet", residue=7) as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
+        pid = control.spawn(tid=process().pid)
         control.set_faults(Fault(group=GroupRef("", "k").path, event=ENERGY, answer=word))
-        host.manager.assign(assignment("k", child.pid))
+        host.manager.assign(assignment("k", pid))
         control.set_faults()
-        control.run(child.pid, SECOND)
+        control.run(pid, SECOND)
         ended = total(host.manager.release("k", owner="test").totals, ENERGY)
         assert (ended.number, ended.quality) == (None, Quality.UNKNOWN)
         assert f"read {word!r} at the beginning" in ended.reason
@@ -216,11 +195,10 @@ def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_past_
 def test_energy_of_an_rmid_without_a_past_counts_from_its_first_activity(tmp_path: Path, process: Start) -> None:
     """After a boot no register of any package has a number yet."""
     with machine(tmp_path, "intel-aet") as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
-        record = host.manager.assign(assignment("k", child.pid)).record
+        pid = control.spawn(tid=process().pid)
+        record = host.manager.assign(assignment("k", pid)).record
         assert {text for name, text in host.files("k").items() if "core_energy.begin" in name} == {"Unavailable\n"}
-        control.run(child.pid, SECOND)
+        control.run(pid, SECOND)
         ended = total(host.manager.release("k", owner="test").totals, ENERGY)
         assert ended.number
         assert record.baseline is Quality.EXACT
@@ -238,14 +216,13 @@ def test_an_event_that_was_told_to_count_something_else_during_a_run_is_estimate
 ) -> None:
     """The total was the difference of two counts of different things, and exact."""
     with machine(tmp_path, profile) as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
-        host.manager.assign(assignment("k", child.pid))
-        control.run(child.pid, SECOND)
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
         why = f"which memory transactions it counts was changed during the run (info/L3_MON/{path})"
         assert why not in total(host.manager.read("k")[2]).reason
         Path(host.mountpoint, "info", "L3_MON", path).write_text(new)
-        control.run(child.pid, SECOND)
+        control.run(pid, SECOND)
         read = total(host.manager.read("k")[2])
         assert read.quality is Quality.ESTIMATED
         assert read.reason.count(why) == 1
@@ -260,12 +237,11 @@ def test_an_event_that_was_told_to_count_something_else_during_a_run_is_estimate
 def test_an_event_that_counts_the_same_as_at_the_baseline_is_exact(tmp_path: Path, process: Start) -> None:
     """What it counts may have been changed before, and an L3 may come and go."""
     with machine(tmp_path, "amd-abmc") as (host, control):
-        child = process()
-        control.spawn(tid=child.pid)
+        pid = control.spawn(tid=process().pid)
         filters = Path(host.mountpoint, "info", "L3_MON", "event_configs", TRAFFIC, "event_filter")
         filters.write_text("local_reads\n")
-        host.manager.assign(assignment("k", child.pid))
-        control.run(child.pid, SECOND)
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
         assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.EXACT}
     both, one = "0=0x7f;1=0x7f", "0=0x7f"
     for before, now in ((both, one), (one, both)):

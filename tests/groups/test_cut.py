@@ -96,10 +96,8 @@ Verb = Callable[[Manager, int], None]
 
 
 @pytest.fixture
-def host(small_simulation: str, tmp_path: Path) -> Iterator[Host]:
-    made = Host(small_simulation, str(tmp_path))
-    yield made
-    made.clean()
+def host(small_host: Host) -> Host:
+    return small_host
 
 
 @pytest.mark.parametrize(

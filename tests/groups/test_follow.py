@@ -266,7 +266,9 @@ def test_a_group_that_is_to_be_made_anew_elsewhere_and_cannot_be_removed_is_not_
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
-def test_a_kill_at_any_step_of_following(host: Host, process: Start, fuse: Fuse, gold: str, whole: bool) -> None:
+def test_a_kill_at_any_step_of_following(small_host: Host, process: Start, fuse: Fuse, whole: bool) -> None:
+    host, gold = small_host, "gold"
+    host.make_class(gold)
     step = 0
     killed = True
     while killed:

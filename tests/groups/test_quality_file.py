@@ -14,10 +14,8 @@ import pytest
 from resctrlmond.groups.accounting import Total
 from resctrlmond.groups.quality import text, worse
 from resctrlmond.groups.record import State
-from resctrlmond.groups.settings import Settings
 from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import Host, assignment
+from tests.groups.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 EVENTS = ("activity", "core_energy", "mbm_local_bytes", "mbm_total_bytes")
@@ -25,11 +23,7 @@ EVENTS = ("activity", "core_energy", "mbm_local_bytes", "mbm_total_bytes")
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    for name in ("resctrl", "run"):
-        (tmp_path / name).mkdir()
-    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8, residue=3, virtual_cpus=2):
-        made = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-        made.settings = made.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    with machine(tmp_path, "intel-aet", 8, residue=3) as (made, _):
         yield made
 
 
