@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NRI adapter: a plugin of containerd and CRI-O that puts each pod's containers into the pod's group."""
+"""NRI adapter: a plugin of containerd and CRI-O that puts each container into the group of its pod."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command resctrlmon-nri: connects to a container runtime, and again whenever that has ended."""
+"""The command resctrlmon-nri: connect to a container runtime, and connect again when the connection ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from collections.abc import Sequence
 from resctrlmond import __version__, config, journal
 from resctrlmond.notify import Notify
 from resctrlmond.nri import launched, settings
-from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.connector import Connector
-from resctrlmond.nri.door import Door
+from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.rate_limit import RateLimit
 from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
-from resctrlmond.nri.sparing import Sparing
+from resctrlmond.nri.updater import Updater
 
 log = logging.getLogger("resctrlmond.nri")
 
 NRI_SOCKET = "/var/run/nri/nri.sock"
-# sysexits(3), as of the daemon.
+# See sysexits(3); the same value as that of the daemon.
 EXIT_CONFIG = 78
 
 
@@ -71,14 +71,14 @@ def _index(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the adapter until it is told to stop; returns the exit code."""
+    """Run the adapter until a signal stops it. Return the exit status."""
     options = _parser().parse_args(arguments)
     journal.setup(options.log_level, "resctrlmon-nri")
     for handler in logging.getLogger().handlers:
-        handler.addFilter(Sparing())
+        handler.addFilter(RateLimit())
     try:
         selection = settings.load(options.config)
-        by_runtime = launched.taken(os.environ)
+        by_runtime = launched.from_environment(os.environ)
     except config.ConfigError as error:
         log.error("%s", error, extra=journal.fields(error))
         return EXIT_CONFIG
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(options: argparse.Namespace, selection: Selection, by_runtime: launched.Launched | None) -> int:
-    plugin = Plugin(Carrier(Door(options.manager_socket), Pods(selection)))
+    plugin = Plugin(Updater(Manager(options.manager_socket), Pods(selection)))
     notify = Notify()
     watch = Watch(options.manager_socket, notify)
     if by_runtime:
@@ -96,8 +96,10 @@ async def _run(options: argparse.Namespace, selection: Selection, by_runtime: la
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    work = [asyncio.ensure_future(one) for one in (plugin.run(), connecting, watch.run(), stopping.wait())]
-    # Ready before there is a runtime: it may come later, or be restarted.
+    work = [
+        asyncio.ensure_future(coroutine) for coroutine in (plugin.run(), connecting, watch.run(), stopping.wait())
+    ]
+    # Report readiness before a runtime is connected: the runtime may start later or restart.
     notify.ready()
     done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
     notify.stopping()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a connection to the runtime, or waits for one."""
+"""Keep a connection to the runtime, or wait for the runtime."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from resctrlmond.nri.session import Session
 
 log = logging.getLogger(__name__)
 
-# Between two tries to connect: a runtime that starts is found soon, one that is not there costs nothing.
+# The first and the longest delay between two attempts to connect. The first one is short because the runtime may be
+# starting; the longest one limits the cost of a runtime that does not exist.
 RECONNECT_S = (0.2, 5.0)
-# A connection that lasted so long was one; what ends sooner is tried again as if it had not been.
+# A connection that lasts this long resets the delay.
 LASTING_S = 5.0
-# A runtime that has taken the connection configures us at once, or once it is done with plugins that keep it waiting,
-# of which containerd gives each 5 s.
+# A runtime configures a plugin at once, or after plugins that make it wait. containerd waits 5 s for each of them.
 REGISTRATION_S = 60.0
 
 
 class Connector:
-    """Connects to the runtime's socket under a name and an index; ``say`` hears in words how that stands."""
+    """Connects to the runtime's socket with a name and an index. ``say`` receives the state of the connection as
+    text.
+    """
 
     def __init__(self, socket: str, name: str, index: str, plugin: Plugin, say: Callable[[str], None]) -> None:
         self._socket = socket
@@ -35,12 +37,12 @@ class Connector:
         self._say = say
         self._wait_s = RECONNECT_S[0]
         self._said = ""
-        # Whom the current connection is with, and until when it must be with somebody.
+        # The runtime of the current connection, and the time limit for its registration.
         self._runtime = ""
         self._limit = asyncio.Timeout(None)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Connect until the task is cancelled."""
         while True:
             began = time.monotonic()
             try:
@@ -48,7 +50,7 @@ class Connector:
             except (OSError, EOFError, MuxError) as error:
                 if self._runtime and time.monotonic() - began >= LASTING_S:
                     self._wait_s, self._said = RECONNECT_S[0], ""
-                self._tell(getattr(error, "strerror", None) or str(error))
+                self._send_inventory(getattr(error, "strerror", None) or str(error))
             await asyncio.sleep(self._wait_s)
             self._wait_s = min(2 * self._wait_s, RECONNECT_S[1])
 
@@ -61,7 +63,9 @@ class Connector:
         except TimeoutError as error:
             if not self._limit.expired():
                 raise
-            raise ConnectionError(f"it took the connection and said nothing for {REGISTRATION_S:.0f} s") from error
+            raise ConnectionError(
+                f"it accepted the connection but sent nothing for {REGISTRATION_S:.0f} s"
+            ) from error
 
     def _configured(self, runtime: str) -> None:
         self._limit.reschedule(None)
@@ -69,7 +73,7 @@ class Connector:
         self._say(f"registered with {runtime}")
         self._runtime = runtime
 
-    def _tell(self, reason: str) -> None:
+    def _send_inventory(self, reason: str) -> None:
         if reason != self._said:
             log.log(journal.NOTICE, "no runtime at %s: %s; waiting for one", self._socket, reason)
             self._say(f"waiting for a runtime at {self._socket}: {reason}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the runtime has told, as resctrlmond is told of it: pods that are not monitored too. Pure."""
+"""Convert all that the runtime has reported into resctrlmond's inventory, including unmonitored pods. No I/O."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
 
 # A request has at most 2 MiB (api/connection.py).
 _CHUNK_BYTES = 512 * 1024
-# Kubernetes allows names and values of 63 characters; who asks a runtime without it may give as much as a message
-# holds. A sandbox with all that resctrlmond takes of it still fits into one request: the bounds are bytes.
+# Kubernetes allows names and values of 63 characters; other clients of a runtime can set any length. These limits in
+# bytes keep the largest sandbox within one request.
 _LABEL_BYTES = 1024
 _NAME_BYTES = 256
 _REASON_BYTES = 320
 
 
 def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox]:
-    """All sandboxes with their containers, by id; ``refusals``: why a key or a container is unmonitored."""
-    # resctrlmond takes no more; those that came last are what is asked for.
+    """Return all sandboxes with their containers, by ID. ``refusals``: why a key or a container is unmonitored."""
+    # resctrlmond accepts no more than this. The newest ones are the most useful.
     sandboxes = dict(list(pods.sandboxes.items())[-MAX_SANDBOXES:])
     containers: dict[str, list[NotedContainer]] = {name: [] for name in sandboxes}
     for member in pods.members.values():
@@ -34,7 +34,7 @@ def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox
 
 
 def chunks(sandboxes: list[NotedSandbox]) -> Iterator[list[NotedSandbox]]:
-    """The sandboxes in as many parts as requests have room for; at least one."""
+    """Split the sandboxes into parts that fit into one request. Yields at least one part."""
     chunk: list[NotedSandbox] = []
     size = 0
     for sandbox in sandboxes:
@@ -59,7 +59,7 @@ def _container(member: Member, refusals: Mapping[str, str]) -> NotedContainer:
 
 
 def _cut(text: str, most: int) -> str:
-    """As much of it as may be shown and fits into so many bytes."""
+    """Return the printable part of the text that fits into ``most`` bytes."""
     return attribute_value(text).encode()[:most].decode(errors="ignore")
 
 

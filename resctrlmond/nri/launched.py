@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter as a plugin that the runtime launches: it is given its name and a connected socket (nri, plugin.go)."""
+"""Run as a plugin that the runtime launches: the runtime passes its name and a connected socket (nri, plugin.go)."""
 
 from __future__ import annotations
 
@@ -26,32 +26,36 @@ _SOCKET = "NRI_PLUGIN_SOCKET"
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What the runtime has given: a name, an index, and the descriptor of the connection."""
+    """The name, the index and the file descriptor of the connection that the runtime has passed."""
 
     name: str
     index: str
     fd: int
 
     async def run(self, plugin: Plugin, say: Callable[[str], None]) -> None:
-        """Serve the connection until it ends. There is no other: the runtime launches its plugins anew."""
+        """Serve the connection until it ends. Do not connect again: the runtime launches its plugins anew."""
         reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=self.fd))
         session = Session(reader, writer, plugin, lambda runtime: say(f"launched by {runtime}"))
         try:
             await session.run(self.name, self.index)
         except (OSError, EOFError, MuxError) as error:
-            log.info("the runtime that launched us is gone: %s", getattr(error, "strerror", None) or str(error))
+            log.info(
+                "the runtime that launched the plugin has ended: %s", getattr(error, "strerror", None) or str(error)
+            )
 
 
-def taken(environment: Mapping[str, str]) -> Launched | None:
-    """What the environment holds of it; None where no runtime has launched us. Raises ConfigError."""
+def from_environment(environment: Mapping[str, str]) -> Launched | None:
+    """Read the runtime's environment variables. Return None if no runtime has launched the adapter. Raises
+    ConfigError.
+    """
     if _SOCKET not in environment:
         return None
-    name, index, number = (environment.get(one, "") for one in (_NAME, _INDEX, _SOCKET))
+    name, index, number = (environment.get(variable, "") for variable in (_NAME, _INDEX, _SOCKET))
     if re.fullmatch(r"[A-Za-z0-9_.+-]+", name) is None or re.fullmatch("[0-9]{2}", index) is None:
         raise ConfigError(f"{_SOCKET} is set, but {_NAME} is {name!a} and {_INDEX} {index!a}: no plugin's")
     fd = int(number) if re.fullmatch("[0-9]{1,6}", number) else -1
     if not _is_socket(fd):
-        raise ConfigError(f"{_SOCKET} is {number!a}, which is no connected socket")
+        raise ConfigError(f"{_SOCKET} is {number!a}, which is not a connected socket")
     os.set_inheritable(fd, False)
     return Launched(name, index, fd)
 

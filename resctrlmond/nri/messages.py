@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container runtime tells its plugins, and what it is answered (nri, pkg/api/api.proto)."""
+"""Requests of a container runtime to its plugins, and their responses (nri, pkg/api/api.proto)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
 
-# What is kept of all that a runtime tells; what comes beyond is not monitored. A kubelet runs 110 pods unless told
-# otherwise, and resctrlmond lists 2000.
+# Limits for sandboxes and containers; further ones are not monitored. By default, a kubelet runs 110 pods, and
+# resctrlmond lists 2000.
 MAX_SANDBOXES = 4000
 MAX_MEMBERS = 40_000
 
 
 class Event(enum.IntEnum):
-    """The events that we have use for, by NRI's numbers."""
+    """The events that the adapter subscribes to, with the numbers of NRI."""
 
     RUN_POD_SANDBOX = 1
     STOP_POD_SANDBOX = 2
@@ -36,12 +36,12 @@ class Event(enum.IntEnum):
     REMOVE_CONTAINER = 11
 
 
-# A runtime closes the connection for one bit that it does not know; it takes 0 for all events. These are known to
-# every version. Of what asks for an adjustment we want nothing: a delay there would hold up the creation.
+# A runtime closes the connection if it does not know a bit, and takes 0 for all events. Every version knows these
+# events. Events that ask for an adjustment are left out: a delay there would delay the creation of the container.
 MASK = sum(1 << (event - 1) for event in Event)
 
-# NRI 0.12 has a method for each of them; before, and from then on for a plugin that has not, StateChange tells them,
-# but for StopContainer, which always had its own.
+# NRI 0.12 has a method for each event. Before 0.12, and for a plugin without these methods, StateChange reports all
+# events except StopContainer, which always had its own method.
 METHODS = {
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "StopPodSandbox": Event.STOP_POD_SANDBOX,
@@ -56,9 +56,9 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod's sandbox: ``uid`` is the pod's own, which a replaced sandbox shares. ``pid`` holds its namespaces.
+    """A sandbox of a pod. ``uid`` is the pod's UID, which a replaced sandbox shares. ``pid`` holds its namespaces.
 
-    ``labels`` and ``annotations`` are as many as there is room for.
+    ``labels`` and ``annotations`` are limited in size.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container; ``pid`` is 0 where the runtime does not tell it."""
+    """A container. ``pid`` is 0 if the runtime does not report it."""
 
     id: str
     sandbox: str
@@ -85,13 +85,13 @@ class Container:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has processes."""
+        """Whether the container has processes."""
         return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """The runtime introduces itself; ``config`` is what it has to configure us with, "" for nothing."""
+    """The runtime's first call. ``config`` is its configuration of this plugin, or ""."""
 
     runtime: str
     version: str
@@ -100,7 +100,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Synchronize:
-    """A part of all that there is; ``more`` parts follow."""
+    """A part of the runtime's list. ``more``: another part follows."""
 
     pods: tuple[Pod, ...]
     containers: tuple[Container, ...]
@@ -108,8 +108,8 @@ class Synchronize:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """An event; ``event`` is None for one that we did not ask for."""
+class EventReport:
+    """An event. ``event`` is None if the adapter did not subscribe to it."""
 
     event: Event | None
     pod: Pod | None
@@ -118,44 +118,44 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The runtime says goodbye."""
+    """The runtime closes the connection."""
 
 
-Told = Configure | Synchronize | Happened | Shutdown
+Notification = Configure | Synchronize | EventReport | Shutdown
 
 
 class Unreadable(Exception):
-    """The payload is not what its method says."""
+    """The payload does not match its method."""
 
 
-def decode(method: str, payload: bytes) -> Told | None:
-    """What a call of the Plugin service tells; None for a method that we do not have. Raises Unreadable."""
+def decode(method: str, payload: bytes) -> Notification | None:
+    """Decode a call of the Plugin service. Return None for an unknown method. Raises Unreadable."""
     try:
         return _decode(method, payload)
-    # What the text of a string has against UTF-8 is a ValueError in some builds of the library.
+    # Some builds of the library raise ValueError for a string that is not UTF-8.
     except (DecodeError, ValueError) as error:
         raise Unreadable(f"{method} with a payload of {len(payload)} bytes that cannot be read: {error}") from error
 
 
-def _decode(method: str, payload: bytes) -> Told | None:
+def _decode(method: str, payload: bytes) -> Notification | None:
     match method:
         case "Configure":
             configure = nri_pb2.ConfigureRequest.FromString(payload)
             return Configure(configure.runtime_name, configure.runtime_version, configure.config)
         case "Synchronize":
             chunk = nri_pb2.SynchronizeRequest.FromString(payload)
-            # One more of each says that there are too many; a message has room for two million that are empty.
+            # Decode one more than the limit to detect an excess; a message has room for two million empty entries.
             pods = islice(chunk.pods, MAX_SANDBOXES + 1)
             containers = islice(chunk.containers, MAX_MEMBERS + 1)
             return Synchronize(tuple(map(_pod, pods)), tuple(map(_container, containers)), chunk.more)
         case "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(payload)
             event = Event(change.event) if change.event in _NUMBERS else None
-            return _happened(event, change)
+            return _event_report(event, change)
         case "Shutdown":
             return Shutdown()
         case _ if method in METHODS:
-            return _happened(METHODS[method], nri_pb2.EventRequest.FromString(payload))
+            return _event_report(METHODS[method], nri_pb2.EventRequest.FromString(payload))
         case _:
             return None
 
@@ -163,16 +163,16 @@ def _decode(method: str, payload: bytes) -> Told | None:
 _NUMBERS = frozenset(Event)
 
 
-def _happened(event: Event | None, told: nri_pb2.StateChangeEvent | nri_pb2.EventRequest) -> Happened:
-    return Happened(
+def _event_report(event: Event | None, request: nri_pb2.StateChangeEvent | nri_pb2.EventRequest) -> EventReport:
+    return EventReport(
         event,
-        _pod(told.pod) if told.HasField("pod") else None,
-        _container(told.container) if told.HasField("container") else None,
+        _pod(request.pod) if request.HasField("pod") else None,
+        _container(request.container) if request.HasField("container") else None,
     )
 
 
-# What is kept of a pod or a container is bounded: a message holds megabytes, and there may be thousands of them. No
-# id, name or path that is of use is longer; labels have 381 characters each in Kubernetes.
+# Limits for each pod and container: a message holds megabytes, and there may be thousands of pods. Useful IDs, names
+# and paths are shorter. A label in Kubernetes has at most 381 characters.
 _TEXT_LENGTH = 4096
 _MAP_LENGTH = 65536
 
@@ -184,25 +184,25 @@ def _pod(pod: nri_pb2.PodSandbox) -> Pod:
         name=pod.name[:_TEXT_LENGTH],
         namespace=pod.namespace[:_TEXT_LENGTH],
         labels=_fitting(pod.labels),
-        annotations=_fitting({_text(one.name): _text(one.value) for one in islice(pod.annotations, _MAP_LENGTH)}),
+        annotations=_fitting({_text(pair.name): _text(pair.value) for pair in islice(pod.annotations, _MAP_LENGTH)}),
         runtime_handler=pod.runtime_handler[:_TEXT_LENGTH],
         cgroup_parent=pod.linux.cgroup_parent[:_TEXT_LENGTH],
         pid=pod.pid,
     )
 
 
-def _text(told: bytes) -> str:
-    return told.decode(errors="replace")
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
 
 
-def _fitting(told: Mapping[str, str]) -> dict[str, str]:
-    """As many as there is room for, in the order of their names."""
+def _fitting(entries: Mapping[str, str]) -> dict[str, str]:
+    """Return the entries that fit into the limit, in the order of their names."""
     found: dict[str, str] = {}
     left = _MAP_LENGTH
-    for name in sorted(told):
-        length = len(name) + len(told[name])
+    for name in sorted(entries):
+        length = len(name) + len(entries[name])
         if length <= left:
-            found[name] = told[name]
+            found[name] = entries[name]
             left -= length
     return found
 
@@ -215,26 +215,26 @@ _STATES = {
 }
 
 
-def _container(told: nri_pb2.Container) -> Container:
+def _container(container: nri_pb2.Container) -> Container:
     return Container(
-        id=told.id[:_TEXT_LENGTH],
-        sandbox=told.pod_sandbox_id[:_TEXT_LENGTH],
-        name=told.name[:_TEXT_LENGTH],
-        state=_STATES.get(told.state, ContainerState.UNKNOWN),
-        pid=told.pid,
-        cgroups_path=told.linux.cgroups_path[:_TEXT_LENGTH],
+        id=container.id[:_TEXT_LENGTH],
+        sandbox=container.pod_sandbox_id[:_TEXT_LENGTH],
+        name=container.name[:_TEXT_LENGTH],
+        state=_STATES.get(container.state, ContainerState.UNKNOWN),
+        pid=container.pid,
+        cgroups_path=container.linux.cgroups_path[:_TEXT_LENGTH],
     )
 
 
 def registration(name: str, index: str) -> bytes:
-    """The payload of RegisterPlugin."""
+    """Encode the payload of RegisterPlugin."""
     return nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index).SerializeToString()
 
 
-def answer(told: Told) -> bytes:
-    """The payload of the answer: that we go along, and change nothing."""
-    if isinstance(told, Configure):
+def answer(request: Notification) -> bytes:
+    """Encode the response to a call: accept it, and change nothing."""
+    if isinstance(request, Configure):
         return nri_pb2.ConfigureResponse(events=MASK).SerializeToString()
-    if isinstance(told, Synchronize):
-        return nri_pb2.SynchronizeResponse(more=told.more).SerializeToString()
+    if isinstance(request, Synchronize):
+        return nri_pb2.SynchronizeResponse(more=request.more).SerializeToString()
     return b""

@@ -1,34 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The multiplexer of NRI: two byte streams over one socket, as frames (nri, pkg/net/multiplex/mux.go)."""
+"""The multiplexer of NRI: two byte streams over one socket, in frames (nri, pkg/net/multiplex/mux.go)."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
 
-# The Plugin service: the runtime calls, we answer. The Runtime service: we call.
+# Connection of the Plugin service (the runtime calls the adapter), and of the Runtime service (the adapter calls).
 PLUGIN = 1
 RUNTIME = 2
 
-# Connection id and length of the payload, big-endian.
+# The connection ID and the length of the payload, big-endian.
 _HEADER = struct.Struct(">II")
 
-# A Go peer reads each message's beginning into a buffer of 4096 bytes and drops the whole connection if the frame
-# there is larger. What follows may come in frames as large as a writer of NRI makes them.
+# A Go peer reads the beginning of each message into a buffer of 4096 bytes, and drops the connection if that frame is
+# larger. Further frames may be as large as those of NRI's own writer.
 FIRST_PAYLOAD = 4096
 MAX_PAYLOAD = (4 << 20) + 10
-# NRI before 0.7 allowed itself that much.
+# NRI before 0.7 sends frames up to this size.
 MAX_INBOUND = (16 << 20) + 10
 
 
 class MuxError(Exception):
-    """The peer sent what is no frame of NRI's; the connection is of no more use."""
+    """The peer sent a frame that is not valid in NRI. The connection cannot be used any more."""
 
 
 def frames(connection: int, message: bytes) -> bytes:
-    """One whole message as frames on a connection, to be written in one piece.
+    """Encode one message as frames of a connection, to be written in one piece.
 
-    A message has frames of its own: a Go peer's reader loses bytes of a frame that holds the next message too.
+    A frame never contains parts of two messages: the reader of a Go peer loses the second one.
     """
     parts = [message[:FIRST_PAYLOAD]]
     parts += [message[at : at + MAX_PAYLOAD] for at in range(FIRST_PAYLOAD, len(message), MAX_PAYLOAD)]
@@ -36,7 +36,7 @@ def frames(connection: int, message: bytes) -> bytes:
 
 
 class Demultiplexer:
-    """Takes the socket's bytes apart, however they are cut. It keeps at most a frame's header."""
+    """Splits the byte stream of the socket into its connections. Buffers at most the header of one frame."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -44,7 +44,7 @@ class Demultiplexer:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The next pieces of the connections' streams, as (connection id, bytes). Raises MuxError."""
+        """Yield the next pieces of the connections' streams, as (connection ID, bytes). Raises MuxError."""
         view = memoryview(data)
         while view:
             if self._left:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a container's processes are: the control group that is its own, and the process that is its first."""
+"""Find the control group and the first process of a container, and the control group of a pod."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.processes import leader, stat
 
-# Ids of containers and sandboxes, of containerd and CRI-O alike.
+# IDs of containers and sandboxes, as of containerd and CRI-O.
 _ID = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
 _POD = re.compile(r"(?:.*-)?pod(.+)")
-# CRI-O puts its monitor of each container beside it.
+# CRI-O runs a monitor for each container, in a control group beside the container's.
 _MONITOR = "crio-conmon-"
 
 
 def own_cgroup(pid: int, container: str) -> str:
-    """The control group named for the container that the process is in; "" if it is in none, or gone.
+    """Return the control group that holds the process and is named for the container; "" if there is none.
 
-    That it is there also tells that the number still is the container's process. Below it crun may make another.
+    A match also proves that the pid still belongs to the container. crun may create another control group below it.
     """
     with contextlib.suppress(NoSuchProcess):
         path = cgroups.cgroup_of(pid)
@@ -35,45 +35,45 @@ def own_cgroup(pid: int, container: str) -> str:
 
 
 def declared_cgroup(cgroups_path: str, container: str) -> str:
-    """The existing control group of the container that an OCI ``cgroupsPath`` means; "" if there is none.
+    """Return the existing control group of the container that an OCI ``cgroupsPath`` means; "" if there is none.
 
-    It is a path below the hierarchy's root, or ``slice:prefix:name`` where systemd makes the scope
-    ``prefix-name.scope`` (runc, docs/systemd.md). CRI-O's cgroupfs paths name the directory as it is. All runtimes
-    name it for the container: what is named otherwise would bring others' processes with it.
+    The value is a path below the root of the hierarchy, or ``slice:prefix:name`` if systemd creates the scope
+    ``prefix-name.scope`` (runc, docs/systemd.md). Paths of CRI-O with cgroupfs are the name of the directory. All
+    runtimes name the directory for the container; a directory with another name would contain other processes.
     """
     inner = _inner_path(cgroups_path)
     if not _is_named_for(container, os.path.basename(inner)):
         return ""
     found = [place for place in _candidates(inner) if os.path.isdir(place)]
-    # On a v1 host with a unified hierarchy beside it the directory may be in both, and the tasks in one.
+    # On a v1 host that also has the unified hierarchy, both may have the directory, but only one has the tasks.
     return next(filter(cgroups.is_populated, found), found[0] if found else "")
 
 
 def first_process(cgroup: str) -> int:
-    """The one process in the control group; 0 if there are none or several."""
+    """Return the only process in the control group; 0 if there are none or several."""
     there = {leader(tid) for tid in cgroups.tasks(cgroup)} - {0}
     return there.pop() if len(there) == 1 else 0
 
 
 def started(pid: int) -> int:
-    """The process's start time, field 22 of /proc/PID/stat; 0 if there is none of that number."""
+    """Return the start time of the process, field 22 of /proc/PID/stat; 0 if it does not exist."""
     found = stat(pid) if pid else None
     return found.start_time if found else 0
 
 
 def is_left(pid: int, container: str, cgroups_path: str) -> bool:
-    """Whether a container that is told to run has any process, as far as that can be seen from here."""
+    """Whether a container that is reported as running has any process, as far as this host shows."""
     if pid and own_cgroup(pid, container):
         return True
     declared = declared_cgroup(cgroups_path, container)
     if declared:
         return cgroups.is_populated(declared)
-    # Its control group is gone, or was never told: then only the number is left to go by.
+    # The control group was removed, or was never reported: only the pid is left.
     return not cgroups_path and bool(pid) and started(pid) > 0
 
 
 def pod_cgroup(pid: int, uid: str, cgroup_parent: str) -> str:
-    """The control group named for the pod that the process is in, else the declared one; "" if there is none."""
+    """Return the control group of the process that is named for the pod, or the declared one; "" if there is none."""
     with contextlib.suppress(NoSuchProcess):
         path = os.path.dirname(cgroups.cgroup_of(pid))
         while len(path) > 1:
@@ -85,14 +85,14 @@ def pod_cgroup(pid: int, uid: str, cgroup_parent: str) -> str:
 
 
 def pod_path(cgroup_parent: str, uid: str) -> str:
-    """Where a declared parent of a pod's control groups is, below the hierarchy's root; "" if it is not the pod's."""
+    """Return the path of a declared parent below the root of the hierarchy; "" if it is not named for the pod."""
     is_slice = cgroup_parent.endswith(".slice") and "/" not in cgroup_parent
     inner = _slice_path(cgroup_parent) if is_slice else os.path.normpath("/" + cgroup_parent).lstrip("/")
     return inner if _is_named_for_pod(uid, os.path.basename(inner)) else ""
 
 
 def containers_in(pod: str, known: Collection[str]) -> dict[str, str]:
-    """Running containers in a pod's control group, id -> control group, but for the ``known``."""
+    """Return running containers in the control group of a pod, ID -> control group, except for the ``known``."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(pod)):
@@ -125,7 +125,7 @@ def _inner_path(cgroups_path: str) -> str:
 
 
 def _slice_path(slice_: str) -> str:
-    """a-b.slice lies in a.slice (systemd.slice(5))."""
+    """Return the path of a slice: a-b.slice is in a.slice (systemd.slice(5))."""
     if slice_ in ("", "-.slice"):
         return ""
     words = slice_.removesuffix(".slice").split("-")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin: what the runtime tells, carried over to resctrlmond, and never in the way of a container's start.
+"""Keep the state that the runtime reports, and update resctrlmond without a delay of container starts.
 
-An event changes the state at once and is then carried over by one worker, in the order of events. Whoever told it is
-answered when that is done, or when the time is up. What could not be carried over is made up for later, from
-resctrlmond's own list: the same steps that follow the runtime's list at the beginning of a connection.
+An event changes the state at once. One worker then updates resctrlmond, in the order of the events. The runtime gets
+its response when the update is done, or when the time limit is reached. A failed update is repeated later, by a
+comparison with resctrlmond's own list, as after the runtime's list at the beginning of a connection.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from resctrlmond.groups.errors import InvalidKey
 from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
-from resctrlmond.nri.carrier import Carrier
-from resctrlmond.nri.door import Away
-from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Event, Happened, Pod, Synchronize
+from resctrlmond.nri.manager import Away
+from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Event, EventReport, Pod, Synchronize
 from resctrlmond.nri.search import STRANGER_S, Search
+from resctrlmond.nri.updater import Updater
 
 log = logging.getLogger(__name__)
 
-# After a failure, and each time twice as long, up to the last.
+# The delay after a failure: the first one, doubled for each further failure up to the last one.
 RETRY_S = (0.2, 5.0)
-# What is in neither the runtime's list nor an event is found in the pods' control groups: what started between the
-# two (runtimes hold such starts back only in their newer versions), or was restored from a checkpoint.
+# A search of the pods' control groups finds containers that are neither in the runtime's list nor in an event: those
+# that started between the two (only newer runtimes block such starts), or were restored from a checkpoint.
 FIRST_RESCAN_S = 1.0
 RESCAN_S = 10.0
-# A runtime gives its list at once or, to a plugin that it launched, never: so long an event is newer than the list.
+# A runtime sends its list at once, or never to a plugin that it launched. Until then, events are newer than the list.
 LIST_S = 10.0
-# Events that wait to be carried over. What a runtime tells beyond them, without waiting for an answer to any, is in
-# the state, and made up for from there.
+# The limit for events that wait for the worker. Further events of a runtime that does not wait for responses are only
+# in the state, and a resync sends them.
 MAX_STEPS = 1000
-# After an event, resctrlmond is told how the pods stand now: one word for the several events of a start.
-TELL_S = 0.2
+# The delay after an event before the inventory is sent: one call for the several events of a start.
+INVENTORY_DELAY_S = 0.2
 
 Step = Callable[[], Awaitable[None]]
 
@@ -49,31 +49,31 @@ _BEGINNINGS = (Event.RUN_POD_SANDBOX, Event.POST_CREATE_CONTAINER, Event.START_C
 
 
 class Plugin:
-    """The state, and the worker that carries it over. ``run`` works until it is cancelled."""
+    """The state of the runtime's pods, and the worker that updates resctrlmond. ``run`` works until cancelled."""
 
-    def __init__(self, carrier: Carrier) -> None:
-        self._carrier = carrier
-        self._pods = carrier.pods
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+        self._pods = updater.pods
         self._listed_pods: list[Pod] = []
         self._listed_containers: list[Container] = []
         self._steps: collections.deque[tuple[Step, asyncio.Future[None]]] = collections.deque()
         self._woken = asyncio.Event()
-        self._search = Search(carrier)
-        # When to carry everything over again, by the loop's clock; None while there is no need.
+        self._search = Search(updater)
+        # The time of the next resync on the loop's clock; None if none is needed.
         self._resync_at: float | None = None
         self._rescan_at: float | None = None
-        self._tell_at: float | None = None
+        self._inventory_at: float | None = None
         self._list_until: float | None = None
         self._retry_s = RETRY_S[0]
-        # The answer that the worker's step is for; cancelled when it was given before the step was done.
+        # The future of the current step; it is cancelled if the runtime gets its response before the step is done.
         self._carried: asyncio.Future[None] | None = None
-        # Whether the runtime is at the other end still.
+        # Whether the runtime has not closed the connection.
         self.is_connected: Callable[[], bool] = lambda: False
 
-    # -- told by the runtime
+    # -- calls of the runtime
 
     def begin(self) -> None:
-        """A connection begins."""
+        """Start a connection."""
         self._forget_list()
         self._pods.begin()
         now = time.monotonic()
@@ -82,7 +82,7 @@ class Plugin:
         self._woken.set()
 
     def configure(self, text: str) -> None:
-        """Select pods by what the runtime hands over, in the place of our own file's."""
+        """Select pods by the configuration of the runtime instead of the adapter's own file."""
         try:
             selection = settings.parse(text.encode(), "the runtime's configuration of this plugin")
         except ConfigError as error:
@@ -93,8 +93,8 @@ class Plugin:
         self._woken.set()
 
     def synchronize(self, chunk: Synchronize) -> None:
-        """A part of the runtime's list; with the last one the list is the truth."""
-        # A list without an end must not fill the memory: one more than is taken says that there are too many.
+        """Add a part of the runtime's list. The last part replaces the state."""
+        # Keep one more than the limit to detect an excess: an endless list must not fill the memory.
         self._listed_pods += chunk.pods[: MAX_SANDBOXES + 1 - len(self._listed_pods)]
         self._listed_containers += chunk.containers[: MAX_MEMBERS + 1 - len(self._listed_containers)]
         self._list_until = time.monotonic() + LIST_S
@@ -115,14 +115,14 @@ class Plugin:
     def _forget_list(self) -> None:
         self._listed_pods, self._listed_containers = [], []
 
-    def happened(self, told: Happened) -> asyncio.Future[None]:
-        """An event; the future is done when it is carried over, or has failed to be.
+    def handle_event(self, report: EventReport) -> asyncio.Future[None]:
+        """Handle an event. The future is done when resctrlmond is updated, or the update has failed.
 
-        Who answers the runtime before that cancels it first: from then on a container is not held back any more.
+        To respond earlier, cancel the future first: the runtime does not block the container from then on.
         """
         future = asyncio.get_running_loop().create_future()
-        step = self._take(told)
-        self._tell_at = self._tell_at or time.monotonic() + TELL_S
+        step = self._take(report)
+        self._inventory_at = self._inventory_at or time.monotonic() + INVENTORY_DELAY_S
         self._woken.set()
         if step is not None and len(self._steps) >= MAX_STEPS:
             self._retry_later()
@@ -133,43 +133,43 @@ class Plugin:
         self._steps.append((step, future))
         return future
 
-    def _take(self, told: Happened) -> Step | None:
-        pod, container = told.pod, told.container
-        log.debug("%s of %s %s", told.event, pod.id if pod else "no pod", container.id if container else "")
+    def _take(self, report: EventReport) -> Step | None:
+        pod, container = report.pod, report.container
+        log.debug("%s of %s %s", report.event, pod.id if pod else "no pod", container.id if container else "")
         try:
-            # An end that is told late must not bring back what was removed.
-            if pod is not None and told.event in _BEGINNINGS:
+            # A late end must not add a removed pod again.
+            if pod is not None and report.event in _BEGINNINGS:
                 self._pods.add_sandbox(pod)
-                self._pods.tell(pod.id)
-            match told.event:
+                self._pods.record_ids(pod.id)
+            match report.event:
                 case Event.RUN_POD_SANDBOX if pod is not None:
-                    return lambda: self._carrier.note(pod.id)
+                    return lambda: self._updater.claim_sandbox(pod.id)
                 case Event.REMOVE_POD_SANDBOX if pod is not None:
                     return self._take_removal(pod.id)
                 case Event.STOP_CONTAINER | Event.REMOVE_CONTAINER if container is not None:
-                    return self._take_end(container, is_removed=told.event is Event.REMOVE_CONTAINER)
+                    return self._take_end(container, is_removed=report.event is Event.REMOVE_CONTAINER)
                 case Event.POST_CREATE_CONTAINER | Event.START_CONTAINER | Event.POST_START_CONTAINER if container:
-                    return self._take_start(container, told.event)
+                    return self._take_start(container, report.event)
         except InvalidKey as error:
             log.warning("unmonitored: %s", error, extra=journal.fields(error, message_id=MessageId.UNMONITORED))
         return None
 
     def _take_start(self, container: Container, event: Event) -> Step | None:
         member = self._pods.add_member(container)
-        self._pods.tell(container.id)
+        self._pods.record_ids(container.id)
         if event is Event.POST_CREATE_CONTAINER:
             return None
         member.container = replace(member.container, state=ContainerState.RUNNING)
-        # While the runtime waits for us, the number is the container's.
+        # The pid belongs to the container as long as the runtime waits for the response.
         member.started = member.started or place.started(container.pid)
         if event is Event.START_CONTAINER:
-            # A restart of containerd may bring the same event for what is known; asked again, resctrlmond says so.
+            # A restart of containerd may repeat the event of a known container; Assign is idempotent.
             member.is_settled = False
         is_late = event is not Event.START_CONTAINER
-        return lambda: self._carrier.assign(container.id, is_late=is_late, is_held=self._is_held)
+        return lambda: self._updater.assign(container.id, is_late=is_late, is_held=self._is_held)
 
     def _take_end(self, container: Container, *, is_removed: bool) -> Step | None:
-        self._pods.tell(container.id)
+        self._pods.record_ids(container.id)
         member = self._pods.members.get(container.id)
         if member is None:
             return None
@@ -177,21 +177,21 @@ class Plugin:
         member.container = replace(member.container, state=ContainerState.STOPPED)
         if is_removed:
             del self._pods.members[container.id]
-        return (lambda: self._carrier.end(member.key, container.id)) if is_noted else None
+        return (lambda: self._updater.end(member.key, container.id)) if is_noted else None
 
     def _take_removal(self, sandbox: str) -> Step | None:
-        self._pods.tell(sandbox)
+        self._pods.record_ids(sandbox)
         known = self._pods.sandboxes.get(sandbox)
         gone = self._pods.remove_sandbox(sandbox)
-        self._pods.tell(*gone)
+        self._pods.record_ids(*gone)
         if known is None or known.unselected:
             return None
-        return lambda: self._carrier.end_sandbox(known.key, sandbox, gone)
+        return lambda: self._updater.end_sandbox(known.key, sandbox, gone)
 
-    # -- carried over to resctrlmond
+    # -- updates of resctrlmond
 
     async def run(self) -> None:
-        """Work: events first, and between them whatever else is due."""
+        """Run steps: events first, and other due work between them."""
         work: AsyncIterator[None] | None = None
         while True:
             if self._steps:
@@ -205,22 +205,22 @@ class Plugin:
                 work = None
 
     def _is_held(self) -> bool:
-        """Whether the runtime waits for the answer to the event that is carried over, which was not given yet."""
+        """Whether the runtime still waits for the response to the event of the current step."""
         return self._carried is not None and not self._carried.cancelled() and self.is_connected()
 
     async def _carry(self, step: Step, future: asyncio.Future[None]) -> None:
         self._carried = future
         try:
-            # With a daemon that hangs, each start would be held up for nothing.
-            if self._carrier.is_hung:
+            # Each start would wait for a daemon that does not answer.
+            if self._updater.is_hung:
                 self._retry_later()
             else:
                 await step()
         except Away:
             self._retry_later()
         except Exception:
-            # Whatever is wrong with us, the container starts.
-            log.exception("an event was not carried over")
+            # The container must start, whatever has failed.
+            log.exception("an event could not be processed: resctrlmond was not updated")
             self._retry_later()
         finally:
             self._carried = None
@@ -231,21 +231,21 @@ class Plugin:
         now = time.monotonic()
         if self._resync_at is not None and self._resync_at <= now:
             self._resync_at = None
-            return self._carrier.resync()
+            return self._updater.resync()
         if self._rescan_at is not None and self._rescan_at <= now:
             self._rescan_at = None
             return self._rescan()
-        if self._tell_at is not None and self._tell_at <= now:
-            self._tell_at = None
-            return self._tell()
+        if self._inventory_at is not None and self._inventory_at <= now:
+            self._inventory_at = None
+            return self._send_inventory()
         return None
 
-    async def _tell(self) -> AsyncIterator[None]:
-        await self._carrier.tell()
+    async def _send_inventory(self) -> AsyncIterator[None]:
+        await self._updater.send_inventory()
         yield
 
     async def _advance(self, work: AsyncIterator[None]) -> bool:
-        """One step of what is due; whether there may be another."""
+        """Run one step of the due work. Return whether there may be another one."""
         try:
             await anext(work)
             return True
@@ -254,7 +254,7 @@ class Plugin:
         except Away:
             self._retry_later()
         except Exception:
-            log.exception("pods were not carried over")
+            log.exception("resctrlmond was not updated")
             self._retry_later()
         return False
 
@@ -265,15 +265,15 @@ class Plugin:
 
     async def _sleep(self) -> None:
         self._woken.clear()
-        due = [at for at in (self._resync_at, self._rescan_at, self._tell_at) if at is not None]
+        due = [moment for moment in (self._resync_at, self._rescan_at, self._inventory_at) if moment is not None]
         wait_s = max(0.0, min(due) - time.monotonic()) if due else None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), wait_s)
 
     async def _rescan(self) -> AsyncIterator[None]:
-        """Look at the pods' control groups for what nobody told, and whether resctrlmond still knows all the rest."""
+        """Search the control groups of the pods for unreported changes, and then schedule a resync."""
         now = time.monotonic()
-        # Also where this one does not come to its end.
+        # Also if this search does not complete.
         self._rescan_at = now + RESCAN_S
         if self._list_until is not None and self._list_until <= now:
             self._pods.await_no_list()

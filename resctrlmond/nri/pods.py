@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime has told of its pods and containers: state without I/O."""
+"""The state of the runtime's pods and containers, without I/O."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from resctrlmond.groups.keys import (
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Pod
 from resctrlmond.nri.selection import Selection
 
-# Names of containers that are told of a pod, as a whole one attribute.
+# The limit for container names of a pod; all names together are one attribute.
 MAX_NAMES = 40
 
-# Room for what is told when a container starts: the names of all, and that they are counted as a whole.
+# Room for the attributes that are added when a container starts: the names of all containers, and ``pod.counted``.
 _MAX_OWN = MAX_ATTRIBUTES - 2
 _MAX_OWN_BYTES = MAX_ATTRIBUTES_BYTES - 5 * MAX_ATTRIBUTE_LENGTH
 
-# What the kubelet and containerd label for themselves says the pod's own fields again.
+# Labels of the kubelet and of containerd, which repeat fields of the pod.
 _THEIR_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-containerd.")
 
 
 @dataclass(slots=True)
 class Sandbox:
-    """One sandbox of a pod; ``key`` names its workload. ``is_settled``: resctrlmond knows it, or has refused it.
+    """One sandbox of a pod. ``key`` names its workload. ``is_settled``: resctrlmond knows it, or has refused it.
 
-    ``unselected`` is why its pod is not to be monitored, "" for one that is. ``cgroup`` is the pod's control group,
-    where it has one of its own that we have seen. ``names`` are its containers', also of those that are gone.
-    ``started`` tells the process that holds its namespaces from later ones of that number (field 22 of
-    /proc/PID/stat), 0 until we have looked at it.
+    ``unselected`` is the reason why its pod is not monitored, or "". ``cgroup`` is the control group of the pod, if
+    one was found. ``names`` are the names of its containers, including removed ones. ``started`` is the start time of
+    the process that holds its namespaces (field 22 of /proc/PID/stat), which detects a reused pid; 0 if it is not
+    known yet.
     """
 
     pod: Pod
@@ -52,11 +52,11 @@ class Sandbox:
 
 @dataclass(slots=True)
 class Member:
-    """One container of a sandbox; ``is_settled``: resctrlmond has it in its group, or has refused it.
+    """One container of a sandbox. ``is_settled``: resctrlmond has it in its group, or has refused it.
 
-    ``cgroup`` is the path of its control group where we found it ourselves. ``started`` tells the process that was
-    told from later ones of its number (field 22 of /proc/PID/stat), 0 where we did not look in time. ``is_found``: no
-    event or list has named it, its control group is all that is known of it.
+    ``cgroup`` is the path of its control group, if a search found it. ``started`` is the start time of the reported
+    process (field 22 of /proc/PID/stat), which detects a reused pid; 0 if the process was not read in time.
+    ``is_found``: a search found its control group, but no event or list has named it.
     """
 
     container: Container
@@ -68,53 +68,53 @@ class Member:
 
 
 class Pods:
-    """All sandboxes and containers that exist, by their ids."""
+    """All sandboxes and containers that exist, by their IDs."""
 
     def __init__(self, selection: Selection | None = None) -> None:
         self.sandboxes: dict[str, Sandbox] = {}
         self.members: dict[str, Member] = {}
         self._selection = selection or Selection()
-        # Ids that events tell of before the connection's list has come: they are newer than it.
-        self._told: set[str] = set()
+        # The IDs in events that arrived before the list of the connection: they are newer than the list.
+        self._newer_ids: set[str] = set()
         self._awaits_list = True
-        # Whether a list has ever come: without one, what is not known may live all the same.
+        # Whether a list has ever arrived: without one, unknown pods may exist.
         self.is_whole = False
 
     def begin(self) -> None:
-        """A new connection begins; what is known stays until its list replaces it."""
-        self._told.clear()
+        """Start a new connection. The state remains until the list of the connection replaces it."""
+        self._newer_ids.clear()
         self._awaits_list = True
 
     def await_no_list(self) -> None:
-        """The connection's list will not come: NRI before 0.8 sends none to a plugin that the runtime launched."""
-        self._told.clear()
+        """Expect no list for this connection: NRI before 0.8 sends none to a plugin that the runtime launched."""
+        self._newer_ids.clear()
         self._awaits_list = False
 
     def select(self, selection: Selection) -> None:
-        """Select anew."""
+        """Replace the selection of pods."""
         self._selection = selection
         for sandbox in self.sandboxes.values():
             sandbox.unselected = selection.why_not(sandbox.pod)
 
     def replace_all(self, pods: Iterable[Pod], containers: Iterable[Container]) -> list[str]:
-        """Take the runtime's list for the full truth. Returns what was wrong with those that cannot be taken."""
+        """Replace the state by the runtime's list. Return an error message for each entry that is refused."""
         before: dict[str, Sandbox | Member] = {**self.sandboxes, **self.members}
-        self.sandboxes = {name: one for name, one in self.sandboxes.items() if name in self._told}
-        self.members = {name: one for name, one in self.members.items() if name in self._told}
+        self.sandboxes = {name: entry for name, entry in self.sandboxes.items() if name in self._newer_ids}
+        self.members = {name: entry for name, entry in self.members.items() if name in self._newer_ids}
         wrong = []
-        # Pods first: a container is of one of them.
+        # Pods first, because a container refers to its pod.
         everything: tuple[Pod | Container, ...] = (*pods, *containers)
-        for told in everything:
-            if told.id in self._told:
+        for reported in everything:
+            if reported.id in self._newer_ids:
                 continue
             try:
-                one = self.add_sandbox(told) if isinstance(told, Pod) else self.add_member(told)
-                if (known := before.get(told.id)) is not None:
-                    one.is_settled, one.cgroup = known.is_settled, known.cgroup
-                    if isinstance(one, Sandbox) and isinstance(known, Sandbox) and not one.pod.pid:
-                        # containerd does not know it anew before the sandbox is asked for.
-                        one.pod = replace(one.pod, pid=known.pod.pid)
-                    one.started = known.started if _pid(one) == _pid(known) else 0
+                entry = self.add_sandbox(reported) if isinstance(reported, Pod) else self.add_member(reported)
+                if (known := before.get(reported.id)) is not None:
+                    entry.is_settled, entry.cgroup = known.is_settled, known.cgroup
+                    if isinstance(entry, Sandbox) and isinstance(known, Sandbox) and not entry.pod.pid:
+                        # After a restart, containerd does not report the pid until a client asks for the sandbox.
+                        entry.pod = replace(entry.pod, pid=known.pod.pid)
+                    entry.started = known.started if _pid(entry) == _pid(known) else 0
             except InvalidKey as error:
                 wrong.append(str(error))
         self.await_no_list()
@@ -122,19 +122,19 @@ class Pods:
         return wrong
 
     def add_sandbox(self, pod: Pod) -> Sandbox:
-        """The sandbox, added if it is new. Raises InvalidKey."""
+        """Add the sandbox if it is new, and return it. Raises InvalidKey."""
         known = self.sandboxes.get(pod.id)
         if known is None:
             check_member_id(pod.id)
             same = self.members.get(pod.id)
             if same is not None and same.is_found:
-                # A search found the control group of the sandbox itself before the runtime's event: on a busy host
-                # containerd 2.1 sends that seconds after it has made the control group.
+                # A search found the control group of the sandbox itself before the event of the runtime: on a busy
+                # host, containerd 2.1 sends the event seconds after it has created the control group.
                 del self.members[pod.id]
             elif same is not None:
                 raise InvalidKey(f"pod sandbox {pod.id} has the id of a container")
             if len(self.sandboxes) >= MAX_SANDBOXES:
-                raise InvalidKey(f"sandbox {pod.id} is one more than {MAX_SANDBOXES}: the adapter keeps no more")
+                raise InvalidKey(f"sandbox {pod.id} exceeds the limit of {MAX_SANDBOXES} sandboxes")
             key = canonical_key(pod.uid or pod.id)
             wanted = self._selection.annotations
             given = {name: text for name, text in pod.annotations.items() if name in wanted}
@@ -145,17 +145,18 @@ class Pods:
         return known
 
     def add_member(self, container: Container) -> Member:
-        """The container, added or brought up to date. Raises InvalidKey."""
+        """Add or update the container, and return it. Raises InvalidKey."""
         check_member_id(container.id)
         if container.sandbox not in self.sandboxes:
             raise InvalidKey(
-                f"container {container.id} is of a sandbox that nobody told of: {container.sandbox[:80]!a}"
+                f"container {container.id} belongs to a sandbox that the runtime has not reported: "
+                f"{container.sandbox[:80]!a}"
             )
         if container.id in self.sandboxes:
             raise InvalidKey(f"container {container.id} has the id of a sandbox")
         known = self.members.get(container.id)
         if known is None and len(self.members) >= MAX_MEMBERS:
-            raise InvalidKey(f"container {container.id} is one more than {MAX_MEMBERS}: the adapter keeps no more")
+            raise InvalidKey(f"container {container.id} exceeds the limit of {MAX_MEMBERS} containers")
         if known is not None and known.container.sandbox != container.sandbox:
             raise InvalidKey(
                 f"container {container.id} is of sandbox {known.container.sandbox}, not of {container.sandbox}"
@@ -167,7 +168,7 @@ class Pods:
                 sandbox.names.add(attribute_value(container.name)[: MAX_ATTRIBUTE_LENGTH // MAX_NAMES])
         else:
             known.is_found = False
-            # A runtime leaves out what it does not know at the moment.
+            # A runtime leaves out fields that it does not know at the moment.
             known.container = replace(
                 container,
                 pid=container.pid or known.container.pid,
@@ -176,34 +177,34 @@ class Pods:
         return known
 
     def remove_sandbox(self, sandbox: str) -> list[str]:
-        """Forget a sandbox; returns its containers, which are forgotten as well."""
+        """Remove a sandbox and its containers. Return the IDs of these containers."""
         self.sandboxes.pop(sandbox, None)
         gone = [name for name, member in self.members.items() if member.container.sandbox == sandbox]
         for name in gone:
             del self.members[name]
         return gone
 
-    def tell(self, *ids: str) -> None:
-        """An event has told of these."""
-        if self._awaits_list and len(self._told) < MAX_SANDBOXES + MAX_MEMBERS:
-            self._told.update(ids)
+    def record_ids(self, *ids: str) -> None:
+        """Record that an event has named these IDs."""
+        if self._awaits_list and len(self._newer_ids) < MAX_SANDBOXES + MAX_MEMBERS:
+            self._newer_ids.update(ids)
 
     def lives(self, key: str) -> bool:
         """Whether the workload has a sandbox that is selected."""
         return any(sandbox.key == key and not sandbox.unselected for sandbox in self.sandboxes.values())
 
     def is_selected(self, member: Member) -> bool:
-        """Whether a container's pod is."""
+        """Whether the pod of the container is selected."""
         sandbox = self.sandboxes.get(member.container.sandbox)
         return sandbox is not None and not sandbox.unselected
 
 
-def _pid(one: Sandbox | Member) -> int:
-    return one.pod.pid if isinstance(one, Sandbox) else one.container.pid
+def _pid(entry: Sandbox | Member) -> int:
+    return entry.pod.pid if isinstance(entry, Sandbox) else entry.container.pid
 
 
 def attributes(sandbox: Sandbox) -> dict[str, str]:
-    """What to call a pod's workload; labels as far as they fit resctrlmond's bounds, in the order of their names."""
+    """Return the attributes of a pod's workload. Annotations and labels are limited, in the order of their names."""
     pod = sandbox.pod
     given = {
         "pod.name": pod.name,
@@ -221,7 +222,7 @@ def attributes(sandbox: Sandbox) -> dict[str, str]:
 
 
 def container_names(sandbox: Sandbox) -> dict[str, str]:
-    """The attribute of them."""
+    """Return the attribute with the names of the containers."""
     names = attribute_value(", ".join(sorted(sandbox.names - {""})))
     return {"pod.containers": names} if names else {}
 
@@ -229,7 +230,7 @@ def container_names(sandbox: Sandbox) -> dict[str, str]:
 def fitting_labels(
     labels: Mapping[str, str], most: int = MAX_ATTRIBUTES, most_bytes: int = _MAX_OWN_BYTES
 ) -> dict[str, str]:
-    """The pod's own labels as far as they fit resctrlmond's bounds, in the order of their names."""
+    """Return the pod's own labels that fit the limits of resctrlmond, in the order of their names."""
     found: dict[str, str] = {}
     for name, value in sorted(labels.items()):
         if name.startswith(_THEIR_LABELS) or not _is_allowed({LABEL + name: attribute_value(value)}):

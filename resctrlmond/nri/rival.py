@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether nri-resctrl-mon is on this host as well: two owners of the pods' groups do not go together."""
+"""Detect nri-resctrl-mon on this host: it and resctrlmond cannot manage the same pods."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _MOST = 3
 def rivals(
     manager_socket: str, *, proc: str = "/proc", plugins: str = PLUGINS, snapshots: str = SNAPSHOTS
 ) -> list[str]:
-    """What there is of nri-resctrl-mon, each in words; [] where there is none.
+    """Describe each trace of nri-resctrl-mon, [] if there is none.
 
-    It is looked for by its processes' names, among the plugins that runtimes launch, and by its folder of values,
-    which may be ours, for readers that look there: it then has the group of ``manager_socket``. Which plugins are
-    connected to a runtime, the runtime alone knows.
+    The traces are its processes, its file among the plugins that runtimes launch, and its directory of values. That
+    directory may belong to resctrlmond, for programs that read it; it then has the group of ``manager_socket``.
+    Plugins that connect to the runtime by themselves cannot be detected.
     """
     programs = (others.NRI_RESCTRL_MON,)
-    found = [f"it runs as process {one.pid}" for one in itertools.islice(others.running(programs, proc), _MOST)]
+    found = [
+        f"it runs as process {process.pid}" for process in itertools.islice(others.running(programs, proc), _MOST)
+    ]
     found += [f"{plugins}/{name} is launched by the runtime" for name in _names(plugins)]
     if _is_theirs(snapshots, manager_socket):
-        found.append(f"{snapshots} is not of resctrlmond")
+        found.append(f"{snapshots} does not belong to resctrlmond")
     return found
 
 
@@ -54,12 +56,12 @@ def _is_theirs(folder: str, manager_socket: str) -> bool:
     with contextlib.suppress(OSError):
         ours = os.stat(manager_socket).st_gid
         return stat.S_ISDIR(found.st_mode) and (found.st_gid != ours or ours == 0)
-    # Without resctrlmond it cannot be told whose it is.
+    # The owner of the directory cannot be determined without resctrlmond.
     return False
 
 
 class Watch:
-    """Looks for rivals every minute, and tells the service manager how the adapter stands, with them in it."""
+    """Searches for nri-resctrl-mon every minute, and reports the state of the adapter to the service manager."""
 
     def __init__(self, manager_socket: str, notify: Notify) -> None:
         self._manager_socket = manager_socket
@@ -68,7 +70,7 @@ class Watch:
         self._found: list[str] = []
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Search until the task is cancelled."""
         while True:
             found = await asyncio.to_thread(rivals, self._manager_socket)
             if found != self._found:
@@ -86,6 +88,6 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     def say(self, status: str) -> None:
-        """Tell how the adapter stands."""
+        """Report the state of the adapter."""
         self._status = status
         self._notify.status(f"{status}; nri-resctrl-mon is here too" if self._found else status)

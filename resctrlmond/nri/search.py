@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody told, found in the pods' control groups: containers that started unseen, pods that are gone."""
+"""Find unreported changes in the control groups of the pods: containers that started, and pods that ended."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from resctrlmond import journal
 from resctrlmond.groups.errors import InvalidKey
 from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.nri import place
-from resctrlmond.nri.carrier import Carrier
-from resctrlmond.nri.door import Away
+from resctrlmond.nri.manager import Away
 from resctrlmond.nri.messages import Container
 from resctrlmond.nri.pods import Sandbox
+from resctrlmond.nri.updater import Updater
 
 log = logging.getLogger(__name__)
 
-# An event may be on its way to tell of what a search finds: only what it finds again, that much later, is taken in.
+# The event of a found container may still be on its way: only containers that a later search finds again are added.
 STRANGER_S = 1.0
-# A pod without a control group of its own, whose removal nobody tells, counts as gone so long after the process that
-# held its namespaces and the last of its containers. A pod that it keeps, the kubelet gives a new sandbox in seconds.
+# A pod without a control group of its own whose removal is not reported ends this long after the process of its
+# sandbox and its last container. If the pod still exists, the kubelet creates a new sandbox within seconds.
 UNTOLD_S = 60.0
 
 
 class Search:
-    """Looks through all sandboxes, one a step. ``has_new``: the last search found what is to be looked at again."""
+    """Searches all sandboxes, one in each step. ``has_new``: the last search found containers to confirm."""
 
-    def __init__(self, carrier: Carrier) -> None:
-        self._carrier = carrier
-        self._pods = carrier.pods
-        # Containers that nobody told of, and when they were found first.
+    def __init__(self, updater: Updater) -> None:
+        self._updater = updater
+        self._pods = updater.pods
+        # The IDs of unreported containers, and the time at which each was first found.
         self._strangers: dict[str, float] = {}
-        # Sandboxes that seem to be gone, and since when.
+        # The IDs of sandboxes without processes, and the time since when.
         self._emptied: dict[str, float] = {}
         self.has_new = False
 
@@ -52,19 +52,19 @@ class Search:
             except Away:
                 raise
             except Exception:
-                # What is wrong with one pod keeps the others from nothing.
-                log.exception("pod sandbox %s could not be looked for", name)
+                # An error in one pod must not prevent the search of the others.
+                log.exception("pod sandbox %s could not be searched", name)
                 there = {}
             found |= {stranger: (name, path) for stranger, path in there.items()}
             yield
-        self._emptied = {name: at for name, at in self._emptied.items() if name in self._pods.sandboxes}
+        self._emptied = {name: since for name, since in self._emptied.items() if name in self._pods.sandboxes}
         self._take_in(found, now)
         self.has_new = any(since == now for since in self._strangers.values())
 
     async def _look(
         self, name: str, sandbox: Sandbox, containers: Iterable[Container], known: set[str], now: float
     ) -> dict[str, str]:
-        """Look at one sandbox; containers in its pod's control group that nobody told of, id -> control group."""
+        """Search one sandbox. Return unreported containers in the control group of its pod, ID -> control group."""
         if not sandbox.cgroup:
             parent = sandbox.pod.cgroup_parent
             sandbox.cgroup = await asyncio.to_thread(place.pod_cgroup, sandbox.pod.pid, sandbox.key, parent)
@@ -79,24 +79,24 @@ class Search:
         return {}
 
     async def _is_over(self, name: str, sandbox: Sandbox, containers: Iterable[Container], now: float) -> bool:
-        """Whether nothing of a sandbox without a pod's control group is left, and has not been for long enough."""
+        """Whether a sandbox without a pod's control group has had no process for long enough."""
         if await asyncio.to_thread(_is_left, sandbox, containers):
             self._emptied.pop(name, None)
             return False
         return now - self._emptied.setdefault(name, now) >= UNTOLD_S
 
     async def _end_untold(self, name: str, why: str) -> None:
-        """A sandbox whose pod is gone: containerd (1.7, 2.1) tells no end of those from before its own restart."""
+        """Remove a sandbox whose pod is gone: containerd 1.7 and 2.1 do not report it after their own restart."""
         self._emptied.pop(name, None)
         sandbox = self._pods.sandboxes.get(name)
         if sandbox is not None:
             gone = self._pods.remove_sandbox(name)
             if not sandbox.unselected:
                 log.log(journal.NOTICE, "%s: %s, and with it sandbox %s", sandbox.key, why, name)
-                await self._carrier.end_sandbox(sandbox.key, name, gone)
+                await self._updater.end_sandbox(sandbox.key, name, gone)
 
     def _take_in(self, found: dict[str, tuple[str, str]], now: float) -> None:
-        """Containers that are in no list and of no event, once they were found twice."""
+        """Add unreported containers that were found twice."""
         self._strangers = {stranger: self._strangers.get(stranger, now) for stranger in found}
         for stranger, (sandbox, path) in found.items():
             if self._strangers[stranger] > now - STRANGER_S or stranger in self._pods.members:
@@ -109,14 +109,16 @@ class Search:
                 except InvalidKey as error:
                     log.warning("unmonitored: %s", error, extra=journal.fields(error))
                     continue
-                log.log(journal.NOTICE, "container %s was started and nobody told: taken in late", stranger)
+                log.log(
+                    journal.NOTICE, "container %s started without a report of the runtime: added as late", stranger
+                )
 
 
 def _is_left(sandbox: Sandbox, containers: Iterable[Container]) -> bool:
-    """Whether the process that held a sandbox's namespaces is left, or anything of its containers.
+    """Whether the process of the sandbox or any process of its containers still exists.
 
-    Of a sandbox whose process nobody told, it cannot be known, and it is taken to be left, unless its pod has had a
-    control group of its own: this is asked only where there is none.
+    If the runtime did not report the process of the sandbox, it is taken to exist, unless the pod had a control group
+    of its own: this is called only if there is none now.
     """
     pid = sandbox.pod.pid
     started = place.started(pid)
@@ -125,4 +127,4 @@ def _is_left(sandbox: Sandbox, containers: Iterable[Container]) -> bool:
         return True
     if not pid and not place.pod_path(sandbox.pod.cgroup_parent, sandbox.key):
         return True
-    return any(one.is_running and place.is_left(one.pid, one.id, one.cgroups_path) for one in containers)
+    return any(each.is_running and place.is_left(each.pid, each.id, each.cgroups_path) for each in containers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods are monitored, by namespace and by labels as Kubernetes selects, and what is told of them. Pure."""
+"""Select the pods to monitor by namespace and by labels, as Kubernetes does, and the annotations to keep. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from resctrlmond.nri.messages import Pod
 
-# What a label's name and value can be (Kubernetes, "Labels and Selectors", "Syntax and character set").
+# The syntax of label names and values (Kubernetes, "Labels and Selectors", "Syntax and character set").
 _WORD = "[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _PREFIX = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
 _NAME = re.compile(rf"(?=.{{1,317}}\Z)(?:(?=[^/]{{1,253}}/){_PREFIX}/)?{_WORD}")
@@ -22,11 +22,11 @@ _EXAMPLE = 'Write it as for "kubectl -l", as in "app in (web, api), tier!=cache,
 
 
 class SelectorError(ValueError):
-    """A selector that cannot be understood; its text says what and where."""
+    """A selector that cannot be parsed. The text states the error and its position."""
 
 
 class Operator(enum.Enum):
-    """How a label is compared. ``LIKE`` is nri-resctrl-mon's: a label that is not there counts as an empty one."""
+    """Comparisons of a label. ``LIKE`` is that of nri-resctrl-mon: a missing label is equal to an empty one."""
 
     IN = "in"
     NOT_IN = "notin"
@@ -37,14 +37,14 @@ class Operator(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One condition on a pod's labels."""
+    """One condition on the labels of a pod."""
 
     label: str
     operator: Operator
     values: frozenset[str] = frozenset()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels meet it. What has no such label meets NOT_IN."""
+        """Whether the labels match. Labels without this one match NOT_IN."""
         match self.operator:
             case Operator.EXISTS:
                 return self.label in labels
@@ -72,9 +72,9 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The pods of these namespaces (none: of all) whose labels meet all requirements.
+    """Selects the pods in these namespaces (all if empty) whose labels match all requirements.
 
-    Of their annotations, those of these names become attributes.
+    Annotations with these names become attributes.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class Selection:
     annotations: frozenset[str] = frozenset()
 
     def why_not(self, pod: Pod) -> str:
-        """Why the pod is not selected; "" for one that is."""
+        """Return the reason why the pod is not selected; "" if it is selected."""
         if self.namespaces and pod.namespace not in self.namespaces:
             return "not selected: its namespace is not among the configured ones"
         for requirement in self.requirements:
@@ -92,16 +92,16 @@ class Selection:
 
 
 def equal(labels: Mapping[str, str]) -> tuple[Requirement, ...]:
-    """Labels that must all be equal. Raises SelectorError for what no label can be."""
+    """Return the requirements that all of these labels are equal. Raises SelectorError for an invalid label."""
     return tuple(
         Requirement(_label(name), Operator.LIKE, frozenset({_label_value(value)})) for name, value in labels.items()
     )
 
 
 def selector(text: str) -> tuple[Requirement, ...]:
-    """The requirements of a selector as kubectl takes it: label=value, ==, !=, in (), notin (), label, !label.
+    """Parse a selector as kubectl does: label=value, ==, !=, in (), notin (), label, !label.
 
-    The numeric comparisons > and < are not taken. Raises SelectorError.
+    The numeric comparisons > and < are not supported. Raises SelectorError.
     """
     tokens = deque(_tokens(text))
     found = []
@@ -115,13 +115,13 @@ def selector(text: str) -> tuple[Requirement, ...]:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    at = 0
+    position = 0
     text = text.rstrip()
-    while at < len(text):
-        found = _TOKEN.match(text, at)
+    while position < len(text):
+        found = _TOKEN.match(text, position)
         assert found, "every character is in a token"
         yield found[1]
-        at = found.end()
+        position = found.end()
 
 
 def _requirement(tokens: deque[str]) -> Requirement:
@@ -162,11 +162,11 @@ def _expect(tokens: deque[str], wanted: Collection[str]) -> str:
 
 def _label(text: str) -> str:
     if _NAME.fullmatch(text) is None:
-        raise SelectorError(f"{text[:64]!a} is no label's name")
+        raise SelectorError(f"{text[:64]!a} is not a valid label name")
     return text
 
 
 def _label_value(text: str) -> str:
     if _VALUE.fullmatch(text) is None:
-        raise SelectorError(f"{text[:64]!a} is no label's value")
+        raise SelectorError(f"{text[:64]!a} is not a valid label value")
     return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to a container runtime: registered, and every call of the runtime answered, in time and well."""
+"""One connection to a container runtime: register the plugin, and respond to every call of the runtime in time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from resctrlmond.nri.plugin import Plugin
 
 log = logging.getLogger(__name__)
 
-# A runtime gives up on us when its time is over (2 s unless configured otherwise), and closes the connection. What a
-# call brought is worked on after its answer as well.
+# A runtime closes the connection when its time limit is reached (2 s by default). The update of resctrlmond continues
+# after an early response.
 ANSWER_S = 1.5
 ANSWER_PART = 0.75
 _RECEIVE_BYTES = 262144
-# Runtimes wait for each answer before they call again. One that does not is read no further until some are given.
+# Runtimes wait for each response before the next call. The reader pauses at this number of open calls.
 MAX_UNANSWERED = 64
-# Bytes of answers, of which one has less than a hundred. Not waited for: nothing would end that but the runtime.
+# The limit for unread bytes of responses, each of which has less than a hundred. The writer does not wait for the
+# runtime to read, because nothing but the runtime could end that wait.
 MAX_UNREAD = 1 << 20
-# Of what a runtime says about itself, as much is shown.
+# The limit for the runtime's description of itself in a log message.
 _SHOWN_LENGTH = 256
 
 
 class Session:
-    """Speaks NRI on a connected socket until that ends; ``configured`` hears the runtime's name and version."""
+    """Speaks NRI on a connected socket until it closes. ``configured`` receives the runtime's name and version."""
 
     def __init__(
         self,
@@ -48,19 +49,19 @@ class Session:
         self._is_over = False
 
     def _is_connected(self) -> bool:
-        """Whether the runtime has the connection open: it closes that when it gives up on an answer."""
+        """Whether the connection is open: the runtime closes it when it stops waiting for a response."""
         if self._is_over or self._writer.transport.is_closing():
             return False
         ends = select.poll()
-        # The hang-up comes unasked, also while it is still to be read.
+        # poll() reports POLLHUP without a request, even if there is still data to read.
         ends.register(self._writer.get_extra_info("socket").fileno(), 0)
         return not ends.poll(0)
 
     async def run(self, name: str, index: str) -> None:
-        """Register under a name and an index, and serve. Raises MuxError, ConnectionError and EOFError at its end."""
+        """Register with a name and an index, and serve. Raises MuxError, ConnectionError and EOFError at the end."""
         self._plugin.begin()
         self._plugin.is_connected = self._is_connected
-        # From here on the runtime may call: it does not wait until we have read its answer.
+        # The runtime may call from here on: it does not wait until its response is read.
         payload = messages.registration(name, index)
         self._send(mux.RUNTIME, self._caller.request(messages.RUNTIME_SERVICE, "RegisterPlugin", payload))
         frames = mux.Demultiplexer()
@@ -68,14 +69,14 @@ class Session:
         try:
             while data := await self._reader.read(_RECEIVE_BYTES):
                 for connection, piece in frames.feed(data):
-                    # What goes to a connection that nobody has opened is dropped, as Go's end does it.
+                    # Data for a connection that was not opened is dropped, as by the Go implementation.
                     if connection in readers:
                         for message in readers[connection].feed(piece):
                             self._take(connection, message)
                             while len(self._answers) >= MAX_UNANSWERED:
                                 await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
                 if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
-                    raise ConnectionError("the runtime does not read what it is answered")
+                    raise ConnectionError("the runtime does not read the responses")
             raise EOFError(
                 "the runtime closed the connection" + ("" if frames.is_between_frames else " within a frame")
             )
@@ -83,18 +84,16 @@ class Session:
             self._is_over = True
             for task, done in self._answers.items():
                 task.cancel()
-                # Not left to the task: one that has not begun to run never sees that it is cancelled.
+                # A task that has not begun to run does not see its cancellation.
                 done.cancel()
-            # At once: closed in good order, it would stay open for what a runtime does not read.
+            # Abort: an orderly close would wait for a runtime that does not read.
             self._writer.transport.abort()
 
     def _take(self, connection: int, message: ttrpc.Message) -> None:
         if connection == mux.RUNTIME:
             answer = self._caller.take(message)
             if answer is not None and answer.code != ttrpc.OK:
-                raise ConnectionError(
-                    f"the runtime refuses us as a plugin: {_shown(answer.text)} (code {answer.code})"
-                )
+                raise ConnectionError(f"the runtime refused the plugin: {_shown(answer.text)} (code {answer.code})")
             return
         call = self._server.take(message)
         if isinstance(call, bytes):
@@ -104,26 +103,26 @@ class Session:
 
     def _serve(self, call: ttrpc.Call) -> None:
         try:
-            told = messages.decode(call.method, call.payload) if call.service == messages.PLUGIN_SERVICE else None
+            request = messages.decode(call.method, call.payload) if call.service == messages.PLUGIN_SERVICE else None
         except messages.Unreadable as error:
             log.warning("%s", error)
-            # An event's failure would fail the container's start: that of a list only ends the connection.
+            # A failed event would fail the container's start. A failed list only ends the connection.
             if call.method in ("Configure", "Synchronize"):
                 self._send(mux.PLUGIN, ttrpc.refusal(call.stream, ttrpc.INVALID_ARGUMENT, str(error)))
             else:
                 self._send(mux.PLUGIN, ttrpc.response(call.stream, b""))
             return
-        if told is None:
+        if request is None:
             text = f"{call.service}/{call.method} is not implemented"
             self._send(mux.PLUGIN, ttrpc.refusal(call.stream, ttrpc.UNIMPLEMENTED, text))
             return
         try:
-            done = self._act(told)
+            done = self._act(request)
         except Exception:
-            # Whatever is wrong with us, the container starts.
-            log.exception("%s was not taken", call.method)
+            # The container must start, whatever has failed.
+            log.exception("%s could not be handled", call.method)
             done = None
-        answer = ttrpc.response(call.stream, messages.answer(told))
+        answer = ttrpc.response(call.stream, messages.answer(request))
         if done is None or done.done():
             self._send(mux.PLUGIN, answer)
         else:
@@ -131,17 +130,17 @@ class Session:
             self._answers[task] = done
             task.add_done_callback(self._answers.pop)
 
-    def _act(self, told: messages.Told) -> asyncio.Future[None] | None:
-        """Do what a call asks; what it must wait for."""
-        match told:
+    def _act(self, request: messages.Notification) -> asyncio.Future[None] | None:
+        """Handle a call. Return the future that the response must wait for."""
+        match request:
             case messages.Configure():
-                if told.config:
-                    self._plugin.configure(told.config)
-                self._configured(_shown(f"{told.runtime} {told.version}"))
+                if request.config:
+                    self._plugin.configure(request.config)
+                self._configured(_shown(f"{request.runtime} {request.version}"))
             case messages.Synchronize():
-                self._plugin.synchronize(told)
-            case messages.Happened():
-                return self._plugin.happened(told)
+                self._plugin.synchronize(request)
+            case messages.EventReport():
+                return self._plugin.handle_event(request)
             case messages.Shutdown():
                 log.info("the runtime shuts down")
         return None
@@ -149,7 +148,7 @@ class Session:
     async def _answer_later(self, answer: bytes, done: asyncio.Future[None], time_s: float) -> None:
         finished, _ = await asyncio.wait((done,), timeout=time_s)
         if not finished:
-            log.warning("an event is answered before it is carried over: resctrlmond takes its time")
+            log.warning("an event was answered before resctrlmond was updated: resctrlmond is slow")
             done.cancel()
         self._send(mux.PLUGIN, answer)
 
@@ -159,10 +158,10 @@ class Session:
 
 
 def _shown(text: str) -> str:
-    """A runtime's words as they may stand in the log."""
+    """Return text of the runtime in a form that is safe for the log."""
     return attribute_value(text)[:_SHOWN_LENGTH]
 
 
 def _time_for(call: ttrpc.Call) -> float:
-    """How long the answer may take, in seconds: less than the runtime waits, which it tells with each call."""
+    """Return the time limit of the response in seconds: less than the runtime's own, which each call states."""
     return ANSWER_PART * call.timeout_ns / 1e9 if call.timeout_ns > 0 else ANSWER_S

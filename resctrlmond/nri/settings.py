@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter's configuration: one YAML file, with the keys and meanings of nri-resctrl-mon where they are ours."""
+"""Read the adapter's configuration: a YAML file with keys of nri-resctrl-mon, in the same meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equ
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
 
 KEYS = ("namespaces", "labelSelector", "annotations")
-# Keys of nri-resctrl-mon that are somebody else's here: to pass over them would hide that they do nothing.
+# Keys of nri-resctrl-mon that are set elsewhere: an error is better than a key without effect.
 THEIRS = {
     "resctrlPath": "Remove it: resctrlmond knows the path ('resctrl' in resctrlmond.yaml)",
     "telemetry": "Remove it: what was used is read from resctrlmond",
@@ -24,15 +24,17 @@ THEIRS = {
 
 
 def load(path: str | None = None) -> Selection:
-    """The selection in a file; without ``path`` in ``DEFAULT_PATH``, which may be missing. Raises ConfigError."""
+    """Read the selection from a file; without ``path`` from ``DEFAULT_PATH``, which may be missing. Raises
+    ConfigError.
+    """
     data = contents(path, DEFAULT_PATH, "all pods are monitored")
     return Selection() if data is None else parse(data, path or DEFAULT_PATH)
 
 
 def parse(data: bytes, path: str) -> Selection:
-    """The selection in the bytes of a file, or of what a runtime hands over; ``path`` is for messages only.
+    """Parse the selection in a file, or in the text of a runtime. ``path`` is for messages only.
 
-    Every plain value is the text that is written: a label's value may look like a number. Raises ConfigError.
+    Every plain value is taken as text: the value of a label may look like a number. Raises ConfigError.
     """
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
@@ -48,7 +50,7 @@ def parse(data: bytes, path: str) -> Selection:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's composer without anchors, aliases and tags, and of a bounded depth."""
+    """PyYAML's composer without anchors, aliases and tags, and with a limited depth."""
 
     _depth = 0
 
@@ -67,7 +69,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
-    """The value of each key with its marks."""
+    """Return the value of each key, with its position."""
     loader: _Loader | None = None
     try:
         loader = _Loader(data.decode())
@@ -82,8 +84,8 @@ def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
         what = "; ".join(part for part in (error.context, error.problem) if part)
         refuse_line(path, mark.line if mark else 0, what, "See resctrlmon-nri(8)")
     except (ValueError, OverflowError):
-        # PyYAML's own: a number in an escape or a directive that is beyond all characters, or all numbers.
-        refuse_line(path, loader.line if loader else 0, "no YAML", "See resctrlmon-nri(8)")
+        # PyYAML raises these for a number in an escape or a directive that is out of range.
+        refuse_line(path, loader.line if loader else 0, "not valid YAML", "See resctrlmon-nri(8)")
     if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         return {}
     if not isinstance(root, yaml.MappingNode):
@@ -92,7 +94,7 @@ def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
     for key, value in root.value:
         name, line = _text(key, path, "a key"), key.start_mark.line
         if name in THEIRS:
-            refuse_line(path, line, f"{name} is no key of this adapter", THEIRS[name])
+            refuse_line(path, line, f"{name} is not a key of this adapter", THEIRS[name])
         if name not in KEYS:
             close = difflib.get_close_matches(name[:64], KEYS, n=1)
             remedy = f"Did you mean {close[0]}?" if close else f"Known keys are {', '.join(KEYS)}"
@@ -107,12 +109,12 @@ def _names(node: yaml.Node, path: str, key: str, what: str) -> frozenset[str]:
     if _is_empty(node):
         return frozenset()
     if not isinstance(node, yaml.SequenceNode):
-        refuse_line(path, node.start_mark.line, f"{key} is no list", "Write it as [shop, web]")
+        refuse_line(path, node.start_mark.line, f"{key} is not a list", "Write it as [shop, web]")
     found = set()
-    for one in node.value:
-        name = _text(one, path, what)
+    for entry in node.value:
+        name = _text(entry, path, what)
         if not name:
-            refuse_line(path, one.start_mark.line, f"{what} has no name", "Remove it")
+            refuse_line(path, entry.start_mark.line, f"{what} has no name", "Remove it")
         found.add(name)
     return frozenset(found)
 

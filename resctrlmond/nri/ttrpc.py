@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ttrpc as NRI uses it: unary calls, one message each way (containerd/ttrpc, PROTOCOL.md)."""
+"""ttrpc as NRI uses it: unary calls with one message in each direction (containerd/ttrpc, PROTOCOL.md)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from google.protobuf.message import DecodeError
 
 from resctrlmond.nri.nri_pb2 import Request, Response, Status
 
-# Length of the data, stream id, type, flags; big-endian.
+# The length of the data, stream ID, type and flags, big-endian.
 _HEADER = struct.Struct(">IIBB")
 MAX_DATA = 4 << 20
 
 REQUEST: Final = 1
 RESPONSE: Final = 2
 
-# Codes of gRPC.
+# Status codes of gRPC.
 OK = 0
 INVALID_ARGUMENT = 3
 RESOURCE_EXHAUSTED = 8
@@ -28,7 +28,7 @@ UNIMPLEMENTED = 12
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; ``data`` is empty for one that is ``oversize``: longer than ttrpc allows, and passed over."""
+    """One message. ``data`` is empty for an ``oversize`` message, which exceeds ttrpc's limit and is skipped."""
 
     stream: int
     kind: int
@@ -38,7 +38,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that was understood; ``timeout_ns`` is what is left for the answer, 0 for ever."""
+    """A valid request. ``timeout_ns`` is the time that is left for the response, 0 if there is no limit."""
 
     stream: int
     service: str
@@ -49,7 +49,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for a call of ours."""
+    """The response to a call of the adapter."""
 
     stream: int
     code: int
@@ -58,14 +58,14 @@ class Answer:
 
 
 class Reader:
-    """Takes a connection's stream apart into messages, however it is cut. It keeps at most one message."""
+    """Splits the stream of a connection into messages. Buffers at most one message."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._discard = 0
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete with these bytes."""
+        """Yield the messages that these bytes complete."""
         if self._discard:
             passed = min(self._discard, len(data))
             self._discard -= passed
@@ -75,7 +75,7 @@ class Reader:
             length, stream, kind, _flags = _HEADER.unpack_from(self._buffer)
             end = _HEADER.size + length
             if length > MAX_DATA:
-                # As Go's reader does: the stream is told, the connection lives on.
+                # Skip the message, as Go's reader does: the stream gets an error, and the connection continues.
                 self._discard = max(0, end - len(self._buffer))
                 del self._buffer[:end]
                 yield Message(stream, kind, b"", oversize=length)
@@ -88,16 +88,16 @@ class Reader:
 
 
 class Server:
-    """The called side of a connection: messages in, calls to answer or refusals out."""
+    """The called side of a connection: decodes messages into calls or refusals."""
 
     def __init__(self) -> None:
         self._last_stream = 0
 
     def take(self, message: Message) -> Call | bytes | None:
-        """The call, or the refusal to send, or None for what needs no answer."""
+        """Return the call, or the refusal to send, or None if the message needs no response."""
         if message.kind != REQUEST:
             return None
-        # Ids may skip: Go uses one up when it refuses to send what is too long.
+        # IDs may have gaps: Go uses an ID when it refuses to send a message that is too long.
         if message.stream % 2 == 0 or message.stream <= self._last_stream:
             return refusal(message.stream, INVALID_ARGUMENT, f"stream id {message.stream} is not odd and rising")
         self._last_stream = message.stream
@@ -107,7 +107,7 @@ class Server:
         try:
             request = Request.FromString(message.data)
             return Call(message.stream, request.service, request.method, request.payload, request.timeout_nano)
-        # Some builds of the library look at a string's UTF-8 only when it is asked for.
+        # Some builds of the library check the UTF-8 of a string only when it is read.
         except (DecodeError, ValueError) as error:
             return refusal(message.stream, INVALID_ARGUMENT, f"not a ttrpc request: {error}")
 
@@ -119,13 +119,13 @@ class Caller:
         self._next_stream = 1
 
     def request(self, service: str, method: str, payload: bytes) -> bytes:
-        """The message of a call."""
+        """Encode a call."""
         stream = self._next_stream
         self._next_stream += 2
         return _message(stream, REQUEST, Request(service=service, method=method, payload=payload).SerializeToString())
 
     def take(self, message: Message) -> Answer | None:
-        """The answer that a message holds; None for what is none."""
+        """Return the response in a message; None if the message is not a response."""
         if message.kind != RESPONSE:
             return None
         if message.oversize:
@@ -138,13 +138,13 @@ class Caller:
 
 
 def response(stream: int, payload: bytes) -> bytes:
-    """The message of a call's success."""
+    """Encode the response to a successful call."""
     return _message(stream, RESPONSE, Response(payload=payload).SerializeToString())
 
 
 def refusal(stream: int, code: int, text: str) -> bytes:
-    """The message of a call's failure."""
-    # Errors quote what came from outside: all fits into one frame of the multiplexer.
+    """Encode the response to a failed call."""
+    # Errors quote text of the runtime: limit it, so that the response fits into one frame of the multiplexer.
     status = Status(code=code, message=text.encode()[:1024].decode(errors="ignore"))
     return _message(stream, RESPONSE, Response(status=status).SerializeToString())
 

@@ -6,24 +6,24 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from resctrlmond.nri.carrier import Carrier
-from resctrlmond.nri.door import Door
-from resctrlmond.nri.messages import Happened, Synchronize
+from resctrlmond.nri.manager import Manager
+from resctrlmond.nri.messages import EventReport, Synchronize
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.session import Session
+from resctrlmond.nri.updater import Updater
 
 
 class Noop(Plugin):
     """Everything is done before it is begun."""
 
     def __init__(self) -> None:
-        super().__init__(Carrier(Door("/none"), Pods()))
+        super().__init__(Updater(Manager("/none"), Pods()))
 
     def synchronize(self, chunk: Synchronize) -> None:
         """Forget it."""
 
-    def happened(self, told: Happened) -> asyncio.Future[None]:
+    def handle_event(self, report: EventReport) -> asyncio.Future[None]:
         """Answer at once."""
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)

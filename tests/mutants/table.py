@@ -350,20 +350,20 @@ MUTANTS = (
     Mutant(
         "a start time is kept over a list that brings another pid",
         _NRI + "pods.py",
-        "one.started = known.started if _pid(one) == _pid(known) else 0",
-        "one.started = known.started",
+        "entry.started = known.started if _pid(entry) == _pid(known) else 0",
+        "entry.started = known.started",
         "tests/nri/test_pods.py tests/nri",
     ),
     Mutant(
         "a container that runs already is assigned as early",
-        _NRI + "carrier.py",
+        _NRI + "updater.py",
         'return {"pid": container.pid, "late": True}',
         'return {"pid": container.pid, "late": False}',
         "tests/nri",
     ),
     Mutant(
         "a pod ends with its first sandbox",
-        _NRI + "carrier.py",
+        _NRI + "updater.py",
         """\
         if self.pods.lives(key):
             return
@@ -375,18 +375,18 @@ MUTANTS = (
         "the list is newer than the events before it",
         _NRI + "pods.py",
         """\
-            if told.id in self._told:
+            if reported.id in self._newer_ids:
                 continue
 """,
         "",
         "tests/nri/test_pods.py tests/nri",
     ),
     Mutant(
-        "pods that nobody told of are released without a list",
-        _NRI + "carrier.py",
+        "unreported pods are released without a list",
+        _NRI + "updater.py",
         """\
         if not self.pods.is_whole:
-            # Pods that nobody told of yet may live on.
+            # Pods that the runtime has not listed yet may still run.
             return
 """,
         "",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter as a process of its own, between a scripted runtime and the real daemon on a simulated machine."""
+"""The adapter as a separate process, between a scripted runtime and the real daemon on a simulated machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SERIAL = itertools.count(1)
 
 
 def an_id() -> str:
-    """An id as runtimes make them."""
+    """Return a new ID in the form of a runtime's."""
     return f"{os.getpid():x}".rjust(8, "0") + f"{next(_SERIAL):056x}"
 
 
@@ -47,7 +47,7 @@ class Node:
     # -- the parts
 
     def start_adapter(self, *options: str, **environment: str) -> None:
-        """Start it; it connects by itself."""
+        """Start the adapter, which connects by itself."""
         command = [sys.executable, "-W", "error::DeprecationWarning", "-m", "resctrlmond.nri", "--socket", self.nri]
         with self.log.open("ab") as log:
             self.adapter = subprocess.Popen(
@@ -57,7 +57,7 @@ class Node:
             )
 
     def stop_adapter(self, number: int = signal.SIGTERM) -> int:
-        """End it; its exit code."""
+        """Stop the adapter and return its exit status."""
         assert self.adapter is not None
         self.adapter.send_signal(number)
         code = self.adapter.wait(60)
@@ -65,46 +65,46 @@ class Node:
         return code
 
     def connected(self) -> Plugin:
-        """The adapter's next connection to the runtime, not yet registered."""
+        """Return the next connection of the adapter to the runtime, before its registration."""
         if self.runtime is None:
             self.runtime = Runtime(self.nri)
         return self.runtime.accept()
 
     def stop_runtime(self) -> None:
-        """No runtime listens any more."""
+        """Stop the runtime, so that nothing listens on its socket."""
         assert self.runtime is not None
         self.runtime.close()
         self.runtime = None
 
     def said(self) -> str:
-        """The adapter's log."""
+        """Return the adapter's log."""
         return self.log.read_text()
 
     # -- pods
 
     def process(self) -> int:
-        """A process that sleeps until the test is over; its pid."""
+        """Start a process that sleeps until the end of the test, and return its pid."""
         self._processes.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
         return self._processes[-1].pid
 
     def end(self, pid: int) -> None:
-        """Kill a process of ours and take its number back."""
+        """Kill a process of the test and reap it."""
         child = next(one for one in self._processes if one.pid == pid)
         child.kill()
         child.wait()
 
     def pod(self, uid: str = UID, **fields: Any) -> nri_pb2.PodSandbox:
-        """A sandbox of a pod."""
+        """Return a sandbox of a pod."""
         given = {"id": an_id(), "uid": uid, "name": "web-0", "namespace": "shop", "labels": {"app": "web"}} | fields
         return nri_pb2.PodSandbox(**given)
 
     def container(self, pod: nri_pb2.PodSandbox, pid: int, **fields: Any) -> nri_pb2.Container:
-        """A container of that sandbox; a pid of 0 is not told."""
+        """Return a container of that sandbox. A pid of 0 is not reported."""
         given = {"id": an_id(), "pod_sandbox_id": pod.id, "name": "app", "state": 3, "pid": pid} | fields
         return nri_pb2.Container(**given)
 
     def start_container(self, plugin: Plugin, pod: nri_pb2.PodSandbox, **fields: Any) -> nri_pb2.Container:
-        """A container's start as containerd tells it; returned when the adapter has answered all of it."""
+        """Report the start of a container as containerd does. Return when the adapter has responded to all of it."""
         container = self.container(pod, 0, state=1)
         plugin.tell(Event.POST_CREATE_CONTAINER, pod, container)
         container = self.container(pod, self.process(), id=container.id, state=1, **fields)
@@ -116,14 +116,14 @@ class Node:
 
     @staticmethod
     def _containers() -> str:
-        """Where the containers' own control groups are."""
+        """Return the parent directory of the containers' own control groups."""
         top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
         return os.path.join(top, f"resctrlmond-nri-containers-{os.getpid()}")
 
-    # -- what must come true
+    # -- conditions
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-        """Wait for it."""
+        """Wait for a condition."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.adapter is None or self.adapter.poll() is None, self.said()
@@ -133,7 +133,7 @@ class Node:
             time.sleep(0.02)
 
     def group(self, key: str = UID) -> dict[str, Any]:
-        """The workload as the daemon has it; {} if it has none."""
+        """Return the workload as the daemon has it; {} if it has none."""
         try:
             return self.machine.group(key)
         except VarlinkError as error:
@@ -141,20 +141,20 @@ class Node:
             return {}
 
     def living(self, key: str = UID) -> set[str]:
-        """The ids of the workload's living members."""
+        """Return the IDs of the workload's living members."""
         return {one["id"] for one in self.group(key).get("members", ()) if not one.get("endedAt")}
 
     def member(self, name: str, key: str = UID) -> dict[str, Any]:
-        """One member of the workload."""
+        """Return one member of the workload."""
         found: dict[str, Any] = next(one for one in self.group(key)["members"] if one["id"] == name)
         return found
 
     def owners(self, key: str = UID) -> set[str]:
-        """Who claims it."""
+        """Return the owners of the workload's claims."""
         return {claim["owner"] for claim in self.group(key).get("claims", ())}
 
     def close(self) -> None:
-        """End everything."""
+        """Stop all processes."""
         for child in self._processes:
             child.kill()
             child.wait()
@@ -169,7 +169,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A node with its daemon running, and the adapter started."""
+    """Yield a node with a running daemon and a running adapter."""
     (tmp_path / "resctrl").mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt"):
         made = Node(tmp_path)
@@ -184,7 +184,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def pod_cgroup() -> Iterator[str]:
-    """A control group named for the pod, as the kubelet does it with cgroupfs."""
+    """Yield a control group that is named for the pod, as by the kubelet with cgroupfs."""
     top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
     path = os.path.join(top, f"resctrlmond-nri-{os.getpid()}", f"pod{UID}")
     os.makedirs(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make fuzz: a conversation, mutated again and again; python3 -m tests.nri.fuzz [EXECUTIONS [SEED]]."""
+"""Mutate a conversation repeatedly (make fuzz): python3 -m tests.nri.fuzz [EXECUTIONS [SEED]]."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import time
 from resctrlmond.nri import mux
 from tests.nri import hostile
 
-# Lengths and varints at which something changes.
+# Lengths and varints at which the behaviour changes.
 EDGES = (0, 1, 2, 9, 10, 127, 128, 255, 4096, 4097, 1 << 16, (4 << 20) + 10, (4 << 20) + 11, (1 << 32) - 1)
 
 
 def mutate(data: bytes, source: random.Random) -> bytes:
-    """Some of the bytes changed, removed, doubled, moved, or made a length at an edge."""
+    """Change, remove, duplicate or move some of the bytes, or set a length to an edge."""
     changed = bytearray(data)
     for _ in range(source.choice((1, 1, 2, 4, 8))):
         at = source.randrange(len(changed) or 1)
@@ -39,7 +39,7 @@ def mutate(data: bytes, source: random.Random) -> bytes:
 
 
 def corpus() -> list[bytes]:
-    """The conversation, and each of its frames alone."""
+    """Return the conversation, and each of its frames."""
     whole = hostile.conversation()
     frames, at = [], 0
     while at < len(whole):
@@ -51,7 +51,7 @@ def corpus() -> list[bytes]:
 
 
 def main(executions: int = 1_000_000, seed: int = 1) -> None:
-    """Run that many mutants; what goes wrong is printed with its bytes, and ends it."""
+    """Run that many mutants. Print the bytes of a failure, and stop."""
     source = random.Random(seed)
     seeds = corpus()
     began, understood = time.monotonic(), 0

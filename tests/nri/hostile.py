@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of the wire for whatever bytes come in: one check, for hypothesis and for make fuzz."""
+"""The properties of the wire for any bytes: one check, for hypothesis and for make fuzz."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resctrlmond.nri import messages, mux, nri_pb2, ttrpc
 
 
 def understood(pieces: Sequence[bytes]) -> list[object]:
-    """Everything that the layers make of a socket's bytes, in whatever pieces they come."""
+    """Return everything that the layers decode from the bytes of a socket, in the given pieces."""
     frames, server, caller = mux.Demultiplexer(), ttrpc.Server(), ttrpc.Caller()
     readers = {mux.PLUGIN: ttrpc.Reader(), mux.RUNTIME: ttrpc.Reader()}
     found: list[object] = []
@@ -36,16 +36,16 @@ def _taken(server: ttrpc.Server, caller: ttrpc.Caller, connection: int, message:
         assert call is None or len(call) <= mux.FIRST_PAYLOAD
         return call
     try:
-        told = messages.decode(call.method, call.payload)
+        decoded = messages.decode(call.method, call.payload)
     except messages.Unreadable as error:
         return str(error)
-    if told is not None:
-        assert len(mux.frames(mux.PLUGIN, ttrpc.response(call.stream, messages.answer(told)))) < mux.FIRST_PAYLOAD
-    return told
+    if decoded is not None:
+        assert len(mux.frames(mux.PLUGIN, ttrpc.response(call.stream, messages.answer(decoded)))) < mux.FIRST_PAYLOAD
+    return decoded
 
 
 def check(data: bytes, cuts: Sequence[int]) -> int:
-    """However the bytes are cut, the same is understood, and nothing but the declared errors is raised."""
+    """Check that the result does not depend on the pieces, and that only the declared errors are raised."""
     whole = understood([data])
     ends = [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     starts = [0, *ends[:-1]]
@@ -54,18 +54,18 @@ def check(data: bytes, cuts: Sequence[int]) -> int:
 
 
 def request(stream: int, method: str, payload: bytes, service: str = messages.PLUGIN_SERVICE) -> bytes:
-    """A ttrpc request as Go makes it."""
+    """Return a ttrpc request as Go encodes it."""
     data = nri_pb2.Request(service=service, method=method, payload=payload, timeout_nano=2 * 10**9)
     return packed(stream, 1, data.SerializeToString())
 
 
 def packed(stream: int, kind: int, data: bytes) -> bytes:
-    """A ttrpc message."""
+    """Return a ttrpc message."""
     return struct.pack(">IIBB", len(data), stream, kind, 0) + data
 
 
 def pod(name: str = "a") -> nri_pb2.PodSandbox:
-    """A pod with everything."""
+    """Return a pod with all fields."""
     return nri_pb2.PodSandbox(
         id=name * 64,
         uid="0f1e2d3c-4b5a-4697-8877-66554433221" + name[0],
@@ -78,7 +78,7 @@ def pod(name: str = "a") -> nri_pb2.PodSandbox:
 
 
 def container(name: str = "c", sandbox: str = "a") -> nri_pb2.Container:
-    """A container with everything."""
+    """Return a container with all fields."""
     return nri_pb2.Container(
         id=name * 64,
         pod_sandbox_id=sandbox * 64,
@@ -90,7 +90,7 @@ def container(name: str = "c", sandbox: str = "a") -> nri_pb2.Container:
 
 
 def conversation() -> bytes:
-    """A runtime's side of a connection, from the answer to RegisterPlugin on."""
+    """Return the runtime's side of a connection, from the response to RegisterPlugin on."""
     happened = nri_pb2.StateChangeEvent(event=6, pod=pod(), container=container())
     dedicated = nri_pb2.EventRequest(pod=pod(), container=container())
     configure = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v1.7.24")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of real containerds with the adapter, as they were written down, frame by frame.
+"""Recorded sessions of real containerds with the adapter, frame by frame.
 
-1.7.24 was recorded in the test machine (make record), 2.1.9 by the same steps on a host whose control groups are of
+1.7.24 was recorded in the test machine (make record), 2.1.9 by the same steps on a host with control groups of
 version 1.
 """
 
@@ -21,27 +21,27 @@ RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of the multiplexer, as it went over the socket."""
+    """One frame of the multiplexer, as it was sent over the socket."""
 
     is_runtimes: bool
     data: bytes
 
     @property
     def connection(self) -> int:
-        """1: the plugin's service, 2: the runtime's."""
+        """The connection: 1 is the plugin's service, 2 the runtime's."""
         return int(struct.unpack_from(">I", self.data)[0])
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the runtime, taken out of its frames."""
+    """A call of the runtime, decoded from its frames."""
 
     method: str
     payload: bytes
 
 
 def sessions(recording: Path) -> list[list[Frame]]:
-    """The connections of a recording, one after the other, those in which nothing was said left out."""
+    """Return the connections of a recording in their order, without those that have no frames."""
     found: dict[int, list[Frame]] = {}
     for line in recording.read_text(encoding="ascii").splitlines():
         number, sender, data = json.loads(line)
@@ -50,7 +50,7 @@ def sessions(recording: Path) -> list[list[Frame]]:
 
 
 def calls(frames: list[Frame]) -> Iterator[Call]:
-    """The calls of the plugin's service, in their order."""
+    """Yield the calls of the plugin's service in their order."""
     stream = b"".join(frame.data[8:] for frame in frames if frame.is_runtimes and frame.connection == 1)
     while stream:
         length, _, kind, _ = struct.unpack_from(">IIBB", stream)

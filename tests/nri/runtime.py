@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container runtime's end of NRI, scripted: it writes as Go does, and dies of what Go dies of."""
+"""A container runtime's end of NRI, scripted: it writes like Go, and fails where Go fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resctrlmond.nri.messages import PLUGIN_SERVICE, Event
 
 PLUGIN, RUNTIME = 1, 2
 REQUEST, RESPONSE = 1, 2
-# bufio's default: what a Go reader has room for at the beginning of a message.
+# The default of bufio: the buffer of a Go reader for the beginning of a message.
 GO_READER = 4096
 TIMEOUT_S = 30.0
 
@@ -36,7 +36,7 @@ class GoneError(Exception):
 
 
 class Runtime:
-    """Listens where a runtime would; each ``accept`` is a plugin that has connected."""
+    """Listens in the place of a runtime. Each ``accept`` returns a plugin that has connected."""
 
     def __init__(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -47,24 +47,24 @@ class Runtime:
         self._listener.settimeout(TIMEOUT_S)
 
     def accept(self) -> Plugin:
-        """The next plugin to connect."""
+        """Return the next plugin that connects."""
         connection, _ = self._listener.accept()
         connection.settimeout(TIMEOUT_S)
         return Plugin(connection)
 
     def close(self) -> None:
-        """The runtime stops; its socket file stays, as containerd's does."""
+        """Stop the runtime. Its socket file remains, as containerd's does."""
         self._listener.close()
 
 
 class Plugin:
-    """A connected plugin, as the runtime has it."""
+    """A connected plugin, as seen by the runtime."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.name = ""
         self.stream = -1
-        # Send in pieces of so many bytes; None for all at once.
+        # Send pieces of this number of bytes; None sends everything at once.
         self.piece: int | None = None
         self.dedicated = False
 
@@ -77,14 +77,14 @@ class Plugin:
     # -- the beginning
 
     def greet(self, pods: Sequence[Any] = (), containers: Sequence[Any] = ()) -> int:
-        """Registration, Configure and the list in one chunk; returns the mask of events."""
+        """Accept the registration, configure the plugin, and send the list. Return the mask of events."""
         self.registered()
         mask = self.configure()
         self.synchronize(nri_pb2.SynchronizeRequest(pods=pods, containers=containers))
         return mask
 
     def registered(self) -> None:
-        """Read RegisterPlugin and answer it."""
+        """Read RegisterPlugin and respond to it."""
         stream, kind, data = self._message(RUNTIME)
         request = nri_pb2.Request.FromString(data)
         assert (stream, kind) == (1, REQUEST)
@@ -94,14 +94,14 @@ class Plugin:
         self.write(RUNTIME, _packed(1, RESPONSE, nri_pb2.Response().SerializeToString()))
 
     def configure(self) -> int:
-        """Configure; returns the mask of events."""
+        """Send Configure and return the mask of events."""
         asked = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v1.7.24")
         answer = self.call("Configure", asked.SerializeToString())
         assert answer.status.code == 0
         return nri_pb2.ConfigureResponse.FromString(answer.payload).events
 
     def synchronize(self, *chunks: nri_pb2.SynchronizeRequest) -> None:
-        """The list in chunks, each of which must be answered as Go demands it."""
+        """Send the list in chunks, and check the response to each as Go does."""
         for number, chunk in enumerate(chunks, start=1):
             chunk.more = number < len(chunks)
             answer = self.call("Synchronize", chunk.SerializeToString())
@@ -111,7 +111,7 @@ class Plugin:
     # -- events
 
     def tell(self, event: Event, pod: Any = None, container: Any = None) -> None:
-        """An event, by StateChange or by its own method; anything but success would fail the container."""
+        """Send an event, by StateChange or by its own method. Any response but success would fail the container."""
         if self.dedicated:
             payload = nri_pb2.EventRequest(pod=pod, container=container).SerializeToString()
             answer = self.call(METHODS[event], payload)
@@ -123,37 +123,37 @@ class Plugin:
     # -- calls
 
     def call(self, method: str, payload: bytes, service: str = PLUGIN_SERVICE, skip: int = 0) -> nri_pb2.Response:
-        """One call and its answer."""
+        """Make one call and return its response."""
         stream = self.send(method, payload, service, skip)
         answered, kind, data = self._message(PLUGIN)
         assert (answered, kind) == (stream, RESPONSE)
         return nri_pb2.Response.FromString(data)
 
     def send(self, method: str, payload: bytes, service: str = PLUGIN_SERVICE, skip: int = 0) -> int:
-        """One call, whose answer is not awaited; returns its stream id."""
+        """Make one call without waiting for its response. Return its stream ID."""
         self.stream += 2 + skip
         request = nri_pb2.Request(service=service, method=method, payload=payload, timeout_nano=2 * 10**9)
         self.write(PLUGIN, _packed(self.stream, REQUEST, request.SerializeToString()))
         return self.stream
 
     def answer(self) -> tuple[int, nri_pb2.Response]:
-        """The next answer, for whichever call."""
+        """Return the next response, to any call."""
         stream, _, data = self._message(PLUGIN)
         return stream, nri_pb2.Response.FromString(data)
 
     def write(self, connection: int, message: bytes) -> None:
-        """One message in frames as a Go writer makes them: its buffer first, then all the rest."""
+        """Write one message in frames as a Go writer does: its buffer first, then the rest."""
         parts = [message[:GO_READER], message[GO_READER:]] if len(message) > GO_READER else [message]
         self.raw(b"".join(struct.pack(">II", connection, len(part)) + part for part in parts))
 
     def raw(self, data: bytes) -> None:
-        """Bytes as they are, in pieces if they are to be."""
+        """Write the bytes unchanged, in pieces if ``piece`` is set."""
         piece = self.piece or len(data) or 1
         for at in range(0, len(data), piece):
             self.socket.sendall(data[at : at + piece])
 
     def is_closed(self) -> bool:
-        """Whether the plugin has closed the connection, once all that it wrote is read."""
+        """Whether the plugin has closed the connection, after all that it wrote is read."""
         with contextlib.suppress(ConnectionResetError):
             while self.socket.recv(1 << 16):
                 pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of pods, as a runtime tells it and the daemon has it."""
+"""The life of pods, as a runtime reports it and the daemon has it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_somebody_elses_claim_outlives_ours_and_ours_outlives_it(node: Node) -> 
         pod = node.pod()
         plugin.tell(Event.RUN_POD_SANDBOX, pod)
         container = node.container(pod, node.process())
-        # The hook runs before the runtime tells us.
+        # The hook runs before the runtime sends the event.
         node.machine.call(
             "Assign",
             key=UID,
@@ -132,7 +132,7 @@ def test_the_list_of_a_new_connection_is_the_truth(node: Node) -> None:
         assert node.group()["baseline"] == "late"
 
 
-def test_a_list_in_chunks_is_taken_whole_and_what_an_event_told_is_newer(node: Node) -> None:
+def test_list_in_chunks_is_complete_and_older_than_events(node: Node) -> None:
     with node.connected() as plugin:
         plugin.registered()
         plugin.configure()
@@ -153,7 +153,7 @@ def test_a_list_in_chunks_is_taken_whole_and_what_an_event_told_is_newer(node: N
         assert node.owners(removed.uid) == set()
 
 
-def test_a_start_for_a_pod_that_nobody_told_of_makes_it_known(node: Node) -> None:
+def test_start_in_an_unreported_pod_adds_the_pod(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         container = node.start_container(plugin, node.pod())
@@ -161,7 +161,7 @@ def test_a_start_for_a_pod_that_nobody_told_of_makes_it_known(node: Node) -> Non
         assert container.pod_sandbox_id in node.living()
 
 
-def test_ends_of_what_nobody_told_of_are_taken_in_silence(node: Node) -> None:
+def test_ends_of_unknown_containers_are_ignored(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
@@ -171,10 +171,10 @@ def test_ends_of_what_nobody_told_of_are_taken_in_silence(node: Node) -> None:
         plugin.tell(Event.STOP_CONTAINER)
         plugin.tell(Event.START_CONTAINER, pod)
         plugin.tell(Event.START_CONTAINER, None, node.container(pod, 0, pod_sandbox_id="f" * 64))
-        assert "of a sandbox that nobody told of" in node.said()
+        assert "to a sandbox that the runtime has not reported" in node.said()
 
 
-def test_an_end_that_is_told_after_the_removal_brings_no_pod_back(node: Node) -> None:
+def test_late_end_does_not_add_a_removed_pod_again(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
@@ -241,7 +241,7 @@ def test_a_pod_with_a_hostile_name_starts_unmonitored_and_the_next_is_served(
 
 
 def test_containers_within_their_sandboxs_process_are_counted_as_that_and_it_is_said(node: Node) -> None:
-    """Kata Containers and gVisor tell the virtual machine's process, or their kernel's, for each container."""
+    """Kata Containers and gVisor report the process of the virtual machine or of their kernel for each container."""
     with node.connected() as plugin:
         plugin.greet()
         machine = node.process()
@@ -265,7 +265,7 @@ def test_labels_beyond_the_bounds_are_left_out_and_the_pod_is_monitored(node: No
         plugin.greet()
         plugin.tell(Event.RUN_POD_SANDBOX, node.pod(labels=labels | {"io.kubernetes.pod.name": "again"}))
         attributes = node.group()["attributes"]
-        assert len(attributes) == 62, "two are left for what is told of containers"
+        assert len(attributes) == 62, "two are left for attributes of containers"
         assert attributes["pod.label.b"] == "x" * 4096
         assert attributes["pod.label.c"] == "12"
         assert attributes["pod.label.l000"] == "v"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runtimes that are broken or hostile: the adapter neither falls nor fills memory or log, and serves the next."""
+"""Broken or hostile runtimes: the adapter does not crash, fills neither memory nor log, and serves the next one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 
 from resctrlmond.nri import connector, messages, nri_pb2, place
 from resctrlmond.nri import plugin as adapter
-from resctrlmond.nri.carrier import Carrier
 from resctrlmond.nri.connector import Connector
-from resctrlmond.nri.door import Door
-from resctrlmond.nri.messages import MAX_SANDBOXES, Event, Happened
+from resctrlmond.nri.manager import Manager
+from resctrlmond.nri.messages import MAX_SANDBOXES, Event, EventReport
 from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.rate_limit import BURST, LONGEST
 from resctrlmond.nri.session import MAX_UNANSWERED, Session
-from resctrlmond.nri.sparing import BURST, LONGEST
+from resctrlmond.nri.updater import Updater
 from tests.nri.conftest import UID, Node, an_id
 from tests.nri.hostile import request
 from tests.nri.runtime import PLUGIN, Runtime
@@ -33,23 +33,23 @@ MAX_DATA = 4 << 20
 
 
 def chunk(pods: Iterable[nri_pb2.PodSandbox] = (), containers: Iterable[nri_pb2.Container] = ()) -> bytes:
-    """A part of a list that is not its last."""
+    """Return a part of a list that is not its last one."""
     return nri_pb2.SynchronizeRequest(pods=pods, containers=containers, more=True).SerializeToString()
 
 
 def unknown_calls(number: int) -> bytes:
-    """Calls that are answered with a kilobyte each."""
+    """Return calls that each get a response of a kilobyte."""
     calls = (request(2 * one + 1, "x" * 2000, b"") for one in range(number))
     return b"".join(struct.pack(">II", PLUGIN, len(call)) + call for call in calls)
 
 
 def memory(node: Node) -> int:
-    """What the adapter has of the host's memory, in MiB."""
+    """Return the adapter's current memory, in MiB."""
     return _mebibytes(node, "VmRSS:")
 
 
 def peak(node: Node) -> int:
-    """The most of it that it has had, in MiB."""
+    """Return the adapter's peak memory, in MiB."""
     return _mebibytes(node, "VmHWM:")
 
 
@@ -60,7 +60,7 @@ def _mebibytes(node: Node, field: str) -> int:
 
 
 def descriptors(node: Node) -> int:
-    """How many descriptors the adapter has open."""
+    """Return the number of descriptors that the adapter has open."""
     assert node.adapter is not None
     return len(os.listdir(f"/proc/{node.adapter.pid}/fd"))
 
@@ -68,7 +68,7 @@ def descriptors(node: Node) -> int:
 # -- connections
 
 
-def test_a_runtime_that_drops_us_again_and_again_is_told_of_once(node: Node) -> None:
+def test_repeated_disconnects_are_logged_once(node: Node) -> None:
     for _ in range(4):
         with node.connected() as plugin:
             plugin.registered()
@@ -78,13 +78,13 @@ def test_a_runtime_that_drops_us_again_and_again_is_told_of_once(node: Node) -> 
         assert node.said().count("the runtime closed the connection") == 1
 
 
-def test_a_runtime_that_ends_what_has_lasted_is_waited_for_anew(
+def test_connection_delay_restarts_after_a_lasting_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connector, "LASTING_S", 0.0)
     path = str(tmp_path / "nri.sock")
     said: list[str] = []
-    tested = Connector(path, "n", "00", adapter.Plugin(Carrier(Door("/none"), Pods())), said.append)
+    tested = Connector(path, "n", "00", adapter.Plugin(Updater(Manager("/none"), Pods())), said.append)
 
     async def serve(runtime: Runtime) -> None:
         connecting = asyncio.create_task(tested.run())
@@ -100,8 +100,8 @@ def test_a_runtime_that_ends_what_has_lasted_is_waited_for_anew(
     assert tested._wait_s <= 2 * connector.RECONNECT_S[0]
 
 
-def test_a_runtime_that_does_not_read_costs_no_descriptor(node: Node) -> None:
-    """What is written to it lies unread when it breaks the connection by nonsense, and it keeps its end open."""
+def test_runtime_that_does_not_read_leaks_no_descriptor(node: Node) -> None:
+    """Unread data remains in the socket when the runtime sends invalid data, and it does not close its end."""
     kept, counted = [], []
     for _ in range(3):
         kept.append(plugin := node.connected())
@@ -116,22 +116,20 @@ def test_a_runtime_that_does_not_read_costs_no_descriptor(node: Node) -> None:
         plugin.socket.close()
 
 
-def test_a_runtime_that_does_not_read_is_left(node: Node) -> None:
+def test_runtime_that_does_not_read_is_disconnected(node: Node) -> None:
     with node.connected() as plugin:
         plugin.registered()
         with pytest.raises(OSError, match=r"pipe|reset"):
             plugin.raw(unknown_calls(4000))
         with node.connected() as second:
             second.greet()
-            assert "does not read what it is answered" in node.said()
+            assert "does not read the responses" in node.said()
 
 
-def test_a_runtime_that_takes_the_connection_and_says_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_runtime_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connector, "REGISTRATION_S", 0.05)
     path = str(tmp_path / "nri.sock")
-    plugin = adapter.Plugin(Carrier(Door("/none"), Pods()))
+    plugin = adapter.Plugin(Updater(Manager("/none"), Pods()))
     said: list[str] = []
 
     async def serve(runtime: Runtime) -> None:
@@ -140,20 +138,20 @@ def test_a_runtime_that_takes_the_connection_and_says_nothing_is_left(
         with await asyncio.to_thread(runtime.accept) as second, silent:
             await asyncio.to_thread(second.registered)
             await asyncio.to_thread(second.configure)
-            # Then it may be silent for as long as it likes.
+            # After the registration, the runtime may be silent for any time.
             await asyncio.sleep(0.3)
             assert (await asyncio.to_thread(second.call, "Shutdown", b"")).status.code == 0
         connecting.cancel()
 
     with closing(Runtime(path)) as runtime:
         asyncio.run(serve(runtime))
-    assert said[0].endswith("it took the connection and said nothing for 0 s")
+    assert said[0].endswith("it accepted the connection but sent nothing for 0 s")
     assert "registered with containerd v1.7.24" in said
 
 
-def test_a_runtime_that_waits_for_no_answer_is_read_no_further_than_so() -> None:
+def test_reader_pauses_at_the_limit_of_open_calls() -> None:
     class Slow(adapter.Plugin):
-        def happened(self, told: Happened) -> asyncio.Future[None]:
+        def handle_event(self, report: EventReport) -> asyncio.Future[None]:
             return asyncio.get_running_loop().create_future()
 
     ours, theirs = socket.socketpair()
@@ -169,7 +167,7 @@ def test_a_runtime_that_waits_for_no_answer_is_read_no_further_than_so() -> None
         calls = b"".join(map(call, range(100 * MAX_UNANSWERED)))
         sending = asyncio.create_task(asyncio.to_thread(theirs.sendall, calls))
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        session = Session(reader, writer, Slow(Carrier(Door("/none"), Pods())), lambda _: None)
+        session = Session(reader, writer, Slow(Updater(Manager("/none"), Pods())), lambda _: None)
         running = asyncio.create_task(session.run("n", "00"))
         async with asyncio.timeout(60):
             while len(session._answers) < MAX_UNANSWERED:
@@ -203,7 +201,7 @@ def test_a_list_without_an_end_does_not_fill_the_memory(node: Node) -> None:
         assert memory(node) - before < 120
         plugin.synchronize(nri_pb2.SynchronizeRequest())
         node.until(lambda: f"its pods ({MAX_SANDBOXES + 1})" in node.said(), "the end of the list")
-    assert f"is one more than {MAX_SANDBOXES}" in node.said()
+    assert f"exceeds the limit of {MAX_SANDBOXES}" in node.said()
 
 
 def test_a_list_of_two_million_empty_pods_is_not_unfolded(node: Node) -> None:
@@ -219,7 +217,7 @@ def test_a_list_of_two_million_empty_pods_is_not_unfolded(node: Node) -> None:
         node.until(lambda: len(node.living()) == 1, "the next pod")
 
 
-def test_thousands_that_cannot_be_taken_are_told_in_few_lines(node: Node) -> None:
+def test_thousands_of_refused_pods_are_logged_in_a_few_lines(node: Node) -> None:
     assert node.machine.stop() == 0
     with node.connected() as plugin:
         plugin.registered()
@@ -256,12 +254,12 @@ def test_a_host_with_2000_pods_is_served(node: Node) -> None:
         node.until(lambda: node.machine.groups() == [pods[0].uid], "no other")
 
 
-def test_a_search_that_finds_nobody_to_tell_of_an_end_is_not_the_last(
+def test_search_continues_after_a_failed_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(adapter, "RESCAN_S", 0.05)
     caplog.set_level(logging.DEBUG, "resctrlmond.nri")
-    tested = adapter.Plugin(Carrier(Door("/none"), Pods()))
+    tested = adapter.Plugin(Updater(Manager("/none"), Pods()))
     for name in "abc":
         tested._pods.add_sandbox(messages.Pod(name)).cgroup = "/none"
 
@@ -277,11 +275,11 @@ def test_a_search_that_finds_nobody_to_tell_of_an_end_is_not_the_last(
     assert caplog.text.count("rescan of") >= 3, "each finds one that is gone, and cannot tell it"
 
 
-# -- what is told of one does no harm to another
+# -- an error in one pod does not affect others
 
 
-def test_a_pod_with_more_than_a_request_holds_is_told_as_far_as_it_does(node: Node) -> None:
-    """A request that is too long ends the connection to resctrlmond, which looks as if nobody was there."""
+def test_pod_that_exceeds_a_request_is_sent_in_part(node: Node) -> None:
+    """A request that is too long ends the connection to resctrlmond, which looks as if the daemon did not run."""
     with node.connected() as plugin:
         plugin.registered()
         plugin.configure()
@@ -301,7 +299,7 @@ def test_a_pod_with_more_than_a_request_holds_is_told_as_far_as_it_does(node: No
         assert "unmonitored for now" not in node.said()
 
 
-def test_a_pod_that_cannot_be_looked_for_keeps_no_other_from_its_group(
+def test_failed_search_for_one_pod_does_not_affect_others(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.stop_adapter()
@@ -314,25 +312,25 @@ def test_a_pod_that_cannot_be_looked_for_keeps_no_other_from_its_group(
         return real(pid, uid, parent)
 
     monkeypatch.setattr(place, "pod_cgroup", broken)
-    tested = adapter.Plugin(Carrier(Door(node.machine.socket), Pods()))
+    tested = adapter.Plugin(Updater(Manager(node.machine.socket), Pods()))
     pods = [node.pod(), node.pod(OTHER)]
 
     async def run() -> None:
         working = asyncio.create_task(tested.run())
-        told = messages.decode("Synchronize", nri_pb2.SynchronizeRequest(pods=pods).SerializeToString())
-        assert isinstance(told, messages.Synchronize)
-        tested.synchronize(told)
+        decoded = messages.decode("Synchronize", nri_pb2.SynchronizeRequest(pods=pods).SerializeToString())
+        assert isinstance(decoded, messages.Synchronize)
+        tested.synchronize(decoded)
         async with asyncio.timeout(60):
-            while await asyncio.to_thread(node.living, OTHER) != {pods[1].id} or "looked for" not in caplog.text:
+            while await asyncio.to_thread(node.living, OTHER) != {pods[1].id} or "not be searched" not in caplog.text:
                 await asyncio.sleep(0.02)
         working.cancel()
 
     asyncio.run(run())
     assert node.living() == {pods[0].id}
-    assert "was not carried over" in caplog.text
+    assert "resctrlmond was not updated" in caplog.text
 
 
-def test_a_container_that_is_told_of_another_sandbox_stays_where_it_is_until_a_list_says_so(node: Node) -> None:
+def test_container_changes_its_sandbox_only_by_a_list(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod, other = node.pod(), node.pod(OTHER)
@@ -378,9 +376,9 @@ def test_a_control_group_that_is_not_the_containers_is_left_alone(node: Node, po
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        told = {"cgroups_path": path.format(pod=inner(pod_cgroup))}
+        paths = {"cgroups_path": path.format(pod=inner(pod_cgroup))}
         for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
-            plugin.tell(event, pod, node.container(pod, 0, linux=told))
+            plugin.tell(event, pod, node.container(pod, 0, linux=paths))
         assert node.living() == {pod.id}
         assert node.machine.tasks(UID) == set()
 
@@ -388,9 +386,9 @@ def test_a_control_group_that_is_not_the_containers_is_left_alone(node: Node, po
 def test_a_pod_that_is_removed_while_its_container_is_looked_for(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A start that took its time was answered before it was carried over, and the removal came."""
+    """A slow start got its response before resctrlmond was updated, and then the removal arrived."""
     node.stop_adapter()
-    tested = adapter.Plugin(Carrier(Door(node.machine.socket), Pods()))
+    tested = adapter.Plugin(Updater(Manager(node.machine.socket), Pods()))
     pod = messages.Pod(an_id(), UID)
     container = messages.Container(an_id(), pod.id, pid=node.process())
     removals: list[asyncio.Future[None]] = []
@@ -399,7 +397,7 @@ def test_a_pod_that_is_removed_while_its_container_is_looked_for(
         loop = asyncio.get_running_loop()
 
         def removed() -> None:
-            removals.append(tested.happened(Happened(Event.REMOVE_POD_SANDBOX, pod, None)))
+            removals.append(tested.handle_event(EventReport(Event.REMOVE_POD_SANDBOX, pod, None)))
 
         def own_cgroup(*_: object) -> str:
             loop.call_soon_threadsafe(removed)
@@ -407,7 +405,7 @@ def test_a_pod_that_is_removed_while_its_container_is_looked_for(
 
         monkeypatch.setattr(place, "own_cgroup", own_cgroup)
         working = asyncio.create_task(tested.run())
-        await tested.happened(Happened(Event.START_CONTAINER, pod, container))
+        await tested.handle_event(EventReport(Event.START_CONTAINER, pod, container))
         await removals[0]
         working.cancel()
 
@@ -416,7 +414,7 @@ def test_a_pod_that_is_removed_while_its_container_is_looked_for(
     assert not caplog.records
 
 
-def test_the_hosts_first_process_is_no_containers(node: Node) -> None:
+def test_process_1_of_the_host_is_not_accepted_as_a_container(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod(pid=1)
@@ -426,10 +424,10 @@ def test_the_hosts_first_process_is_no_containers(node: Node) -> None:
         assert node.machine.tasks(UID) == set()
 
 
-# -- words
+# -- text
 
 
-def test_what_a_runtime_calls_itself_and_its_pods_is_logged_in_one_short_line(node: Node) -> None:
+def test_names_from_the_runtime_are_logged_in_one_short_line(node: Node) -> None:
     os.mkdir(node.machine.top / "resctrl" / "mon_groups" / UID)
     forged = "\nforged: error: line\x1b[2J"
     with node.connected() as plugin:
@@ -444,7 +442,7 @@ def test_what_a_runtime_calls_itself_and_its_pods_is_logged_in_one_short_line(no
         refused = nri_pb2.Response(status=nri_pb2.Status(code=2, message=forged + "z" * 1_000_000))
         plugin.write(2, struct.pack(">IIBB", refused.ByteSize(), 1, 2, 0) + refused.SerializeToString())
         assert plugin.is_closed()
-    node.until(lambda: "refuses us" in node.said(), "the refusal")
+    node.until(lambda: "refused the plugin" in node.said(), "the refusal")
     lines = node.said().splitlines()
     assert max(map(len, lines)) < LONGEST
     assert not [line for line in lines if line.strip().startswith("forged")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon can tell of pods and containers: all that the runtime told, monitored or not."""
+"""The daemon lists all pods and containers that the runtime has reported, monitored or not."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from resctrlmond.api.client import VarlinkError
 from resctrlmond.groups.errors import InvalidAttributes, InvalidKey, InvalidRequest, LimitExceeded
 from resctrlmond.groups.inventory import MAX_SANDBOXES, ContainerState, Inventory, NotedContainer, Sandbox
 from resctrlmond.nri import inventory
-from resctrlmond.nri.carrier import Carrier
-from resctrlmond.nri.door import Door
+from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import Container, Event, Pod
 from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.updater import Updater
 from tests.nri.conftest import UID, Node
 
 OTHER = "11111111-2222-4333-8444-555555555555"
 
 
 def listed(node: Node) -> dict[str, dict[str, Any]]:
-    """The pods as the daemon tells them, by key."""
+    """Return the pods that the daemon lists, by key."""
     return {pod["key"]: pod for pod in node.machine.call("ListPods")["pods"]}
 
 
 def states(node: Node, key: str = UID) -> dict[str, str]:
-    """The containers of a pod as the daemon tells them: name or id, and state."""
+    """Return the containers of a pod that the daemon lists: name or ID, and state."""
     return {one["name"] or one["id"]: one["state"] for one in listed(node).get(key, {}).get("containers", ())}
 
 
@@ -57,7 +57,7 @@ def test_containers_from_created_to_removed(node: Node) -> None:
         node.until(lambda: listed(node) == {}, "no pod")
 
 
-def test_a_daemon_that_is_restarted_is_told_again(node: Node) -> None:
+def test_restarted_daemon_gets_the_inventory_again(node: Node) -> None:
     with node.connected() as plugin:
         pods = [node.pod(), node.pod(OTHER, name="web-1")]
         plugin.greet(pods, [node.container(pods[0], 0, state=4, name="init")])
@@ -84,16 +84,16 @@ def test_why_a_container_is_not_monitored(node: Node) -> None:
         assert "is not ours" in refused["reason"]
 
 
-def test_a_daemon_without_the_verb_is_served_all_the_same(
+def test_daemon_without_an_inventory_is_supported(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.stop_adapter()
-    monkeypatch.setattr("resctrlmond.nri.carrier.NOTE", "NoSuchVerb")
-    carrier = Carrier(Door(node.machine.socket), Pods())
-    carrier.pods.replace_all([Pod("a" * 64, UID)], [])
+    monkeypatch.setattr("resctrlmond.nri.updater.NOTE", "NoSuchVerb")
+    updater = Updater(Manager(node.machine.socket), Pods())
+    updater.pods.replace_all([Pod("a" * 64, UID)], [])
 
     async def resync() -> None:
-        async for _ in carrier.resync():
+        async for _ in updater.resync():
             pass
 
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_a_daemon_without_the_verb_is_served_all_the_same(
     assert caplog.text.count("list --pods is incomplete") == 1
 
 
-# -- what the daemon keeps
+# -- the daemon's inventory
 
 
 def sandbox(id_: str, **fields: Any) -> Sandbox:
@@ -110,7 +110,7 @@ def sandbox(id_: str, **fields: Any) -> Sandbox:
     return Sandbox(**given)
 
 
-def test_what_is_noted_replaces_what_was_and_owners_are_apart() -> None:
+def test_inventory_of_one_owner_replaces_only_its_own_entries() -> None:
     kept = Inventory()
     assert kept.note("nri", [sandbox("a"), sandbox("b")]) == 2
     assert kept.note("other", [sandbox("a")]) == 1
@@ -137,7 +137,7 @@ def test_what_is_noted_replaces_what_was_and_owners_are_apart() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_fit_to_be_shown_is_refused_and_nothing_is_noted(wrong: dict[str, Any]) -> None:
+def test_inventory_with_unprintable_text_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:
     kept = Inventory()
     with pytest.raises((InvalidKey, InvalidAttributes, InvalidRequest)):
         kept.note("nri", [sandbox("good"), sandbox("bad", **wrong)])
@@ -162,21 +162,21 @@ def test_the_sum_of_all_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(LimitExceeded, match="more than 1000"):
         book.note("three", [sandbox("c", labels={"x": "y" * 300})])
     assert [told.owner for told in book.all()[1]] == ["one", "two"]
-    # What replaces something counts in its place.
+    # A replacement counts instead of the entry that it replaces.
     assert book.note("one", [sandbox("a", labels={"x": "z" * 300})]) == 1
     assert book.note("one", gone=["a"]) == 0
     assert book.note("three", [sandbox("c", labels={"x": "y" * 300})]) == 1
 
 
-def test_a_request_that_is_none_is_refused_at_the_door(node: Node) -> None:
+def test_invalid_inventory_is_refused(node: Node) -> None:
     with pytest.raises(VarlinkError, match="InvalidParameter"):
         node.machine.call("NotePods", claim="nri", pods=[{"id": "a", "nonsense": 1}])
 
 
-# -- what the adapter makes of it
+# -- the adapter's inventory
 
 
-def test_a_host_full_of_pods_is_told_in_parts() -> None:
+def test_large_inventory_is_sent_in_several_requests() -> None:
     pods = Pods()
     labels = {f"l{number:02}": "v" * 700 for number in range(60)}
     pods.replace_all([Pod(f"s{number}", "", labels=labels) for number in range(200)], [])
@@ -191,7 +191,7 @@ def test_a_host_full_of_pods_is_told_in_parts() -> None:
     assert known == 200
 
 
-def test_more_pods_than_the_daemon_takes_are_told_as_far_as_it_does() -> None:
+def test_inventory_is_limited_to_what_the_daemon_accepts() -> None:
     pods = Pods()
     pods.replace_all([Pod(f"s{number}") for number in range(MAX_SANDBOXES + 5)], [])
     noted = inventory.inventory(pods, {})
@@ -200,7 +200,7 @@ def test_more_pods_than_the_daemon_takes_are_told_as_far_as_it_does() -> None:
     assert "s4" not in noted
 
 
-def test_hostile_names_are_made_fit() -> None:
+def test_hostile_names_are_cleaned() -> None:
     pods = Pods()
     pod = Pod("s", UID, name="\x1b]0;x\x07", namespace="a\nb", labels={"\0": "x", "ok": "\x9b1m", "y" * 200: "z"})
     pods.replace_all([pod], [Container(f"c{number}", "s", name="\x00n" * 3000) for number in range(1200)])

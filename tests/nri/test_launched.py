@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter as a plugin that the runtime launches, and without the list that older runtimes never give those."""
+"""The adapter as a plugin that the runtime launches, without the list that older runtimes do not send then."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import pytest
 
 from resctrlmond.nri import nri_pb2, plugin, search
-from resctrlmond.nri.carrier import Carrier
-from resctrlmond.nri.door import Door
-from resctrlmond.nri.messages import Container, Event, Happened, Pod
+from resctrlmond.nri.manager import Manager
+from resctrlmond.nri.messages import Container, Event, EventReport, Pod
 from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.updater import Updater
 from tests.nri.conftest import UID, Node, an_id
 from tests.nri.runtime import Plugin
 
@@ -26,7 +26,7 @@ OTHER = "11111111-2222-4333-8444-555555555555"
 
 @contextmanager
 def launched(node: Node) -> Iterator[Plugin]:
-    """The adapter as containerd launches it: fd 3, and an environment of nothing but these three."""
+    """Launch the adapter as containerd does: with fd 3, and only these three environment variables."""
     if node.adapter is not None:
         node.stop_adapter()
     ours, theirs = socket.socketpair()
@@ -63,7 +63,7 @@ def test_the_life_of_a_pod_and_the_end_with_the_runtime(node: Node) -> None:
     assert node.living() == {pod.id, container.id}
 
 
-def test_the_configuration_that_the_runtime_has_for_us_selects(node: Node) -> None:
+def test_configuration_from_the_runtime_selects_pods(node: Node) -> None:
     with launched(node) as runtime:
         runtime.registered()
         asked = nri_pb2.ConfigureRequest(runtime_name="containerd", config="namespaces: [other]\n")
@@ -73,8 +73,8 @@ def test_the_configuration_that_the_runtime_has_for_us_selects(node: Node) -> No
         assert node.machine.groups() == [OTHER]
 
 
-def test_without_a_list_nothing_that_an_earlier_one_claimed_is_ended(node: Node) -> None:
-    """containerd 1.7.24 gives none to a plugin that it launches: what lives, it does not tell."""
+def test_claims_are_kept_without_a_list(node: Node) -> None:
+    """containerd 1.7.24 sends no list to a plugin that it launches, so running containers are unknown."""
     node.machine.call("Create", key=OTHER, claim="nri")
     with launched(node) as runtime:
         runtime.registered()
@@ -84,27 +84,27 @@ def test_without_a_list_nothing_that_an_earlier_one_claimed_is_ended(node: Node)
         missed = node.start_container(runtime, node.pod())
         node.machine.start()
         node.until(lambda: missed.id in node.living(), "what was missed to be made up for")
-        node.until(lambda: "serves again" in node.said(), "the daemon to be there")
+        node.until(lambda: "answers again" in node.said(), "the daemon to be there")
         assert container.id in node.living()
         assert node.owners(OTHER) == {"nri"}
 
 
-def test_a_list_that_does_not_come_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_a_list_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "LIST_S", 0.05)
     pods = Pods()
-    tested = plugin.Plugin(Carrier(Door("/none"), pods))
+    tested = plugin.Plugin(Updater(Manager("/none"), pods))
 
     async def run() -> None:
         working = asyncio.create_task(tested.run())
         tested.begin()
         pod = Pod("a" * 64, UID)
-        tested.happened(Happened(Event.START_CONTAINER, pod, Container("c" * 64, pod.id)))
-        assert pods._told
+        tested.handle_event(EventReport(Event.START_CONTAINER, pod, Container("c" * 64, pod.id)))
+        assert pods._newer_ids
         async with asyncio.timeout(20):
-            while pods._told:
+            while pods._newer_ids:
                 await asyncio.sleep(0.01)
-        tested.happened(Happened(Event.START_CONTAINER, pod, Container("d" * 64, pod.id)))
-        assert not pods._told, "ids that are kept for a list which never comes would fill the memory"
+        tested.handle_event(EventReport(Event.START_CONTAINER, pod, Container("d" * 64, pod.id)))
+        assert not pods._newer_ids, "ids that are kept for a list which never comes would fill the memory"
         assert not pods.is_whole
         working.cancel()
 
@@ -123,7 +123,7 @@ def test_a_list_that_does_not_come_is_waited_for_only_so_long(monkeypatch: pytes
     ],
     ids=str,
 )
-def test_half_of_a_launch_is_said_to_be_that(environment: dict[str, str]) -> None:
+def test_incomplete_launch_environment_is_refused(environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "resctrlmond.nri"],
         env={**os.environ, **environment},
@@ -136,21 +136,21 @@ def test_half_of_a_launch_is_said_to_be_that(environment: dict[str, str]) -> Non
     assert "NRI_PLUGIN_SOCKET" in done.stderr
 
 
-# -- removals that nobody tells
+# -- removals that are not reported
 
 
 def test_a_pod_without_a_control_group_ends_when_all_its_processes_have(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sandbox's process is gone, then its container's, and nobody tells of a removal."""
+    """The process of the sandbox ends, then that of the container, and no removal is reported."""
     node.stop_adapter()
     monkeypatch.setattr(search, "UNTOLD_S", 0.2)
     for name in ("RESCAN_S", "FIRST_RESCAN_S"):
         monkeypatch.setattr(plugin, name, 0.05)
     holder, pid, other = node.process(), node.process(), node.process()
-    tested = plugin.Plugin(Carrier(Door(node.machine.socket), Pods()))
+    tested = plugin.Plugin(Updater(Manager(node.machine.socket), Pods()))
     gone, lives = Pod(an_id(), UID, pid=holder), Pod(an_id(), OTHER, pid=other)
-    # Nobody tells the process of this one, so nobody knows.
+    # The process of this sandbox is not reported, so its end cannot be detected.
     unknown = Pod(an_id(), "22222222-2222-4333-8444-555555555555")
 
     async def reaches(key: str, state: str) -> None:
@@ -162,9 +162,9 @@ def test_a_pod_without_a_control_group_ends_when_all_its_processes_have(
         working = asyncio.create_task(tested.run())
         tested._pods.replace_all([gone, lives, unknown], [])
         tested._rescan_at = 0.0
-        await tested.happened(Happened(Event.START_CONTAINER, gone, Container(an_id(), gone.id, pid=pid)))
+        await tested.handle_event(EventReport(Event.START_CONTAINER, gone, Container(an_id(), gone.id, pid=pid)))
         await reaches(UID, "active")
-        # Only of a process that a rescan has seen is it known when it is gone.
+        # The end of a process is detected only if a rescan has seen it alive.
         async with asyncio.timeout(60):
             while not tested._pods.sandboxes[gone.id].started:
                 await asyncio.sleep(0.02)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NRI's messages: what is read and what is passed over, what we answer, and that the generated code is current."""
+"""NRI's messages: decoding, skipped fields, responses, and that the generated code is current."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def test_the_generated_code_is_current(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "resctrlmond/nri" / name).read_text() == (ROOT / "resctrlmond/nri" / name).read_text()
 
 
-def test_the_mask_asks_for_what_we_use_and_every_version_knows() -> None:
+def test_mask_has_only_events_that_every_version_knows() -> None:
     assert messages.MASK == 0x677
     assert messages.MASK & ~0x7FF == 0
     answer = messages.answer(messages.Configure("containerd", "v1.7.24"))
     assert nri_pb2.ConfigureResponse.FromString(answer).events == 0x677
 
 
-def test_the_dedicated_method_and_the_state_change_tell_the_same() -> None:
+def test_dedicated_method_and_state_change_are_equal() -> None:
     for method, event in messages.METHODS.items():
         change = nri_pb2.StateChangeEvent(event=event, pod=pod(), container=container())
         dedicated = nri_pb2.EventRequest(pod=pod(), container=container())
-        told = messages.decode(method, dedicated.SerializeToString())
-        assert told == messages.decode("StateChange", change.SerializeToString())
-        assert isinstance(told, messages.Happened)
-        assert told.event is event
+        decoded = messages.decode(method, dedicated.SerializeToString())
+        assert decoded == messages.decode("StateChange", change.SerializeToString())
+        assert isinstance(decoded, messages.EventReport)
+        assert decoded.event is event
     assert {method for method in messages.METHODS if "Update" in method} == set()
 
 
-def test_every_field_that_we_read() -> None:
+def test_all_used_fields_are_decoded() -> None:
     change = nri_pb2.StateChangeEvent(event=6, pod=pod(), container=container())
-    told = messages.decode("StateChange", change.SerializeToString())
-    assert told == messages.Happened(
+    decoded = messages.decode("StateChange", change.SerializeToString())
+    assert decoded == messages.EventReport(
         Event.START_CONTAINER,
         messages.Pod(
             id="a" * 64,
@@ -69,7 +69,7 @@ def test_every_field_that_we_read() -> None:
     )
 
 
-# Field and type of wire, as in protobuf's encoding: 0 varint, 1 and 5 fixed, 2 with a length.
+# A field and its wire type, as in protobuf's encoding: 0 varint, 1 and 5 fixed, 2 with a length.
 UNKNOWN = [
     pytest.param(b"\x98\x06\x05", id="99-varint"),
     pytest.param(b"\x99\x06" + bytes(8), id="99-fixed64"),
@@ -79,44 +79,44 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
-def test_fields_that_we_do_not_know_are_passed_over(unknown: bytes) -> None:
+def test_unknown_fields_are_skipped(unknown: bytes) -> None:
     given = pod().SerializeToString() + unknown
     change = b"\x08\x01\x12" + bytes([len(given) & 0x7F | 0x80, len(given) >> 7]) + given
-    told = messages.decode("StateChange", change)
-    assert told == messages.decode("RunPodSandbox", nri_pb2.EventRequest(pod=pod()).SerializeToString())
+    decoded = messages.decode("StateChange", change)
+    assert decoded == messages.decode("RunPodSandbox", nri_pb2.EventRequest(pod=pod()).SerializeToString())
 
 
-def test_of_megabytes_of_labels_and_words_only_so_much_is_kept() -> None:
+def test_labels_and_text_are_limited_in_size() -> None:
     labels = {f"l{number:04}": "x" * 1000 for number in range(1000)} | {"a": "y" * 1_000_000, "z": "1"}
     given = nri_pb2.EventRequest(pod=nri_pb2.PodSandbox(id="i" * 9000, name="n" * 9000, labels=labels))
-    told = messages.decode("RunPodSandbox", given.SerializeToString())
-    assert isinstance(told, messages.Happened)
-    assert told.pod is not None
-    assert 60_000 < sum(len(name) + len(text) for name, text in told.pod.labels.items()) <= 65_536
-    assert told.pod.labels["z"] == "1", "one that is too long crowds out no other"
-    assert len(told.pod.id) == len(told.pod.name) == 4096
+    decoded = messages.decode("RunPodSandbox", given.SerializeToString())
+    assert isinstance(decoded, messages.EventReport)
+    assert decoded.pod is not None
+    assert 60_000 < sum(len(name) + len(text) for name, text in decoded.pod.labels.items()) <= 65_536
+    assert decoded.pod.labels["z"] == "1", "one that is too long crowds out no other"
+    assert len(decoded.pod.id) == len(decoded.pod.name) == 4096
 
 
-def test_an_annotation_that_is_no_utf8_is_no_reason_to_pass_over_an_event() -> None:
+def test_event_with_an_annotation_that_is_not_utf8_is_decoded() -> None:
     given = nri_pb2.EventRequest(pod=pod())
     given.pod.annotations.add(name=b"k", value=b"\xff\xfe")
-    told = messages.decode("RunPodSandbox", given.SerializeToString())
-    assert isinstance(told, messages.Happened)
-    assert told.pod is not None
-    assert told.pod.annotations["k"] == "\ufffd\ufffd"
+    decoded = messages.decode("RunPodSandbox", given.SerializeToString())
+    assert isinstance(decoded, messages.EventReport)
+    assert decoded.pod is not None
+    assert decoded.pod.annotations["k"] == "\ufffd\ufffd"
 
 
 @pytest.mark.parametrize("event", [-1, 0, 4, 8, 12, 13, 14, 15, 2**31 - 1])
-def test_an_event_that_we_did_not_ask_for_is_none(event: int) -> None:
-    told = messages.decode("StateChange", nri_pb2.StateChangeEvent(event=event).SerializeToString())
-    assert told == messages.Happened(None, None, None)
+def test_unsubscribed_event_is_none(event: int) -> None:
+    decoded = messages.decode("StateChange", nri_pb2.StateChangeEvent(event=event).SerializeToString())
+    assert decoded == messages.EventReport(None, None, None)
 
 
 def test_absent_is_not_the_same_as_empty() -> None:
-    told = messages.decode(
+    decoded = messages.decode(
         "StateChange", nri_pb2.StateChangeEvent(event=1, pod=nri_pb2.PodSandbox()).SerializeToString()
     )
-    assert told == messages.Happened(Event.RUN_POD_SANDBOX, messages.Pod(""), None)
+    assert decoded == messages.EventReport(Event.RUN_POD_SANDBOX, messages.Pod(""), None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_absent_is_not_the_same_as_empty() -> None:
         pytest.param(b"\x00", id="field-0"),
     ],
 )
-def test_what_cannot_be_read_is_said_to_be_so(payload: bytes) -> None:
+def test_invalid_payload_raises_unreadable(payload: bytes) -> None:
     with pytest.raises(messages.Unreadable, match="StateChange"):
         messages.decode("StateChange", payload)
 
@@ -136,15 +136,15 @@ def test_what_cannot_be_read_is_said_to_be_so(payload: bytes) -> None:
 @pytest.mark.parametrize(
     "method", ["", "CreateContainer", "UpdateContainer", "ValidateContainerAdjustment", "x" * 999]
 )
-def test_methods_that_we_do_not_have(method: str) -> None:
+def test_unknown_method_is_none(method: str) -> None:
     assert messages.decode(method, b"") is None
 
 
-def test_a_chunk_of_the_list_is_answered_as_one() -> None:
+def test_response_to_a_chunk_repeats_more() -> None:
     chunk = nri_pb2.SynchronizeRequest(pods=[pod()], more=True)
-    told = messages.decode("Synchronize", chunk.SerializeToString())
-    assert isinstance(told, messages.Synchronize)
-    assert nri_pb2.SynchronizeResponse.FromString(messages.answer(told)).more
+    decoded = messages.decode("Synchronize", chunk.SerializeToString())
+    assert isinstance(decoded, messages.Synchronize)
+    assert nri_pb2.SynchronizeResponse.FromString(messages.answer(decoded)).more
     last = messages.decode("Synchronize", b"")
     assert last == messages.Synchronize((), (), False)
     assert messages.answer(messages.Synchronize((), (), False)) == b""

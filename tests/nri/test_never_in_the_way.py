@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers start whatever resctrlmond does, and are taken in as soon as it serves again."""
+"""Containers start whatever resctrlmond does, and are added as soon as it answers again."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import types
-from resctrlmond.nri.door import Away, Door
+from resctrlmond.nri.manager import Away, Manager
 from resctrlmond.nri.messages import Event
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
 from tests.nri.conftest import UID, Node
 
-# The runtime's own limit for an answer; beyond it the plugin is thrown out.
+# The runtime's own limit for a response; it disconnects a slower plugin.
 RUNTIME_LIMIT_S = 2.0
 
 
-def test_without_the_daemon_containers_start_and_are_taken_in_late_when_it_is_back(node: Node) -> None:
+def test_containers_start_without_the_daemon_and_are_added_late(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
@@ -43,18 +43,18 @@ def test_without_the_daemon_containers_start_and_are_taken_in_late_when_it_is_ba
         assert node.member(missed.id)["late"]
         node.until(lambda: node.machine.tasks(UID) == {before.pid, missed.pid}, "the tasks")
         assert node.said().count("start unmonitored for now") == 1, "said once, not for each"
-        assert "resctrlmond serves again" in node.said()
+        assert "resctrlmond answers again" in node.said()
 
 
-def test_a_new_reason_for_its_absence_is_no_second_warning(node: Node) -> None:
-    """A daemon that starts removes the socket that it finds: a connection that is refused, then no such file."""
+def test_absent_daemon_is_warned_about_once_whatever_the_reason(node: Node) -> None:
+    """A daemon that starts removes the existing socket: connections are refused, and then the file does not exist."""
     assert node.machine.stop() == 0
     with node.connected() as plugin:
         plugin.greet()
         node.until(lambda: "(Connection refused)" in node.said(), "the warning")
         os.unlink(node.machine.socket)
         node.start_container(plugin, node.pod())
-        node.until(lambda: "resctrlmond is still away: " in node.said(), "the new reason")
+        node.until(lambda: "resctrlmond is still unavailable: " in node.said(), "the new reason")
     assert node.said().count("start unmonitored for now") == 1
     node.machine.start()
 
@@ -70,7 +70,7 @@ def test_a_pod_that_was_removed_while_the_daemon_was_away_ends_when_it_is_back(n
         node.until(lambda: node.group()["state"] == "completed", "its end")
 
 
-def test_a_daemon_that_hangs_holds_up_one_start_within_the_limit_and_no_other(node: Node) -> None:
+def test_daemon_that_hangs_delays_only_one_start(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
@@ -87,7 +87,7 @@ def test_a_daemon_that_hangs_holds_up_one_start_within_the_limit_and_no_other(no
         node.until(lambda: node.machine.tasks(UID) == everyone, "all of them in the group")
 
 
-def test_a_socket_that_takes_calls_and_never_answers_costs_less_than_the_runtime_waits(node: Node) -> None:
+def test_socket_without_replies_delays_less_than_the_runtime_waits(node: Node) -> None:
     assert node.machine.stop() == 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
         if os.path.exists(node.machine.socket):
@@ -98,14 +98,14 @@ def test_a_socket_that_takes_calls_and_never_answers_costs_less_than_the_runtime
             plugin.greet()
             began = time.monotonic()
             node.start_container(plugin, node.pod())
-            # The least bound that a test on a busy machine may set: the answer came by itself, long before a person.
+            # A generous bound for a busy machine: the response came without a person's help.
             assert time.monotonic() - began < 10 * RUNTIME_LIMIT_S
-            assert "answered before it is carried over" in node.said() or "in time" in node.said()
+            assert "answered before resctrlmond was updated" in node.said() or "in time" in node.said()
     node.machine.start()
 
 
 def test_a_container_whose_start_is_answered_before_it_is_in_its_group_is_late(node: Node) -> None:
-    """The runtime let it go after 1.5 s, it was moved later, and its total was exact."""
+    """The runtime continued after 1.5 s, the container was moved later, and its total was exact."""
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
@@ -113,7 +113,7 @@ def test_a_container_whose_start_is_answered_before_it_is_in_its_group_is_late(n
         slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
         Control(str(node.machine.top / "resctrl")).set_faults(slow)
         container = node.start_container(plugin, pod)
-        assert "answered before it is carried over" in node.said()
+        assert "answered before resctrlmond was updated" in node.said()
         node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
         node.until(lambda: bool(node.member(container.id).get("late")), "the mark")
         assert node.group()["baseline"] == "late"
@@ -136,7 +136,7 @@ def test_out_of_rmids_the_container_starts_and_its_group_is_pending(node: Node) 
 
 
 @pytest.mark.parametrize("event", [Event.RUN_POD_SANDBOX, Event.START_CONTAINER])
-def test_a_refusal_is_told_once_and_the_container_starts(node: Node, event: Event) -> None:
+def test_refusal_is_logged_once_and_the_container_starts(node: Node, event: Event) -> None:
     os.mkdir(node.machine.top / "resctrl" / "mon_groups" / UID)
     with node.connected() as plugin:
         plugin.greet()
@@ -148,7 +148,7 @@ def test_a_refusal_is_told_once_and_the_container_starts(node: Node, event: Even
         assert node.machine.groups() == [UID]
 
 
-def test_a_process_that_is_gone_when_we_hear_of_it(node: Node) -> None:
+def test_process_that_has_ended_before_its_event(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod, pid = node.pod(), node.process()
@@ -160,14 +160,14 @@ def test_a_process_that_is_gone_when_we_hear_of_it(node: Node) -> None:
 
 
 def test_a_list_that_times_out_says_nothing_about_assign(tmp_path: Path) -> None:
-    """A List waits for memory that other callers' lists take; an Assign does not."""
+    """A List waits for memory that the lists of other callers use; an Assign does not."""
 
     async def run() -> None:
-        door = Door(str(tmp_path / "silent"), timeout_s=0.1)
+        manager = Manager(str(tmp_path / "silent"), timeout_s=0.1)
         for verb, is_hung in (("List", False), ("Assign", True), ("List", True)):
             with pytest.raises(Away):
-                await door.ask(verb, types.AssignReply)
-            assert door.is_hung == is_hung
+                await manager.ask(verb, types.AssignReply)
+            assert manager.is_hung == is_hung
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "silent"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding a container's processes by its control group: runtimes that tell no pid, reused numbers, missed starts."""
+"""Finding the processes of a container by its control group: unreported pids, reused pids, missed starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.resctrl.puppets import Puppet, pause_for_start_time
 
 
 def settled(directory: str, *pids: int) -> str:
-    """A control group with those processes in it."""
+    """Return a control group that holds these processes."""
     os.makedirs(directory, exist_ok=True)
     for pid in pids:
         Path(directory, "cgroup.procs").write_text(str(pid))
@@ -25,13 +25,13 @@ def settled(directory: str, *pids: int) -> str:
 
 
 def inner(cgroup: str) -> str:
-    """The path below the hierarchy's root, as runtimes tell it."""
+    """Return the path below the root of the hierarchy, as runtimes report it."""
     top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
     return cgroup.removeprefix(top)
 
 
 @pytest.mark.parametrize("nested", ["", "/container"], ids=["runc", "crun"])
-def test_a_runtime_that_tells_no_pid(node: Node, pod_cgroup: str, nested: str) -> None:
+def test_runtime_that_does_not_report_pids(node: Node, pod_cgroup: str, nested: str) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod, name, pid = node.pod(), an_id(), node.process()
@@ -47,7 +47,7 @@ def test_a_runtime_that_tells_no_pid(node: Node, pod_cgroup: str, nested: str) -
         assert node.group()["baseline"] == "exact"
 
 
-def test_what_joins_a_containers_control_group_later_is_taken_in(node: Node, pod_cgroup: str) -> None:
+def test_process_that_joins_the_control_group_later_is_added(node: Node, pod_cgroup: str) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod, name, pid, session = node.pod(), an_id(), node.process(), node.process()
@@ -57,7 +57,7 @@ def test_what_joins_a_containers_control_group_later_is_taken_in(node: Node, pod
         node.until(lambda: node.machine.tasks(UID) == {pid, session}, "the exec session")
 
 
-def test_a_running_container_is_taken_in_with_all_its_processes(node: Node, pod_cgroup: str) -> None:
+def test_running_container_is_added_with_all_its_processes(node: Node, pod_cgroup: str) -> None:
     with node.connected() as plugin:
         pod, name, pids = node.pod(), an_id(), [node.process() for _ in range(3)]
         settled(f"{pod_cgroup}/cri-containerd-{name}.scope", *pids)
@@ -67,7 +67,7 @@ def test_a_running_container_is_taken_in_with_all_its_processes(node: Node, pod_
         assert node.member(name)["late"]
 
 
-def test_a_post_start_without_a_start_is_the_late_way_in(node: Node, pod_cgroup: str) -> None:
+def test_post_start_without_a_start_adds_the_container_as_late(node: Node, pod_cgroup: str) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod, name, pid = node.pod(), an_id(), node.process()
@@ -77,7 +77,7 @@ def test_a_post_start_without_a_start_is_the_late_way_in(node: Node, pod_cgroup:
         assert node.member(name)["late"]
 
 
-def test_a_pid_that_is_another_process_by_now_is_left_alone(node: Node, pod_cgroup: str) -> None:
+def test_reused_pid_outside_the_control_group_is_not_assigned(node: Node, pod_cgroup: str) -> None:
     with node.connected() as plugin:
         pod, other = node.pod(), node.process()
         gone = node.container(pod, other, linux={"cgroups_path": f"{inner(pod_cgroup)}/gone"})
@@ -87,7 +87,7 @@ def test_a_pid_that_is_another_process_by_now_is_left_alone(node: Node, pod_cgro
         node.until(lambda: node.machine.tasks(UID) == {there.pid}, "it, and it alone")
 
 
-def test_a_number_that_was_given_to_another_process_meanwhile_is_left_alone(node: Node) -> None:
+def test_pid_reused_before_assign_is_not_assigned(node: Node) -> None:
     puppet, nursery = Puppet(), Puppet()
     try:
         with node.connected() as plugin:
@@ -108,7 +108,7 @@ def test_a_number_that_was_given_to_another_process_meanwhile_is_left_alone(node
         nursery.kill()
 
 
-def test_a_container_that_nobody_told_of_is_found_beside_its_sandbox(node: Node, pod_cgroup: str) -> None:
+def test_unreported_container_is_found_beside_its_sandbox(node: Node, pod_cgroup: str) -> None:
     with node.connected() as plugin:
         holder, pid, name = node.process(), node.process(), an_id()
         pod = node.pod(pid=holder)
@@ -120,10 +120,10 @@ def test_a_container_that_nobody_told_of_is_found_beside_its_sandbox(node: Node,
         node.until(lambda: node.living() == {pod.id, name}, "the container", 60)
         node.until(lambda: node.machine.tasks(UID) == {pid}, "its task")
         assert node.member(name)["late"]
-        assert "nobody told" in node.said()
+        assert "without a report" in node.said()
 
 
-def test_a_pod_whose_control_group_is_gone_has_ended_though_nobody_told(node: Node, pod_cgroup: str) -> None:
+def test_pod_ends_with_its_control_group_without_a_report(node: Node, pod_cgroup: str) -> None:
     with node.connected() as plugin:
         holder, pid, name = node.process(), node.process(), an_id()
         pod = node.pod(pid=holder)
@@ -139,10 +139,8 @@ def test_a_pod_whose_control_group_is_gone_has_ended_though_nobody_told(node: No
         assert "control group is gone" in node.said()
 
 
-def test_a_pod_whose_process_the_list_does_not_tell_is_followed_by_its_declared_control_group(
-    node: Node, pod_cgroup: str
-) -> None:
-    """containerd 1.7.24 tells none of the sandboxes from before its own restart."""
+def test_pod_without_a_pid_is_found_by_its_declared_control_group(node: Node, pod_cgroup: str) -> None:
+    """containerd 1.7.24 reports no pid for the sandboxes from before its own restart."""
     with node.connected() as plugin:
         pod = node.pod(linux={"cgroup_parent": inner(pod_cgroup)})
         plugin.greet([pod])
@@ -183,7 +181,7 @@ def emptied(cgroup: str) -> bool:
     return True
 
 
-def test_where_the_kubelet_and_systemd_put_things() -> None:
+def test_paths_of_the_kubelet_and_systemd() -> None:
     name = "4d" * 32
     paths = {
         f"/kubepods/burstable/pod{UID}/{name}": f"kubepods/burstable/pod{UID}/{name}",
@@ -203,7 +201,7 @@ def test_where_the_kubelet_and_systemd_put_things() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "/", ":::", "::", "\0", "/no/such", "x" * 10_000])
-def test_paths_that_are_none(given: str) -> None:
+def test_invalid_paths_are_empty(given: str) -> None:
     assert place.declared_cgroup(given, "x") == ""
 
 

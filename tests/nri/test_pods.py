@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime told, as state: lists against events, ends, and what is called how."""
+"""The state from the runtime's reports: lists against events, ends, and attributes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 OTHER = "11111111-2222-4333-8444-555555555555"
 
 
-def test_the_list_replaces_all_but_what_events_told_before_it() -> None:
+def test_list_replaces_all_but_ids_in_earlier_events() -> None:
     pods = Pods()
     pods.replace_all([Pod("old", OTHER)], [Container("c-old", "old")])
     pods.begin()
-    pods.tell("new")
+    pods.record_ids("new")
     pods.add_sandbox(Pod("new", UID))
-    pods.tell("gone")
+    pods.record_ids("gone")
     assert pods.replace_all([Pod("gone", OTHER), Pod("listed", OTHER)], [Container("c", "listed")]) == []
     assert set(pods.sandboxes) == {"new", "listed"}
     assert set(pods.members) == {"c"}
@@ -33,12 +33,12 @@ def test_the_list_replaces_all_but_what_events_told_before_it() -> None:
 def test_events_after_the_list_are_not_remembered() -> None:
     pods = Pods()
     pods.replace_all([], [])
-    pods.tell("a", "b")
+    pods.record_ids("a", "b")
     pods.replace_all([Pod("a", UID)], [])
     assert set(pods.sandboxes) == {"a"}
 
 
-def test_what_is_settled_stays_so_over_a_list() -> None:
+def test_settled_entries_stay_settled_after_a_list() -> None:
     pods = Pods()
     pods.add_sandbox(Pod("s", UID)).is_settled = True
     pods.add_member(Container("c", "s")).is_settled = True
@@ -48,7 +48,7 @@ def test_what_is_settled_stays_so_over_a_list() -> None:
     assert [one.is_settled for one in pods.members.values()] == [True, False]
 
 
-def test_what_cannot_be_taken_is_told_and_the_rest_is_taken() -> None:
+def test_invalid_entries_are_reported_and_others_accepted() -> None:
     pods = Pods()
     given = [Pod("good", UID), Pod("bad", "../etc"), Pod("")]
     wrong = pods.replace_all(given, [Container("c", "nowhere"), Container("d", "good"), Container("..", "good")])
@@ -56,7 +56,7 @@ def test_what_cannot_be_taken_is_told_and_the_rest_is_taken() -> None:
     assert (set(pods.sandboxes), set(pods.members)) == ({"good"}, {"d"})
 
 
-def test_a_later_word_adds_and_takes_nothing_away() -> None:
+def test_later_report_adds_fields_and_removes_none() -> None:
     pods = Pods()
     pods.add_sandbox(Pod("s", UID, pid=5))
     assert pods.add_sandbox(Pod("s")).pod == Pod("s", UID, pid=5)
@@ -103,7 +103,7 @@ def test_attributes_that_are_long_together_fit_the_daemons_limit() -> None:
 
 
 def test_the_start_time_of_a_process_is_forgotten_when_a_list_brings_another_pid_under_the_same_id() -> None:
-    """A container restarted while nobody was connected: its new process was taken for one that has ended."""
+    """A container was restarted while no connection existed: its new process was taken for one that has ended."""
     pods = Pods()
     pods.replace_all([Pod("s", UID, pid=10), Pod("same", OTHER, pid=11)], [Container("c", "s", pid=20)])
     for one in (pods.sandboxes["s"], pods.sandboxes["same"], pods.members["c"]):
@@ -113,13 +113,13 @@ def test_the_start_time_of_a_process_is_forgotten_when_a_list_brings_another_pid
     assert pods.sandboxes["s"].started == 0
     assert pods.members["c"].started == 0
     assert pods.sandboxes["same"].started == 4711
-    # One that is told without a pid is still the one that was known.
+    # A sandbox that is reported without a pid is still the known one.
     pods.begin()
     pods.replace_all([Pod("s", UID, pid=12), Pod("same", OTHER)], [Container("c", "s", pid=22)])
     assert pods.sandboxes["same"].started == 4711
 
 
-def test_a_sandbox_whose_control_group_was_found_before_its_event_is_a_sandbox() -> None:
+def test_sandbox_found_before_its_event_becomes_a_sandbox() -> None:
     pods = Pods()
     pods.add_sandbox(Pod("old", UID))
     pods.add_member(Container("new", "old")).is_found = True
@@ -127,7 +127,7 @@ def test_a_sandbox_whose_control_group_was_found_before_its_event_is_a_sandbox()
     assert (set(pods.sandboxes), set(pods.members)) == ({"old", "new"}, set())
 
 
-def test_a_container_that_the_runtime_named_is_no_sandbox() -> None:
+def test_reported_container_does_not_become_a_sandbox() -> None:
     pods = Pods()
     pods.add_sandbox(Pod("old", UID))
     pods.add_member(Container("new", "old")).is_found = True

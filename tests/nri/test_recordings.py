@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containerds of two versions as they spoke to us: to the byte, and with living processes in the place of theirs."""
+"""Replay two versions of containerd: the responses are identical, and living processes replace the recorded ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.nri.recording import RECORDINGS, Call, Frame, calls, sessions
 from tests.nri.runtime import Plugin, Runtime
 
 VERSIONS = [pytest.param(recording, id=recording.stem) for recording in RECORDINGS]
-# Before 0.12, NRI tells all events by number but this one.
+# NRI before 0.12 reports all events by number, except for this one.
 CHANGE, STOP = "StateChange", "StopContainer"
 
 
 @contextmanager
 def alone(top: Path) -> Iterator[Runtime]:
-    """The adapter without any daemon: what it answers does not depend on one."""
+    """Start the adapter without a daemon: its responses do not depend on one."""
     runtime = Runtime(str(top / "nri.sock"))
     command = [sys.executable, "-m", "resctrlmond.nri", "--socket", str(top / "nri.sock")]
     with closing(runtime), (top / "log").open("wb") as log:
@@ -42,7 +42,7 @@ def alone(top: Path) -> Iterator[Runtime]:
 
 
 def replay(plugin: Plugin, frames: list[Frame]) -> int:
-    """Say what the runtime said, and compare what is answered with what was; how many frames were compared."""
+    """Send the recorded requests and compare the responses. Return the number of compared frames."""
     compared = 0
     for frame in frames:
         if frame.is_runtimes:
@@ -59,7 +59,7 @@ def test_there_are_recordings_of_both_versions() -> None:
 
 @pytest.mark.parametrize("recording", VERSIONS)
 @pytest.mark.parametrize("piece", [None, 7], ids=["whole", "in-pieces"])
-def test_the_same_is_answered_to_the_byte(recording: Path, piece: int | None, tmp_path: Path) -> None:
+def test_responses_are_identical_to_the_recording(recording: Path, piece: int | None, tmp_path: Path) -> None:
     recorded = sessions(recording)
     assert len(recorded) >= 3, "one to begin with, one after the adapter's restart, one after containerd's"
     with alone(tmp_path) as runtime:
@@ -70,18 +70,18 @@ def test_the_same_is_answered_to_the_byte(recording: Path, piece: int | None, tm
 
 
 @pytest.mark.parametrize("recording", VERSIONS)
-def test_the_recording_has_what_the_adapter_lives_on(recording: Path) -> None:
-    """What is said of containerd, of these two: when a process is told, and what comes after a restart."""
+def test_recording_has_the_events_that_the_adapter_needs(recording: Path) -> None:
+    """Check what the comments state about these two versions: when a pid is reported, and events after a restart."""
     first, *later = [list(calls(frames)) for frames in sessions(recording)]
     assert [call.method for call in first[:2]] == ["Configure", "Synchronize"]
     configure = messages.decode(first[0].method, first[0].payload)
     assert isinstance(configure, messages.Configure)
     assert (configure.runtime, configure.config) == ("containerd", "")
-    told = [messages.decode(call.method, call.payload) for call in first[2:]]
+    decoded = [messages.decode(call.method, call.payload) for call in first[2:]]
     assert {call.method for call in first[2:]} == {CHANGE, STOP}
-    by_event: dict[Event, list[messages.Happened]] = {}
-    for one in told:
-        assert isinstance(one, messages.Happened)
+    by_event: dict[Event, list[messages.EventReport]] = {}
+    for one in decoded:
+        assert isinstance(one, messages.EventReport)
         assert one.event is not None, "nothing that we did not ask for"
         assert one.pod is not None
         by_event.setdefault(one.event, []).append(one)
@@ -96,25 +96,25 @@ def test_the_recording_has_what_the_adapter_lives_on(recording: Path) -> None:
         assert pod.cgroup_parent.endswith(f"/pod{pod.uid}")
         assert all(one.pid for one in synchronize.containers if one.is_running)
         assert any(one.is_running for one in synchronize.containers)
-    # Of the sandbox from before its own restart, the last connection's containerd does not tell the removal.
+    # containerd does not report the removal of the sandbox from before its own restart.
     last = [messages.decode(call.method, call.payload) for call in later[-1][2:]]
-    assert Event.REMOVE_POD_SANDBOX not in {one.event for one in last if isinstance(one, messages.Happened)}
+    assert Event.REMOVE_POD_SANDBOX not in {one.event for one in last if isinstance(one, messages.EventReport)}
 
 
 class Cast:
-    """Processes of ours in the roles of the recorded ones, by the ids of containers and sandboxes."""
+    """Processes of the test in the place of the recorded ones, by the IDs of containers and sandboxes."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.pids: dict[str, int] = {}
 
     def played(self, call: Call) -> bytes:
-        """The call's payload with our processes in it; every other field, known or not, as it was."""
+        """Return the call's payload with the pids of the test; all other fields, known or not, are unchanged."""
         if call.method == "Synchronize":
-            told = nri_pb2.SynchronizeRequest.FromString(call.payload)
-            for one in (*told.pods, *told.containers):
+            decoded = nri_pb2.SynchronizeRequest.FromString(call.payload)
+            for one in (*decoded.pods, *decoded.containers):
                 self._play(one)
-            return told.SerializeToString()
+            return decoded.SerializeToString()
         event = (nri_pb2.EventRequest if call.method == STOP else nri_pb2.StateChangeEvent).FromString(call.payload)
         for part in (event.pod, event.container):
             self._play(part)
@@ -138,26 +138,26 @@ def test_each_container_is_in_its_group_when_its_start_is_answered(recording: Pa
                 if call.method == "Configure":
                     plugin.configure()
                     continue
-                told = messages.decode(call.method, call.payload)
-                is_end = isinstance(told, messages.Happened) and told.event is Event.STOP_CONTAINER
-                if is_end and told.container and told.container.id in cast.pids:
-                    # The runtime tells when it has ended.
-                    node.end(cast.pids[told.container.id])
+                decoded = messages.decode(call.method, call.payload)
+                is_end = isinstance(decoded, messages.EventReport) and decoded.event is Event.STOP_CONTAINER
+                if is_end and decoded.container and decoded.container.id in cast.pids:
+                    # The runtime reports the event after the end.
+                    node.end(cast.pids[decoded.container.id])
                 answer = plugin.call(call.method, cast.played(call))
                 assert answer.status.code == 0
-                if not isinstance(told, messages.Happened) or told.pod is None:
+                if not isinstance(decoded, messages.EventReport) or decoded.pod is None:
                     continue
-                if told.event is Event.START_CONTAINER and told.container:
-                    name, uid = told.container.id, told.pod.uid
+                if decoded.event is Event.START_CONTAINER and decoded.container:
+                    name, uid = decoded.container.id, decoded.pod.uid
                     assert cast.pids[name] in node.machine.tasks(uid)
                     assert name in node.living(uid)
                     assert not node.member(name, uid).get("late")
                     started += 1
-                elif is_end and told.container:
-                    assert told.container.id not in node.living(told.pod.uid)
-                elif told.event is Event.REMOVE_POD_SANDBOX:
-                    assert not any(told.pod.id in node.living(key) for key in node.machine.groups())
-                    removed.add(told.pod.id)
+                elif is_end and decoded.container:
+                    assert decoded.container.id not in node.living(decoded.pod.uid)
+                elif decoded.event is Event.REMOVE_POD_SANDBOX:
+                    assert not any(decoded.pod.id in node.living(key) for key in node.machine.groups())
+                    removed.add(decoded.pod.id)
     assert started >= 5
     assert removed
 

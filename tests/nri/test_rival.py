@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nri-resctrl-mon on the same host is found, and said."""
+"""nri-resctrl-mon on the same host is detected and reported."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from resctrlmond.nri.rival import rivals
 from tests.nri.conftest import Node
 
-# Whoever else is on the host that runs the tests, there is no process in there.
+# A directory without processes, whatever runs on the host of the tests.
 NOBODY = "/sys"
 
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[str]:
-    """A socket as resctrlmond's: of root and the group that marks."""
+    """Yield a socket like resctrlmond's: its group is the mark."""
     path = str(tmp_path / "manager")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -31,7 +31,7 @@ def manager(tmp_path: Path) -> Iterator[str]:
 
 
 def await_name(pid: int, name: str) -> None:
-    """exec closes what was inherited, which is what Popen waits for, before it gives the process its name."""
+    """Popen waits for exec to close the inherited descriptors, but exec sets the name of the process later."""
     deadline = time.monotonic() + 60
     while Path(f"/proc/{pid}/comm").read_text() != f"{name}\n":
         assert time.monotonic() < deadline, "the program was never called by its name"
@@ -39,7 +39,7 @@ def await_name(pid: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nri-resctrl-mon", "90-resctrl-mon"])
-def test_its_process(tmp_path: Path, manager: str, name: str) -> None:
+def test_its_process_is_detected(tmp_path: Path, manager: str, name: str) -> None:
     program = tmp_path / name
     shutil.copy("/bin/sleep", program)
     with subprocess.Popen([program, "600"]) as process:
@@ -51,10 +51,10 @@ def test_its_process(tmp_path: Path, manager: str, name: str) -> None:
     assert f"it runs as process {process.pid}" not in rivals(manager, plugins="/none", snapshots="/none")
 
 
-def test_a_process_of_that_name_that_is_not_roots_is_none(tmp_path: Path, manager: str) -> None:
-    """Anybody may call his process so; only root gets at the runtime's socket."""
+def test_process_of_that_name_of_another_user_is_ignored(tmp_path: Path, manager: str) -> None:
+    """All users can name a process like this; only root has access to the runtime's socket."""
     code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'nri-resctrl-mon'); print(flush=True); time.sleep(600)"
-    # The system's Python: ours may be in a folder that is root's alone.
+    # The system's Python, because the test's own may be in a directory that only root can read.
     command = ["/usr/bin/python3", "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, user=65534, group=65534, cwd="/") as process:
         try:
@@ -66,27 +66,27 @@ def test_a_process_of_that_name_that_is_not_roots_is_none(tmp_path: Path, manage
             process.kill()
 
 
-def test_its_place_among_the_plugins_that_are_launched(tmp_path: Path, manager: str) -> None:
+def test_its_file_among_launched_plugins_is_detected(tmp_path: Path, manager: str) -> None:
     for name in ("90-resctrl-mon", "10-other", "resctrl-mon"):
         (tmp_path / name).touch()
     found = rivals(manager, proc=NOBODY, plugins=str(tmp_path), snapshots="/none")
     assert found == [f"{tmp_path}/90-resctrl-mon is launched by the runtime"]
 
 
-def test_its_folder_is_told_from_ours(tmp_path: Path, manager: str) -> None:
+def test_its_directory_is_distinguished_from_that_of_resctrlmond(tmp_path: Path, manager: str) -> None:
     folder = tmp_path / "nri-resctrl-mon"
     folder.mkdir()
 
     def found(socket: str) -> list[str]:
         return rivals(socket, proc=NOBODY, plugins="/none", snapshots=str(folder))
 
-    assert found(manager) == [f"{folder} is not of resctrlmond"]
+    assert found(manager) == [f"{folder} does not belong to resctrlmond"]
     os.chown(folder, 0, 4242)
     assert found(manager) == []
     assert found("/none") == [], "it cannot be told whose it is"
 
 
-def test_it_is_said_once_and_in_the_status(node: Node, tmp_path: Path) -> None:
+def test_rival_is_logged_once_and_shown_in_the_status(node: Node, tmp_path: Path) -> None:
     node.stop_adapter()
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notify.bind(str(tmp_path / "nri-notify"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods are monitored: what a selector means, what a configuration may say, and that the rest is left alone."""
+"""The selection of pods: the meaning of selectors, the syntax of the configuration, and unselected pods."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OTHER = "11111111-2222-4333-8444-555555555555"
         ("  ", {"a": "b"}, None),
     ],
 )
-def test_what_a_selector_means(text: str, selected: dict[str, str], not_selected: dict[str, str] | None) -> None:
+def test_selector_matches_labels(text: str, selected: dict[str, str], not_selected: dict[str, str] | None) -> None:
     selection = Selection(requirements=selector(text))
     assert selection.why_not(Pod("s", labels=selected)) == ""
     if not_selected is not None:
@@ -56,7 +56,7 @@ def test_what_a_selector_means(text: str, selected: dict[str, str], not_selected
         *("app==", "app notin ()x", "a=b=c", "x\0y", "app=ä"),
     ],
 )
-def test_what_is_no_selector(text: str) -> None:
+def test_invalid_selector_is_refused(text: str) -> None:
     if text == "app==":
         assert selector(text) == selector("app in ()")
         return
@@ -70,12 +70,12 @@ def test_any_text_is_a_selector_or_is_refused(text: str) -> None:
         requirements = selector(text)
     except SelectorError:
         return
-    # What it is said to be means the same.
+    # The text of the requirements has the same meaning.
     assert selector(", ".join(map(str, requirements))) == requirements
 
 
 def test_equality_is_as_in_nri_resctrl_mon() -> None:
-    """All must match, and an empty value also matches a label that is not there."""
+    """All must match, and an empty value also matches a missing label."""
     selection = Selection(requirements=equal({"app": "web", "canary": ""}))
     assert not selection.why_not(Pod("s", labels={"app": "web"}))
     assert not selection.why_not(Pod("s", labels={"app": "web", "canary": "", "more": "x"}))
@@ -103,7 +103,7 @@ def test_the_keys_of_nri_resctrl_mon_as_it_has_them() -> None:
 @pytest.mark.parametrize(
     "text", ["", "# nothing", "---", "namespaces: []\nlabelSelector: {}\n", "namespaces:\nlabelSelector:\n", "null"]
 )
-def test_what_selects_all(text: str) -> None:
+def test_empty_configuration_selects_all(text: str) -> None:
     if text == "null":
         with pytest.raises(ConfigError):
             settings.parse(text.encode(), "f")
@@ -111,7 +111,7 @@ def test_what_selects_all(text: str) -> None:
         assert settings.parse(text.encode(), "f") == Selection()
 
 
-def test_a_selector_in_words() -> None:
+def test_selector_as_text() -> None:
     assert settings.parse(b"labelSelector: app in (web, api), !canary\n", "f").requirements == selector(
         "app in (web,api),!canary"
     )
@@ -120,18 +120,18 @@ def test_a_selector_in_words() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("resctrlPath: /sys/fs/resctrl", "f:1: resctrlPath is no key of this adapter. Remove it"),
-        ("\ntelemetry:\n  prometheus:\n    enabled: true\n", "f:2: telemetry is no key of this adapter"),
+        ("resctrlPath: /sys/fs/resctrl", "f:1: resctrlPath is not a key of this adapter. Remove it"),
+        ("\ntelemetry:\n  prometheus:\n    enabled: true\n", "f:2: telemetry is not a key of this adapter"),
         ("namespace: [a]", "f:1: unknown key 'namespace'.*Did you mean namespaces"),
-        ("namespaces: shop", "f:1: namespaces is no list"),
+        ("namespaces: shop", "f:1: namespaces is not a list"),
         ("annotations: [a, '']", "f:1: an annotation has no name"),
-        ("annotations: {a: b}", "f:1: annotations is no list"),
+        ("annotations: {a: b}", "f:1: annotations is not a list"),
         ("namespaces: [[a]]", "f:1: a namespace is a list"),
         ("namespaces: ['']", "f:1: a namespace has no name"),
         ("labelSelector: [a]", "f:1: labelSelector is a list"),
         ("labelSelector: {a: [b]}", "f:1: a value is a list"),
         ("labelSelector: {a: b, a: c}", "f:1: labelSelector names a label twice"),
-        ("labelSelector: {-a: b}", "f:1: labelSelector: '-a' is no label's name"),
+        ("labelSelector: {-a: b}", "f:1: labelSelector: '-a' is not a valid label name"),
         ("labelSelector: a in", "f:1: labelSelector: it ends too early"),
         ("namespaces: [a]\nnamespaces: [b]", "f:2: namespaces is set a second time"),
         ("namespaces: &a [b]", "f:1: .*anchor"),
@@ -142,12 +142,12 @@ def test_a_selector_in_words() -> None:
         ("- a", "f:1: no key and value"),
         ("namespaces: [a]\n---\nnamespaces: [b]", "f:2: "),
         ("a\x01: b", "f:1: .*not allowed"),
-        ('\nnamespaces: ["\\UFFFFFFFF"]', "f:2: no YAML"),
-        ("%YAML " + "9" * 5000 + ".1\n---\n", "f:1: no YAML"),
+        ('\nnamespaces: ["\\UFFFFFFFF"]', "f:2: not valid YAML"),
+        ("%YAML " + "9" * 5000 + ".1\n---\n", "f:1: not valid YAML"),
         ("#" * 70_000, "larger than"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(text: str, said: str) -> None:
+def test_configuration_error_names_the_line(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         settings.parse(text.encode(), "f")
 
@@ -192,11 +192,11 @@ def configured(node: Node, text: str) -> None:
 
 
 def reasons(node: Node) -> dict[str, str]:
-    """Why pods are not monitored, by key."""
+    """Return the reasons why pods are not monitored, by key."""
     return {pod["key"]: pod.get("reason", "") for pod in node.machine.call("ListPods")["pods"]}
 
 
-def test_a_pod_that_is_not_selected_is_told_and_left_alone(node: Node) -> None:
+def test_unselected_pod_is_listed_and_not_monitored(node: Node) -> None:
     configured(node, "namespaces: [shop]\nlabelSelector: app in (web, api)\n")
     with node.connected() as plugin:
         plugin.greet()
@@ -253,7 +253,7 @@ def test_somebody_elses_member_of_a_pod_that_is_not_selected_is_not_ended(node: 
         assert (node.owners(), node.living()) == ({"engine"}, {container.id})
 
 
-def test_what_the_runtime_hands_over_replaces_the_file_and_what_is_wrong_does_not(node: Node) -> None:
+def test_runtime_configuration_replaces_the_file_if_it_is_valid(node: Node) -> None:
     configured(node, "namespaces: [none]\n")
     with node.connected() as plugin:
         plugin.registered()
@@ -287,4 +287,4 @@ def test_a_configuration_that_is_wrong_ends_it_with_the_line_and_78(node: Node) 
     assert node.adapter is not None
     assert node.adapter.wait(60) == 78
     node.adapter = None
-    assert "nri.yaml:2: namespaces is no list" in node.said()
+    assert "nri.yaml:2: namespaces is not a list" in node.said()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection to the runtime: what is answered and how, and that it comes back whatever ends it."""
+"""The connection to the runtime: its responses, and that it is created again after any end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 
 from resctrlmond.nri import mux, nri_pb2
 from resctrlmond.nri import plugin as adapter
-from resctrlmond.nri.carrier import Carrier
-from resctrlmond.nri.door import Door
-from resctrlmond.nri.messages import Event, Happened
+from resctrlmond.nri.manager import Manager
+from resctrlmond.nri.messages import Event, EventReport
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.session import Session
+from resctrlmond.nri.updater import Updater
 from tests.nri.conftest import UID, Node
 from tests.nri.hostile import packed, request
 from tests.nri.runtime import PLUGIN, REQUEST, RESPONSE, Plugin, Runtime
@@ -71,7 +71,7 @@ def test_stream_ids_that_skip_are_taken_and_even_or_falling_ones_refused(node: N
         assert plugin.call("StateChange", b"").status.code == OK
 
 
-def test_what_we_do_not_have_is_unimplemented(node: Node) -> None:
+def test_unknown_method_is_unimplemented(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         for method in ("CreateContainer", "UpdateContainer", "ValidateContainerAdjustment", "Nope", ""):
@@ -80,7 +80,7 @@ def test_what_we_do_not_have_is_unimplemented(node: Node) -> None:
         assert plugin.call("Shutdown", b"").status.code == OK
 
 
-def test_an_event_that_cannot_be_read_is_no_reason_to_fail_a_container(node: Node) -> None:
+def test_unreadable_event_does_not_fail_the_container(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         for method in ("StateChange", "StartContainer"):
@@ -89,7 +89,7 @@ def test_an_event_that_cannot_be_read_is_no_reason_to_fail_a_container(node: Nod
         assert "cannot be read" in node.said()
 
 
-def test_what_is_no_request_is_refused_or_passed_over(node: Node) -> None:
+def test_invalid_request_is_refused_or_skipped(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         plugin.stream += 2
@@ -114,7 +114,7 @@ def test_calls_are_read_on_while_one_is_worked_on_and_each_is_answered(node: Nod
         assert sorted(node.machine.groups()) == [pod.uid for pod in pods]
 
 
-def test_a_frame_that_is_none_ends_the_connection_and_a_new_one_is_made(node: Node) -> None:
+def test_invalid_frame_ends_the_connection_and_the_adapter_reconnects(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         plugin.raw(b"GET / HTTP/1.1\r\n\r\n")
@@ -137,7 +137,9 @@ def test_an_end_within_a_frame_keeps_the_group_and_a_new_connection_is_made(node
 
 
 def test_an_end_within_a_list_in_chunks_forgets_the_chunks(node: Node) -> None:
-    """A runtime that is restarted in the middle of its list: what it told is no list, and is added to none."""
+    """A runtime that restarts in the middle of its list: the first part is not a list, and is not added to the next
+    one.
+    """
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
@@ -180,7 +182,7 @@ def test_no_socket_a_dead_one_and_a_new_one(node: Node) -> None:
         assert node.living() == {pod.id}
 
 
-def test_a_runtime_that_refuses_us_is_asked_again(node: Node) -> None:
+def test_registration_is_retried_after_a_refusal(node: Node) -> None:
     with node.connected() as plugin:
         plugin._message(2)  # the registration
         refused = nri_pb2.Response(status=nri_pb2.Status(code=2, message="no plugins today"))
@@ -231,16 +233,16 @@ def test_an_adapter_that_was_killed_takes_up_where_it_stopped(node: Node) -> Non
 
 
 class Broken(adapter.Plugin):
-    """A plugin with a bug in it."""
+    """A plugin with a bug."""
 
     def __init__(self) -> None:
-        super().__init__(Carrier(Door("/none"), Pods()))
+        super().__init__(Updater(Manager("/none"), Pods()))
 
-    def happened(self, told: Happened) -> asyncio.Future[None]:
+    def handle_event(self, report: EventReport) -> asyncio.Future[None]:
         raise ZeroDivisionError
 
 
-def test_a_bug_of_ours_fails_no_container(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_of_the_adapter_does_not_fail_the_container(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair()
 
     async def serve() -> None:
@@ -267,11 +269,11 @@ class Recorder(adapter.Plugin):
     """A plugin that keeps what the answers to events wait for."""
 
     def __init__(self) -> None:
-        super().__init__(Carrier(Door("/none"), Pods()))
+        super().__init__(Updater(Manager("/none"), Pods()))
         self.waiting: list[asyncio.Future[None]] = []
 
-    def happened(self, told: Happened) -> asyncio.Future[None]:
-        self.waiting.append(super().happened(told))
+    def handle_event(self, report: EventReport) -> asyncio.Future[None]:
+        self.waiting.append(super().handle_event(report))
         return self.waiting[-1]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The multiplexer and ttrpc: byte by byte, at their limits, and against whatever else may come in."""
+"""The multiplexer and ttrpc: byte by byte, at their limits, and with arbitrary input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frame(connection: int, payload: bytes) -> bytes:
 
 
 def lengths(written: bytes) -> list[int]:
-    """The payloads' lengths of frames."""
+    """Return the lengths of the payloads of frames."""
     found = []
     while written:
         (length,) = struct.unpack_from(">I", written, 4)
@@ -68,8 +68,8 @@ def test_byte_by_byte_is_the_same_as_at_once() -> None:
         ttrpc.Answer,
         messages.Configure,
         messages.Synchronize,
-        messages.Happened,
-        messages.Happened,
+        messages.EventReport,
+        messages.EventReport,
         type(None),
         messages.Shutdown,
     ]
@@ -87,7 +87,7 @@ def test_a_frame_of_an_impossible_length_ends_the_connection_before_it_is_read()
         list(mux.Demultiplexer().feed(struct.pack(">II", 1, mux.MAX_INBOUND + 1)))
 
 
-def test_an_end_within_a_frame_is_told_from_one_between_frames() -> None:
+def test_end_within_a_frame_is_detected() -> None:
     frames = mux.Demultiplexer()
     assert frames.is_between_frames
     for byte in frame(1, b"x")[:-1]:
@@ -143,14 +143,14 @@ def test_stream_ids_may_skip_but_not_be_even_or_fall() -> None:
     assert isinstance(take(7), ttrpc.Call)
 
 
-def test_a_request_that_is_no_protobuf_is_refused_and_the_next_is_served() -> None:
+def test_request_that_is_not_protobuf_is_refused() -> None:
     server = ttrpc.Server()
     assert code(server.take(ttrpc.Message(1, ttrpc.REQUEST, b"\xff"))) == ttrpc.INVALID_ARGUMENT
     assert isinstance(server.take(ttrpc.Message(3, ttrpc.REQUEST, b"")), ttrpc.Call)
 
 
 @pytest.mark.parametrize("kind", [0, 2, 3, 4, 255])
-def test_what_is_no_request_is_passed_over(kind: int) -> None:
+def test_message_that_is_not_a_request_is_skipped(kind: int) -> None:
     assert ttrpc.Server().take(ttrpc.Message(1, kind, b"")) is None
 
 
@@ -167,7 +167,7 @@ def test_our_own_calls_have_odd_rising_streams_and_answers_in_any_order() -> Non
     assert bad.code != ttrpc.OK
 
 
-# -- whatever comes
+# -- arbitrary input
 
 
 @settings(max_examples=300, deadline=None)

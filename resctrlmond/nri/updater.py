@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries pods and containers over to resctrlmond, one at a time or all of them by comparing lists."""
+"""Send pods and containers to resctrlmond: one at a time, or all that differ between the two lists."""
 
 from __future__ import annotations
 
@@ -13,50 +13,53 @@ from resctrlmond.api import types
 from resctrlmond.groups.inventory import Sandbox as NotedSandbox
 from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri import place
-from resctrlmond.nri.door import CLAIM, Away, Door, Refused
 from resctrlmond.nri.inventory import chunks, inventory
+from resctrlmond.nri.manager import CLAIM, Away, Manager, Refused
 from resctrlmond.nri.pods import Member, Pods, attributes, container_names
 
 log = logging.getLogger(__name__)
 
-# What is over cannot be ended again, and what is gone needs no group.
+# Errors of an end that has already happened, and of a start whose process or control group has already gone.
 _ALREADY = frozenset({"NoSuchGroup", "NoSuchClaim"})
 _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
-# What a runtime like Kata or gVisor tells for a container is the process of its sandbox: the virtual machine, or the
-# kernel that the containers are given.
+# Kata Containers and gVisor report the process of the sandbox for each container: the virtual machine, or the kernel
+# of the containers.
 _COUNTED_AS_SANDBOX = {"pod.counted": "as a whole: its containers run within the sandbox's process"}
 NOTE = "NotePods"
-# Of a pod's name, as much is logged: Kubernetes allows 253 characters, and 63 for the namespace.
+# The maximum length of a pod's name in a log message. Kubernetes allows 253 characters, and 63 for the namespace.
 _SHOWN_LENGTH = 320
-# No key has a slash.
+# No key contains a slash.
 _INVENTORY = "/inventory"
 
 
-class Carrier:
-    """The steps, each idempotent. All raise Away, and leave unsettled what they did not finish."""
+class Updater:
+    """Updates of resctrlmond's workloads, each of which is idempotent.
 
-    def __init__(self, door: Door, pods: Pods) -> None:
+    Every method raises Away if resctrlmond cannot be called, and leaves an unfinished sandbox or container unsettled.
+    """
+
+    def __init__(self, manager: Manager, pods: Pods) -> None:
         self.pods = pods
-        self._door = door
+        self._manager = manager
         self._refusals: dict[str, str] = {}
-        # What resctrlmond was told of the pods, by the sandboxes' ids.
-        self._noted: dict[str, NotedSandbox] = {}
+        # The sandboxes in the last inventory that was sent to resctrlmond, by ID.
+        self._inventory: dict[str, NotedSandbox] = {}
 
     @property
     def is_hung(self) -> bool:
-        """Whether resctrlmond did not answer the last time."""
-        return self._door.is_hung
+        """Whether resctrlmond did not answer the last call."""
+        return self._manager.is_hung
 
-    async def note(self, sandbox_id: str) -> None:
-        """Claim the sandbox's workload, and note the sandbox as its member."""
+    async def claim_sandbox(self, sandbox_id: str) -> None:
+        """Claim the sandbox's workload, and add the sandbox to it as a member."""
         sandbox = self.pods.sandboxes.get(sandbox_id)
         if sandbox is None or sandbox.is_settled or sandbox.unselected:
             return
         try:
-            await self._door.ask(
+            await self._manager.ask(
                 "Create", types.GroupReply, key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox)
             )
-            await self._door.ask(
+            await self._manager.ask(
                 "AddMember", types.GroupReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
             )
         except Refused as error:
@@ -68,9 +71,10 @@ class Carrier:
         )
 
     async def assign(self, container_id: str, *, is_late: bool, is_held: Callable[[], bool] = lambda: True) -> None:
-        """Put a running container into its pod's group; ``is_late``: it runs its own program already.
+        """Put a running container into its pod's group. ``is_late``: it already runs its own program.
 
-        ``is_held``: whether the runtime holds it back still. If it does not when all is done, the container is late.
+        ``is_held``: whether the runtime still blocks the container's start. If it does not at the end, the container
+        is late.
         """
         member = self.pods.members.get(container_id)
         if member is None or member.is_settled or not member.container.is_running:
@@ -78,10 +82,10 @@ class Carrier:
         sandbox = self.pods.sandboxes.get(member.container.sandbox)
         if sandbox is None or sandbox.unselected:
             return
-        await self.note(member.container.sandbox)
+        await self.claim_sandbox(member.container.sandbox)
         target = await asyncio.to_thread(_late_target if is_late else _early_target, member)
         if container_id not in self.pods.members:
-            # Removed while this waited. That step is still to come, and ends what was begun.
+            # The container was removed during the await. The step of its removal follows and ends the member.
             return
         if not target:
             log.debug("container %s has no process that could be found", container_id)
@@ -103,7 +107,7 @@ class Carrier:
         member.is_settled = True
 
     async def _assign(self, key: str, container_id: str, target: Mapping[str, Any]) -> None:
-        await self._door.ask(
+        await self._manager.ask(
             "Assign",
             types.AssignReply,
             key=key,
@@ -114,55 +118,57 @@ class Carrier:
         )
 
     async def end(self, key: str, member: str) -> None:
-        """The member has ended."""
+        """End a member of the workload."""
         self._refusals.pop(member, None)
         try:
-            await self._door.ask(
-                "RemoveMember", types.GroupReply, key=key, member=member, reason="the runtime says so"
+            await self._manager.ask(
+                "RemoveMember", types.GroupReply, key=key, member=member, reason="reported by the runtime"
             )
         except Refused as error:
             if error.name not in _ALREADY:
-                self._refused(member, f"the end of {member} is not noted", error)
+                self._refused(member, f"the end of {member} was not recorded", error)
 
     async def end_sandbox(self, key: str, sandbox: str, containers: Iterable[str]) -> None:
-        """The sandbox was removed, with all that was in it; with the pod's last sandbox the workload ends."""
+        """End a sandbox that was removed, and its containers. After the pod's last sandbox, release the workload."""
         for member in (*containers, sandbox):
             await self.end(key, member)
         if self.pods.lives(key):
             return
         self._refusals.pop(key, None)
         try:
-            await self._door.ask(
+            await self._manager.ask(
                 "Release", types.ReleaseReply, key=key, claim=CLAIM, reason="its last sandbox was removed"
             )
         except Refused as error:
             if error.name not in _ALREADY:
-                self._refused(key, f"the end of {key} is not noted", error)
+                self._refused(key, f"the end of {key} was not recorded", error)
 
     async def resync(self) -> AsyncIterator[None]:
-        """Compare what the runtime has with what resctrlmond has, and make up for every difference, one a step."""
+        """Compare the runtime's list with that of resctrlmond, and correct one difference in each step."""
         async for step in self._compare():
             yield step
-        await self.tell()
+        await self.send_inventory()
 
-    async def tell(self) -> None:
-        """Tell of what is new with any pod, monitored or not; of all of them to a daemon that knows none."""
+    async def send_inventory(self) -> None:
+        """Send pods that have changed to resctrlmond, monitored or not. Send all of them to a daemon that was
+        restarted.
+        """
         self._forget_refusals()
         now = inventory(self.pods, self._refusals)
-        changed = [sandbox for name, sandbox in now.items() if self._noted.get(name) != sandbox]
-        gone = [name for name in self._noted if name not in now]
+        changed = [sandbox for name, sandbox in now.items() if self._inventory.get(name) != sandbox]
+        gone = [name for name in self._inventory if name not in now]
         try:
             known = await self._note_pods(changed, gone=gone)
             if known != len(now):
                 known = await self._note_pods(list(now.values()), fresh=True)
             self._refusals.pop(_INVENTORY, None)
         except Refused as error:
-            # Also a daemon from before there was an inventory.
+            # A daemon without an inventory also refuses.
             self._refused(_INVENTORY, "resctrlctl list --pods is incomplete", error)
-        self._noted = now
+        self._inventory = now
 
     def _forget_refusals(self) -> None:
-        """Of what is known no longer, nobody asks why it was refused."""
+        """Delete the refusals of pods and containers that do not exist any more."""
         keys = {sandbox.key for sandbox in self.pods.sandboxes.values()}
         known = keys | self.pods.members.keys() | self.pods.sandboxes.keys() | {_INVENTORY}
         self._refusals = {name: why for name, why in self._refusals.items() if name in known}
@@ -171,7 +177,7 @@ class Carrier:
         known = 0
         for number, chunk in enumerate(chunks(pods)):
             is_first = number == 0
-            reply = await self._door.ask(
+            reply = await self._manager.ask(
                 NOTE,
                 types.NotePodsReply,
                 claim=CLAIM,
@@ -183,32 +189,39 @@ class Carrier:
         return known
 
     async def _compare(self) -> AsyncIterator[None]:
-        pages = await self._door.ask_pages("List", types.ListReply)
+        pages = await self._manager.ask_pages("List", types.ListReply)
         groups = {group.key: group for page in pages for group in page.groups if not group.state.is_over}
-        noted = {(key, one.id): one for key, group in groups.items() for one in group.members if one.lives}
+        listed = {
+            (key, member.id): member for key, group in groups.items() for member in group.members if member.lives
+        }
         claimed = {key for key, group in groups.items() if any(claim.owner == CLAIM for claim in group.claims)}
         for name, sandbox in self.pods.sandboxes.items():
-            sandbox.is_settled = sandbox.key in claimed and (sandbox.key, name) in noted
+            sandbox.is_settled = sandbox.key in claimed and (sandbox.key, name) in listed
         for name, member in self.pods.members.items():
-            member.is_settled = (member.key, name) in noted
+            member.is_settled = (member.key, name) in listed
         yield
         for name in list(self.pods.sandboxes):
-            await _apart(name, self.note(name))
+            await _isolated(name, self.claim_sandbox(name))
             yield
         for name in list(self.pods.members):
-            await _apart(name, self.assign(name, is_late=True))
+            await _isolated(name, self.assign(name, is_late=True))
             yield
-        for (key, name), one in noted.items():
-            if one.owner == CLAIM and self.pods.is_whole and not self._is_here(key, name):
-                await _apart(name, self.end(key, name))
+        for (key, name), member_ in listed.items():
+            if member_.owner == CLAIM and self.pods.is_whole and not self._is_here(key, name):
+                await _isolated(name, self.end(key, name))
                 yield
         if not self.pods.is_whole:
-            # Pods that nobody told of yet may live on.
+            # Pods that the runtime has not listed yet may still run.
             return
         keys = sorted({sandbox.key for sandbox in self.pods.sandboxes.values() if not sandbox.unselected})
-        done = await self._door.ask("Reconcile", types.ReconcileReply, claim=CLAIM, keys=keys)
+        done = await self._manager.ask("Reconcile", types.ReconcileReply, claim=CLAIM, keys=keys)
         for key in done.released:
-            log.log(journal.NOTICE, "%s: the runtime has no such pod any more", key, extra=journal.fields(key=key))
+            log.log(
+                journal.NOTICE,
+                "%s: the pod does not exist in the runtime any more",
+                key,
+                extra=journal.fields(key=key),
+            )
 
     def _is_here(self, key: str, name: str) -> bool:
         sandbox, member = self.pods.sandboxes.get(name), self.pods.members.get(name)
@@ -219,24 +232,24 @@ class Carrier:
         return member.container.is_running and self.pods.is_selected(member)
 
     def _refused(self, name: str, what: str, error: Refused) -> None:
-        """Say it once for each: every rescan may meet it again."""
+        """Log a refusal, once for each reason: every rescan may repeat it."""
         if self._refusals.get(name) != str(error):
             log.warning("%s: %s", what, error, extra=journal.fields(key=name))
         self._refusals[name] = str(error)
 
 
-async def _apart(name: str, step: Awaitable[None]) -> None:
-    """One step of many: what is wrong with it keeps the others from nothing."""
+async def _isolated(name: str, step: Awaitable[None]) -> None:
+    """Run one of many steps. Log an unexpected error, so that the other steps still run."""
     try:
         await step
     except Away:
         raise
     except Exception:
-        log.exception("%s was not carried over", name)
+        log.exception("%s: resctrlmond was not updated", name)
 
 
 def _early_target(member: Member) -> dict[str, Any]:
-    """What to assign of a container that the runtime holds back until we answer: its one process."""
+    """Return the target of a container whose start the runtime blocks: its only process."""
     container = member.container
     pid = container.pid or place.first_process(place.declared_cgroup(container.cgroups_path, container.id))
     if not pid:
@@ -244,18 +257,18 @@ def _early_target(member: Member) -> dict[str, Any]:
     own = place.own_cgroup(pid, container.id)
     if own:
         return {"pid": pid, "ownCgroup": own, "late": False}
-    # The runtime may have waited in vain, and the number may be another process's by now.
+    # The runtime may have given up, and the pid may belong to another process.
     return {} if _is_reused(member) else {"pid": pid, "late": False}
 
 
 def _late_target(member: Member) -> dict[str, Any]:
-    """What to assign of a container that runs: its control group, with all that it has started by now."""
+    """Return the target of a running container: its control group, with all processes that it has started."""
     container = member.container
     own = place.own_cgroup(container.pid, container.id) if container.pid else member.cgroup
     own = own or place.declared_cgroup(container.cgroups_path, container.id)
     if own:
         return {"cgroup": own}
-    # Without one there is only the number to go by, which may be another process's by now.
+    # Only the pid is left without a control group, and it may belong to another process.
     if not container.pid or container.cgroups_path or _is_reused(member):
         return {}
     return {"pid": container.pid, "late": True}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the adapter's log bounded whatever a runtime does, or does again and again."""
+"""Limit the adapter's log, whatever a runtime sends or repeats."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from collections.abc import Callable
 
 BURST = 20
 INTERVAL_S = 60.0
-# A message quotes what came from outside, where a name may have megabytes.
+# The limit for the length of a message: a message quotes text of the runtime, where a name may have megabytes.
 LONGEST = 2000
 
 
-class Sparing(logging.Filter):
-    """Of each place in the code at most BURST messages in INTERVAL_S pass; the next that passes has their number.
+class RateLimit(logging.Filter):
+    """Passes at most BURST messages in INTERVAL_S for each line of code. The next message has the number of the
+    others.
 
-    What is logged for debugging passes, as it was asked for. A message is cut to LONGEST characters.
+    Debug messages pass, because they were requested. A message is cut to LONGEST characters.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # Place -> when its interval began, how many passed in it, how many were held back since the last that passed.
+        # Line of code -> start of its interval, messages that passed in it, messages that were dropped since the last
+        # one.
         self._places: dict[tuple[str, int], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record passes; it may be changed."""
+        """Whether the record passes. Changes its message."""
         if record.levelno <= logging.DEBUG:
             return True
         place, now = (record.pathname, record.lineno), self._clock()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resctrlmond as the adapter sees it: its varlink door, asked within a bounded time, and never twice at once."""
+"""Client of resctrlmond's varlink interface for the adapter: each call has a time limit, and calls do not overlap."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ T = TypeVar("T")
 
 CLAIM = "nri"
 
-# What stands in the way of every call, and may pass.
+# Errors that every call gets for a time.
 _PASSING = frozenset({"NotMounted", "MonitoringUnavailable"})
 
 
 class Away(Exception):
-    """resctrlmond cannot do it now: it does not run, does not answer, or something passing is in its way."""
+    """resctrlmond cannot handle the call now: it does not run, does not answer, or resctrl is not available."""
 
 
 class Refused(Exception):
-    """resctrlmond will not do it. ``name`` is the error's, without its interface."""
+    """resctrlmond has refused the call. ``name`` is the name of the error, without its interface."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
         self.name = name
 
 
-class Door:
-    """Calls of org.resctrlmon.Manager at the socket ``path``, each of at most ``timeout_s``."""
+class Manager:
+    """Calls methods of org.resctrlmon.Manager at the socket ``path``. Each call takes at most ``timeout_s``."""
 
     def __init__(self, path: str, timeout_s: float = 3.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
-        # Whether the last call other than List ran into its time-out: the next one may too.
+        # Whether the last call other than List reached its time limit: the next one may too.
         self.is_hung = False
         self._complaint = ""
 
@@ -51,7 +51,7 @@ class Door:
         return answer
 
     async def ask_pages(self, verb: str, reply: type[T]) -> list[T]:
-        """Make one call that answers with any number of replies. Raises Away and Refused."""
+        """Make one call that returns several replies. Raises Away and Refused."""
         within = self._timeout_s
         return await self._ask(verb, lambda client, name: list(client.stream(name, reply=reply, timeout_s=within)))
 
@@ -67,7 +67,7 @@ class Door:
             self._answered()
             raise Refused(name, message) from error
         except (OSError, ProtocolError) as error:
-            # A List waits for its share of memory behind other callers' lists, which an Assign does not.
+            # A List waits for its share of memory behind the lists of other callers; an Assign does not.
             if verb != "List" or not isinstance(error, TimeoutError):
                 self.is_hung = isinstance(error, TimeoutError)
             text = getattr(error, "strerror", None) or str(error)
@@ -77,18 +77,20 @@ class Door:
         return answer
 
     def _call(self, verb: str, call: Callable[[Client, str], list[T]]) -> list[T]:
-        # A connection for each call: none is kept that a restart of the daemon would have cut.
+        # One connection for each call: a restart of the daemon would cut a connection that stays open.
         with Client(self._path, self._timeout_s) as client:
             return call(client, VARLINK_PREFIX + verb)
 
     def _answered(self) -> None:
         self.is_hung = False
         if self._complaint:
-            log.log(journal.NOTICE, "resctrlmond serves again")
+            log.log(journal.NOTICE, "resctrlmond answers again")
             self._complaint = ""
 
     def _complain(self, text: str, error: OSError | None) -> None:
-        """Warn once for as long as it lasts: a socket that goes and comes back has a reason for each moment."""
+        """Log one warning for as long as resctrlmond is away: the reason changes while its socket is removed and
+        created.
+        """
         if not self._complaint:
             log.warning(
                 "containers start unmonitored for now: %s",
@@ -96,5 +98,5 @@ class Door:
                 extra=journal.fields(error, message_id=MessageId.UNMONITORED),
             )
         elif text != self._complaint:
-            log.info("resctrlmond is still away: %s", text)
+            log.info("resctrlmond is still unavailable: %s", text)
         self._complaint = text

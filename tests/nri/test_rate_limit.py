@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes of a log that a runtime could fill."""
+"""The messages that pass into a log that a runtime could fill."""
 
 from __future__ import annotations
 
 import logging
 
-from resctrlmond.nri.sparing import BURST, INTERVAL_S, LONGEST, Sparing
+from resctrlmond.nri.rate_limit import BURST, INTERVAL_S, LONGEST, RateLimit
 
 
 class Kept(logging.Handler):
-    """Keeps what it is given."""
+    """Keeps the records that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,10 +19,10 @@ class Kept(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def test_each_place_says_so_much_in_a_time_and_then_how_much_was_left_out() -> None:
+def test_each_line_of_code_is_limited_and_reports_dropped_messages() -> None:
     now = [0.0]
     kept = Kept()
-    kept.addFilter(Sparing(lambda: now[0]))
+    kept.addFilter(RateLimit(lambda: now[0]))
     log = logging.Logger("test", logging.DEBUG)
     log.addHandler(kept)
 
@@ -46,7 +46,7 @@ def test_each_place_says_so_much_in_a_time_and_then_how_much_was_left_out() -> N
 
 def test_a_long_message_is_cut() -> None:
     kept = Kept()
-    kept.addFilter(Sparing())
+    kept.addFilter(RateLimit())
     log = logging.Logger("test")
     log.addHandler(kept)
     log.error("%s", "x" * 100_000)
