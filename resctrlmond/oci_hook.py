@@ -74,7 +74,7 @@ class Run:
                     self.mistake = f"unknown argument {word!a}"
                 self.stage = self.stage or word
         if not self.stage:
-            self.mistake = "no stage was given"
+            self.mistake = "the stage is missing"
 
     def _set(self, option: str, value: str) -> None:
         if option.endswith("timeout"):
@@ -90,7 +90,7 @@ class Run:
             else:
                 self.start_timeout = seconds
         elif not value:
-            self.mistake = f"{option} needs a path"
+            self.mistake = f"{option} requires a path"
         elif option == "--socket":
             self.socket = value
         else:
@@ -98,7 +98,7 @@ class Run:
 
 
 def read_state() -> bytes:
-    """All of stdin; what is past the bound is dropped, but read, lest the runtime meet a closed pipe."""
+    """Read all of stdin. Bytes past the limit are read and dropped: a runtime may fail on a closed pipe."""
     state = b""
     while chunk := posix.read(0, _CHUNK):
         if len(state) <= MAX_MESSAGE:
@@ -107,17 +107,17 @@ def read_state() -> bytes:
 
 
 def request(stage: str, state: bytes) -> bytes:
-    """The varlink call ``org.resctrlmon.Hook.Run`` with the state, as the runtime gave it, in a JSON string.
+    """Return the varlink call ``org.resctrlmon.Hook.Run`` with the runtime's state as a JSON string.
 
-    A string, not an object pasted in: whatever the state holds, it cannot end the string, and so neither add
-    nor replace a member of the message. Raises HookError if the state is empty, too long or no text.
+    A string, not an inserted object: the state cannot end the string, and so can neither add nor replace a member of
+    the message. Raises HookError if the state is empty, too long or not text.
     """
     if not state.strip():
-        raise HookError("the runtime gave no state on stdin")
+        raise HookError("the runtime wrote no state to stdin")
     if len(state) > MAX_MESSAGE:
         raise HookError(f"the state is longer than {MAX_MESSAGE} bytes")
     if len(state.translate(None, _CONTROL)) != len(state):
-        raise HookError("the state holds control characters")
+        raise HookError("the state contains control characters")
     try:
         state.decode()
     except UnicodeDecodeError:
@@ -132,10 +132,10 @@ def request(stage: str, state: bytes) -> bytes:
 
 
 def is_refusal(reply: bytes) -> bool:
-    """Whether the answer is an error, or no varlink at all, told without parsing it.
+    """Whether the reply is an error or not varlink, found without parsing it.
 
-    It holds for what resctrlmond writes: JSON without blanks, in which an ``error`` is a string and the first
-    or the last member. Text that only looks like it is deeper inside, or has its quotes escaped.
+    This is right for the replies of resctrlmond: JSON without blanks, in which an ``error`` is a string and the first
+    or the last member. Similar text elsewhere is deeper inside, or has its quotes escaped.
     """
     if not reply.startswith(b"{") or reply.startswith(b'{"error":"'):
         return True
@@ -144,9 +144,9 @@ def is_refusal(reply: bytes) -> bool:
 
 
 def text_of(reply: bytes, name: bytes) -> str:
-    """The text of a member of the answer, "" if it has none, found without parsing the rest.
+    """Return the text of a member of the reply, "" if it has none, without parsing the rest.
 
-    Within a string a quote is escaped, so a member's name between two quotes can stand nowhere else.
+    Within a string a quote is escaped, so a member's name between two quotes can be nowhere else.
     """
     found = reply.partition(b'"' + name + b'":"')[2]
     text, rest = "", found.decode("utf-8", "replace")
@@ -154,7 +154,7 @@ def text_of(reply: bytes, name: bytes) -> str:
         if rest[0] != "\\":
             text, rest = text + rest[0], rest[1:]
         elif rest[1:2] == "u":
-            # A control character: a blank in a line for people.
+            # A control character becomes a blank.
             text, rest = text + " ", rest[6:]
         else:
             text, rest = text + (rest[1:2] if rest[1:2] in ('"', "\\", "/") else " "), rest[2:]
@@ -162,7 +162,7 @@ def text_of(reply: bytes, name: bytes) -> str:
 
 
 def refusal(reply: bytes) -> str:
-    """Why resctrlmond refused, and what to do, in words; else the name of the error, or what came instead of one."""
+    """Return why resctrlmond refused and what to do; else the name of the error, or the beginning of the reply."""
     reply = reply[:4096]
     words = text_of(reply, b"message") or text_of(reply, b"error") or reply[:200].decode("utf-8", "replace")
     remedy = text_of(reply, b"remedy")
@@ -170,10 +170,10 @@ def refusal(reply: bytes) -> str:
 
 
 def connect(path: str) -> _socket.socket:
-    """A socket that is connected to the daemon's. Raises HookError; exits if the daemon is not for this caller."""
+    """Connect to the daemon; exit if the caller may not. Raises HookError."""
     daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     while True:
-        # No settimeout(): connect() to a full backlog would fail at once instead of waiting its turn.
+        # No settimeout(): with it, connect() to a full backlog fails at once (EAGAIN) and does not queue.
         try:
             daemon.connect(path)
         except PermissionError:
@@ -189,7 +189,7 @@ def connect(path: str) -> _socket.socket:
 
 
 def exchange(path: str, message: bytes) -> bytes:
-    """Send the message to the daemon; returns what it answers, b"" if it closes the connection first."""
+    """Send the message to the daemon and return its reply, b"" if it closes the connection first."""
     daemon = connect(path)
     reply = b""
     try:
@@ -206,8 +206,8 @@ def exchange(path: str, message: bytes) -> bytes:
 
 def call(path: str, message: bytes) -> None:
     """Send the message to the daemon and wait until it accepts it. Raises HookError, or OSError once connected."""
-    # Again if nothing came: a daemon that stops closes the connections whose call it has not begun, and the next one
-    # accepts this. A call that was carried out twice changes nothing the second time.
+    # Again without a reply: a daemon that stops closes the connections whose call it has not begun, and the next
+    # daemon accepts the second one. A repeated call changes nothing.
     reply = exchange(path, message) or exchange(path, message)
     if len(reply) > MAX_REPLY:
         raise HookError(f"the reply of resctrlmond is longer than {MAX_REPLY} bytes")
@@ -224,12 +224,12 @@ def give_up(run: Run, reason: str) -> None:
     # Nothing waits before the write to stderr.
     _signal.signal(_signal.SIGALRM, _signal.SIG_IGN)
     if run.stage == "poststop":
-        outcome = "resctrlmond has to see the container's end by itself"
+        outcome = "resctrlmond must detect the container's end by itself"
     elif run.strict:
         outcome = "the container does not start (--strict)"
     else:
         outcome = "the container starts unmonitored"
-    # One line each: a newline would begin another field of the journal's protocol.
+    # A newline would begin another field of the journal's protocol.
     text = "".join(c if c.isprintable() else " " for c in f"{reason}; {outcome}")
     stage = "".join(c for c in run.stage if c.isprintable())
     fields = f"MESSAGE={text}\nMESSAGE_ID={MESSAGE_ID}\nPRIORITY=4\nSYSLOG_IDENTIFIER=resctrlmon-oci-hook\n"
@@ -238,7 +238,7 @@ def give_up(run: Run, reason: str) -> None:
         journal = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
         journal.sendto(fields.encode(), _socket.MSG_DONTWAIT, run.journal)
     except OSError:
-        pass  # no journal, or a full one: the container matters more than the line
+        pass  # No journal, or a full one (EAGAIN): the container is more important than the message.
     # A stderr that is full and not read blocks.
     _signal.signal(_signal.SIGALRM, lambda *_: posix._exit(code))
     _signal.setitimer(_signal.ITIMER_REAL, 0.5, _TICK)
@@ -268,7 +268,7 @@ def is_starting(path: str) -> bool:
 
 
 def set_alarm(run: Run) -> None:
-    """End the run when its time is up, wherever it is by then."""
+    """End the run when its time is up, at whatever step."""
     begin = counted = time.monotonic()
     # The daemon sees the end of a container by itself.
     start_timeout = 0.0 if run.stage == "poststop" else run.start_timeout

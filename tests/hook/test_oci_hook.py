@@ -263,7 +263,7 @@ def test_without_a_daemon_the_container_starts(host: Host, prepare: Callable[[Ho
 
 def test_without_a_daemon_the_container_ends(host: Host) -> None:
     assert host.run("poststop").code == 0
-    assert host.the_line().endswith("; resctrlmond has to see the container's end by itself")
+    assert host.the_line().endswith("; resctrlmond must detect the container's end by itself")
 
 
 def test_strict_stops_the_container_and_says_why_on_stderr(host: Host) -> None:
