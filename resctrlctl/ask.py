@@ -25,6 +25,12 @@ USAGE = 2
 # Assign sweeps a large control group until nothing new is found, which takes seconds.
 _TIMEOUT_S = 30.0
 
+# The errors of org.varlink.service for a call that the server does not understand.
+_NOT_KNOWN = frozenset(
+    f"org.varlink.service.{name}" for name in ("InterfaceNotFound", "MethodNotFound", "MethodNotImplemented")
+)
+_OTHER_VERSION = "If resctrlmond was updated, restart it: systemctl restart resctrlmond"
+
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
@@ -80,22 +86,29 @@ class Daemon:
         except PermissionError as error:
             raise Failure(
                 f"cannot {what}: access to {self.socket} is denied. Only root and the members of the group "
-                "resctrlmon may ask",
+                "resctrlmon may use it: run resctrlctl as one of them",
                 DENIED,
                 "PermissionDenied",
             ) from error
         except VarlinkError as error:
             name = error.name.rpartition(".")[2]
-            raise Failure(f"cannot {what}: {reason(error)}", exit_code(error.name), name) from error
+            remedy = f". {_OTHER_VERSION}" if error.name in _NOT_KNOWN else ""
+            raise Failure(f"cannot {what}: {reason(error)}{remedy}", exit_code(error.name), name) from error
         except TimeoutError as error:
             raise Failure(
                 f"cannot {what}: no answer from {self.socket} within {self.timeout_s:.0f} s. "
                 "See: systemctl status resctrlmond.service"
             ) from error
         except ConnectionError as error:
-            raise Disconnected(f"cannot {what}: {self.socket}: {error.strerror or error}") from error
-        except (ProtocolError, msgspec.ValidationError, OSError) as error:
-            raise Failure(f"cannot {what}: {self.socket}: {error}") from error
+            raise Disconnected(
+                f"cannot {what}: {self.socket}: {error.strerror or error}. See: journalctl -u resctrlmond"
+            ) from error
+        except (ProtocolError, msgspec.ValidationError) as error:
+            raise Failure(f"cannot {what}: {self.socket}: {error}. {_OTHER_VERSION}") from error
+        except OSError as error:
+            raise Failure(
+                f"cannot {what}: {self.socket}: {error.strerror or error}. Check --socket and RESCTRLMOND_SOCKET"
+            ) from error
 
 
 def _start(socket: str) -> str:

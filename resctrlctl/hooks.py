@@ -21,6 +21,8 @@ from resctrlmond.resctrl.errors import printable
 SOURCE = "/usr/share/resctrlmond/hooks.d"
 TARGET = "/usr/share/containers/oci/hooks.d"
 
+_ACTIONS = {"enable": "enable the hooks", "disable": "disable the hooks", "status": "show the hooks"}
+
 ENABLED = "enabled"
 DISABLED = "disabled"
 # Something else has the hook file's name there: a copy, or an administrator's own.
@@ -56,7 +58,7 @@ class Folder:
         except FileNotFoundError:
             names = []
         if not names:
-            raise Failure(f"{self.source} has no hook files: install the package, or run 'make install'")
+            raise Failure(f"there are no hook files in {self.source}. Install the package, or run 'make install'")
         return names
 
     def state(self, name: str) -> str:
@@ -73,7 +75,7 @@ class Folder:
             self._check_program(name)
             if self.state(name) == FOREIGN:
                 path = printable(os.path.join(self.target, name))
-                raise Failure(f"{path} stands there and is not our link: it is left alone. Remove it first")
+                raise Failure(f"cannot enable the hooks: {path} exists and is not our link. Remove it first")
         os.makedirs(self.target, exist_ok=True)
         new = [name for name in names if self.state(name) == DISABLED]
         for name in new:
@@ -118,8 +120,11 @@ def hooks(args: argparse.Namespace, screen: Screen) -> int:
         if args.action == "status" or screen.json is not Json.OFF:
             _show(folder, screen)
     except PermissionError as error:
-        what = f"cannot {args.action} the hooks: access to {printable(str(error.filename))} is denied"
-        raise Failure(f"{what}. Only root changes them", DENIED) from error
+        what = f"cannot {_ACTIONS[args.action]}: access to {printable(str(error.filename))} is denied"
+        raise Failure(f"{what}. Run it as root", DENIED) from error
+    except OSError as error:
+        what = f"cannot {_ACTIONS[args.action]}: {printable(str(error.filename))}: {error.strerror}"
+        raise Failure(f"{what}. Check --hooks-dir") from error
     return OK
 
 

@@ -67,7 +67,9 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         try:
             child = HeldChild(args.command, lambda: outcomes.put(None))
         except OSError as error:
-            raise Failure(f"cannot start a process: {error.strerror}", OWN_FAILURE) from error
+            raise Failure(
+                f"cannot start a process: {error.strerror}. See 'ulimit -a' for the limits", OWN_FAILURE
+            ) from error
         problem = ""
         try:
             group = _join(daemon, child, args)
@@ -105,7 +107,9 @@ def _output(path: str | None) -> Iterator[TextIO]:
         # Before the command starts: it must not run for hours only to find that its report cannot be kept.
         opened = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed below)
     except OSError as error:
-        raise Failure(f"cannot write the report to {path}: {error.strerror}", OWN_FAILURE) from error
+        raise Failure(
+            f"cannot write the report to {path}: {error.strerror}. Give another file with -o", OWN_FAILURE
+        ) from error
     try:
         yield opened
     finally:
@@ -156,7 +160,7 @@ def _refuse_used(daemon: Daemon, key: str, what: str) -> None:
             return
         raise
     if not group.state.is_over:
-        raise Failure(f"cannot {what}: a workload of that key lives ({group.state}). Choose another --key")
+        raise Failure(f"cannot {what}: the workload exists already ({group.state}). Choose another --key")
 
 
 def _abandon(daemon: Daemon, key: str) -> None:
@@ -250,7 +254,8 @@ def _print(report: Report, screen: Screen, out: TextIO) -> None:
         out.write(encode(report, screen.json) + "\n" if is_json else _text(report))
         out.flush()
     except OSError as error:
-        complain(f"cannot write the report: {error.strerror}")
+        where = f". The totals are also in: resctrlctl show {shlex.quote(report.group.key)}" if report.group else ""
+        complain(f"cannot write the report: {error.strerror}{where}")
 
 
 def _tasks_left(daemon: Daemon, key: str) -> int | None:

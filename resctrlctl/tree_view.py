@@ -77,7 +77,9 @@ class TreeView:
             raise _failure(what, error) from error
         if record := self.records.get(key):
             return ReadReply(group=_from_record(record), readings=[], totals=self._totals(record, {}))
-        raise Failure(f"cannot {what}: there is no such workload", NO_SUCH_WORKLOAD, "NoSuchGroup")
+        raise Failure(
+            f"cannot {what}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchGroup"
+        )
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
         """What ``ReadForeign`` would answer for a group of ``groups()``. Raises Failure."""
@@ -88,7 +90,11 @@ class TreeView:
                     return ReadForeignReply(foreign=foreign, readings=readings)
         except ResctrlError as error:
             raise _failure(f"show {foreign.name!r}", error) from error
-        raise Failure(f"cannot show {foreign.name!r}: it was removed", NO_SUCH_WORKLOAD, "NoSuchGroup")
+        raise Failure(
+            f"cannot show {foreign.name!r}: the group was removed. See: resctrlctl list",
+            NO_SUCH_WORKLOAD,
+            "NoSuchGroup",
+        )
 
     def _read(self, found: Found, record: Record | None, scanned: list[Found]) -> ReadReply:
         live: Live = {found.ref.name: self.tree.read(found.ref)}

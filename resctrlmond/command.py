@@ -90,7 +90,14 @@ def _serve(options: argparse.Namespace, loaded: Config, gid: int, start_lock: St
     try:
         asyncio.run(run())
     except OSError as error:
-        raise ResctrlError("cannot open a door", path=error.filename or "", errno=error.errno or 0) from error
+        # Errors of sockets.listen() have a reason of their own.
+        reason = error.strerror or str(error)
+        raise ResctrlError(
+            reason if reason.startswith("cannot") else f"cannot listen: {reason}",
+            path=error.filename or "",
+            errno=error.errno or 0,
+            remedy="Check varlink_socket, and that its directory exists and can be written to",
+        ) from error
     finally:
         os.close(ground.lock)
     return Exit.OK

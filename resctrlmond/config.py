@@ -166,7 +166,7 @@ def contents(path: str | None, default: str, otherwise: str) -> bytes | None:
     except OSError as error:
         if path is None and isinstance(error, FileNotFoundError):
             return None
-        remedy = f"Name another file with --config; without it, and without {default}, {otherwise}"
+        remedy = f"Check the file. Without --config and without {default}, {otherwise}"
         raise ConfigError(
             "cannot read the configuration", path=name, errno=error.errno or 0, remedy=remedy
         ) from error
@@ -175,7 +175,9 @@ def contents(path: str | None, default: str, otherwise: str) -> bytes | None:
 def parse(data: bytes, path: str) -> Config:
     """The configuration in the bytes of a file; ``path`` is for messages only. Raises ConfigError."""
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
+        raise ConfigError(
+            f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Check that it is the right file"
+        )
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

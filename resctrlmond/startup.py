@@ -109,7 +109,12 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
         raise startup_error(error) from error
     except OSError as error:
         raise StartupError(
-            ResctrlError("cannot be made", path=error.filename or config.runtime_dir, errno=error.errno or 0),
+            ResctrlError(
+                "cannot create the file or directory",
+                path=error.filename or config.runtime_dir,
+                errno=error.errno or 0,
+                remedy="Check runtime_dir and groups_dir, and that their filesystem has space: df /run, df -i /run",
+            ),
             Exit.FAILURE,
         ) from error
     manager = Manager(tree, Records(records), snapshots, Mark(gid, boot_id()), settings_of(config))
@@ -126,7 +131,8 @@ def check_host(release: Mapping[str, str]) -> None:
         raise StartupError(
             ResctrlError(
                 "resctrlmond needs Debian 13 or later with systemd 253 or later, and this host runs "
-                + release.get("PRETTY_NAME", f"Debian {version}")
+                + release.get("PRETTY_NAME", f"Debian {version}"),
+                remedy="Upgrade the host",
             ),
             Exit.OLD_HOST,
         )

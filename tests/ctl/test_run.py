@@ -284,14 +284,21 @@ def test_quiet_says_nothing_and_a_file_is_written_all_the_same(ctl: Ctl, tmp_pat
 def test_a_report_that_cannot_be_kept_is_known_before_the_command_starts(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "-o", str(tmp_path / "no" / "report"), "--", "touch", str(tmp_path / "ran"))
     assert done.returncode == 125
-    assert done.stderr == f"resctrlctl: cannot write the report to {tmp_path}/no/report: No such file or directory\n"
+    assert done.stderr == (
+        f"resctrlctl: cannot write the report to {tmp_path}/no/report: No such file or directory. "
+        "Give another file with -o\n"
+    )
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_full_disk_under_the_report_leaves_the_commands_status(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "-o", "/dev/full", "--", "sh", "-c", "exit 6")
-    assert (done.returncode, done.stderr) == (6, "resctrlctl: cannot write the report: No space left on device\n")
-    assert len(manager.called("Release")) == 1
+    (request,) = manager.called("Release")
+    assert done.returncode == 6
+    assert done.stderr == (
+        "resctrlctl: cannot write the report: No space left on device. "
+        f"The totals are also in: resctrlctl show {request.key}\n"
+    )
 
 
 def test_a_class_asked_for_by_name_may_be_changed_to(manager: FakeManager, ctl: Ctl) -> None:
@@ -330,7 +337,7 @@ def test_a_key_in_use_is_refused_and_one_that_is_over_is_not(manager: FakeManage
     assert done.returncode == 125
     assert (
         done.stderr
-        == "resctrlctl: cannot monitor 'true' as 'k': a workload of that key lives (active). Choose another --key\n"
+        == "resctrlctl: cannot monitor 'true' as 'k': the workload exists already (active). Choose another --key\n"
     )
     assert [name for name, _ in manager.calls] == ["Get"]
     manager.add("k", state=State.COMPLETED, claims=())

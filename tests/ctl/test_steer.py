@@ -16,6 +16,7 @@ from resctrlctl.ask import Daemon, Failure
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim
+from resctrlmond.api.wire import VarlinkError
 from resctrlmond.groups.record import EndRule
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error
@@ -169,7 +170,7 @@ def test_a_socket_that_may_not_be_used_is_access_denied(manager: FakeManager) ->
     if was == 0:
         os.seteuid(65534)  # root may use any socket
     try:
-        with pytest.raises(Failure, match="Only root and the members of the group resctrlmon may ask") as failed:
+        with pytest.raises(Failure, match="Only root and the members of the group resctrlmon may use it") as failed:
             Daemon(manager.socket).call("ask", "Status", types.NoParameters(), types.StatusReply)
     finally:
         os.seteuid(was)
@@ -202,3 +203,16 @@ def test_no_refusal_drives_the_terminal(manager: FakeManager, ctl: Ctl) -> None:
     manager.refuse["Assign"] = error("NotRead", "cannot list the control group", path="/c/\x1b]0;owned\x07\n\u202e")
     done = ctl("assign", "web", "--cgroup", "/sys/fs/cgroup/x")
     assert "/c/\\x1b]0;owned\\x07\\n\\u202e: cannot list the control group" in done.stderr
+
+
+def test_a_method_that_an_older_daemon_does_not_know_has_a_remedy(manager: FakeManager, ctl: Ctl) -> None:
+    manager.refuse["Create"] = VarlinkError("org.varlink.service.MethodNotImplemented", {"method": "Create"})
+    done = ctl("create", "web")
+    assert done.returncode == 1
+    assert done.stderr.endswith("If resctrlmond was updated, restart it: systemctl restart resctrlmond\n")
+
+
+def test_a_socket_path_that_cannot_be_one_has_a_remedy(ctl: Ctl) -> None:
+    done = ctl("status", "--socket", "/" + "x" * 200)
+    assert done.returncode == 1
+    assert done.stderr.endswith("Check --socket and RESCTRLMOND_SOCKET\n")

@@ -37,7 +37,7 @@ def test_debian_12_is_refused_with_one_sentence() -> None:
     assert caught.value.exit == Exit.OLD_HOST
     assert str(caught.value) == (
         "resctrlmond needs Debian 13 or later with systemd 253 or later, "
-        "and this host runs Debian GNU/Linux 12 (bookworm)"
+        "and this host runs Debian GNU/Linux 12 (bookworm). Upgrade the host"
     )
 
 
