@@ -57,11 +57,11 @@ class Source:
                 parts = self._daemon.stream("list the pods", "ListPods", NoParameters(), ListPodsReply)
                 return ListPodsReply(
                     pods=[pod for part in parts for pod in part.pods],
-                    told=[told for part in parts for told in part.told],
+                    reported=[report for part in parts for report in part.reported],
                 )
             except DaemonDown as error:
                 self._view = self._fall_back(error)
-        return ListPodsReply(pods=pods_of((), self._view.groups().groups), told=[])
+        return ListPodsReply(pods=pods_of((), self._view.groups().groups), reported=[])
 
     def read(self, key: str) -> ReadReply:
         """One of our groups with its counters and totals."""

@@ -71,8 +71,8 @@ def pod_list(reply: ListPodsReply) -> list[Block]:
     containers = [container for pod in reply.pods for container in pod.containers]
     unmonitored = sum(_is_missed(container) for container in containers)
     counts = f"{count(len(reply.pods), 'pod')}, {count(len(containers), 'container')}, {unmonitored} unmonitored."
-    told = [f"{printable(one.owner)} told at {local_time(one.at)}" for one in reply.told]
-    return [Table(_POD_COLUMNS, tuple(rows), " ".join([counts, *(f"{words}." for words in told)]))]
+    reported = [f"{printable(one.owner)} reported at {local_time(one.reported_at)}" for one in reply.reported]
+    return [Table(_POD_COLUMNS, tuple(rows), " ".join([counts, *(f"{words}." for words in reported)]))]
 
 
 def group_show(reply: ReadReply) -> list[Block]:
@@ -134,9 +134,9 @@ def status_sheet(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[B
 def _rmids_text(reply: StatusReply) -> str:
     """``7 of 64 used: 2 by classes, 4 by groups, 1 by foreign groups``."""
     # Each class has an RMID, the root's included, and each monitoring group.
-    groups = reply.used - len(reply.classes) - len(reply.foreign)
+    groups = reply.rmids_used - len(reply.classes) - len(reply.foreign)
     users = f": {len(reply.classes)} by classes, {groups} by groups, {len(reply.foreign)} by foreign groups"
-    return f"{reply.used} of {reply.rmids} used{users if reply.classes else ''}"
+    return f"{reply.rmids_used} of {reply.rmids} used{users if reply.classes else ''}"
 
 
 def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
@@ -270,15 +270,15 @@ def _member_text(member: Member) -> str:
         member.cgroup,
         f"ended {local_time(member.ended_at)}" if member.ended_at else "",
         _ran_before(member) if member.late else "",
-        f"{count(member.descendants, 'descendant')} outside" if member.descendants else "",
-        f"{count(member.left, 'task')} stayed outside" if member.left else "",
+        f"{count(member.descendants_outside, 'descendant')} outside" if member.descendants_outside else "",
+        f"{count(member.tasks_outside, 'task')} stayed outside" if member.tasks_outside else "",
         member.reason,
     ]
     return prose(f"{member.id}: {', '.join(filter(None, facts))}")
 
 
 def _ran_before(member: Member) -> str:
-    used = f", for up to {member.ran_before_ns / 1e9:.3f} s of CPU time" if member.ran_before_ns else ""
+    used = f", for up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time" if member.cpu_time_before_ns else ""
     return f"was already running when it was put in{used}"
 
 

@@ -133,13 +133,13 @@ def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.G
         late=False,
         claim=CLAIM,
         # If resctrlctl is killed, nobody is left to release the claim.
-        ends=EndRule.MEMBERS,
+        end_rule=EndRule.MEMBERS,
         attributes={"command": attribute_value(shlex.join(args.command))},
-        pending=False,
+        allow_pending=False,
     )
     try:
         reply = daemon.call(what, "Assign", request, types.AssignReply)
-        if reply.left:
+        if reply.tasks_outside:
             raise Failure(
                 f"cannot {what}: resctrlctl itself is in another monitoring group, and so is what it starts. "
                 "Use --take-over to take the command out of it"

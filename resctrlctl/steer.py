@@ -32,7 +32,7 @@ def create(args: argparse.Namespace, screen: Screen) -> int:
         class_=args.class_,
         claim=args.claim,
         attributes=dict(args.attribute) or None,
-        pending=False if args.no_pending else None,
+        allow_pending=False if args.no_pending else None,
         priority=args.priority,
     )
     reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, types.GroupReply)
@@ -49,14 +49,14 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
         key=args.key,
         pid=args.pid,
         cgroup=args.cgroup,
-        tree=args.tree or None,
+        include_descendants=args.tree or None,
         class_=args.class_,
         allow_class_change=args.allow_class_change or None,
         take_over=args.take_over or None,
         claim=args.claim,
         member=args.member,
         attributes=dict(args.attribute) or None,
-        pending=False if args.no_pending else None,
+        allow_pending=False if args.no_pending else None,
         priority=args.priority,
     )
     whom = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
@@ -67,16 +67,16 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
     else:
         screen.confirm(state_sentence(reply.group))
         screen.confirm(f"{count(reply.moved, 'task')} moved in {_passes(reply.passes)}.")
-        if member is not None and member.ran_before_ns:
-            used = f"{member.ran_before_ns / 1e9:.3f} s of CPU time"
+        if member is not None and member.cpu_time_before_ns:
+            used = f"{member.cpu_time_before_ns / 1e9:.3f} s of CPU time"
             screen.confirm(f"It had used up to {used} before, which is not counted: its totals are late.")
-    if reply.left:
+    if reply.tasks_outside:
         reason = (member.reason if member is not None else "") or reply.group.reason or _ELSEWHERE
-        screen.note(f"{count(reply.left, 'task')} stayed outside: {printable(reason)}")
-    if member is not None and member.part and args.class_ in (None, types.FOLLOW):
+        screen.note(f"{count(reply.tasks_outside, 'task')} stayed outside: {printable(reason)}")
+    if member is not None and member.snapshot_folder and args.class_ in (None, types.FOLLOW):
         screen.note(_OWN_CLASS)
-    if reply.descendants:
-        below = count(reply.descendants, "descendant")
+    if reply.descendants_outside:
+        below = count(reply.descendants_outside, "descendant")
         screen.note(f"{below} of the process stayed outside: use --tree to move them too")
     return OK
 

@@ -31,7 +31,7 @@ _FIXED = 16
 MAX_FIELDS_BYTES = 8 * 1024
 # What a caller that may only read can need: a key, or the names of an interface and a property.
 MAX_SMALL_BODY = 16 * 1024
-# A NotePods with the sandboxes of a whole node.
+# A ReportPods with the sandboxes of a whole node.
 MAX_LARGE_BODY = 1024 * 1024
 # Large messages that wait for their senders' credentials.
 _MAX_HELD_BYTES = 4 * MAX_LARGE_BODY

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from resctrlmond.api.oci import InvalidState
+from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.types import ErrorParameters, ExhaustedParameters
 from resctrlmond.groups.errors import (
     AlreadyMonitored,
@@ -92,8 +92,8 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
         "workload has at most 64 attributes, which take at most 64 KiB together; a name has at most 128 "
         "characters, a value at most 4096.",
     ),
-    InvalidState: ErrorName(
-        "InvalidState",
+    InvalidOciState: ErrorName(
+        "InvalidOciState",
         "The text that a hook hands over is not the state of an OCI container.",
     ),
     InvalidRequest: ErrorName(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from resctrlmond.api import podman
 from resctrlmond.api.access import Caller
-from resctrlmond.api.oci import InvalidState, State, Workload, own_workload, parse_state, workload_of
+from resctrlmond.api.oci import InvalidOciState, State, Workload, own_workload, parse_state, workload_of
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.groups.keys import attribute_value, canonical_key, is_pod_uid
 from resctrlmond.groups.manager import Manager
@@ -29,7 +29,7 @@ _AFTER_END = "poststop"
 
 
 def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
-    """Serve one hook. Raises InvalidState, PermissionDenied, and what Assign does."""
+    """Serve one hook. Raises InvalidOciState, PermissionDenied, and what Assign does."""
     state = parse_state(request.state)
     if request.stage in _BEFORE_EXEC:
         return _assign(manager, state, caller)
@@ -41,7 +41,7 @@ def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
 def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
     caller.check_pid(state.pid, remedy="Run the container engine in the host's PID namespace")
     if state.pid == 0:
-        raise InvalidState(f"the state of container {state.id} names no process")
+        raise InvalidOciState(f"the state of container {state.id} names no process")
     workload, own, pod = _placement(state)
     done = manager.assign(
         Assignment(

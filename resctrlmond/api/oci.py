@@ -32,7 +32,7 @@ _ATTRIBUTES = {
 _CONTAINER_TYPE = ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type")
 
 
-class InvalidState(ResctrlError):
+class InvalidOciState(ResctrlError):
     """What the hook was given is no OCI state, or one that names no workload."""
 
 
@@ -67,17 +67,17 @@ _decoder = msgspec.json.Decoder(State)
 
 
 def parse_state(text: str) -> State:
-    """The state from its JSON text, of at most 1 MiB. Raises InvalidState, with the field that is wrong."""
+    """The state from its JSON text, of at most 1 MiB. Raises InvalidOciState, with the field that is wrong."""
     if len(text) > MAX_STATE_LENGTH:
-        raise InvalidState(f"the OCI state is longer than {MAX_STATE_LENGTH} characters")
+        raise InvalidOciState(f"the OCI state is longer than {MAX_STATE_LENGTH} characters")
     try:
         state = _decoder.decode(text)
         check_member_id(state.id)
     except InvalidKey as error:
-        raise InvalidState(f"the OCI state has an id that is none: {error.message}") from error
+        raise InvalidOciState(f"the OCI state has an id that is none: {error.message}") from error
     # Deep nesting in a field that is passed over is a RecursionError, a lone surrogate a UnicodeEncodeError.
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise InvalidState(f"the OCI state cannot be read: {error}") from error
+        raise InvalidOciState(f"the OCI state cannot be read: {error}") from error
     return state
 
 
@@ -85,15 +85,15 @@ def workload_of(state: State) -> Workload:
     """The workload that the container belongs to: its pod where it has one, else the container itself.
 
     An annotation for the pod's UID that holds no UID is refused rather than passed over: the container would
-    be counted apart from its pod without anybody being told. Raises InvalidState.
+    be counted apart from its pod without anybody being told. Raises InvalidOciState.
     """
     name, uid = _first(state, _POD_UID)
     if name and not is_pod_uid(uid):
-        raise InvalidState(f"the annotation {name} of container {state.id} is no pod UID: {uid[:64]!a}")
+        raise InvalidOciState(f"the annotation {name} of container {state.id} is no pod UID: {uid[:64]!a}")
     try:
         key = canonical_key(uid if name else state.id)
     except InvalidKey as error:
-        raise InvalidState(f"the container's id can be no key: {error.message}", remedy=error.remedy) from error
+        raise InvalidOciState(f"the container's id can be no key: {error.message}", remedy=error.remedy) from error
     values = {attribute: _first(state, names)[1] for attribute, names in _ATTRIBUTES.items()}
     values["bundle"] = state.bundle
     attributes = {attribute: attribute_value(value) for attribute, value in values.items() if value}
@@ -102,10 +102,12 @@ def workload_of(state: State) -> Workload:
 
 
 def own_workload(state: State) -> Workload:
-    """The container as a workload of its own, whatever pod its annotations name. Raises InvalidState."""
+    """The container as a workload of its own, whatever pod its annotations name. Raises InvalidOciState."""
     workload = workload_of(msgspec.structs.replace(state, annotations=_without(state.annotations, _POD_UID)))
     if is_pod_uid(workload.key):
-        raise InvalidState(f"the container's id {state.id} has the form of a pod's UID, and can be no key of its own")
+        raise InvalidOciState(
+            f"the container's id {state.id} has the form of a pod's UID, and can be no key of its own"
+        )
     attributes = {name: value for name, value in workload.attributes.items() if not name.startswith("pod.")}
     return dataclasses.replace(workload, attributes=attributes)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resctrlmond.api import types
-from resctrlmond.groups.inventory import ContainerState, Noted, NotedContainer, Sandbox
+from resctrlmond.groups.inventory import ContainerState, Noted, ReportedContainer, Sandbox
 from resctrlmond.groups.keys import is_pod_uid
 from resctrlmond.groups.record import State
 
@@ -80,7 +80,7 @@ def _members(group: types.Group | None) -> list[types.Container]:
         return []
     return [
         _container(
-            NotedContainer(id=member.id, name="", state=ContainerState.RUNNING, pid=member.pid or None),
+            ReportedContainer(id=member.id, name="", state=ContainerState.RUNNING, pid=member.pid or None),
             None,
             member,
             group,
@@ -91,7 +91,7 @@ def _members(group: types.Group | None) -> list[types.Container]:
 
 
 def _container(
-    noted: NotedContainer, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
+    noted: ReportedContainer, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
 ) -> types.Container:
     is_member = member is not None and member.lives
     is_counted = is_member and group is not None and group.state.has_group and not (member and member.reason)

@@ -55,16 +55,16 @@ def member(of: Member) -> types.Member:
         started_at=of.started_at,
         ended_at=of.ended_at,
         late=of.late,
-        left=of.left,
+        tasks_outside=of.left,
         reason=of.reason,
-        part=of.part,
+        snapshot_folder=of.part,
         take_over=of.take_over,
         allow_class_change=of.allow_class_change,
         joining=of.joining,
-        tree=of.tree,
-        ran_before_ns=of.ran_before_ns,
-        descendants=of.descendants,
-        awaited=of.awaited,
+        include_descendants=of.tree,
+        cpu_time_before_ns=of.ran_before_ns,
+        descendants_outside=of.descendants,
+        dormant=of.awaited,
     )
 
 
@@ -89,7 +89,7 @@ def reading(of: counters.Reading) -> types.Reading:
         status=value.status,
         value=value.text if value.status is counters.Status.OK else None,
         text=value.text,
-        part=of.is_part,
+        nested=of.is_part,
     )
 
 

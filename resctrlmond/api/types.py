@@ -14,7 +14,7 @@ import enum
 import msgspec
 
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.inventory import ContainerState, Sandbox, Told
+from resctrlmond.groups.inventory import ContainerState, Report, Sandbox
 from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Status
@@ -46,7 +46,7 @@ class Common(Reply, frozen=True, kw_only=True):
     names _oci_ and _recovered_ are reserved for the daemon: only *Release* accepts them. No other name has a meaning
     to the daemon.
     """
-    ends: EndRule
+    end_rule: EndRule
     """The rule by which the claim ends. Default: _release_ for a new claim; an existing claim keeps its rule. _tasks_
     is refused.
     """
@@ -56,7 +56,7 @@ class Common(Reply, frozen=True, kw_only=True):
     """
     group: Group
     """The workload, as it is after the call."""
-    pending: bool
+    allow_pending: bool
     """What to do if no RMID is free. _false_: create nothing and return *RmidsExhausted*. Otherwise the workload is
     _pending_, and gets its group when an RMID is free.
     """
@@ -75,7 +75,7 @@ class Claim(Reply, frozen=True):
     """
     since: str
     """When the owner first claimed the workload."""
-    ends: EndRule
+    end_rule: EndRule
     """The rule by which the claim ends."""
 
 
@@ -100,11 +100,11 @@ class Member(Reply, frozen=True):
     """When the member ended. Absent as long as it lives."""
     late: bool = False
     """The member, or a task that joined it from outside, had run already when it was put into the group."""
-    left: int = 0
+    tasks_outside: int = 0
     """How many of its tasks are outside of the workload's groups."""
     reason: str = ""
     """Why the member, or a part of it, is not in the workload's group."""
-    part: str = ""
+    snapshot_folder: str = ""
     """The folder below _classes/_ in the snapshot, of the further group in which the member counts. Absent for the
     first group.
     """
@@ -114,15 +114,15 @@ class Member(Reply, frozen=True):
     """Its *Assign* allowed this; kept while the member waits for its group."""
     joining: bool = False
     """The tasks of the member are being moved."""
-    tree: bool = False
+    include_descendants: bool = False
     """Its *Assign* allowed this; kept while the member waits for its group."""
-    ran_before_ns: int = 0
+    cpu_time_before_ns: int = 0
     """The most CPU time, in nanoseconds, that the member can have used before it was put into the group. It bounds
     CPU time, and neither joules nor bytes.
     """
-    descendants: int = 0
+    descendants_outside: int = 0
     """How many processes that the member had started stayed outside when it was put into the group."""
-    awaited: bool = False
+    dormant: bool = False
     """The member is a control group, as of a service, that is empty or removed. As long as its owner claims the
     workload, tasks that appear at its path are put into the group, _late_.
     """
@@ -202,8 +202,8 @@ class Reading(Reply, frozen=True, kw_only=True):
     """The number. Absent if there is none."""
     text: str
     """The text, as the kernel wrote it."""
-    part: bool
-    """The reading of an outer domain already contains this one: add up one or the other."""
+    nested: bool
+    """The domain is inside another one, whose reading already contains this one: add up one or the other."""
 
 
 class Total(Reply, frozen=True, kw_only=True):
@@ -312,9 +312,9 @@ class CreateRequest(Request, frozen=True, kw_only=True):
     the first task.
     """
     claim: str | None = None
-    ends: EndRule | None = None
+    end_rule: EndRule | None = None
     attributes: dict[str, str] | None = None
-    pending: bool | None = None
+    allow_pending: bool | None = None
     priority: int | None = None
 
 
@@ -343,7 +343,7 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     all the same. If the field is absent, the daemon looks: a process that has used CPU time has run. With *cgroup*
     the daemon always looks.
     """
-    tree: bool | None = None
+    include_descendants: bool | None = None
     """With *pid*: move all descendants of the process too. Without it they stay outside, except those that the
     process starts later. A descendant whose parent has ended cannot be found: use *cgroup* for it.
     """
@@ -361,13 +361,13 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     and further tasks that are in one stay there.
     """
     claim: str | None = None
-    ends: EndRule | None = None
+    end_rule: EndRule | None = None
     member: str | None = None
     """The id of the member. Default: _pid-PID_, or the control group's name."""
     kind: str | None = None
     """What the member is, such as _container_. Default: _process_."""
     attributes: dict[str, str] | None = None
-    pending: bool | None = None
+    allow_pending: bool | None = None
     priority: int | None = None
 
 
@@ -419,16 +419,16 @@ class MoveRequest(Request, frozen=True, kw_only=True):
     """The class to move to, by the name of its control group; "" is the root."""
 
 
-class NotePodsRequest(Request, frozen=True, kw_only=True):
-    """The parameters of NotePods."""
+class ReportPodsRequest(Request, frozen=True, kw_only=True):
+    """The parameters of ReportPods."""
 
     claim: str
     """The owner that reports."""
-    pods: list[Sandbox] | None = None
-    """Sandboxes. Each replaces an earlier report of the same sandbox."""
-    gone: list[str] | None = None
+    sandboxes: list[Sandbox] | None = None
+    """The sandboxes to report. Each replaces an earlier report of the same sandbox."""
+    removed: list[str] | None = None
     """The ids of sandboxes that were removed."""
-    fresh: bool | None = None
+    replace_all: bool | None = None
     """Forget all earlier reports of this owner first."""
 
 
@@ -465,11 +465,11 @@ class AssignReply(Reply, frozen=True, kw_only=True):
     """How many tasks were written to the group."""
     passes: int
     """How often the tasks were listed, until no new one was found."""
-    left: int
+    tasks_outside: int
     """How many tasks stayed outside: they are in another monitoring group, or in a class where the workload's group
     waits for an RMID.
     """
-    descendants: int
+    descendants_outside: int
     """How many processes that the process had started stayed outside."""
 
 
@@ -505,10 +505,10 @@ class ListReply(Reply, frozen=True, kw_only=True):
     """The monitoring groups without the daemon's mark."""
 
 
-class NotePodsReply(Reply, frozen=True, kw_only=True):
-    """The answer of NotePods."""
+class ReportPodsReply(Reply, frozen=True, kw_only=True):
+    """The answer of ReportPods."""
 
-    known: int
+    count: int
     """How many sandboxes of the owner are known now."""
 
 
@@ -517,7 +517,7 @@ class ListPodsReply(Reply, frozen=True, kw_only=True):
 
     pods: list[Pod]
     """The pods, in order of namespace and name."""
-    told: list[Told]
+    reported: list[Report]
     """When each owner last reported."""
 
 
@@ -554,7 +554,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     """The profile of the simulator. Absent on a real kernel. See *resctrlmond-sim*(1)."""
     rmids: int
     """How many RMIDs the machine has for all programs: the least number of all its resources."""
-    used: int
+    rmids_used: int
     """How many RMIDs all groups of all programs use, the root's included."""
     pending: int
     """How many workloads wait for an RMID."""

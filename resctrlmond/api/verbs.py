@@ -16,7 +16,7 @@ from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, pages
-from resctrlmond.api.oci import InvalidState
+from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.groups import plan
@@ -182,10 +182,10 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
     record = manager.create(
         request.key,
         owner=_owner(request.claim, caller),
-        ends=_ends(request.ends),
+        ends=_ends(request.end_rule),
         class_=FOLLOW if request.class_ is None else request.class_,
         attributes=request.attributes,
-        may_wait=_may_wait(request.pending),
+        may_wait=_may_wait(request.allow_pending),
         priority=request.priority,
     )
     return types.GroupReply(group=group_of(manager, record))
@@ -210,21 +210,21 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
         Assignment(
             key=request.key,
             owner=_owner(request.claim, caller),
-            ends=_ends(request.ends),
+            ends=_ends(request.end_rule),
             pid=request.pid,
             pidfd=_pidfd(request, caller),
             cgroup=request.cgroup,
             own_cgroup=request.own_cgroup or "",
             late=request.late,
             is_awaited=caller.waits,
-            tree=bool(request.tree),
+            tree=bool(request.include_descendants),
             class_=FOLLOW if request.class_ is None else request.class_,
             allow_class_change=bool(request.allow_class_change),
             take_over=bool(request.take_over),
             member=request.member,
             kind=request.kind or "process",
             attributes=request.attributes or {},
-            may_wait=_may_wait(request.pending),
+            may_wait=_may_wait(request.allow_pending),
             priority=request.priority,
         )
     )
@@ -232,8 +232,8 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
         group=group_of(manager, done.record),
         moved=done.moved.moved,
         passes=done.moved.passes,
-        left=done.moved.outside,
-        descendants=done.descendants,
+        tasks_outside=done.moved.outside,
+        descendants_outside=done.descendants,
     )
 
 
@@ -290,23 +290,26 @@ def _foreign(manager: Manager) -> list[types.Foreign]:
     return [translate.foreign(found) for found in manager.survey.look().foreign]
 
 
-def _note_pods(manager: Manager, request: types.NotePodsRequest, caller: Caller) -> types.NotePodsReply:
-    known = manager.inventory.note(
-        _owner(request.claim, caller), request.pods or (), gone=request.gone or (), fresh=bool(request.fresh)
+def _report_pods(manager: Manager, request: types.ReportPodsRequest, caller: Caller) -> types.ReportPodsReply:
+    count = manager.inventory.report(
+        _owner(request.claim, caller),
+        request.sandboxes or (),
+        removed=request.removed or (),
+        replace_all=bool(request.replace_all),
     )
-    return types.NotePodsReply(known=known)
+    return types.ReportPodsReply(count=count)
 
 
 def _list_pods(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListPodsReply:
-    noted, told = manager.inventory.all()
-    return types.ListPodsReply(pods=bounded(pods_of(noted, list(_groups(manager)))), told=told)
+    noted, reports = manager.inventory.all()
+    return types.ListPodsReply(pods=bounded(pods_of(noted, list(_groups(manager)))), reported=reports)
 
 
 def _pod_pages(manager: Manager) -> Iterator[types.ListPodsReply]:
-    noted, told = manager.inventory.all()
+    noted, reports = manager.inventory.all()
 
     def page(pods: list[types.Pod], is_first: bool) -> types.ListPodsReply:
-        return types.ListPodsReply(pods=pods, told=told if is_first else [])
+        return types.ListPodsReply(pods=pods, reported=reports if is_first else [])
 
     return pages(pods_of(noted, list(_groups(manager))), page)
 
@@ -349,7 +352,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         mounted=seen.unmounted is None,
         simulation=manager.tree.simulation,
         rmids=min((resource.rmids for resource in seen.capacity), default=0),
-        used=seen.used,
+        rmids_used=seen.used,
         pending=pending,
         in_limbo=in_limbo,
         groups=sum(record.state.has_group for record in records),
@@ -488,12 +491,12 @@ refuses a workload that has groups in several classes, and one that has tasks if
 """,
     ),
     Verb(
-        "NotePods",
+        "ReportPods",
         Lane.RECORDS,
-        types.NotePodsRequest,
-        types.NotePodsReply,
+        types.ReportPodsRequest,
+        types.ReportPodsReply,
         Access.WRITE,
-        _note_pods,
+        _report_pods,
         errors=(InvalidKey, InvalidAttributes, LimitExceeded),
         description="""
 Report the pods that an owner knows, also those without a group. Reports are kept in memory only and change no
@@ -528,7 +531,7 @@ them, however many workloads there are; *varlinkctl* has the option *--more*. Wi
         errors=(LimitExceeded,),
         description="""
 List all pods that an owner reported, and those that have a group which is not over. Long lists are answered as
-by *List*, *told* in the first reply.
+by *List*, *reported* in the first reply.
 """,
     ),
     Verb(
@@ -587,7 +590,7 @@ Return the state of the daemon and of the machine.
         Access.WRITE,
         hooks.run,
         interface=HOOK,
-        errors=(InvalidState, *_ASSIGN_ERRORS),
+        errors=(InvalidOciState, *_ASSIGN_ERRORS),
         description="""
 Handle one hook of an OCI runtime: *resctrlmon-oci-hook*(8) calls it.
 """,

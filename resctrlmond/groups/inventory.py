@@ -37,7 +37,7 @@ class ContainerState(enum.StrEnum):
     """The container runtime does not know the state."""
 
 
-class NotedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+class ReportedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
     """A container, as an owner reports it."""
 
     id: str
@@ -65,7 +65,7 @@ class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
     """The namespace of the pod."""
     labels: dict[str, str]
     """The labels of the pod."""
-    containers: list[NotedContainer]
+    containers: list[ReportedContainer]
     """The containers of the sandbox."""
     reason: str | None = None
     """Why the pod has no group."""
@@ -79,12 +79,12 @@ class Noted(NamedTuple):
     size: int = 0
 
 
-class Told(msgspec.Struct, frozen=True, rename="camel"):
+class Report(msgspec.Struct, frozen=True, rename="camel"):
     """The last report of an owner."""
 
     owner: str
     """The owner that reported."""
-    at: str
+    reported_at: str
     """When it reported."""
 
 
@@ -96,10 +96,10 @@ class Inventory:
         self._noted: dict[str, dict[str, Noted]] = {}
         self._at: dict[str, str] = {}
 
-    def note(
-        self, owner: str, sandboxes: Iterable[Sandbox] = (), *, gone: Iterable[str] = (), fresh: bool = False
+    def report(
+        self, owner: str, sandboxes: Iterable[Sandbox] = (), *, removed: Iterable[str] = (), replace_all: bool = False
     ) -> int:
-        """Put the sandboxes in the place of those with their ids, and forget those ``gone``; ``fresh``: all others.
+        """Replace the reports of these sandboxes and forget the ``removed``; with ``replace_all``, forget all others.
 
         Returns how many are now known of that owner. All or nothing. Raises InvalidRequest, InvalidKey,
         InvalidAttributes, LimitExceeded.
@@ -108,10 +108,10 @@ class Inventory:
         new = {
             sandbox.id: Noted(_checked(sandbox), sandbox, len(msgspec.json.encode(sandbox))) for sandbox in sandboxes
         }
-        left = set(gone)
+        forgotten = set(removed)
         with self._lock:
-            before = {} if fresh else self._noted.get(owner, {})
-            after = {name: one for name, one in {**before, **new}.items() if name not in left}
+            before = {} if replace_all else self._noted.get(owner, {})
+            after = {name: one for name, one in {**before, **new}.items() if name not in forgotten}
             if len(after) > MAX_SANDBOXES:
                 raise InvalidRequest(f"{len(after)} sandboxes are more than {MAX_SANDBOXES}")
             if owner not in self._noted and len(self._noted) >= MAX_OWNERS:
@@ -124,11 +124,11 @@ class Inventory:
             self._at[owner] = utc_now()
             return len(after)
 
-    def all(self) -> tuple[list[Noted], list[Told]]:
+    def all(self) -> tuple[list[Noted], list[Report]]:
         """Everything that is known, and when each owner told last."""
         with self._lock:
             noted = [one for of_owner in self._noted.values() for one in of_owner.values()]
-            return noted, [Told(owner, at) for owner, at in self._at.items()]
+            return noted, [Report(owner, at) for owner, at in self._at.items()]
 
 
 def _checked(sandbox: Sandbox) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from resctrlmond.groups.inventory import MAX_CONTAINERS, MAX_SANDBOXES, NotedContainer
+from resctrlmond.groups.inventory import MAX_CONTAINERS, MAX_SANDBOXES, ReportedContainer
 from resctrlmond.groups.inventory import Sandbox as NotedSandbox
 from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
@@ -25,7 +25,7 @@ def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox
     """Return all sandboxes with their containers, by ID. ``refusals``: why a key or a container is unmonitored."""
     # resctrlmond accepts no more than this. The newest ones are the most useful.
     sandboxes = dict(list(pods.sandboxes.items())[-MAX_SANDBOXES:])
-    containers: dict[str, list[NotedContainer]] = {name: [] for name in sandboxes}
+    containers: dict[str, list[ReportedContainer]] = {name: [] for name in sandboxes}
     for member in pods.members.values():
         of_sandbox = containers.get(member.container.sandbox)
         if of_sandbox is not None and len(of_sandbox) < MAX_CONTAINERS:
@@ -47,9 +47,9 @@ def chunks(sandboxes: list[NotedSandbox]) -> Iterator[list[NotedSandbox]]:
     yield chunk
 
 
-def _container(member: Member, refusals: Mapping[str, str]) -> NotedContainer:
+def _container(member: Member, refusals: Mapping[str, str]) -> ReportedContainer:
     container = member.container
-    return NotedContainer(
+    return ReportedContainer(
         id=container.id,
         name=_cut(container.name, _NAME_BYTES),
         state=container.state,
@@ -63,7 +63,7 @@ def _cut(text: str, most: int) -> str:
     return attribute_value(text).encode()[:most].decode(errors="ignore")
 
 
-def _sandbox(sandbox: Sandbox, containers: list[NotedContainer], refusals: Mapping[str, str]) -> NotedSandbox:
+def _sandbox(sandbox: Sandbox, containers: list[ReportedContainer], refusals: Mapping[str, str]) -> NotedSandbox:
     pod = sandbox.pod
     return NotedSandbox(
         id=pod.id,

@@ -25,7 +25,7 @@ _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
 # Kata Containers and gVisor report the process of the sandbox for each container: the virtual machine, or the kernel
 # of the containers.
 _COUNTED_AS_SANDBOX = {"pod.counted": "as a whole: its containers run within the sandbox's process"}
-NOTE = "NotePods"
+REPORT = "ReportPods"
 # The maximum length of a pod's name in a log message. Kubernetes allows 253 characters, and 63 for the namespace.
 _SHOWN_LENGTH = 320
 # No key contains a slash.
@@ -156,11 +156,10 @@ class Updater:
         self._forget_refusals()
         now = inventory(self.pods, self._refusals)
         changed = [sandbox for name, sandbox in now.items() if self._inventory.get(name) != sandbox]
-        gone = [name for name in self._inventory if name not in now]
+        removed = [name for name in self._inventory if name not in now]
         try:
-            known = await self._note_pods(changed, gone=gone)
-            if known != len(now):
-                known = await self._note_pods(list(now.values()), fresh=True)
+            if await self._report_pods(changed, removed=removed) != len(now):
+                await self._report_pods(list(now.values()), replace_all=True)
             self._refusals.pop(_INVENTORY, None)
         except Refused as error:
             # A daemon without an inventory also refuses.
@@ -173,20 +172,22 @@ class Updater:
         known = keys | self.pods.members.keys() | self.pods.sandboxes.keys() | {_INVENTORY}
         self._refusals = {name: why for name, why in self._refusals.items() if name in known}
 
-    async def _note_pods(self, pods: list[NotedSandbox], *, gone: Iterable[str] = (), fresh: bool = False) -> int:
-        known = 0
+    async def _report_pods(
+        self, pods: list[NotedSandbox], *, removed: Iterable[str] = (), replace_all: bool = False
+    ) -> int:
+        count = 0
         for number, chunk in enumerate(chunks(pods)):
             is_first = number == 0
             reply = await self._manager.ask(
-                NOTE,
-                types.NotePodsReply,
+                REPORT,
+                types.ReportPodsReply,
                 claim=CLAIM,
-                pods=chunk,
-                gone=list(gone) if is_first else [],
-                fresh=fresh and is_first,
+                sandboxes=chunk,
+                removed=list(removed) if is_first else [],
+                replaceAll=replace_all and is_first,
             )
-            known = reply.known
-        return known
+            count = reply.count
+        return count
 
     async def _compare(self) -> AsyncIterator[None]:
         pages = await self._manager.ask_pages("List", types.ListReply)

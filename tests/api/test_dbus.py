@@ -44,15 +44,15 @@ def test_the_life_of_a_workload(lab: Lab, process: subprocess.Popen[bytes]) -> N
             assert group["claims"][0]["owner"] == "uid:0"
             options = {"pid": Variant("u", process.pid), "member": Variant("s", "main"), "claim": Variant("s", "cli")}
             done = await client.call("Assign", "sa{sv}", "web.service", options)
-            assert (done["moved"], done["left"], done["group"]["state"]) == (1, 0, "active")
+            assert (done["moved"], done["tasksOutside"], done["group"]["state"]) == (1, 0, "active")
             assert done["group"]["members"][0]["pid"] == process.pid
             # It ran before, and nobody said otherwise.
-            assert (done["group"]["baseline"], done["descendants"]) == ("late", 0)
-            assert done["group"]["members"][0]["ranBeforeNs"] > 0
+            assert (done["group"]["baseline"], done["descendantsOutside"]) == ("late", 0)
+            assert done["group"]["members"][0]["cpuTimeBeforeNs"] > 0
             assert await client.call("Get", "s", "web.service") == done["group"]
             read = await client.call("Read", "s", "web.service")
             assert read["readings"] and read["totals"]
-            assert all(isinstance(one["text"], str) and isinstance(one["part"], bool) for one in read["readings"])
+            assert all(isinstance(one["text"], str) and isinstance(one["nested"], bool) for one in read["readings"])
             assert any(one["value"].isdecimal() for one in read["readings"] if one["status"] == "ok")
             groups, foreign = await client.call("List")
             assert done["group"] in groups
@@ -148,7 +148,7 @@ def test_typed_errors(lab: Lab, call: tuple[Any, ...], name: str | None, words: 
     ("method", "options", "field"),
     [
         ("Create", {"colour": Variant("s", "red")}, "colour"),
-        ("Create", {"pending": Variant("s", "yes")}, "pending"),
+        ("Create", {"allowPending": Variant("s", "yes")}, "allowPending"),
         ("Create", {"key": Variant("s", "other")}, "key"),
         ("Create", {"attributes": Variant("a{sv}", {"a": Variant("x", 1)})}, "attributes"),
         ("Create", {"claim": Variant("ay", b"bytes")}, "claim"),

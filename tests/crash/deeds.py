@@ -58,7 +58,7 @@ def _assign(site: Site) -> Callable[[], str]:
 
     def act() -> str:
         return site.attempt(
-            "Assign", key=key, pid=child.pid, claim="engine", ends="container", member="c1", late=False
+            "Assign", key=key, pid=child.pid, claim="engine", endRule="container", member="c1", late=False
         )
 
     return act
@@ -82,7 +82,7 @@ def _assign_again(site: Site) -> Callable[[], str]:
     site.call("Release", key=key, claim="engine")
     child = site.process()
     return lambda: site.attempt(
-        "Assign", key=key, pid=child.pid, claim="engine", ends="container", member="c1", late=False
+        "Assign", key=key, pid=child.pid, claim="engine", endRule="container", member="c1", late=False
     )
 
 
@@ -90,7 +90,7 @@ def _assign_another_class(site: Site) -> Callable[[], str]:
     key, _ = _used(site)
     other = site.process("gold")
     return lambda: site.attempt(
-        "Assign", key=key, pid=other.pid, claim="engine", ends="container", member="c2", late=False
+        "Assign", key=key, pid=other.pid, claim="engine", endRule="container", member="c2", late=False
     )
 
 

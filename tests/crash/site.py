@@ -97,7 +97,7 @@ class Site:
     def assigned(self, child: subprocess.Popen[bytes], claim: str = "engine", **more: Any) -> str:
         """The key of a new container with that process, whose claim ends as the hook's does."""
         key = more.pop("key", None) or uuid.uuid4().hex * 2
-        self.call("Assign", key=key, pid=child.pid, claim=claim, late=False, **{"ends": "container", **more})
+        self.call("Assign", key=key, pid=child.pid, claim=claim, late=False, **{"endRule": "container", **more})
         return str(key)
 
     def use(self, key: str, child: subprocess.Popen[bytes]) -> None:

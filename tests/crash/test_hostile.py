@@ -100,7 +100,9 @@ def test_a_full_run_folder(site: Make, tmp_path: Path) -> None:
             room = ["mount", "-o", f"remount,nr_inodes={used + number}", run]
             subprocess.run(room, check=True)
             child = here.process()
-            assert here.attempt("Assign", key=f"new-{number}", pid=child.pid, claim="engine", ends="container") in (
+            assert here.attempt(
+                "Assign", key=f"new-{number}", pid=child.pid, claim="engine", endRule="container"
+            ) in (
                 "NotWritten",
                 "done",
             )

@@ -25,7 +25,7 @@ from resctrlmond.api.sockets import listen
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
 from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.inventory import Noted, Told
+from resctrlmond.groups.inventory import Noted, Report
 from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.counters import Kind, Status
 
@@ -42,7 +42,7 @@ READINGS = [
         status=Status.OK,
         value="1572864",
         text="1572864",
-        part=False,
+        nested=False,
     ),
     types.Reading(
         domain="mon_L3_00",
@@ -51,7 +51,7 @@ READINGS = [
         unit="bytes",
         status=Status.UNAVAILABLE,
         text="Unavailable",
-        part=False,
+        nested=False,
     ),
     types.Reading(
         domain="mon_PERF_PKG_00",
@@ -61,7 +61,7 @@ READINGS = [
         status=Status.OK,
         value="54446119.644974",
         text="54446119.644974",
-        part=False,
+        nested=False,
     ),
 ]
 TOTALS = [
@@ -175,7 +175,9 @@ class FakeManager:
             attributes=request.attributes or {},
             class_="" if request.class_ in (None, "/", types.FOLLOW) else request.class_,
         )
-        return types.AssignReply(group=group, moved=3, passes=2, left=self.left, descendants=self.descendants)
+        return types.AssignReply(
+            group=group, moved=3, passes=2, tasks_outside=self.left, descendants_outside=self.descendants
+        )
 
     def release(self, request: types.ReleaseRequest) -> types.ReleaseReply:
         group = self._find(request.key)
@@ -204,7 +206,7 @@ class FakeManager:
         return types.ListReply(groups=list(self.groups.values()), foreign=self.foreign)
 
     def listpods(self, _request: types.NoParameters) -> types.ListPodsReply:
-        return types.ListPodsReply(pods=pods_of(self.noted, self.groups.values()), told=[Told("nri", LATER)])
+        return types.ListPodsReply(pods=pods_of(self.noted, self.groups.values()), reported=[Report("nri", LATER)])
 
     def status(self, _request: types.NoParameters) -> types.StatusReply:
         return types.StatusReply(
@@ -212,7 +214,7 @@ class FakeManager:
             mount="/sys/fs/resctrl",
             mounted=True,
             rmids=64,
-            used=5,
+            rmids_used=5,
             pending=1,
             groups=len(self.groups),
             foreign=self.foreign,

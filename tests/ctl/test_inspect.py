@@ -25,7 +25,7 @@ def populate(manager: FakeManager) -> None:
     """A pod, a pending command and somebody else's group."""
     pod = {"pod.namespace": "shop", "pod.name": "cart-0", "container.name": "app"}
     members = (
-        Member("c1", "container", "oci", pid=4711, started_at=NOW, late=True, left=2),
+        Member("c1", "container", "oci", pid=4711, started_at=NOW, late=True, tasks_outside=2),
         Member("c0", "container", "oci", pid=4710, started_at=NOW, ended_at=LATER),
     )
     claims = (Claim("oci", NOW, EndRule.CONTAINER),)
@@ -196,7 +196,7 @@ def test_status_tells_of_bandwidth_counters() -> None:
             mount="/sys/fs/resctrl",
             mounted=True,
             rmids=9,
-            used=1,
+            rmids_used=1,
             pending=0,
             groups=0,
             foreign=[],
@@ -232,7 +232,7 @@ def test_status_shows_the_way_to_containers_without_a_hook() -> None:
         mount="/sys/fs/resctrl",
         mounted=True,
         rmids=64,
-        used=5,
+        rmids_used=5,
         pending=0,
         groups=2,
         foreign=[],

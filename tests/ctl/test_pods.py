@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from resctrlmond.api.types import Member
-from resctrlmond.groups.inventory import ContainerState, Noted, NotedContainer, Sandbox
+from resctrlmond.groups.inventory import ContainerState, Noted, ReportedContainer, Sandbox
 from resctrlmond.groups.record import State
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager
@@ -15,7 +15,9 @@ POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
 OTHER = "7ca11e00-5ad0-4c0b-9f0e-0123456789ab"
 
 
-def note(manager: FakeManager, key: str, name: str, *containers: NotedContainer, reason: str | None = None) -> None:
+def note(
+    manager: FakeManager, key: str, name: str, *containers: ReportedContainer, reason: str | None = None
+) -> None:
     """A pod as an adapter tells of it."""
     sandbox = Sandbox(
         id=f"box-{name}",
@@ -31,15 +33,17 @@ def note(manager: FakeManager, key: str, name: str, *containers: NotedContainer,
 
 def populate(manager: FakeManager) -> None:
     """A pod in its group, one that is not selected, and one that only its group tells of."""
-    running = NotedContainer(id="c1" * 32, name="app", state=ContainerState.RUNNING, pid=4711)
-    refused = NotedContainer(id="c2" * 32, name="side", state=ContainerState.RUNNING, reason="it is in another group")
-    done = NotedContainer(id="c3" * 32, name="init", state=ContainerState.STOPPED)
+    running = ReportedContainer(id="c1" * 32, name="app", state=ContainerState.RUNNING, pid=4711)
+    refused = ReportedContainer(
+        id="c2" * 32, name="side", state=ContainerState.RUNNING, reason="it is in another group"
+    )
+    done = ReportedContainer(id="c3" * 32, name="init", state=ContainerState.STOPPED)
     note(manager, POD, "cart-0", running, refused, done)
     note(
         manager,
         OTHER,
         "debug",
-        NotedContainer(id="c4", name="sh", state=ContainerState.RUNNING),
+        ReportedContainer(id="c4", name="sh", state=ContainerState.RUNNING),
         reason="not selected",
     )
     member = Member(running.id, "container", "nri", pid=4711, started_at=NOW)
@@ -63,7 +67,7 @@ def test_list_pods(manager: FakeManager, ctl: Ctl) -> None:
         f"shop/debug   sh            running  -       -      {OTHER}  not selected\n"
         "web/old      c5c5c5c5c5c5  running  active  /      x                                     -\n"
         "\n"
-        "3 pods, 5 containers, 2 unmonitored. nri told at 2026-11-21 11:20:00.\n"
+        "3 pods, 5 containers, 2 unmonitored. nri reported at 2026-11-21 11:20:00.\n"
     )
 
 
@@ -78,12 +82,12 @@ def test_list_pods_quiet_and_as_json(manager: FakeManager, ctl: Ctl) -> None:
     assert "group" not in pods[OTHER]
     assert pods[OTHER]["reason"] == "not selected"
     assert pods["x"]["labels"] == {"app": "o"}
-    assert reply["told"] == [{"owner": "nri", "at": "2026-11-21T11:20:00Z"}]
+    assert reply["reported"] == [{"owner": "nri", "reportedAt": "2026-11-21T11:20:00Z"}]
 
 
 def test_a_pod_that_waits_for_an_rmid_and_one_without_containers(manager: FakeManager, ctl: Ctl) -> None:
     note(manager, POD, "cart-0")
-    note(manager, OTHER, "cart-1", NotedContainer(id="c", name="app", state=ContainerState.RUNNING))
+    note(manager, OTHER, "cart-1", ReportedContainer(id="c", name="app", state=ContainerState.RUNNING))
     for key in (POD, OTHER):
         manager.add(key, state=State.PENDING, reason="no RMID is free")
     lines = ctl("list", "--pods", "--no-legend", "--full").stdout.splitlines()
@@ -96,7 +100,7 @@ def test_a_pod_that_waits_for_an_rmid_and_one_without_containers(manager: FakeMa
 
 def test_two_sandboxes_of_one_pod_are_one_pod(manager: FakeManager, ctl: Ctl) -> None:
     for attempt, state in (("a", ContainerState.STOPPED), ("b", ContainerState.RUNNING)):
-        note(manager, POD, f"cart-{attempt}", NotedContainer(id=attempt, name="app", state=state))
+        note(manager, POD, f"cart-{attempt}", ReportedContainer(id=attempt, name="app", state=state))
     [pod] = json.loads(ctl("list", "--pods", "--json").stdout)["pods"]
     assert (pod["name"], pod["sandboxes"]) == ("cart-b", ["box-cart-a", "box-cart-b"])
     assert [one["state"] for one in pod["containers"]] == ["stopped", "running"]
@@ -105,7 +109,7 @@ def test_two_sandboxes_of_one_pod_are_one_pod(manager: FakeManager, ctl: Ctl) ->
 
 def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:
     hostile = "\x1b]0;owned\x07\n"
-    note(manager, POD, hostile, NotedContainer(id="c", name=hostile, state=ContainerState.RUNNING, reason=hostile))
+    note(manager, POD, hostile, ReportedContainer(id="c", name=hostile, state=ContainerState.RUNNING, reason=hostile))
     shown = ctl("list", "--pods").stdout
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert len(shown.splitlines()) == 4

@@ -57,9 +57,9 @@ def test_the_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) ->
         pid=request.pid,
         late=False,
         claim="run",
-        ends=EndRule.MEMBERS,
+        end_rule=EndRule.MEMBERS,
         attributes={"command": "sh -c 'echo out; echo err >&2'"},
-        pending=False,
+        allow_pending=False,
     )
     assert manager.called("Release") == [
         types.ReleaseRequest(key=request.key, claim="run", reason="ended with status 0")

@@ -34,7 +34,9 @@ def test_create(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("create", "web", "--class", "gold", "--attribute", "owner=a=b", "--no-pending")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"web: idle in class gold ({manager.tree}/web)\n"
-    request = types.CreateRequest(key="web", class_="gold", claim="cli", attributes={"owner": "a=b"}, pending=False)
+    request = types.CreateRequest(
+        key="web", class_="gold", claim="cli", attributes={"owner": "a=b"}, allow_pending=False
+    )
     assert manager.called("Create") == [request]
 
 
@@ -64,7 +66,7 @@ def test_assign_notes_descendants_that_stayed_outside(manager: FakeManager, ctl:
     assert done.stderr.endswith("2 descendants of the process stayed outside: use --tree to move them too\n")
     manager.descendants = 0
     assert ctl("assign", "web", "--pid", str(os.getpid()), "--tree").stderr == ""
-    assert manager.called("Assign")[1].tree
+    assert manager.called("Assign")[1].include_descendants
 
 
 def test_assign_a_control_group_through_its_class(manager: FakeManager, ctl: Ctl) -> None:
@@ -72,7 +74,7 @@ def test_assign_a_control_group_through_its_class(manager: FakeManager, ctl: Ctl
     done = ctl(
         "assign", "web", "--cgroup", "/sys/fs/cgroup/x", "--class", "/", "--allow-class-change", "--take-over", "-j"
     )
-    assert json.loads(done.stdout)["left"] == 1
+    assert json.loads(done.stdout)["tasksOutside"] == 1
     assert "1 task stayed outside: they are in other monitoring groups. Use --take-over" in done.stderr
     (request,) = manager.called("Assign")
     assert request == types.AssignRequest(

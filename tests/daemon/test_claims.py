@@ -40,7 +40,7 @@ def test_a_client_cannot_claim_under_a_name_of_the_daemons_own(machine: Machine,
         "Assign": {"key": "k", "pid": process().pid},
         "AddMember": {"key": "other", "member": "m"},
         "Reconcile": {"keys": []},
-        "NotePods": {},
+        "ReportPods": {},
     }
     for verb, parameters in calls.items():
         with pytest.raises(VarlinkError, match="resctrlmond's own") as refused:
@@ -58,19 +58,19 @@ def test_an_owners_name_alone_ends_no_claim(machine: Machine, process: Start, ow
     child.wait()
     assert machine.reaches("k", "idle")
     time.sleep(3)  # three ticks
-    assert machine.group("k")["claims"][0]["ends"] == "release"
+    assert machine.group("k")["claims"][0]["endRule"] == "release"
     assert machine.group("k")["state"] == "idle"
 
 
 def test_a_claim_of_any_name_ends_by_the_rule_that_its_request_names(machine: Machine, process: Start) -> None:
     machine.start()
     child = process()
-    machine.call("Assign", key="k", pid=child.pid, claim="engine", ends="container")
+    machine.call("Assign", key="k", pid=child.pid, claim="engine", endRule="container")
     child.kill()
     child.wait()
     assert machine.reaches("k", "completed")
     with pytest.raises(VarlinkError, match="resctrlmond's own"):
-        machine.call("Create", key="l", claim="engine", ends="tasks")
+        machine.call("Create", key="l", claim="engine", endRule="tasks")
 
 
 def test_releasing_a_claim_that_was_never_held_is_an_error(machine: Machine) -> None:

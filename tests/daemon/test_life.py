@@ -42,7 +42,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: Start) -> None:
     machine.start(WATCHDOG_USEC="400000")
-    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", ends="container")
+    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", endRule="container")
     assert machine.told("STATUS=1 group")
     for _ in range(3):
         assert machine.told("WATCHDOG=1")
@@ -241,9 +241,9 @@ def test_assign_of_a_process_by_hand_is_late(machine: Machine, process: Start) -
     child = process()
     machine.call("Create", key="mine", claim="me")
     done = machine.call("Assign", key="mine", pid=child.pid, claim="me")
-    assert (done["group"]["baseline"], done["descendants"]) == ("late", 0)
+    assert (done["group"]["baseline"], done["descendantsOutside"]) == ("late", 0)
     (member,) = done["group"]["members"]
-    assert member["late"] and member["ranBeforeNs"] > 0
+    assert member["late"] and member["cpuTimeBeforeNs"] > 0
     totals = machine.call("Release", key="mine", claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"late"}
     assert all("of CPU time before it was put in" in total["reason"] for total in totals)
@@ -253,7 +253,7 @@ def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Mach
     child = process()
     machine.start()
     before = machine.call(
-        "Assign", key=CTR, pid=child.pid, late=False, claim="engine", ends="container", member="c1"
+        "Assign", key=CTR, pid=child.pid, late=False, claim="engine", endRule="container", member="c1"
     )["group"]
     place = machine.top / "resctrl" / "mon_groups" / CTR
     snapshot = machine.run / "groups" / CTR
@@ -277,7 +277,7 @@ def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Mach
 def test_what_ends_while_it_is_stopped_is_ended_at_the_start(machine: Machine, process: Start) -> None:
     child = process()
     machine.start()
-    machine.call("Assign", key=CTR, pid=child.pid, claim="engine", ends="container")
+    machine.call("Assign", key=CTR, pid=child.pid, claim="engine", endRule="container")
     assert machine.stop() == Exit.OK
     assert machine.groups() == [CTR]
     end(child)
@@ -293,7 +293,7 @@ def test_an_end_is_seen_at_once_without_anybody_saying_so(machine: Machine, proc
     fastest = 9.0
     for number in range(3):
         child = process()
-        machine.call("Assign", key=f"c{number}", pid=child.pid, claim="engine", ends="container")
+        machine.call("Assign", key=f"c{number}", pid=child.pid, claim="engine", endRule="container")
         time.sleep(0.2)
         ended = time.monotonic()
         end(child)
@@ -304,7 +304,7 @@ def test_an_end_is_seen_at_once_without_anybody_saying_so(machine: Machine, proc
 
 def test_the_mount_goes_and_the_daemon_stays(machine: Machine, process: Start) -> None:
     machine.start()
-    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", ends="container")
+    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", endRule="container")
     subprocess.run(["umount", str(machine.top / "resctrl")], check=True)
     assert machine.reaches(CTR, "lost")
     status = machine.call("Status")

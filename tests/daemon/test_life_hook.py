@@ -276,7 +276,7 @@ def test_a_container_whose_hook_gave_up_while_it_was_assigned_is_late(machine: M
         time.sleep(0.05)
     assert machine.tasks(CTR) == {child.pid}
     (member,) = machine.group(CTR)["members"]
-    assert member["late"] and member["ranBeforeNs"] > 0
+    assert member["late"] and member["cpuTimeBeforeNs"] > 0
     totals = machine.call("Read", key=CTR)["totals"]
     assert {total["quality"] for total in totals} == {"late"}
     assert all("its caller did not wait until it was put in" in total["reason"] for total in totals)

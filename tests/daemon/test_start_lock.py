@@ -37,7 +37,7 @@ def listener(machine: Machine) -> Iterator[socket.socket]:
 def slow_next_start(machine: Machine, process: Start, seconds: int) -> None:
     """Kill the daemon. The kernel needs so many seconds for a counter that the next one reads before it is ready."""
     child = process()
-    machine.call("Assign", key="slow", pid=child.pid, claim="engine", ends="container")
+    machine.call("Assign", key="slow", pid=child.pid, claim="engine", endRule="container")
     machine.kill()
     child.kill()
     child.wait()

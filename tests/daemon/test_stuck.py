@@ -46,7 +46,7 @@ def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_sto
     status = machine.call("Status")
     assert all(caller.is_alive() for caller in callers)
     assert status["mounted"]
-    assert (status["used"], status["classes"]) == (2, [""])
+    assert (status["rmidsUsed"], status["classes"]) == (2, [""])
     assert any("no answer since" in problem for problem in status["problems"])
     assert machine.stop_in_spite_of_hanging_calls() == Exit.OK
     for caller in callers:
@@ -58,7 +58,7 @@ def test_a_start_that_hangs_says_at_what_and_a_stop_does_not_wait_for_it(machine
     """Nobody could see why there was no daemon, and SIGTERM waited until systemd killed it."""
     machine.start()
     child = process()
-    machine.call("Assign", key="hangs", pid=child.pid, claim="engine", ends="container")
+    machine.call("Assign", key="hangs", pid=child.pid, claim="engine", endRule="container")
     machine.kill()
     child.kill()
     child.wait()

@@ -19,7 +19,7 @@ import msgspec
 
 from resctrlmond.api import dbus_values, types, wire
 from resctrlmond.api._dbus_gate import parse_frame, parse_header
-from resctrlmond.api.oci import InvalidState, parse_state, workload_of
+from resctrlmond.api.oci import InvalidOciState, parse_state, workload_of
 from resctrlmond.groups import checkpoint, record
 from resctrlmond.groups.record import Claim, EndRule, Member, Record, State, UnreadableRecord
 from tests.nri.fuzz import mutate
@@ -107,7 +107,7 @@ TARGETS = {
             b'{"ociVersion":"1.2.0","id":"abc","status":"created","pid":4,"bundle":"/b","annotations":'
             b'{"io.kubernetes.pod.uid":"0f8fad5b-d9cb-469f-a165-70867728950e","io.kubernetes.pod.name":"web"}}',
         ),
-        (InvalidState,),
+        (InvalidOciState,),
     ),
     "D-Bus headers": Target(_header, (bytes(_MESSAGE._marshall(False)),), (ValueError,)),
     "D-Bus bodies": Target(

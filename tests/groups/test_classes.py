@@ -260,9 +260,9 @@ def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, proc
     for pid, moved in ((puppet.pid, 1), (child.pid, 0)):
         reply = assign(pid)
         assert isinstance(reply, types.AssignReply)
-        assert (reply.moved, reply.left) == (moved, 1)
+        assert (reply.moved, reply.tasks_outside) == (moved, 1)
         member = next(member for member in reply.group.members if member.pid == pid)
-        assert member.left == 1
+        assert member.tasks_outside == 1
         assert "ENOSPC" in member.reason
     tight.manager.release("other", owner="a")
     when_all_stand(tight, UID)

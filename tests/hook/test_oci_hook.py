@@ -277,7 +277,7 @@ def test_strict_stops_the_container_and_says_why_on_stderr(host: Host) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b'{"error":"org.resctrlmon.Hook.InvalidState","parameters":{"message":"a\nb"}}\0', "refused: a b;"),
+        (b'{"error":"org.resctrlmon.Hook.InvalidOciState","parameters":{"message":"a\nb"}}\0', "refused: a b;"),
         (b"HTTP/1.1 400 Bad Request\0", "HTTP/1.1 400"),
         (b"\0", "refused"),
         (OK[:-1], "without a reply"),
@@ -321,9 +321,9 @@ def test_a_refusal_is_an_error_at_the_top(reply: bytes, refusal: bool) -> None:
 @given(st.dictionaries(st.sampled_from(["message", "remedy", "path", "status"]), st.text(max_size=60), min_size=1))
 def test_a_refusal_is_told_in_words_and_not_as_json(fields: dict[str, str]) -> None:
     # The hook parses no JSON, so this holds it to the daemon's own encoder.
-    reply = wire.encode(wire.error_reply(wire.VarlinkError("org.resctrlmon.Manager.InvalidState", dict(fields))))
+    reply = wire.encode(wire.error_reply(wire.VarlinkError("org.resctrlmon.Manager.InvalidOciState", dict(fields))))
     shown = {name: "".join(c if c >= " " else " " for c in text) for name, text in fields.items()}
-    words = shown.get("message") or "org.resctrlmon.Manager.InvalidState"
+    words = shown.get("message") or "org.resctrlmon.Manager.InvalidOciState"
     remedy = f". {shown['remedy']}" if shown.get("remedy") else ""
     assert oci_hook.refusal(reply[:-1]) == f"resctrlmond refused: {words}{remedy}"
 
@@ -547,12 +547,12 @@ def test_a_stderr_that_nobody_reads_is_not_waited_for_long(host: Host) -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 @pytest.mark.parametrize("strict", [[], ["--strict"]], ids=["", "strict"])
 def test_without_stdout_and_stderr_the_hook_does_its_work(host: Host, strict: list[str], closed: str) -> None:
-    host.serve(b'{"error":"org.resctrlmon.Hook.InvalidState"}\0')
+    host.serve(b'{"error":"org.resctrlmon.Hook.InvalidOciState"}\0')
     hook = host.argv("createRuntime", *strict)
     shell = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *hook]
     assert subprocess.run(shell, input=STATE, env={}, timeout=60, check=False).returncode == len(strict)
     assert host.parameters()["state"] == STATE.decode()
-    assert "InvalidState" in host.the_line()
+    assert "InvalidOciState" in host.the_line()
 
 
 def test_without_stdin_there_is_no_state(host: Host) -> None:

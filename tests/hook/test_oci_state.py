@@ -87,13 +87,13 @@ def test_a_stopped_container_has_no_pid() -> None:
     ids=lambda text: ascii(text)[-40:],
 )
 def test_what_is_no_state_is_refused(text: str) -> None:
-    with pytest.raises(oci.InvalidState, match="OCI state"):
+    with pytest.raises(oci.InvalidOciState, match="OCI state"):
         oci.parse_state(text)
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    with contextlib.suppress(oci.InvalidState):
+    with contextlib.suppress(oci.InvalidOciState):
         oci.parse_state(text)
 
 
@@ -121,7 +121,7 @@ def test_the_first_runtimes_annotation_counts() -> None:
 @pytest.mark.parametrize("name", ["io.kubernetes.pod.uid", "io.kubernetes.cri.sandbox-uid"])
 @pytest.mark.parametrize("uid", ["", "..", "../../x", "web-0", ID, UID + "\n", "tasks"])
 def test_an_annotation_that_holds_no_uid_is_refused_by_name(name: str, uid: str) -> None:
-    with pytest.raises(oci.InvalidState, match=name):
+    with pytest.raises(oci.InvalidOciState, match=name):
         workload(**{name: uid})
 
 
@@ -137,7 +137,7 @@ def test_the_container_that_only_holds_the_pod_is_a_sandbox(annotation: str) -> 
 
 @pytest.mark.parametrize("name", ["tasks", "mon_groups", "-x", ".x", "x" * 201])
 def test_a_container_id_that_can_be_no_key_is_refused(name: str) -> None:
-    with pytest.raises(oci.InvalidState, match="no key"):
+    with pytest.raises(oci.InvalidOciState, match="no key"):
         oci.workload_of(oci.parse_state(state(id=name)))
 
 
@@ -154,7 +154,7 @@ def test_whatever_the_annotations_say_the_workload_keeps_to_the_bounds(
 ) -> None:
     try:
         found = oci.workload_of(oci.parse_state(state(annotations=annotations, bundle=bundle)))
-    except oci.InvalidState:
+    except oci.InvalidOciState:
         return
     assert canonical_key(found.key) == found.key
     check_member_id(found.member)

@@ -79,7 +79,7 @@ def test_all_threads_of_a_process_are_in_the_group(host: Host) -> None:
     pid = host.process(THREADS)
     host.until(lambda: host.out(f"ls /proc/{pid}/task | wc -l") == "8", "eight threads")
     reply = host.call("Assign", key="threads", pid=pid, claim="me")
-    assert (reply["moved"], reply["left"]) == (8, 0)
+    assert (reply["moved"], reply["tasksOutside"]) == (8, 0)
     tids = host.out(f"ls /proc/{pid}/task").split()
     assert {host.membership(f"{pid}/task/{tid}") for tid in tids} == {("/", "threads")}
     assert sorted(host.out(f"cat {TREE}/mon_groups/threads/tasks").split()) == sorted(tids)
@@ -93,7 +93,7 @@ def test_a_whole_control_group_is_swept_in_children_and_threads_too(host: Host) 
     host.run(f"echo {one} >/sys/fs/cgroup/sweep/cgroup.procs; echo {two} >/sys/fs/cgroup/sweep/inner/cgroup.procs")
     host.until(lambda: host.out(f"ls /proc/{one}/task | wc -l") == "8", "eight threads")
     reply = host.call("Assign", key="sweep", cgroup="/sys/fs/cgroup/sweep", claim="me")
-    assert (reply["moved"], reply["left"], reply["group"]["baseline"]) == (9, 0, "late")
+    assert (reply["moved"], reply["tasksOutside"], reply["group"]["baseline"]) == (9, 0, "late")
     assert host.membership(two) == ("/", "sweep")
     host.run(f"kill {one} {two}")
     host.until(lambda: host.call("Get", key="sweep")["group"]["state"] == "idle", "the control group to be empty")
@@ -134,7 +134,7 @@ def test_a_process_tree_that_goes_on_forking_is_adopted_late_and_whole(host: Hos
     reply = host.call("Assign", key="grows", cgroup=cgroup, claim="me")
     host.run("touch /run/grow.stop")
     assert reply["moved"] >= 4 + 1
-    assert (reply["left"], reply["group"]["baseline"]) == (0, "late")
+    assert (reply["tasksOutside"], reply["group"]["baseline"]) == (0, "late")
     host.until(lambda: host.out("cat /run/grow.stays") == "whole", "the tree to stop growing")
     threads = f"$(cat {cgroup}/cgroup.threads)"
     assert host.out(f"cd /proc && for t in {threads}; do grep -L '^mon:grows$' $t/cpu_resctrl_groups; done") == ""

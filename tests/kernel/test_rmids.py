@@ -33,8 +33,8 @@ def test_with_all_rmids_in_use_the_answer_is_pending_at_once_and_status_tells_th
     assert "Out of RMIDs" in group["reason"]
     assert not group.get("inLimbo")
     status = host.call("Status")
-    assert (status["rmids"], status["used"], status["pending"]) == (64, 64, 1)
-    refusal = host.refused("Create", key="now", claim="me", pending=False)
+    assert (status["rmids"], status["rmidsUsed"], status["pending"]) == (64, 64, 1)
+    refusal = host.refused("Create", key="now", claim="me", allowPending=False)
     assert "RmidsExhausted" in refusal
     assert '"inLimbo":false' in refusal.replace(" ", "") or "inLimbo" in refusal
     assert host.state("now") == "", "now or never leaves nothing behind"
@@ -59,7 +59,7 @@ def test_rmids_in_limbo_are_another_reason(host: Host) -> None:
         assert group["inLimbo"] is True
         assert "EBUSY" in group["reason"]
         assert "Out of RMIDs" in group["reason"]
-        refusal = host.refused("Create", key="never", claim="me", pending=False)
+        refusal = host.refused("Create", key="never", claim="me", allowPending=False)
         assert "RmidsExhausted" in refusal
     finally:
         host.run(f"echo 29360191 >{THRESHOLD}")

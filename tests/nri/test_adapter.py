@@ -97,7 +97,7 @@ def test_somebody_elses_claim_outlives_ours_and_ours_outlives_it(node: Node) -> 
             member=container.id,
             kind="container",
             claim="engine",
-            ends="container",
+            endRule="container",
         )
         plugin.tell(Event.START_CONTAINER, pod, container)
         assert node.owners() == {"engine", "nri"}

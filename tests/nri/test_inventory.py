@@ -10,7 +10,7 @@ import pytest
 
 from resctrlmond.api.client import VarlinkError
 from resctrlmond.groups.errors import InvalidAttributes, InvalidKey, InvalidRequest, LimitExceeded
-from resctrlmond.groups.inventory import MAX_SANDBOXES, ContainerState, Inventory, NotedContainer, Sandbox
+from resctrlmond.groups.inventory import MAX_SANDBOXES, ContainerState, Inventory, ReportedContainer, Sandbox
 from resctrlmond.nri import inventory
 from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import Container, Event, Pod
@@ -62,12 +62,14 @@ def test_restarted_daemon_gets_the_inventory_again(node: Node) -> None:
         pods = [node.pod(), node.pod(OTHER, name="web-1")]
         plugin.greet(pods, [node.container(pods[0], 0, state=4, name="init")])
         node.until(lambda: states(node) == {"init": "stopped"}, "both pods")
-        [at] = node.machine.call("ListPods")["told"]
-        node.until(lambda: node.machine.call("ListPods")["told"] != [at], "the adapter to have nothing new to tell")
+        [at] = node.machine.call("ListPods")["reported"]
+        node.until(
+            lambda: node.machine.call("ListPods")["reported"] != [at], "the adapter to have nothing new to tell"
+        )
         assert node.machine.stop() == 0
         node.machine.start()
         node.until(lambda: states(node) == {"init": "stopped"}, "the daemon to be told again")
-        assert {told["owner"] for told in node.machine.call("ListPods")["told"]} == {"nri"}
+        assert {report["owner"] for report in node.machine.call("ListPods")["reported"]} == {"nri"}
 
 
 def test_why_a_container_is_not_monitored(node: Node) -> None:
@@ -88,7 +90,7 @@ def test_daemon_without_an_inventory_is_supported(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node.stop_adapter()
-    monkeypatch.setattr("resctrlmond.nri.updater.NOTE", "NoSuchVerb")
+    monkeypatch.setattr("resctrlmond.nri.updater.REPORT", "NoSuchVerb")
     updater = Updater(Manager(node.machine.socket), Pods())
     updater.pods.replace_all([Pod("a" * 64, UID)], [])
 
@@ -112,14 +114,14 @@ def sandbox(id_: str, **fields: Any) -> Sandbox:
 
 def test_inventory_of_one_owner_replaces_only_its_own_entries() -> None:
     kept = Inventory()
-    assert kept.note("nri", [sandbox("a"), sandbox("b")]) == 2
-    assert kept.note("other", [sandbox("a")]) == 1
-    assert kept.note("nri", [sandbox("a", name="new")], gone=["b", "never"]) == 1
+    assert kept.report("nri", [sandbox("a"), sandbox("b")]) == 2
+    assert kept.report("other", [sandbox("a")]) == 1
+    assert kept.report("nri", [sandbox("a", name="new")], removed=["b", "never"]) == 1
     noted, told = kept.all()
     assert [(one.key, one.sandbox.name) for one in noted] == [("a", "new"), ("a", "n")]
     assert [one.owner for one in told] == ["nri", "other"]
-    assert kept.note("nri", [sandbox("c")], fresh=True) == 1
-    assert kept.note("nri") == 1
+    assert kept.report("nri", [sandbox("c")], replace_all=True) == 1
+    assert kept.report("nri") == 1
 
 
 @pytest.mark.parametrize(
@@ -131,46 +133,46 @@ def test_inventory_of_one_owner_replaces_only_its_own_entries() -> None:
         {"labels": {f"l{number}": "" for number in range(65)}},
         {"labels": {"a": "x" * 5000}},
         {"reason": "a\nb"},
-        {"containers": [NotedContainer(id="/", name="", state=ContainerState.RUNNING)]},
-        {"containers": [NotedContainer(id="c", name="\0", state=ContainerState.RUNNING)]},
-        {"containers": [NotedContainer(id=f"c{n}", name="", state=ContainerState.RUNNING) for n in range(1001)]},
+        {"containers": [ReportedContainer(id="/", name="", state=ContainerState.RUNNING)]},
+        {"containers": [ReportedContainer(id="c", name="\0", state=ContainerState.RUNNING)]},
+        {"containers": [ReportedContainer(id=f"c{n}", name="", state=ContainerState.RUNNING) for n in range(1001)]},
     ],
     ids=str,
 )
 def test_inventory_with_unprintable_text_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:
     kept = Inventory()
     with pytest.raises((InvalidKey, InvalidAttributes, InvalidRequest)):
-        kept.note("nri", [sandbox("good"), sandbox("bad", **wrong)])
+        kept.report("nri", [sandbox("good"), sandbox("bad", **wrong)])
     assert kept.all() == ([], [])
 
 
 def test_there_are_bounds() -> None:
     kept = Inventory()
     with pytest.raises(InvalidRequest, match="more than 2000"):
-        kept.note("nri", [sandbox(f"s{number}") for number in range(MAX_SANDBOXES + 1)])
+        kept.report("nri", [sandbox(f"s{number}") for number in range(MAX_SANDBOXES + 1)])
     for number in range(16):
-        kept.note(f"owner{number}")
+        kept.report(f"owner{number}")
     with pytest.raises(InvalidRequest, match="16 owners"):
-        kept.note("one more")
+        kept.report("one more")
 
 
 def test_the_sum_of_all_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resctrlmond.groups.inventory.MAX_BYTES", 1000)
     book = Inventory()
-    assert book.note("one", [sandbox("a", labels={"x": "y" * 300})]) == 1
-    assert book.note("two", [sandbox("b", labels={"x": "y" * 300})]) == 1
+    assert book.report("one", [sandbox("a", labels={"x": "y" * 300})]) == 1
+    assert book.report("two", [sandbox("b", labels={"x": "y" * 300})]) == 1
     with pytest.raises(LimitExceeded, match="more than 1000"):
-        book.note("three", [sandbox("c", labels={"x": "y" * 300})])
+        book.report("three", [sandbox("c", labels={"x": "y" * 300})])
     assert [told.owner for told in book.all()[1]] == ["one", "two"]
     # A replacement counts instead of the entry that it replaces.
-    assert book.note("one", [sandbox("a", labels={"x": "z" * 300})]) == 1
-    assert book.note("one", gone=["a"]) == 0
-    assert book.note("three", [sandbox("c", labels={"x": "y" * 300})]) == 1
+    assert book.report("one", [sandbox("a", labels={"x": "z" * 300})]) == 1
+    assert book.report("one", removed=["a"]) == 0
+    assert book.report("three", [sandbox("c", labels={"x": "y" * 300})]) == 1
 
 
 def test_invalid_inventory_is_refused(node: Node) -> None:
     with pytest.raises(VarlinkError, match="InvalidParameter"):
-        node.machine.call("NotePods", claim="nri", pods=[{"id": "a", "nonsense": 1}])
+        node.machine.call("ReportPods", claim="nri", sandboxes=[{"id": "a", "nonsense": 1}])
 
 
 # -- the adapter's inventory
@@ -187,7 +189,7 @@ def test_large_inventory_is_sent_in_several_requests() -> None:
     assert list(inventory.chunks([])) == [[]]
     kept = Inventory()
     for part in parts:
-        known = kept.note("nri", part)
+        known = kept.report("nri", part)
     assert known == 200
 
 
@@ -195,7 +197,7 @@ def test_inventory_is_limited_to_what_the_daemon_accepts() -> None:
     pods = Pods()
     pods.replace_all([Pod(f"s{number}") for number in range(MAX_SANDBOXES + 5)], [])
     noted = inventory.inventory(pods, {})
-    assert Inventory().note("nri", noted.values()) == MAX_SANDBOXES
+    assert Inventory().report("nri", noted.values()) == MAX_SANDBOXES
     assert "s5" in noted
     assert "s4" not in noted
 
@@ -205,6 +207,6 @@ def test_hostile_names_are_cleaned() -> None:
     pod = Pod("s", UID, name="\x1b]0;x\x07", namespace="a\nb", labels={"\0": "x", "ok": "\x9b1m", "y" * 200: "z"})
     pods.replace_all([pod], [Container(f"c{number}", "s", name="\x00n" * 3000) for number in range(1200)])
     noted = inventory.inventory(pods, {"c0": "why\n" * 9, UID: "\x1b"})
-    assert Inventory().note("nri", noted.values()) == 1
+    assert Inventory().report("nri", noted.values()) == 1
     assert noted["s"].labels == {"ok": "1m"}
     assert len(noted["s"].containers) == 1000

@@ -123,7 +123,7 @@ def test_out_of_rmids_the_container_starts_and_its_group_is_pending(node: Node) 
     with node.connected() as plugin:
         plugin.greet()
         capacity = node.machine.call("Status")
-        for number in range(capacity["rmids"] - capacity["used"]):
+        for number in range(capacity["rmids"] - capacity["rmidsUsed"]):
             os.mkdir(node.machine.top / "resctrl" / "mon_groups" / f"other-{number}")
         pod = node.pod()
         container = node.start_container(plugin, pod)

@@ -245,7 +245,7 @@ def test_somebody_elses_member_of_a_pod_that_is_not_selected_is_not_ended(node: 
             member=container.id,
             kind="container",
             claim="engine",
-            ends="container",
+            endRule="container",
         )
         plugin.tell(Event.START_CONTAINER, pod, container)
         plugin.tell(Event.STOP_CONTAINER, pod, container)

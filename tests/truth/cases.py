@@ -268,8 +268,8 @@ class Machine:
         outside = self.host.tree.membership(thread) == Membership("gold", "")
         assert outside
         self.report.cases += 1
-        if reply.left != outside:
-            self.report.wrong.append(f"left outside: the reply says {reply.left}, and {int(outside)} is")
+        if reply.tasks_outside != outside:
+            self.report.wrong.append(f"left outside: the reply says {reply.tasks_outside}, and {int(outside)} is")
         for other in (key, *others):
             self.host.manager.release(other, owner=OWNER)
         os.rmdir(os.path.join(mountpoint, "gold"))

@@ -102,7 +102,7 @@ class Door:
             "late": late,
         }
         # The hook asks once, and lets the container start whatever comes of it.
-        rule = {"ends": "container"} if of.owner is Owner.HOOK else {}
+        rule = {"endRule": "container"} if of.owner is Owner.HOOK else {}
         if self._do("Assign", insist=of.owner is not Owner.HOOK, claim=_claim(of.owner), **rule, **asked) is None:
             self._untold.add(of.key)
         elif of.second_claim:
