@@ -29,7 +29,7 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.rivals import Rivals
 from resctrlmond.start_lock import StartLock
 from resctrlmond.startup import Exit, Ground, StartupError, settings_of
-from resctrlmond.ticking import Ticking
+from resctrlmond.ticker import Ticker
 from resctrlmond.watch import Watch
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Daemon:
         self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(ground.manager.tree, ground.manager.life.went_with_mount)
         self._rivals = Rivals(lambda folder: is_within(config.groups_dir, folder))
-        self._ticking = Ticking(self._workers, self._tick, went_on=lambda: self._manager.upkeep.went_on)
+        self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.upkeep.went_on)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -234,9 +234,9 @@ class Daemon:
         feed = watchdog_interval_s()
         fed = status = ""
         while not self._stopping.is_set():
-            self._ticking.step()
-            self._manager.alerts["upkeep"] = self._ticking.trouble
-            if feed is not None and not self._ticking.is_stuck:
+            self._ticker.step()
+            self._manager.alerts["upkeep"] = self._ticker.problem
+            if feed is not None and not self._ticker.is_stuck:
                 self._notify.watchdog()
             status = self._status()
             if status != fed:
@@ -248,7 +248,7 @@ class Daemon:
     def _tick(self) -> None:
         self._notices.tick()
         self._manager.tick()
-        self._manager.alerts["rivals"] = self._rivals.alert()
+        self._manager.alerts["rivals"] = self._rivals.describe()
 
     def _status(self) -> str:
         records = self._manager.records()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody else who removes our groups: told from a single removal, and named where it is a known one."""
+"""Report another program that removes our monitoring groups, and name it if it is a known one."""
 
 from __future__ import annotations
 
@@ -14,72 +14,78 @@ from resctrlmond.groups.times import utc_now
 
 log = logging.getLogger(__name__)
 
-# So many within the time are no accident: nri-resctrl-mon looks every 30 s for groups of pods that it does not know.
+# So many losses within this time are not an accident: nri-resctrl-mon removes groups of unknown pods every 30 s.
 MANY, WITHIN_S = 3, 120.0
-# A workload's group is removed once by hand; again within this time it is not. How seldom a group that is lost again
-# and again is made anew is decided in groups/plan.py.
+# An administrator removes the group of a workload once, not twice within this time. groups/plan.py decides how long
+# to wait before a lost group is created again.
 AGAIN_WITHIN_S = 1800.0
-_LOOK_AGAIN_S = 60.0
+_SEARCH_EVERY_S = 60.0
 
 
 class Rivals:
-    """The losses of late, and what they say. ``now`` is a clock that nobody sets, in seconds. From any thread."""
+    """The recent losses of groups. Can be called from any thread.
 
-    def __init__(self, ours: Callable[[str], bool], now: Callable[[], float] = time.monotonic) -> None:
-        """``ours``: whether a folder is one of our own."""
-        self._ours = ours
+    ``is_ours`` returns whether a directory belongs to this daemon. ``now`` is a clock in seconds that is never set.
+    """
+
+    def __init__(self, is_ours: Callable[[str], bool], now: Callable[[], float] = time.monotonic) -> None:
+        self._is_ours = is_ours
         self._now = now
         self._guard = threading.Lock()
-        self._lost: list[tuple[float, str]] = []
+        self._losses: list[tuple[float, str]] = []
         self._since = ""
         self._suspects = ""
-        self._looked = float("-inf")
-        self._is_told = False
+        self._searched = float("-inf")
+        self._is_logged = False
 
-    def note(self, key: str) -> None:
-        """A group of that workload was removed, not by us, and resctrl is mounted."""
+    def add_loss(self, key: str) -> None:
+        """Record that another program removed a group of the workload while resctrl was mounted."""
         with self._guard:
-            self._forget()
-            if not self._lost:
+            self._forget_old()
+            if not self._losses:
                 self._since = utc_now()
-            self._lost.append((self._now(), key))
+            self._losses.append((self._now(), key))
 
-    def alert(self) -> str:
-        """What an operator should know; "" while there is no sign of a rival. Logged when it begins."""
+    def describe(self) -> str:
+        """Return a text for the administrator; "" if no other program seems to remove groups. Log it once."""
         with self._guard:
-            self._forget()
-            if not self._is_rivalry():
-                self._is_told = False
+            self._forget_old()
+            if not self._has_rival():
+                self._is_logged = False
                 return ""
-            if self._now() - self._looked >= _LOOK_AGAIN_S:
-                self._looked, self._suspects = self._now(), "; or ".join(self._suspected())
+            if self._now() - self._searched >= _SEARCH_EVERY_S:
+                self._searched, self._suspects = self._now(), "; or ".join(self._find_suspects())
             text = self._text()
-            if not self._is_told:
-                self._is_told = True
+            if not self._is_logged:
+                self._is_logged = True
                 log.warning("%s", text)
             return text
 
     def _text(self) -> str:
-        who = self._suspects or "unknown: none of the programs that are known for it runs here"
+        suspects = "No program that is known to do this runs here"
+        if self._suspects:
+            suspects = f"The cause may be {self._suspects}"
         return (
-            f"somebody else removes our monitoring groups, {len(self._lost)} since {self._since}, the last one that "
-            f"of {self._lost[-1][1]}, while resctrl stays mounted. At fault may be {who}. "
-            "Stop it, or keep it from groups with our group id; until then lost groups come back ever more slowly"
+            f"another program removes our monitoring groups: {len(self._losses)} since {self._since}, the last one "
+            f"of workload {self._losses[-1][1]}, while resctrl is mounted. {suspects}. Stop that program, or "
+            "configure it to leave groups with our group id alone; until then lost groups are created again after "
+            "longer and longer delays"
         )
 
-    def _is_rivalry(self) -> bool:
-        keys = [key for _, key in self._lost]
-        late = sum(at > self._now() - WITHIN_S for at, _ in self._lost)
-        return late >= MANY or len(set(keys)) < len(keys)
+    def _has_rival(self) -> bool:
+        keys = [key for _, key in self._losses]
+        recent = sum(time_lost > self._now() - WITHIN_S for time_lost, _ in self._losses)
+        return recent >= MANY or len(set(keys)) < len(keys)
 
-    def _forget(self) -> None:
-        self._lost = [(at, key) for at, key in self._lost if at > self._now() - AGAIN_WITHIN_S]
+    def _forget_old(self) -> None:
+        oldest = self._now() - AGAIN_WITHIN_S
+        self._losses = [(time_lost, key) for time_lost, key in self._losses if time_lost > oldest]
 
-    def _suspected(self) -> Iterator[str]:
+    def _find_suspects(self) -> Iterator[str]:
         names = set()
-        for one in others.running():
-            names.add(one.program.name)
-            yield f"{one.comm} (process {one.pid}), which {one.program.effect}"
+        for process in others.running():
+            names.add(process.program.name)
+            yield f"{process.comm} (process {process.pid}), which {process.program.effect}"
         folder, program = others.NRI_RESCTRL_MON_FOLDER, others.NRI_RESCTRL_MON.name
-        if program not in names and os.path.isdir(folder) and not self._ours(folder):
-            yield f"{program}, whose folder {folder} stands"
+        if program not in names and os.path.isdir(folder) and not self._is_ours(folder):
+            yield f"{program}, because its directory {folder} exists"

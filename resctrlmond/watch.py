@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees ends at once: of processes by pidfd, of members' control groups by cgroup.events, of pods' by inotify."""
+"""Detect ends at once: of processes by pidfd, of members' control groups by cgroup.events, of pods by inotify."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Watches the living members and the pod of every record; ``ended`` is called with a key when something of it may
-    be over.
+    """Watches the living members and the pod of every record.
 
-    Lives in the event loop. Owns one pidfd and one descriptor of cgroup.events for each member that has them, and
-    closes them when the member's end is noted; and one inotify for the control groups of all pods. What a lack of
-    descriptors or watches leaves unwatched is found by the manager's tick, a second later.
+    Calls ``on_end`` with the key of a workload when a member or the pod may have ended. Belongs to the event loop.
+    Owns a pidfd and a descriptor of cgroup.events for each living member that has them, and one inotify for the
+    control groups of all pods. If descriptors or watches run out, the manager's tick detects the end a second later.
     """
 
-    def __init__(self, ended: Callable[[str], None]) -> None:
-        self._ended = ended
+    def __init__(self, on_end: Callable[[str], None]) -> None:
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._watched: dict[tuple[str, str], _Watched] = {}
-        # cgroup.events is always readable: only EPOLLPRI says that it changed, which asyncio does not wait for.
-        # An epoll of its own is readable exactly when one of its files has that.
+        # A change of cgroup.events gives EPOLLPRI, for which asyncio cannot wait. A separate epoll is readable
+        # exactly when one of its files has EPOLLPRI.
         self._epoll = select.epoll()
         self._events: dict[int, str] = {}
         self._loop.add_reader(self._epoll.fileno(), self._cgroup_changed)
@@ -41,15 +40,18 @@ class Watch:
         try:
             self._removals = Removals(self._pod_removed)
         except OSError as error:
-            why = f"no inotify ({error.strerror}; raise fs.inotify.max_user_instances or LimitNOFILE=)"
-            log.warning("the ends of pods are seen up to a second late: %s", why)
+            log.warning(
+                "cannot watch pods by inotify, so their ends are detected up to a second late: %s. "
+                "Raise fs.inotify.max_user_instances or LimitNOFILE=",
+                error.strerror,
+            )
         else:
             self._loop.add_reader(self._removals.fd, self._removals.read)
 
     def update(self, key: str, record: Record | None) -> None:
-        """Watch what the record says now; None, or a run that is over, ends the watching."""
+        """Watch the living members of the record and its pod; watch nothing for None and for a run that is over."""
         if self._epoll.closed:
-            return  # a last word on the way when the daemon stops
+            return  # the daemon stops, and a last change arrives
         if record is not None and record.state.is_over:
             record = None
         self._watch_pod(key, record.pod_cgroup if record is not None else "")
@@ -62,7 +64,7 @@ class Watch:
                 self._begin(key, member)
 
     def close(self) -> None:
-        """Let go of every descriptor."""
+        """Close every descriptor."""
         for name in list(self._watched):
             self._forget(name)
         self._loop.remove_reader(self._epoll.fileno())
@@ -84,21 +86,21 @@ class Watch:
         try:
             process = Process.open(member.pid, member.start_time)
         except NoSuchProcess:
-            self._loop.call_soon(self._ended, key)
+            self._loop.call_soon(self._on_end, key)
             return
         watched.process = process
 
         def exited() -> None:
-            # A pidfd stays readable: say it once.
+            # A pidfd stays readable after the end.
             self._loop.remove_reader(process.pidfd)
-            self._ended(key)
+            self._on_end(key)
 
         self._loop.add_reader(process.pidfd, exited)
 
     def _watch_cgroup(self, key: str, member: Member, watched: _Watched) -> None:
         path = os.path.join(member.cgroup, "cgroup.events")
         if not os.path.exists(path):
-            return  # v1 has none
+            return  # control groups of version 1 have none
         watched.events = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._events[watched.events] = key
         self._epoll.register(watched.events, select.EPOLLPRI)
@@ -107,10 +109,10 @@ class Watch:
         for fd, _ in self._epoll.poll(0):
             key = self._events[fd]
             try:
-                os.pread(fd, 4096, 0)  # reading is what makes it wait for the next change
+                os.pread(fd, 4096, 0)  # EPOLLPRI is cleared by reading
             except OSError:
-                self._epoll.unregister(fd)  # the control group is gone: it would be ready for ever
-            self._ended(key)
+                self._epoll.unregister(fd)  # the control group was removed, so the file stays ready
+            self._on_end(key)
 
     def _watch_pod(self, key: str, cgroup: str) -> None:
         before = self._pods.get(key, "")
@@ -123,15 +125,15 @@ class Watch:
         if cgroup:
             self._pods[key] = cgroup
             with contextlib.suppress(OSError):
-                # Each time: a pod that comes again may have come with its parent.
+                # Also for the same path: the pod and its parent may have been created again.
                 self._removals.watch(cgroup)
             if cgroup != before and not os.path.exists(cgroup):
-                self._loop.call_soon(self._ended, key)  # removed before it was watched
+                self._loop.call_soon(self._on_end, key)  # removed before it was watched
 
     def _pod_removed(self, cgroup: str) -> None:
         for key, other in self._pods.items():
             if other == cgroup:
-                self._ended(key)
+                self._on_end(key)
 
     def _forget(self, name: tuple[str, str]) -> None:
         watched = self._watched.pop(name)

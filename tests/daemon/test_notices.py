@@ -119,12 +119,12 @@ def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: To
             (logging.INFO, ""),
             (logging.INFO, ""),
         ]
-        assert notices.rivals.alert() == ""
+        assert notices.rivals.describe() == ""
         seen_on = dict.fromkeys(seen_on, tree.mounting())
         for key in ("one", "two", "three"):
             notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="removed", generation=2))
         assert {kind for _, kind, _ in told()} == {MessageId.GROUP_LOST}
-        assert "somebody else removes" in notices.rivals.alert()
+        assert "another program removes" in notices.rivals.describe()
 
 
 def test_an_unmount_that_costs_nothing_is_told_too(tree: Tree, told: Told) -> None:

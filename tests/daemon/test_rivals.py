@@ -29,7 +29,7 @@ def rival(tmp_path: Path) -> Iterator[int]:
 
 
 def problem(machine: Machine) -> str:
-    return next((text for text in machine.call("Status")["problems"] if "somebody else removes" in text), "")
+    return next((text for text in machine.call("Status")["problems"] if "another program removes" in text), "")
 
 
 def test_a_rival_that_removes_our_groups_is_noticed_and_named(
@@ -49,10 +49,10 @@ def test_a_rival_that_removes_our_groups_is_noticed_and_named(
     while not problem(machine):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert f"At fault may be nri-resctrl-mon (process {rival}), which removes" in problem(machine)
+    assert f"The cause may be nri-resctrl-mon (process {rival}), which removes" in problem(machine)
     assert main(["--socket", machine.socket, "status"]) == 0
     assert f"nri-resctrl-mon (process {rival})" in " ".join(capsys.readouterr().out.split())
-    assert machine.log.read_text().count("somebody else removes") == 1
+    assert machine.log.read_text().count("another program removes") == 1
 
 
 class Clock:
@@ -67,19 +67,19 @@ def test_one_loss_and_losses_far_apart_are_no_sign_of_a_rival() -> None:
     clock = Clock()
     rivals = Rivals(lambda _: False, clock)
     for number in range(20):
-        rivals.note(f"k{number}")
-        rivals.note(f"l{number}")
-        assert rivals.alert() == ""
+        rivals.add_loss(f"k{number}")
+        rivals.add_loss(f"l{number}")
+        assert rivals.describe() == ""
         clock.now += WITHIN_S
 
 
 def test_the_same_workload_twice_is_and_is_over_when_nothing_comes_after_it() -> None:
     clock = Clock()
     rivals = Rivals(lambda _: False, clock)
-    rivals.note("k")
+    rivals.add_loss("k")
     clock.now += AGAIN_WITHIN_S - 1
-    rivals.note("k")
-    assert "2 since" in rivals.alert()
-    assert "unknown" in rivals.alert() or "At fault may be" in rivals.alert()
+    rivals.add_loss("k")
+    assert "2 since" in rivals.describe()
+    assert "No program that is known" in rivals.describe() or "The cause may be" in rivals.describe()
     clock.now += 1
-    assert rivals.alert() == ""
+    assert rivals.describe() == ""

@@ -14,7 +14,7 @@ from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.startup import Exit
-from resctrlmond.ticking import Ticking
+from resctrlmond.ticker import Ticker
 from tests.daemon.conftest import Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -103,20 +103,20 @@ def test_a_tick_that_hangs_is_left_behind_and_told() -> None:
 
     async def run() -> None:
         workers = Workers()
-        ticking = Ticking(workers, tick, hangs_s=0)
+        ticker = Ticker(workers, tick, hangs_s=0)
         for number in range(Lane.UPKEEP.value[1]):
-            assert not ticking.is_stuck
-            ticking.step()
+            assert not ticker.is_stuck
+            ticker.step()
             while len(begun) <= number:
                 await asyncio.sleep(0.001)
-        assert "has hung since" in ticking.trouble
-        ticking.step()
-        assert ticking.is_stuck
-        ticking.step()
+        assert "has hung since" in ticker.problem
+        ticker.step()
+        assert ticker.is_stuck
+        ticker.step()
         go_on.set()
-        while ticking.is_stuck or ticking.trouble:
+        while ticker.is_stuck or ticker.problem:
             await asyncio.sleep(0.001)
-        ticking.step()
+        ticker.step()
         while len(begun) <= Lane.UPKEEP.value[1]:
             await asyncio.sleep(0.001)
         assert workers.close() == 0
@@ -138,17 +138,17 @@ def test_a_tick_that_is_long_but_goes_on_does_not_hang() -> None:
     async def run() -> None:
         nonlocal went_on
         workers = Workers()
-        ticking = Ticking(workers, tick, hangs_s=0, went_on=lambda: went_on)
-        ticking.step()
+        ticker = Ticker(workers, tick, hangs_s=0, last_progress=lambda: went_on)
+        ticker.step()
         while not begun:
             await asyncio.sleep(0.001)
-        ticking.step()
-        assert (len(begun), ticking.trouble) == (1, "")
+        ticker.step()
+        assert (len(begun), ticker.problem) == (1, "")
         went_on = 0.0
-        ticking.step()
-        assert "has hung since" in ticking.trouble
+        ticker.step()
+        assert "has hung since" in ticker.problem
         go_on.set()
-        while ticking.trouble:
+        while ticker.problem:
             await asyncio.sleep(0.001)
         assert workers.close() == 0
 

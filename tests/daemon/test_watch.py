@@ -203,6 +203,8 @@ def test_without_inotify_it_goes_on_and_says_so() -> None:
     done = subprocess.run(
         [*command, sys.executable, "-c", WITHOUT_INOTIFY], capture_output=True, text=True, check=False
     )
-    why = "no inotify (Too many open files; raise fs.inotify.max_user_instances or LimitNOFILE=)"
-    said = f"WARNING the ends of pods are seen up to a second late: {why}\n"
+    said = (
+        "WARNING cannot watch pods by inotify, so their ends are detected up to a second late: Too many open files. "
+        "Raise fs.inotify.max_user_instances or LimitNOFILE=\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
