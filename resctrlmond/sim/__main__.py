@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``resctrlmond-sim MOUNTPOINT``: mounts a simulated resctrl until it is told to end."""
+"""The command ``resctrlmond-sim MOUNTPOINT``: mount a simulated resctrl until a signal stops it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = "resctrlmond-sim"
 
 
 def describe(profile: Profile) -> str:
-    """One line on what the machine has."""
+    """Describe the machine in one line."""
     count = profile.domains
     parts = [f"{profile.num_rmids} RMIDs", f"{count} L3 cache{'s' if count > 1 else ''}"]
     if profile.nodes_per_cache > 1:
@@ -30,7 +30,7 @@ def describe(profile: Profile) -> str:
 
 
 def profiles() -> str:
-    """All machines, one a line."""
+    """List all machines, one on each line."""
     width = max(map(len, PROFILES))
     return "\n".join(f"{profile.name:{width}}  {describe(profile)}" for profile in PROFILES.values())
 
@@ -40,7 +40,7 @@ def _hexadecimal(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog=PROGRAM,
         usage="%(prog)s [options] MOUNTPOINT",
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serves; returns the exit status: 0 after an orderly end, 1 if the simulation could not be mounted."""
+    """Run the command. Return the exit status: 0 after an orderly end, 1 if the simulation could not be mounted."""
     command = parser()
     options = command.parse_args(arguments)
     if options.list_profiles:

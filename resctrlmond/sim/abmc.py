@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignable bandwidth counters: which RMID counts what in which L3, and the files that steer it (Linux 6.18).
+"""Assignable bandwidth counters of each L3, and the files that control them (Linux 6.18).
 
-The rules and texts are those of fs/resctrl/monitor.c and Documentation/filesystems/resctrl.rst; what is said of a
-command that cannot be read ("Invalid input") is newer, and stands in the image of Linux 7.3.
+The rules and texts are those of fs/resctrl/monitor.c and Documentation/filesystems/resctrl.rst. The message for a
+command that cannot be parsed ("Invalid input") is newer, and is in the image of Linux 7.3.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _MODE_OFF = "mbm_event counter assignment mode is not enabled"
 
 
 def parse_bool(text: str) -> bool | None:
-    """A truth value as kstrtobool() reads it: by its first one or two letters; None where it refuses."""
+    """Parse a boolean as kstrtobool() does: by its first one or two letters. Return None if it is invalid."""
     if text[:1] and text[0] in _YES + _NO:
         return text[0] in _YES
     return {"on": True, "of": False}.get(text[:2].lower())
 
 
 class Assignments:
-    """The counters of every L3, by (rmid, event), and how they are handed out.
+    """The counters of every L3, by (rmid, event), and their assignment.
 
-    ``online`` gives the numbers of the L3 caches that there are now; ``settle`` counts what was used up to now.
+    ``online`` returns the numbers of the L3 caches that are online; ``settle`` updates all counts.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Assignments:
 
     @property
     def in_force(self) -> bool:
-        """Whether RMIDs count only what a counter was assigned for."""
+        """Whether RMIDs count only with an assigned counter."""
         return self._enabled
 
     def counts(self, rmid: int, event: Event, domain: int) -> bool:
@@ -77,30 +77,30 @@ class Assignments:
         return not self._enabled or (rmid, event.name) in self._taken[domain]
 
     def rate(self, event: Event) -> Fraction:
-        """Bytes a second of what the event's filter lets through."""
+        """Return the traffic that the event's filter matches, in bytes per second."""
         if not self._number:
             return event.rate
         return GIB * sum((TRANSACTIONS[name] for name in self._filters[event.name]), Fraction(0))
 
-    # What becomes of groups
+    # -- changes of groups
 
     def new_group(self, rmid: int) -> None:
-        """rdtgroup_assign_cntrs(): a group gets a counter for each event in each L3, or a message why not."""
+        """Assign a counter for each event in each L3 to a group, or report the failure (rdtgroup_assign_cntrs())."""
         if self._enabled and self._on_mkdir:
             for event in self._events:
                 self._assign_in(rmid, event, self._online())
 
     def drop_group(self, rmid: int) -> None:
-        """rdtgroup_unassign_cntrs(): its counters are free again."""
+        """Free the counters of a group (rdtgroup_unassign_cntrs())."""
         for taken in self._taken:
             taken -= {key for key in taken if key[0] == rmid}
 
     def drop_domain(self, domain: int) -> None:
-        """The L3 is offline: its counters are nobody's."""
+        """Free the counters of an L3 that goes offline."""
         self._taken[domain].clear()
 
     def _assign_in(self, rmid: int, event: Event, domains: Collection[int]) -> bool:
-        """One counter in each of these L3 that has one left; whether all had (Linux 6.18 stopped at the first)."""
+        """Assign a counter in each of these L3 that has one left. Return whether all had (Linux 6.18 stops early)."""
         assigned = [self._assign(rmid, event, domain) for domain in domains]
         return all(assigned)
 
@@ -115,10 +115,10 @@ class Assignments:
         self._counters.restart_event(event, rmid, domain)
         return True
 
-    # The files; all but the first clear last_cmd_status when they are read, too
+    # -- files; a read also clears last_cmd_status, except for the first one
 
     def show_number(self) -> str:
-        """``num_mbm_cntrs``."""
+        """Show ``num_mbm_cntrs``."""
         return ";".join(f"{domain}={self._number}" for domain in self._online()) + "\n"
 
     def _begin(self, refusal: str = _MODE_OFF) -> None:
@@ -128,17 +128,17 @@ class Assignments:
             raise error(errno.EINVAL)
 
     def show_available(self) -> str:
-        """``available_mbm_cntrs``."""
+        """Show ``available_mbm_cntrs``."""
         self._begin()
         return ";".join(f"{domain}={self._number - len(self._taken[domain])}" for domain in self._online()) + "\n"
 
     def show_on_mkdir(self) -> str:
-        """``mbm_assign_on_mkdir``."""
+        """Show ``mbm_assign_on_mkdir``."""
         self._begin()
         return f"{int(self._on_mkdir)}\n"
 
     def write_on_mkdir(self, command: str) -> None:
-        """Whether new groups get counters."""
+        """Set whether new groups get counters."""
         value = parse_bool(command)
         if value is None:
             raise self._status.unreadable("mbm_assign_on_mkdir")
@@ -146,13 +146,13 @@ class Assignments:
         self._on_mkdir = value
 
     def show_mode(self) -> str:
-        """``mbm_assign_mode``."""
+        """Show ``mbm_assign_mode``."""
         if not self._number:
             return "[default]\n"
         return "[mbm_event]\ndefault\n" if self._enabled else "[default]\nmbm_event\n"
 
     def write_mode(self, command: str) -> None:
-        """A real change frees all counters and restarts all of them."""
+        """Set the mode. A change frees and restarts all counters."""
         mode = self._status.line("mbm_assign_mode", command)
         if mode not in ("default", "mbm_event"):
             self._status.say("Unsupported assign mode")
@@ -172,12 +172,12 @@ class Assignments:
             self._counters.restart_node(domain)
 
     def show_filter(self, event: Event) -> str:
-        """``event_configs/<event>/event_filter``."""
+        """Show ``event_configs/<event>/event_filter``."""
         self._begin()
         return ",".join(self._filters[event.name]) + "\n"
 
     def write_filter(self, event: Event, command: str) -> None:
-        """Other transactions from here on; the counters that count them restart."""
+        """Set the transactions of an event, and restart its counters."""
         wanted = self._status.line("event_filter", command)
         self._begin()
         names = [name.strip() for name in wanted.split(",")] if wanted else []
@@ -195,7 +195,7 @@ class Assignments:
                 self._counters.restart_event(event, rmid, domain)
 
     def show_group(self, rmid: int) -> str:
-        """``mbm_L3_assignments`` of a group."""
+        """Show ``mbm_L3_assignments`` of a group."""
         self._begin()
         lines = []
         for event in self._events:
@@ -204,7 +204,7 @@ class Assignments:
         return "".join(lines)
 
     def write_group(self, rmid: int, command: str) -> None:
-        """``<event>:<domain or *>=<e or _>`` on every line; the first that fails ends it."""
+        """Run the lines ``<event>:<domain or *>=<e or _>``, up to the first that fails."""
         wanted = self._status.line("mbm_L3_assignments", command)
         self._begin("mbm_event mode is not enabled")
         self._settle()
@@ -217,7 +217,7 @@ class Assignments:
             self._modify(rmid, event, places)
 
     def _modify(self, rmid: int, event: Event, places: str) -> None:
-        """resctrl_parse_mbm_assignment(): ``0=e;1=_``."""
+        """Apply ``0=e;1=_`` (resctrl_parse_mbm_assignment())."""
         while places:
             place, _, places = places.partition(";")
             where, equals, state = place.strip().partition("=")

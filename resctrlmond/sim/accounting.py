@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose CPU time goes to which RMID: looks at the tasks, and charges the counters and the ledger."""
+"""Charge the CPU time of tasks to RMIDs: sample the tasks, and update the counters and the ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLE_SECONDS = 0.05
 
 @dataclasses.dataclass(slots=True)
 class _Owner:
-    """The group that has a CPU, by its RMID; ``seen`` is what was left to it of the CPU's time ``at`` that time."""
+    """The group that has a CPU, by its RMID. ``seen`` is the rest of the CPU's time ``at`` that time."""
 
     rmid: int
     seen: int
@@ -25,7 +25,7 @@ class _Owner:
 
 
 class Accounting:
-    """Keeps ``tasks``, and what they use, up to date. ``now`` is the simulation's clock, in seconds."""
+    """Updates ``tasks`` and their use. ``now`` is the simulation's clock, in seconds."""
 
     def __init__(
         self, profile: Profile, table: TaskTable, counters: Counters, ledger: Ledger, now: Callable[[], float]
@@ -37,13 +37,13 @@ class Accounting:
         self._now = now
         self._host_start = dict(table.host_cpu_ns())
         self._sampled = float("-inf")
-        # CPU -> who counts there what no member is charged with.
+        # CPU -> the group that gets the time that is charged to no member.
         self._owners: dict[int, _Owner] = {}
-        self._charged_on: collections.Counter[int] = collections.Counter()  # to members, by CPU
+        self._charged_on: collections.Counter[int] = collections.Counter()  # charged to members, by CPU
         self.tasks = Tasks(table, self._charge, self._bury, now)
 
     def poll(self) -> None:
-        """To be called often: sees new threads while their parents live, and counts CPU time every 50 ms."""
+        """Find new threads while their parents live, and charge CPU time every 50 ms. Call this often."""
         now = self._now()
         if self.tasks or self._owners:
             self.tasks.look()
@@ -51,15 +51,15 @@ class Accounting:
                 self._sample(None)
 
     def look(self, rmids: Collection[int] | None = None) -> None:
-        """Counts all that was used up to now, as far as it concerns these RMIDs (None: all)."""
+        """Charge all use until now, for these RMIDs (None: all)."""
         if self._owners and (rmids is None or any(owner.rmid in rmids for owner in self._owners.values())):
-            rmids = None  # its share of a CPU is what all the others leave
+            rmids = None  # the share of a CPU is the rest of all others
         if self.tasks or self._owners:
             self.tasks.look()
             self._sample(rmids)
 
     def look_at(self, tid: int) -> None:
-        """Counts what one thread used up to now."""
+        """Charge the use of one thread until now."""
         self.tasks.look()
         self.tasks.check(tid)
         self.update_cache()
@@ -72,16 +72,17 @@ class Accounting:
             self._sampled = self._now()
 
     def update_cache(self) -> None:
-        """To be called when tasks have changed groups: the cache that they hold changes its owner."""
+        """Move the cache of tasks to their current groups. Call this after tasks have changed groups."""
         live = collections.Counter(self.tasks.live(self.node_of))
-        # Whatever runs on a CPU of a group holds as much as one task.
+        # A CPU of a group occupies as much cache as one task.
         live.update((owner.rmid, self.node_of(cpu)) for cpu, owner in self._owners.items())
         self._counters.hold_cache(live, self._now())
 
     def give_cpus(self, owners: Mapping[int, int]) -> None:
-        """CPU -> the RMID that counts there what tasks of the default group use; root's where none is named.
+        """Set the RMID of each CPU, which counts the use of tasks of the default group there; root's by default.
 
-        A task's own RMID goes before its CPU's (__resctrl_sched_in() in arch/x86/include/asm/resctrl.h).
+        A task's own RMID has precedence over that of its CPU (__resctrl_sched_in() in
+        arch/x86/include/asm/resctrl.h).
         """
         if not owners and not self._owners:
             return
@@ -91,7 +92,7 @@ class Accounting:
         self.update_cache()
 
     def _left(self) -> dict[int, int]:
-        """CPU -> the time used there that no member was charged with."""
+        """Return the time of each CPU that is charged to no member."""
         used = self._table.host_cpu_ns()
         return {cpu: ns - self._host_start.get(cpu, 0) - self._charged_on[cpu] for cpu, ns in used.items()}
 
@@ -106,25 +107,25 @@ class Accounting:
             owner.at = now
 
     def settle_root(self) -> None:
-        """Charges root with what all CPUs did and nobody else was charged with."""
+        """Charge root with the use of all CPUs that is not charged elsewhere."""
         used = [0] * self._profile.nodes
         for cpu, ns in self._table.host_cpu_ns().items():
             used[self.node_of(cpu)] += ns - self._host_start.get(cpu, 0)
         self._counters.settle_root(used)
 
     def charge_default(self, tid: int, cpu: int, ns: int) -> None:
-        """Notes what a thread of the default group used; its counters follow from the host's CPU time."""
+        """Record the use of a thread of the default group; its counters follow from the CPU time of the host."""
         stat = self._table.stat(tid)
         if stat and self.tasks.ids(tid) == DEFAULT:
             rmid = self._owners[cpu].rmid if cpu in self._owners else DEFAULT.rmid
             self._ledger.charge(tid, stat.start, rmid, self.node_of(cpu), ns)
 
     def node_of(self, cpu: int) -> int:
-        """The node that a CPU belongs to."""
+        """Return the node of a CPU."""
         return self._profile.node_of(cpu, self._table.cpus)
 
     def cpus_of(self, node: int) -> list[int]:
-        """The CPUs of a node."""
+        """Return the CPUs of a node."""
         return [cpu for cpu in range(self._table.cpus) if self.node_of(cpu) == node]
 
     def _charge(self, member: Member, ns: int, since: float) -> None:

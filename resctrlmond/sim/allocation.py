@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cache Allocation Technology: the files schemata, mode and size, and info/L3/bit_usage.
 
-Pseudo-locking is refused, as on every processor but a few old ones. How a group becomes exclusive is written after
-fs/resctrl/rdtgroup.c and ctrlmondata.c alone: where the hardware shares every part of the cache, as the test machines
-claim, no group can be.
+Pseudo-locking is refused, as on all but a few old processors. The mode exclusive follows fs/resctrl/rdtgroup.c and
+ctrlmondata.c only: the hardware of the test machines shares every part of the cache, so no group can be exclusive.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ _SPACE = " \t\n\v\f\r\xa0"
 
 
 class Allocation:
-    """Which part of each L3 every class may fill, as bit masks.
+    """The part of each L3 that a class may fill, as bit masks.
 
-    ``controls`` gives the control groups, the root's first; ``caches`` the numbers of the L3 caches that are online.
+    ``controls`` returns the control groups, the root's first; ``caches`` the numbers of the L3 caches that are
+    online.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Allocation:
         self._controls = controls
         self._caches = caches
         self._full = (1 << profile.cbm_bits) - 1
-        # (closid, cache) -> its mask; all of the cache where nothing was written.
+        # (closid, cache) -> its mask; the whole cache if none was written.
         self._masks: dict[tuple[int, int], int] = {}
 
     def _mask(self, group: Group, cache: int) -> int:
@@ -50,10 +50,10 @@ class Allocation:
         self._status.say(why)
         return error(number)
 
-    # A class begins, a cache comes back
+    # -- new classes and caches
 
     def begin(self, closid: int) -> None:
-        """A new class may fill what is unused or shared, in one piece. Raises ENOSPC if a cache has nothing left."""
+        """Give a new class the unused or shared part in one piece. Raises ENOSPC if a cache has nothing left."""
         masks: dict[tuple[int, int], int] = {}
         for cache in self._caches():
             used = free = self._profile.shareable_bits
@@ -62,7 +62,7 @@ class Allocation:
                 free |= self._mask(other, cache) if other.mode == SHAREABLE else 0
             free |= self._full & ~used
             lowest = free & -free
-            # Adding the lowest bit carries through the lowest run of ones: what it turned is that run.
+            # Adding the lowest bit carries through the lowest run of ones; the changed bits are that run.
             mask = free & ~(free + lowest)
             if not mask:
                 raise self._refusal(f"No space on L3:{cache}", errno.ENOSPC)
@@ -70,10 +70,10 @@ class Allocation:
         self._masks |= masks
 
     def reset(self, cache: int) -> None:
-        """A cache whose first CPU comes online is all of everybody's (resctrl_arch_online_cpu())."""
+        """Give all classes the whole cache, as when its first CPU comes online (resctrl_arch_online_cpu())."""
         self._masks = {key: mask for key, mask in self._masks.items() if key[1] != cache}
 
-    # schemata and size
+    # -- schemata and size
 
     def _show(self, value: Callable[[int], str]) -> str:
         if not self._profile.can_allocate:
@@ -81,16 +81,16 @@ class Allocation:
         return "L3:" + ";".join(f"{cache}={value(cache)}" for cache in self._caches()) + "\n"
 
     def show_schemata(self, group: Group) -> str:
-        """The masks of the group's class, hexadecimal."""
+        """Show the masks of the group's class, in hexadecimal."""
         return self._show(lambda cache: f"{self._mask(group, cache):x}")
 
     def show_size(self, group: Group) -> str:
-        """The same as bytes."""
+        """Show the masks as bytes."""
         of_bit = self._profile.cache_bytes // self._profile.cbm_bits
         return self._show(lambda cache: str(self._mask(group, cache).bit_count() * of_bit))
 
     def write_schemata(self, group: Group, command: str) -> None:
-        """Lines of ``L3:0=ff;1=f0``. Nothing happens unless all of it is right (rdtgroup_schemata_write())."""
+        """Apply lines of ``L3:0=ff;1=f0``, all or none (rdtgroup_schemata_write())."""
         masks: dict[tuple[int, int], int] = {}
         for line in self._status.line("schemata", command).split("\n"):
             resource, colon, domains = line.partition(":")
@@ -101,7 +101,7 @@ class Allocation:
                 raise self._refusal(f"Missing '{name}' value")
             if name != "L3" or not self._profile.can_allocate:
                 raise self._refusal(f"Unknown or unsupported resource name '{name}'")
-            # Only the very last domain may be empty.
+            # Only the last domain may be empty.
             for domain in domains.removesuffix(";").split(";"):
                 self._stage(group, domain, masks)
         self._masks |= masks
@@ -133,7 +133,7 @@ class Allocation:
         return mask
 
     def _overlaps(self, group: Group, cache: int, mask: int, modes: Collection[str] = ()) -> bool:
-        """Whether another class has a part of this mask; with no ``modes`` of any mode, and the hardware as well."""
+        """Whether another class (of these modes, if any), or without modes the hardware, has a part of this mask."""
         others = [other for other in self._controls() if other is not group and (not modes or other.mode in modes)]
         hardware = 0 if modes else self._profile.shareable_bits
         return bool(mask & reduce(or_, (self._mask(other, cache) for other in others), hardware))
@@ -141,7 +141,7 @@ class Allocation:
     # mode
 
     def write_mode(self, group: Group, command: str) -> None:
-        """``shareable`` or ``exclusive`` (rdtgroup_mode_write())."""
+        """Set the mode, ``shareable`` or ``exclusive`` (rdtgroup_mode_write())."""
         mode = self._status.line("mode", command)
         if mode == EXCLUSIVE and group.mode != EXCLUSIVE:
             if not self._profile.can_allocate:
@@ -158,7 +158,7 @@ class Allocation:
     # info/L3/bit_usage
 
     def show_usage(self) -> str:
-        """A letter for each bit of each cache, the highest first (rdt_bit_usage_show())."""
+        """Show a letter for each bit of each cache, the highest first (rdt_bit_usage_show())."""
         return ";".join(f"{cache}={self._usage(cache)}" for cache in self._caches()) + "\n"
 
     def _usage(self, cache: int) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bandwidth events that can be configured: which memory transactions each L3 counts for them (AMD's BMEC, Linux 6.3).
+"""Configurable bandwidth events: the memory transactions that each L3 counts for them (AMD's BMEC, Linux 6.3).
 
-The rules are those of Documentation/filesystems/resctrl.rst ("mbm_total_bytes_config"), the words those of
+The rules are those of Documentation/filesystems/resctrl.rst ("mbm_total_bytes_config"), the messages those of
 mon_config_write() in fs/resctrl/rdtgroup.c.
 """
 
@@ -22,9 +22,9 @@ MOST = sum(_BITS.values())
 
 
 class Configurations:
-    """A mask of transactions for each bandwidth event in each L3, where the machine can be told.
+    """A mask of transactions for each bandwidth event in each L3, if the machine can configure them.
 
-    ``online`` gives the numbers of the L3 caches that there are now; ``settle`` counts what was used up to now.
+    ``online`` returns the numbers of the L3 caches that are online; ``settle`` updates all counts.
     """
 
     def __init__(
@@ -46,29 +46,29 @@ class Configurations:
             for event in self._events
             for domain in range(profile.domains)
         }
-        self._untold: set[tuple[int, str, int]] = set()  # (rmid, event, domain) that is Unavailable for one read
+        self._unavailable: set[tuple[int, str, int]] = set()  # (rmid, event, domain) that is Unavailable for one read
 
     def rate(self, event: Event, domain: int, usual: Fraction) -> Fraction:
-        """Bytes a second of what is counted there; ``usual`` where nothing can be configured."""
+        """Return the counted traffic in bytes per second; ``usual`` if nothing can be configured."""
         if not self._profile.configurable_events:
             return usual
         mask = self._masks[event.name, domain]
         return GIB * sum((share for name, share in TRANSACTIONS.items() if mask & _BITS[name]), Fraction(0))
 
     def can_be_read(self, rmid: int, event: Event, domain: int) -> bool:
-        """False at the first read of an RMID after a change."""
+        """Return False at the first read of an RMID after a change."""
         key = (rmid, event.name, domain)
-        if key not in self._untold:
+        if key not in self._unavailable:
             return True
-        self._untold.remove(key)
+        self._unavailable.remove(key)
         return False
 
     def show(self, event: Event) -> str:
-        """``mbm_total_bytes_config``: ``0=0x7f;1=0x7f``."""
+        """Show ``mbm_total_bytes_config``: ``0=0x7f;1=0x7f``."""
         return ";".join(f"{domain}=0x{self._masks[event.name, domain]:02x}" for domain in self._online()) + "\n"
 
     def write(self, event: Event, command: str) -> None:
-        """``0=0x7f;1=15``, hexadecimal; one L3 after the other, so that those before a mistake are changed."""
+        """Apply ``0=0x7f;1=15``, in hexadecimal, to one L3 after the other, up to the first error."""
         rest = self._status.line(f"{event.name}_config", command)
         self._settle()
         while rest:
@@ -86,13 +86,13 @@ class Configurations:
             self._configure(event, domain, mask)
 
     def _configure(self, event: Event, domain: int, mask: int) -> None:
-        """A change clears the counters of all RMIDs for both events; the next read of each is Unavailable."""
+        """Clear the counters of all RMIDs for both events after a change; the next read of each is Unavailable."""
         if self._masks[event.name, domain] == mask:
             return
         self._masks[event.name, domain] = mask
         self._counters.restart_node(domain)
         names = [event.name for event in self._events]
-        self._untold |= {(rmid, name, domain) for rmid in range(self._profile.num_rmids) for name in names}
+        self._unavailable |= {(rmid, name, domain) for rmid in range(self._profile.num_rmids) for name in names}
 
     def _refusal(self, message: str) -> OSError:
         self._status.say(message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The times that a simulation goes by."""
+"""The clocks of a simulation."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Clock:
-    """``monotonic`` in seconds rules limbo, cache decay and lag; ``wall_ns`` stamps new nodes."""
+    """The simulation's clock. ``monotonic`` (seconds) is for limbo, cache decay, lag; ``wall_ns`` for new nodes."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
 
 
 class Stopwatch:
-    """The host's monotonic clock, put forward by as much as was asked for."""
+    """The host's monotonic clock plus an offset."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return time.monotonic() + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Time goes by."""
+        """Move the clock forward."""
         self._ahead += seconds

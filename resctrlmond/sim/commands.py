@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small languages of resctrl's files: last_cmd_status, numbers and task lists."""
+"""Syntax of resctrl's files: last_cmd_status, numbers and task lists."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from resctrlmond.sim.tree import error
 
 STATUS_BYTES = 511  # a 512-byte buffer with its NUL (fs/resctrl/rdtgroup.c)
 
-# What kstrtoint() takes with base 0: a leading 0 means octal.
+# The input of kstrtoint() with base 0: a leading 0 means octal.
 _NUMBER = re.compile(r"([-+]?)(?:0x([0-9a-f]+)|(0[0-7]*)|([1-9][0-9]*))\Z", re.IGNORECASE | re.ASCII)
 SPACE = " \t\n\v\f\r\xa0"
 
 
 class CommandStatus:
-    """``info/last_cmd_status``: messages are appended until an operation that begins afresh clears them."""
+    """``info/last_cmd_status``: messages are appended until an operation clears them."""
 
     def __init__(self, *, is_old: bool = False) -> None:
-        """``is_old``: that of Linux 6.12, which tells neither of what was cut nor of what it cannot read at all."""
+        """``is_old``: as in Linux 6.12, without a mark for truncated text or a message for unreadable commands."""
         self._text = ""
         self._cut = False
         self._is_old = is_old
 
     def clear(self) -> None:
-        """Forgets all messages."""
+        """Clear all messages."""
         self._text = ""
         self._cut = False
 
     def say(self, message: str, end: str = "\n") -> None:
-        """Appends one line, as much of it as there is room for."""
+        """Append one line, as far as there is room."""
         text = f"{self._text}{message}{end}".encode(errors="surrogateescape")
         self._text = text[:STATUS_BYTES].decode(errors="surrogateescape")
         self._cut = self._cut or len(text) > STATUS_BYTES
 
     def show(self) -> str:
-        """The file's content: ``ok`` where there is nothing to say; where there was too much, a mark at the end."""
+        """Return the content of the file: ``ok`` if there is no message; a mark at the end if there were too many."""
         return (self._text or "ok\n") + ("[truncated]\n" if self._cut and not self._is_old else "")
 
     def line(self, file: str, command: str) -> str:
-        """A command without the newline that it must end with (EINVAL), and without what follows a NUL.
+        """Return a command without its newline, which is required (EINVAL), and without the text after a NUL.
 
-        Begins afresh; ``file`` is whose command it is, for the message that newer kernels have where there is none.
+        Clears the messages. ``file`` is the name of the file, for the message of newer kernels if there is no
+        newline.
         """
         if not command.endswith("\n"):
             raise self.unreadable(file)
@@ -51,7 +52,7 @@ class CommandStatus:
         return command[:-1].split("\0", 1)[0]
 
     def unreadable(self, file: str, number: int = errno.EINVAL) -> OSError:
-        """The refusal of a command that cannot be read at all: newer kernels begin afresh and say so."""
+        """Return the error for a command that cannot be read: newer kernels clear the messages and report it."""
         if not self._is_old:
             self.clear()
             self.say(f"{file}: Invalid input")
@@ -68,13 +69,13 @@ def _parse(text: str) -> int | None:
 
 
 def parse_int(text: str) -> int | None:
-    """An integer as kstrtoint() with base 0 reads it (32 bits, one newline may follow); None where it refuses."""
+    """Parse an integer as kstrtoint() with base 0 does (32 bits, one newline may follow). Return None if invalid."""
     value = _parse(text)
     return value if value is not None and -(2**31) <= value < 2**31 else None
 
 
 def parse_unsigned(text: str) -> int:
-    """An integer as kstrtouint() with base 0 reads it. Raises EINVAL for none, ERANGE for more than 32 bits."""
+    """Parse an integer as kstrtouint() with base 0 does. Raises EINVAL if it is invalid, ERANGE above 32 bits."""
     value = _parse(text)
     if value is None or "-" in text:
         raise error(errno.EINVAL)
@@ -84,7 +85,7 @@ def parse_unsigned(text: str) -> int:
 
 
 def parse_unsigned_long(text: str, base: int) -> int | None:
-    """An integer as kstrtoul() reads it with base 10 or 16 (64 bits, ``0x`` may precede the latter); None if not."""
+    """Parse an integer as kstrtoul() with base 10 or 16 does (64 bits; base 16 allows ``0x``); None if invalid."""
     prefix, digits = ("(0x)?", "[0-9a-f]+") if base == 16 else ("()", "[0-9]+")
     match = re.fullmatch(rf"\+?{prefix}({digits})\n?", text, re.IGNORECASE | re.ASCII)
     value = int(match[2], base) if match else 2**64
@@ -92,9 +93,9 @@ def parse_unsigned_long(text: str, base: int) -> int | None:
 
 
 def task_tokens(command: str) -> Iterator[str]:
-    """The tokens of what was written to ``tasks``, one after the other (Linux 6.7 and newer).
+    """Yield the tokens of a write to ``tasks``, in their order (Linux 6.7 and newer).
 
-    Nothing after a NUL is seen, and the list ends where a token would begin with a newline or nothing.
+    Text after a NUL is ignored, and the list ends if a token would begin with a newline or be empty.
     """
     rest: str | None = command.split("\0", 1)[0]
     while rest and rest[0] != "\n":

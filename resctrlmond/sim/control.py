@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steers a mounted simulation from a test: faults, other agents, virtual tasks, and the truth to compare with."""
+"""Control a mounted simulation from a test: faults, other agents, virtual tasks, and the true use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ __all__ = ["Control", "Fault", "Truth"]
 
 
 class Control:
-    """The control of the simulation mounted on ``mountpoint``, for root alone.
+    """The control of the simulation mounted on ``mountpoint``, for root only.
 
-    Methods raise ``OSError``: EPERM without root, EOPNOTSUPP where the mount is no simulation or its tasks are not
-    virtual, EINVAL for an order that makes no sense, and what the order itself fails with (ENOENT, ESRCH, EEXIST,
-    ENOSPC...).
+    Methods raise ``OSError``: EPERM without root, EOPNOTSUPP if the mount is not a simulation or its tasks are not
+    virtual, EINVAL for an invalid order, and the errors of the order itself (ENOENT, ESRCH, EEXIST, ENOSPC...).
     """
 
     def __init__(self, mountpoint: str) -> None:
@@ -28,56 +27,56 @@ class Control:
     def _say(self, attribute: str, order: object) -> None:
         os.setxattr(self._root, attribute, msgspec.json.encode(order))
 
-    # What goes wrong
+    # -- faults
 
     def set_faults(self, *faults: Fault) -> None:
-        """These faults and no others from here on; none ends all."""
+        """Replace all faults by these."""
         self._say(FAULT, faults)
 
     @property
     def faults(self) -> Sequence[Fault]:
-        """The faults that are in force still."""
+        """Return the faults that still apply."""
         return msgspec.json.decode(os.getxattr(self._root, FAULT), type=list[Fault])
 
-    # What other agents and the machine do
+    # -- other agents and the machine
 
     def make_group(self, group: str) -> None:
-        """Another agent makes a group, such as ``mon_groups/theirs``."""
+        """Create a group as another agent, such as ``mon_groups/theirs``."""
         self._say(ACT, messages.MakeGroup(group))
 
     def remove_group(self, group: str) -> None:
-        """Another agent removes a group."""
+        """Remove a group as another agent."""
         self._say(ACT, messages.RemoveGroup(group))
 
     def steal(self, tid: int, group: str = "") -> None:
-        """Another agent moves a thread into a group; "" is the root's."""
+        """Move a thread into a group as another agent; "" is the root's."""
         self._say(ACT, messages.Steal(tid, group))
 
     def overlook(self, tid: int) -> None:
-        """The next rmdir of its group leaves a thread behind, with an RMID that is another group's later."""
+        """Let the next rmdir of its group miss a thread, which keeps an RMID that another group gets later."""
         self._say(ACT, messages.Overlook(tid))
 
     def run_overflow_worker(self, runs: bool) -> None:
-        """Whether the kernel looks at bandwidth counters before they wrap."""
+        """Set whether the kernel reads bandwidth counters before they wrap."""
         self._say(ACT, messages.OverflowWorker(runs))
 
     def offline(self, domain: str) -> None:
-        """All CPUs of a domain, such as ``mon_L3_01``, go offline."""
+        """Take all CPUs of a domain offline, such as ``mon_L3_01``."""
         self._say(ACT, messages.Offline(domain))
 
     def online(self, domain: str) -> None:
-        """All CPUs of the domain come back."""
+        """Take all CPUs of the domain online."""
         self._say(ACT, messages.Online(domain))
 
     def cpu_offline(self, cpu: int) -> None:
-        """One CPU goes offline."""
+        """Take one CPU offline."""
         self._say(ACT, messages.CpuOffline(cpu))
 
     def cpu_online(self, cpu: int) -> None:
-        """One CPU comes back."""
+        """Take one CPU online."""
         self._say(ACT, messages.CpuOnline(cpu))
 
-    # Virtual tasks, where the simulation was started with them
+    # -- virtual tasks, if the simulation was started with them
 
     def _bear(self, order: messages.Virtual) -> int:
         self._say(VIRTUAL, order)
@@ -85,36 +84,36 @@ class Control:
         return answer["tid"]
 
     def spawn(self, *, tid: int = 0, uid: int = 0) -> int:
-        """A new process in no group; returns its number."""
+        """Start a process in no group. Return its number."""
         return self._bear(messages.Spawn(tid, uid))
 
     def fork(self, by: int, *, tid: int = 0) -> int:
-        """A thread forks a process, which is in the same group; returns its number."""
+        """Fork a process from a thread, in the same group. Return its number."""
         return self._bear(messages.ForkTask(by, tid))
 
     def thread(self, by: int, *, tid: int = 0) -> int:
-        """A thread starts another one in its process; returns its number."""
+        """Start another thread in the process of a thread. Return its number."""
         return self._bear(messages.Thread(by, tid))
 
     def exit(self, tid: int) -> None:
-        """A thread ends."""
+        """End a thread."""
         self._say(VIRTUAL, messages.ExitTask(tid))
 
     def run(self, tid: int, ns: int, cpu: int = 0) -> None:
-        """A thread uses so many nanoseconds of CPU time on that CPU, all of it now."""
+        """Let a thread use this many nanoseconds of CPU time on that CPU, all of it now."""
         self._say(VIRTUAL, messages.Run(tid, ns, cpu))
 
     def advance(self, seconds: float) -> None:
-        """The simulation's clock is put forward."""
+        """Move the simulation's clock forward."""
         self._say(VIRTUAL, messages.Advance(seconds))
 
-    # What is true
+    # -- the true use
 
     def truth(self, *, tid: int | None = None, rmid: int | None = None) -> Truth:
-        """What every task and RMID used in truth; with ``tid`` or ``rmid`` only of what has or had that number.
+        """Return the true use of all tasks and RMIDs, or only of those with the number ``tid`` or ``rmid``.
 
-        Where all does not fit into 64 KiB, tasks are left off, the oldest first (``left_off`` says how many), then
-        RMIDs without a group; if that is still too much, ERANGE is raised.
+        If this exceeds 64 KiB, tasks are left out, the oldest first (``left_off`` counts them), then RMIDs without a
+        group. If it is still too much, ERANGE is raised.
         """
         attribute = TRUTH
         if tid is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the counters hold: a fixed model on CPU time, kept per RMID and node as the hardware keeps it."""
+"""The counters: a fixed model of CPU time for each RMID and node, with the hardware's state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MOST_RESIDUE_NS = 1000 * NS
 
 
 def decimals(bits: int) -> int:
-    """How many decimals a value of that many binary fraction bits is printed with (fs/resctrl/ctrlmondata.c)."""
+    """Return the number of decimals for a value with this many binary fraction bits (fs/resctrl/ctrlmondata.c)."""
     return max(1, math.ceil(bits * math.log10(2)))
 
 
 def format_fixed(raw: int, bits: int = ENERGY_FRACTION_BITS) -> str:
-    """A fixed-point value as the kernel prints it: its fraction rounded half up to ``decimals(bits)`` digits."""
+    """Format a fixed-point value as the kernel does: the fraction rounded half up to ``decimals(bits)`` digits."""
     if bits == 0:
         return f"{raw}.0"
     digits = decimals(bits)
@@ -32,17 +32,17 @@ def format_fixed(raw: int, bits: int = ENERGY_FRACTION_BITS) -> str:
 
 
 def format_raw(event: Event, raw: int) -> str:
-    """A value of that event as its file prints it, without the newline."""
+    """Format a value of that event as its file shows it, without the newline."""
     return str(raw) if event.fraction_bits is None else format_fixed(raw, event.fraction_bits)
 
 
 @dataclasses.dataclass(slots=True)
 class _Footprint:
-    """The cache lines of one RMID in one node: tasks fill at once, what they leave halves every 0.5 s."""
+    """The cache lines of one RMID in one node: tasks fill at once, and the lines of ended tasks halve every 0.5 s."""
 
     level: float = 0.0
     at: float = 0.0
-    held: int = 0  # what the tasks that are there now hold
+    held: int = 0  # held by the current tasks
 
     def now(self, time: float) -> float:
         if self.level <= self.held:
@@ -52,30 +52,30 @@ class _Footprint:
 
 
 class Counters:
-    """CPU nanoseconds and cache lines per (rmid, node).
+    """CPU nanoseconds and cache lines for each (rmid, node).
 
-    CPU time of an RMID is never reset, as the telemetry registers are not; MBM values subtract what was there at
-    ``mkdir``. RMID 0 has the host's CPU time that was charged to nobody else. ``residue_seed`` gives every RMID
-    a pseudo-random history to begin with, as on a host that has been up for a while; None gives none.
+    The CPU time of an RMID is never reset, like the telemetry registers; MBM values subtract the value at ``mkdir``.
+    RMID 0 has the CPU time of the host that is charged nowhere else. ``residue_seed`` gives every RMID a
+    pseudo-random history, as on a host that has run for a while; None gives none.
 
-    Telemetry lags: cores push what they counted every 2 ms (the cover letter of the series that added
-    intel_aet.c), so what was used since the last multiple of ``profile.lag_seconds`` cannot be read yet.
+    Telemetry lags: cores push their counts every 2 ms (the cover letter of the series that added intel_aet.c), so the
+    use since the last multiple of ``profile.lag_seconds`` cannot be read yet.
     """
 
     def __init__(self, profile: Profile, residue_seed: int | None = None) -> None:
         self.profile = profile
         self._traffic_events = [event for event in profile.cache_events if event.kind is Kind.TRAFFIC]
         self._busy: collections.Counter[tuple[int, int]] = collections.Counter()
-        self._unpushed: dict[tuple[int, int], tuple[float, int]] = {}  # (when it will be pushed, ns)
-        self._born: dict[tuple[int, int], int] = {}  # what was there when the RMID's group was made
+        self._unpushed: dict[tuple[int, int], tuple[float, int]] = {}  # (time of the push, ns)
+        self._born: dict[tuple[int, int], int] = {}  # the value when the RMID's group was created
         self._mbm_base: dict[tuple[str, int, int], int] = {}
         self._charged: collections.Counter[int] = collections.Counter()  # by node, to RMIDs other than 0
         self._footprints: dict[tuple[int, int], _Footprint] = {}
-        self._tasks: dict[tuple[int, int], int] = {}  # as hold_cache() was last told
-        # By node, the RMIDs whose bandwidth is counted, the one that was active last at the end; root's always is.
+        self._tasks: dict[tuple[int, int], int] = {}  # the arguments of the last hold_cache()
+        # By node, the RMIDs whose bandwidth is counted, the last active one at the end; root's is always counted.
         self._tracked: list[dict[int, None]] = [{} for _ in range(profile.nodes)]
         if residue_seed is not None:
-            chance = random.Random(residue_seed)  # noqa: S311 - a demonstration, no secret
+            chance = random.Random(residue_seed)  # noqa: S311 - a demonstration, not a secret
             for rmid in range(profile.num_rmids):
                 for node in range(profile.nodes):
                     self._busy[rmid, node] = chance.randrange(MOST_RESIDUE_NS)
@@ -83,7 +83,7 @@ class Counters:
         self.begin_group(0)
 
     def charge(self, rmid: int, node: int, ns: int, since: float, now: float) -> None:
-        """Adds CPU time, used evenly between ``since`` and ``now``, to an RMID other than root's."""
+        """Add CPU time, used evenly between ``since`` and ``now``, to an RMID other than root's."""
         if not ns:
             return
         self._track(rmid, node)
@@ -98,7 +98,7 @@ class Counters:
         self._unpushed[rmid, node] = (pushed + lag, waiting + fresh)
 
     def _track(self, rmid: int, node: int) -> None:
-        """An RMID becomes active, or mkdir reads it: it takes the counters of the one that was idle longest."""
+        """Track an RMID that becomes active or is read by mkdir: it takes the counters of the longest idle one."""
         if self.profile.mbm_tracked is None:
             return
         tracked = self._tracked[node]
@@ -112,35 +112,35 @@ class Counters:
         tracked[rmid] = None
 
     def is_tracked(self, rmid: int, node: int) -> bool:
-        """Whether the hardware counts the bandwidth of that RMID there at present."""
+        """Whether the hardware currently counts the bandwidth of that RMID there."""
         return self.profile.mbm_tracked is None or rmid == 0 or rmid in self._tracked[node]
 
     def _waiting(self, rmid: int, node: int, now: float) -> int:
-        """CPU time that the telemetry registers have not been told of yet."""
+        """Return the CPU time that is not in the telemetry registers yet."""
         due, ns = self._unpushed.get((rmid, node), (now, 0))
         return ns if due > now else 0
 
     def busy(self, rmid: int, node: int) -> int:
-        """The true CPU time of an RMID since power-on, lag or not."""
+        """Return the true CPU time of an RMID since power-on, without lag."""
         return self._busy[rmid, node]
 
     @property
     def active(self) -> set[int]:
-        """The RMIDs that ever used CPU time."""
+        """Return the RMIDs that ever used CPU time."""
         return {rmid for (rmid, _), ns in self._busy.items() if ns}
 
     def busy_since_birth(self, rmid: int, node: int) -> int:
-        """The true CPU time of the RMID's present group."""
+        """Return the true CPU time of the RMID's current group."""
         return self._busy[rmid, node] - self._born.get((rmid, node), 0)
 
     def settle_root(self, host_ns: Sequence[int]) -> None:
-        """Charges RMID 0 with what is left of the host's CPU time, by node since the start; never less."""
+        """Charge RMID 0 with the rest of the host's CPU time, by node since the start; never less than before."""
         for node, used in enumerate(host_ns):
             left = self._root_residue[node] + used - self._charged[node]
             self._busy[0, node] = max(self._busy[0, node], left)
 
     def begin_group(self, rmid: int) -> None:
-        """The traffic of a new group begins at 0; telemetry goes on."""
+        """Start the traffic of a new group at 0; telemetry continues."""
         for node in range(self.profile.nodes):
             self._born[rmid, node] = self._busy[rmid, node]
             for event in self._traffic_events:
@@ -149,17 +149,17 @@ class Counters:
                 self._track(rmid, node)  # mkdir reads the counters
 
     def restart_event(self, event: Event, rmid: int, node: int) -> None:
-        """One traffic counter begins at 0 again, as when an assignable counter is assigned."""
+        """Restart one traffic counter at 0, as when an assignable counter is assigned."""
         self._mbm_base[event.name, rmid, node] = self._busy[rmid, node]
 
     def restart_node(self, node: int) -> None:
-        """All traffic counters of a node do, as when its CPUs come online."""
+        """Restart all traffic counters of a node, as when its CPUs come online."""
         for rmid in range(self.profile.num_rmids):
             for event in self._traffic_events:
                 self.restart_event(event, rmid, node)
 
     def hold_cache(self, tasks: Mapping[tuple[int, int], int], now: float) -> None:
-        """Says how many live tasks each (rmid, node) has: each holds a share of that cache from now on."""
+        """Set the number of live tasks of each (rmid, node): each holds a share of that cache from now on."""
         if tasks == self._tasks:
             return
         self._tasks = dict(tasks)
@@ -174,7 +174,7 @@ class Counters:
             footprint.held = number * min(int(LLC_OCCUPANCY.rate), even)
 
     def occupancy(self, rmid: int, node: int, now: float) -> int:
-        """Bytes of cache that ``rmid`` holds, a multiple of the unit. Root has half of what the others leave."""
+        """Return the cache that ``rmid`` holds in bytes, a multiple of the unit. Root has half of the rest."""
         if rmid == 0:
             others = sum(f.now(now) for (_, where), f in self._footprints.items() if where == node)
             return self.profile.round_down(max(0, self.profile.node_cache_bytes - int(others)) // 2)
@@ -182,18 +182,18 @@ class Counters:
         return self.profile.round_down(int(footprint.now(now))) if footprint else 0
 
     def traffic(self, event: Event, rmid: int, node: int, rate: Fraction) -> int:
-        """Bytes at that rate since the counter began at 0."""
+        """Return the bytes at that rate since the counter started at 0."""
         since = self._busy[rmid, node] - self.began(event, rmid, node)
         return self.profile.round_down(int(since * rate / NS))
 
     def began(self, event: Event, rmid: int, node: int) -> int:
-        """The CPU time at which a traffic counter began at 0."""
+        """Return the CPU time at which a traffic counter started at 0."""
         return self._mbm_base.get((event.name, rmid, node), 0)
 
     def telemetry(self, event: Event, rmid: int, domain: int, now: float) -> int | None:
-        """The register's value, in fixed point or not; None: this RMID was never active on that package.
+        """Return the value of the register; None if this RMID was never active on that package.
 
-        Registers free-run from power-on, and their bit 63 says that there is data at all (intel_aet.c).
+        Registers run from power-on on, and their bit 63 states that there is data (intel_aet.c).
         """
         busy = sum(self._busy[rmid, node] - self._waiting(rmid, node, now) for node in self.profile.nodes_of(domain))
         raw = int((busy << (event.fraction_bits or 0)) * event.rate / NS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files cpus and cpus_list: which CPUs are whose, what may be written, and CPUs that come and go."""
+"""The files cpus and cpus_list: the group of each CPU, valid writes, and CPUs that go offline or online."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from resctrlmond.sim.tree import error
 class Cpus:
     """The masks of all groups (rdtgroup_cpus_write() in fs/resctrl/rdtgroup.c).
 
-    Every CPU that is online is in one control group; in one monitoring group of that, too, or in none. ``controls``
-    gives the control groups, the root's first.
+    Every online CPU is in one control group, and in at most one monitoring group of it. ``controls`` returns the
+    control groups, the root's first.
     """
 
     def __init__(self, total: int, status: CommandStatus, controls: Callable[[], Collection[Group]]) -> None:
@@ -30,7 +30,7 @@ class Cpus:
         return next(iter(self._controls()))
 
     def owners(self) -> Mapping[int, int]:
-        """CPU -> the RMID that counts what the default group's tasks do there; without those that stay root's."""
+        """Return CPU -> the RMID that counts the default group's tasks there, without the CPUs of root."""
         owners: dict[int, int] = {}
         for control in self._controls():
             for group in control.members:
@@ -38,7 +38,7 @@ class Cpus:
         return {cpu: rmid for cpu, rmid in owners.items() if rmid}
 
     def write(self, group: Group, command: str, *, as_list: bool) -> None:
-        """Gives the group these CPUs and no others; what it has no more falls to the group above, or to root."""
+        """Set the CPUs of the group; CPUs that it had before go to its parent, or to root."""
         try:
             wanted = (parse_cpu_list if as_list else parse_cpu_mask)(command, self.total)
         except OSError:
@@ -64,7 +64,7 @@ class Cpus:
                 for loser in other.members:
                     loser.cpus -= wanted
         group.cpus = wanted
-        # Its monitoring groups lose all, even what it keeps.
+        # Its monitoring groups lose all CPUs, even those that the group keeps.
         for child in group.children.values():
             child.cpus = set()
 
@@ -76,12 +76,12 @@ class Cpus:
         group.cpus = wanted
 
     def release(self, group: Group) -> None:
-        """The group goes: a control group's CPUs are root's; a monitoring group's were its parent's all the time."""
+        """Release the CPUs of a removed control group to root; the parent already has those of a monitoring group."""
         if group.parent is None:
             self._default.cpus |= group.cpus
 
     def set_online(self, cpus: Collection[int], online: bool) -> None:
-        """CPUs that go offline are in no group, those that come online in root alone."""
+        """Update the groups for CPUs that go offline (in no group) or come online (in root only)."""
         if online:
             self.online.update(cpus)
             self._default.cpus.update(cpus)

@@ -15,10 +15,10 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def parse_cpu_mask(command: str, total: int) -> set[int]:
-    """The CPUs of a mask as it is written to ``cpus``: hexadecimal words of 32 bits, in the first line.
+    """Return the CPUs of a mask in a write to ``cpus``: hexadecimal words of 32 bits, in the first line.
 
-    Words are parted by commas or white space, and there are no more than ``total`` CPUs need. Raises EINVAL for what
-    is no mask, EOVERFLOW for a word too long, too many words, or a CPU that cannot be.
+    Words are separated by commas or white space, and their number is limited by ``total``. Raises EINVAL for an
+    invalid mask, EOVERFLOW for a word that is too long, too many words, or a CPU that is not possible.
     """
     rest = command.split("\0", 1)[0].split("\n", 1)[0].rstrip(_SEPARATORS)
     bits = 0
@@ -29,7 +29,7 @@ def parse_cpu_mask(command: str, total: int) -> set[int]:
         if len(word) == _WORD_DIGITS:
             if rest[-1:] in _HEXADECIMAL:
                 raise error(errno.EOVERFLOW)
-            # Who reads from the end takes the character before eight digits with them, whatever it is.
+            # The kernel parses from the end, and includes any character before eight digits.
             rest = rest[:-1]
         elif rest and rest[-1] not in _SEPARATORS:
             raise error(errno.EINVAL)
@@ -40,14 +40,14 @@ def parse_cpu_mask(command: str, total: int) -> set[int]:
 
 
 class _Scanner:
-    """What is left of a list of CPUs."""
+    """The rest of a list of CPUs."""
 
     def __init__(self, text: str, total: int) -> None:
         self._rest = text
         self._total = total
 
     def finds_region(self) -> bool:
-        """Goes to the next region; False if there is none."""
+        """Skip to the next region. Return False if there is none."""
         self._rest = self._rest.lstrip(_SEPARATORS)
         return bool(self._rest)
 
@@ -57,14 +57,14 @@ class _Scanner:
         return not self._rest or self._rest[0] in _SEPARATORS
 
     def takes(self, word: str) -> bool:
-        """Goes past a word, in either case, if it comes next."""
+        """Skip a word, in either case. Return whether it came next."""
         found = self._rest[: len(word)].lower() == word
         if found:
             self._rest = self._rest[len(word) :]
         return found
 
     def number(self) -> int:
-        """A decimal number, or N for the last CPU."""
+        """Parse a decimal number, or N for the last CPU."""
         if self._rest[:1] == "N":
             self._rest = self._rest[1:]
             return self._total - 1
@@ -77,17 +77,17 @@ class _Scanner:
         return int(digits)
 
     def number_after(self, sign: str) -> int:
-        """The same, with that sign before it."""
+        """Parse a sign and a number after it."""
         if not self.takes(sign):
             raise error(errno.EINVAL)
         return self.number()
 
 
 def parse_cpu_list(command: str, total: int) -> set[int]:
-    """The CPUs of a list as it is written to ``cpus_list``: ``0-3,5``, ``all``, ``N`` for the last one.
+    """Return the CPUs of a list in a write to ``cpus_list``: ``0-3,5``, ``all``, ``N`` for the last one.
 
-    A range may take so many out of every so many: ``0-7:1/2``. Raises EINVAL for what is no list, EOVERFLOW for a
-    number above 32 bits, ERANGE for a CPU that cannot be.
+    A range may select a part of every group: ``0-7:1/2``. Raises EINVAL for an invalid list, EOVERFLOW for a number
+    above 32 bits, ERANGE for a CPU that is not possible.
     """
     text = _Scanner(command.split("\0", 1)[0], total)
     found: set[int] = set()
@@ -96,7 +96,7 @@ def parse_cpu_list(command: str, total: int) -> set[int]:
         first = 0 if whole else text.number()
         single = not whole and text.at_end
         last = total - 1 if whole else first if single else text.number_after("-")
-        # Without a pattern, all of one group that is as long as the last CPU's number and one more, in 32 bits.
+        # Without a pattern, a group is as long as the number of the last CPU plus one, in 32 bits.
         taken = group = (last + 1) % 2**32
         if not single and not text.at_end:
             taken, group = text.number_after(":"), text.number_after("/")
@@ -109,7 +109,7 @@ def parse_cpu_list(command: str, total: int) -> set[int]:
 
 
 def cpu_mask(cpus: Collection[int], total: int) -> str:
-    """CPUs as ``cpus`` shows them: hexadecimal, in groups of 32 bits with commas, as wide as ``total`` CPUs."""
+    """Format CPUs as ``cpus`` does: hexadecimal, in groups of 32 bits with commas, as wide as ``total`` CPUs."""
     bits = sum(1 << cpu for cpu in cpus)
     words = []
     for low in range(0, total, 32):
@@ -119,7 +119,7 @@ def cpu_mask(cpus: Collection[int], total: int) -> str:
 
 
 def cpu_list(cpus: Collection[int]) -> str:
-    """CPUs as ``cpus_list`` shows them: ``0-3,5``; an empty line for none."""
+    """Format CPUs as ``cpus_list`` does: ``0-3,5``; an empty line for none."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and ranges[-1][1] == cpu - 1:

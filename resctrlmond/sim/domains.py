@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directories of mon_data: L3 caches, their nodes, packages, and which of them are online."""
+"""The directories of mon_data: L3 caches, their nodes, packages, and whether they are online."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resctrlmond.sim.profiles import Event, Profile
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Domain:
-    """One directory with counters. ``parts`` are the nodes of an L3 under Sub-NUMA Clustering, whose sum it is."""
+    """One directory with counters. ``parts`` are the nodes of an L3 with Sub-NUMA Clustering, whose sum it is."""
 
     name: str
     number: int
@@ -27,7 +27,7 @@ def _cache(profile: Profile, number: int) -> Domain:
 
 
 class Domains:
-    """All domains of a machine. A domain with parts is online as long as one of them is."""
+    """All domains of a machine. A domain with parts is online as long as one part is."""
 
     def __init__(self, profile: Profile) -> None:
         self.caches = [_cache(profile, number) for number in range(profile.domains)]
@@ -39,21 +39,21 @@ class Domains:
 
     @property
     def all(self) -> list[Domain]:
-        """The directories of mon_data, but for the nodes in them."""
+        """Return the directories of mon_data, without the nodes in them."""
         return [*self.caches, *self.packages]
 
     def is_online(self, domain: Domain) -> bool:
-        """Whether any CPU of it is."""
+        """Whether any CPU of the domain is online."""
         if domain.parts:
             return any(self.is_online(part) for part in domain.parts)
         return domain.name not in self._offline
 
     def nodes(self, domain: Domain) -> list[int]:
-        """The nodes that the domain's counters sum up: those that are online."""
+        """Return the online nodes whose sum the domain's counters are."""
         return [node for part in (domain.parts or (domain,)) if self.is_online(part) for node in part.nodes]
 
     def online_caches(self) -> list[int]:
-        """The numbers of the L3 caches that are online."""
+        """Return the numbers of the online L3 caches."""
         return [domain.number for domain in self.caches if self.is_online(domain)]
 
     @property
@@ -62,11 +62,11 @@ class Domains:
 
     @property
     def leaves(self) -> list[Domain]:
-        """The domains that go and come by themselves: nodes instead of the caches that have them."""
+        """Return the domains that go offline by themselves: nodes instead of the caches that have them."""
         return [leaf for leaf, _ in self._leaves]
 
     def set_online(self, name: str, online: bool) -> tuple[Domain, Domain | None] | None:
-        """Switches a domain without parts: (it, the one it is a part of); None if there is nothing to switch."""
+        """Switch a domain without parts. Return (domain, the one that contains it), or None if nothing changes."""
         found = next(((leaf, whole) for leaf, whole in self._leaves if leaf.name == name), None)
         if found is None or self.is_online(found[0]) == online:
             return None

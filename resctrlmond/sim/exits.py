@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exit of the host with the thread's whole CPU time, as the kernel's taskstats tell it."""
+"""Subscribe to all exits of the host with the CPU time of the thread, as the kernel's taskstats report it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _GENL_ID_CTRL, _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME
 # linux/taskstats.h
 _TASKSTATS_CMD_GET, _TASKSTATS_CMD_ATTR_REGISTER_CPUMASK = 1, 3
 _TASKSTATS_TYPE_PID, _TASKSTATS_TYPE_STATS, _TASKSTATS_TYPE_AGGR_PID = 1, 3, 4
-_CPU_RUN_VIRTUAL_TOTAL = 72  # its offset in struct taskstats: what the scheduler counted, in nanoseconds
-_BROKEN_LAYOUT = 15  # the one version that had other fields before it
+_CPU_RUN_VIRTUAL_TOTAL = 72  # its offset in struct taskstats: the scheduler's count, in nanoseconds
+_BROKEN_LAYOUT = 15  # the only version with other fields before it
 _SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 4 << 20
 _MOST_BYTES = 16 << 10
@@ -34,7 +34,7 @@ _PAYLOAD_OFFSET = _NETLINK_HEADER.size + _GENERIC_HEADER.size
 
 
 def _message(family: int, flags: int, command: int, attribute: int, value: bytes) -> bytes:
-    """A generic netlink request with one attribute, which ends in a NUL."""
+    """Return a generic netlink request with one attribute, which ends in a NUL."""
     value += b"\0"
     body = _GENERIC_HEADER.pack(command, 1, 0) + _ATTRIBUTE_HEADER.pack(
         _ATTRIBUTE_HEADER.size + len(value), attribute
@@ -44,7 +44,7 @@ def _message(family: int, flags: int, command: int, attribute: int, value: bytes
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The netlink attributes in ``data`` as (type, value); what is cut off or malformed ends them."""
+    """Yield the netlink attributes in ``data`` as (type, value), up to the first that is truncated or malformed."""
     while len(data) >= _ATTRIBUTE_HEADER.size:
         length, kind = _ATTRIBUTE_HEADER.unpack_from(data)
         if not _ATTRIBUTE_HEADER.size <= length <= len(data):
@@ -54,7 +54,7 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_exit(message: bytes) -> Exit | None:
-    """The thread's death in a TASKSTATS_CMD_NEW message; None for another message, or a layout not known."""
+    """Decode the exit of a thread in a TASKSTATS_CMD_NEW message; None for other messages or an unknown layout."""
     for kind, value in attributes(message[_PAYLOAD_OFFSET:]):
         if kind != _TASKSTATS_TYPE_AGGR_PID:
             continue
@@ -73,9 +73,9 @@ def parse_exit(message: bytes) -> Exit | None:
 class ExitRecords:
     """A subscription to the exits on all CPUs (kernel/taskstats.c).
 
-    The record of an exit is in the queue before anybody can wait for the thread. What the kernel does for it
-    after that, such as giving its memory back, is not in it. Records that found the queue of 4 MiB full are lost;
-    ``has_missed`` says that some were.
+    The record of an exit is in the queue before any process can wait for the thread. It does not have the work of the
+    kernel after that, such as freeing its memory. Records are lost while the queue of 4 MiB is full; ``has_missed``
+    states that some were.
     """
 
     def __init__(self, records: socket.socket) -> None:
@@ -84,7 +84,7 @@ class ExitRecords:
 
     @classmethod
     def open(cls) -> Self | None:
-        """None where the kernel does not tell us: without CAP_NET_ADMIN, or in another namespace than the host's."""
+        """Subscribe. Return None if the kernel refuses: without CAP_NET_ADMIN, or not in the host's namespace."""
         if not numbers_are_the_hosts():
             return None
         try:
@@ -103,7 +103,7 @@ class ExitRecords:
 
     @staticmethod
     def _register(records: socket.socket) -> None:
-        """Asks for the number of the family TASKSTATS, then of it for the exits on every possible CPU."""
+        """Request the number of the family TASKSTATS, then the exits on every possible CPU."""
         records.settimeout(5)
         ask = _message(_GENL_ID_CTRL, _NLM_F_REQUEST, _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_NAME, b"TASKSTATS")
         records.send(ask)
@@ -117,14 +117,14 @@ class ExitRecords:
         records.send(_message(number, flags, _TASKSTATS_CMD_GET, _TASKSTATS_CMD_ATTR_REGISTER_CPUMASK, cpus))
         while True:
             answer = records.recv(_MOST_BYTES)
-            if _NETLINK_HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:  # which is also how success is told
+            if _NETLINK_HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:  # success is reported as error 0
                 (code,) = struct.unpack_from("=i", answer, _NETLINK_HEADER.size)
                 if code:
                     raise OSError(-code, os.strerror(-code))
                 return
 
     def drain(self) -> list[Exit]:
-        """The exits since the last call, in order."""
+        """Return the exits since the last call, in order."""
         exits: list[Exit] = []
         while True:
             try:
@@ -132,13 +132,13 @@ class ExitRecords:
             except BlockingIOError:
                 return exits
             except OSError as failure:
-                if failure.errno != errno.ENOBUFS:  # which says, once, that records were lost
+                if failure.errno != errno.ENOBUFS:  # ENOBUFS reports once that records were lost
                     raise
                 self.has_missed = True
                 continue
-            if sender == 0 and (told := parse_exit(message)):
-                exits.append(told)
+            if sender == 0 and (found := parse_exit(message)):
+                exits.append(found)
 
     def close(self) -> None:
-        """Ends the subscription."""
+        """End the subscription."""
         self._records.close()

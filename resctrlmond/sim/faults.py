@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that were asked for: which operation they befall, and how often still."""
+"""Injected faults: the operations that they affect, and how often they still apply."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from resctrlmond.sim.tree import error
 
 
 class Faults:
-    """The faults in force; of those that match an operation the first answers."""
+    """The current faults. The first fault that matches an operation applies."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
 
     def set(self, faults: list[Fault]) -> None:
-        """Replaces all faults."""
+        """Replace all faults."""
         self._faults = list(faults)
 
     def show(self) -> bytes:
-        """What is still in force, as JSON, ``times`` being what is left of it."""
+        """Return the current faults as JSON, with the rest of ``times``."""
         return msgspec.json.encode(self._faults)
 
     def strike(self, on: Operation, group: str, domain: str = "", event: str = "") -> None:
-        """A system call: waits as long as it should, and raises ``OSError`` where a fault's answer is an errno."""
+        """Apply a fault to a system call: delay it, and raise ``OSError`` if the fault has an errno."""
         answer = ""
         for fault in list(self._faults):
             if (
@@ -44,7 +44,7 @@ class Faults:
             raise error(getattr(errno, answer))
 
     def word(self, group: str, domain: str, event: str) -> str:
-        """A group's own counter is read, for its file or for a sum: what the hardware says ("": a number)."""
+        """Return the word that replaces a group's own counter at a read; "" for a number."""
         for fault in self._faults:
             if fault.answer in WORDS and self._concerns(fault, Operation.READ, group, domain, event):
                 time.sleep(fault.milliseconds / 1000)

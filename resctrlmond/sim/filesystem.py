@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model as a FUSE filesystem: paths, descriptors and permissions, which the model itself knows nothing of."""
+"""The model as a FUSE filesystem: paths, descriptors and permissions, which are not part of the model."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _UTIME_NOW, _UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 
 @dataclasses.dataclass(slots=True)
 class _Open:
-    """An open file or directory; ``content`` is what reading at offset 0 made."""
+    """An open file or directory. ``content`` is the result of the read at offset 0."""
 
     node: Node
     content: bytes = b""
 
 
 class Filesystem:
-    """The operations that mfusepy calls; paths are absolute within the mount.
+    """The operations that mfusepy calls. Paths are absolute within the mount.
 
-    ``context`` gives (fsuid, fsgid, thread id) of the caller. All operations and ``poll`` may be called from
-    different threads: one lock serialises them, as rdtgroup_mutex does.
+    ``context`` returns (fsuid, fsgid, thread ID) of the caller. Different threads may call all operations and
+    ``poll``: one lock serializes them, like rdtgroup_mutex.
     """
 
     use_ns = True  # times are integers of nanoseconds
@@ -62,8 +62,8 @@ class Filesystem:
         self._next_handle = 1
 
     def poll(self) -> None:
-        """Looks at the tasks, so that short-lived children are seen between two requests."""
-        # A request may be slow on purpose: who polls has signals to look after.
+        """Sample the tasks, so that short-lived children are seen between two requests."""
+        # Do not wait long: a request may be slow because of a fault, and the polling thread also handles signals.
         if self._lock.acquire(timeout=0.1):
             try:
                 self._model.accounting.poll()
@@ -71,17 +71,17 @@ class Filesystem:
                 self._lock.release()
 
     def init_with_config(self, _connection: Any, config: Any) -> None:
-        """The kernel has mounted us; ``config`` is libfuse 3's ``struct fuse_config`` (fuse.h)."""
-        config.direct_io = True  # sizes are 0, and yet there is something to read
+        """Configure the new mount. ``config`` is libfuse 3's ``struct fuse_config`` (fuse.h)."""
+        config.direct_io = True  # files have data although their size is 0
         config.use_ino = True
         config.entry_timeout = config.attr_timeout = config.negative_timeout = 0.0
-        # Open files are known by their handle: those of a removed group have no path, and get their ENODEV.
+        # Open files are identified by their handle: those of a removed group have no path, and must get ENODEV.
         config.nullpath_ok = True
-        # An open file that is unlinked is not renamed instead: it gets our EPERM.
+        # Without it, libfuse would rename an open file instead of an unlink, which must fail with EPERM.
         config.hard_remove = True
         self._ready()
 
-    # Who asks, for what
+    # -- callers and paths
 
     def _caller(self) -> Caller:
         uid, gid, tid = self._context()
@@ -91,14 +91,14 @@ class Filesystem:
         return lookup(self._model.root, path, self._caller())
 
     def _find_owned(self, path: str) -> Node:
-        """A node whose attributes the caller may change: its owner and root may (EPERM)."""
+        """Return a node whose attributes the caller may change: only its owner and root may (EPERM)."""
         node = self._find(path)
         if self._context()[0] not in (0, node.uid):
             raise error(errno.EPERM)
         return node
 
     def _find_parent(self, path: str) -> tuple[Directory, str]:
-        """The directory of ``path``, which the caller may change, and the last name."""
+        """Return the directory of ``path``, which the caller may change, and the last name."""
         above, _, name = path.rpartition("/")
         node = self._find(above)
         if not isinstance(node, Directory):
@@ -128,7 +128,7 @@ class Filesystem:
             return 0
 
     def chmod(self, path: str, mode: int) -> int:
-        """chmod(2), kept for the node's life."""
+        """Implement chmod(2); the mode is kept for the life of the node."""
         with self._lock:
             node = self._find_owned(path)
             node.mode = mode & 0o7777
@@ -136,7 +136,7 @@ class Filesystem:
             return 0
 
     def chown(self, path: str, uid: int, gid: int) -> int:
-        """chown(2), for root; -1 leaves an id as it is."""
+        """Implement chown(2), for root; -1 does not change an ID."""
         with self._lock:
             node = self._find(path)
             if self._context()[0] != 0:
@@ -147,7 +147,7 @@ class Filesystem:
             return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
-        """utimensat(2): the mtime of a group's directory is kept, over rename too."""
+        """Implement utimensat(2): the mtime of a group's directory is kept, also over rename."""
         with self._lock:
             node = self._find_owned(path)
             now = self._model.clock.wall_ns()
@@ -161,19 +161,17 @@ class Filesystem:
             return 0
 
     def truncate(self, path: str | None, length: int, fh: int | None = None) -> int:  # noqa: ARG002
-        """truncate(2) and O_TRUNC: accepted, without effect."""
+        """Implement truncate(2) and O_TRUNC: accepted without effect."""
         return 0
 
     def statfs(self, _path: str) -> dict[str, int]:
-        """statvfs(3): no blocks, no inodes counted, as every kernfs."""
+        """Implement statfs(2): no blocks and no inodes, like every kernfs."""
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": 255}
 
-    # Extended attributes: what is no part of resctrl itself
+    # -- extended attributes, which are not part of resctrl itself
 
     def getxattr(self, path: str, name: str, _position: int = 0) -> bytes:
-        """On the root: the profile's name, what /proc/TID/cpu_resctrl_groups and the processor's modalias would
-        read, the RMIDs' state, why figures are inexact, orders.
-        """
+        """Return an attribute of the root directory; the page resctrlmond-sim(1) lists them."""
         with self._lock:
             if path != "/" or not name.startswith("user.resctrlmond."):
                 raise error(errno.EOPNOTSUPP)
@@ -194,11 +192,11 @@ class Filesystem:
             return groups.encode(errors="surrogateescape")
 
     def listxattr(self, path: str) -> list[str]:
-        """Only what marks the root as a simulation's."""
+        """List only the attribute that marks the root of a simulation."""
         return [SIMULATION_ATTRIBUTE] if path == "/" else []
 
     def setxattr(self, path: str, name: str, value: bytes, options: int, position: int = 0) -> int:  # noqa: ARG002
-        """Orders to the root's, by root alone."""
+        """Run an order to the root directory, for root only."""
         with self._lock:
             if path != "/":
                 raise error(errno.EOPNOTSUPP)
@@ -208,7 +206,7 @@ class Filesystem:
             return 0
 
     def removexattr(self, path: str, name: str) -> int:  # noqa: ARG002
-        """Not simulated."""
+        """Refuse: this is not simulated."""
         raise error(errno.EOPNOTSUPP)
 
     # Directories
@@ -234,7 +232,7 @@ class Filesystem:
         return self.release(path, fh)
 
     def mkdir(self, path: str, mode: int) -> int:
-        """mkdir(2): a new group; the umask has been applied to ``mode`` by the kernel."""
+        """Create a group; the kernel has applied the umask to ``mode``."""
         with self._lock:
             parent, name = self._find_parent(path)
             self._model.faults.strike(Operation.MKDIR, path.lstrip("/"))
@@ -242,7 +240,7 @@ class Filesystem:
             return 0
 
     def rmdir(self, path: str) -> int:
-        """rmdir(2): groups go with all that is in them."""
+        """Remove a group with everything in it."""
         with self._lock:
             self._find_parent(path)
             self._model.faults.strike(Operation.RMDIR, path.lstrip("/"))
@@ -250,17 +248,17 @@ class Filesystem:
             return 0
 
     def rename(self, old: str, new: str) -> int:
-        """rename(2)."""
+        """Rename or move a group."""
         with self._lock:
             self._find_parent(old)
             target, name = self._find_parent(new)
             self._model.rename(self._find(old), target, name)
             return 0
 
-    # Files cannot be made or taken away
+    # -- files cannot be created or removed
 
     def create(self, path: str, mode: int, flags: int) -> int:  # noqa: ARG002
-        """open(2) with O_CREAT of a name that is not there."""
+        """Refuse open(2) with O_CREAT of a name that does not exist."""
         raise error(errno.EACCES)
 
     def mknod(self, path: str, mode: int, dev: int) -> int:  # noqa: ARG002
@@ -279,10 +277,10 @@ class Filesystem:
         """link(2)."""
         raise error(errno.EPERM)
 
-    # Open files
+    # -- open files
 
     def open(self, path: str, flags: int) -> int:
-        """open(2): first the mode bits, which root passes, then kernfs' own check, which nobody passes."""
+        """Open a file: check the mode bits, which root passes, and then kernfs' own check, which nobody passes."""
         with self._lock:
             node = self._find(path)
             access = flags & os.O_ACCMODE
@@ -294,13 +292,13 @@ class Filesystem:
             return self._opened(node)
 
     def release(self, _path: str | None, fh: int) -> int:
-        """The last close(2)."""
+        """Close the last descriptor of an open file."""
         with self._lock:
             self._open.pop(fh, None)
             return 0
 
     def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes:
-        """read(2): offset 0 makes the content anew, later offsets go on in it. ENODEV once the group is gone."""
+        """Read a file: offset 0 creates the content, others continue in it. ENODEV if the group was removed."""
         with self._lock:
             opened = self._open[fh]
             if opened.node.removed:
@@ -312,7 +310,7 @@ class Filesystem:
             return opened.content[offset : offset + size]
 
     def write(self, _path: str | None, data: bytes, _offset: int, fh: int) -> int:
-        """write(2): one call is one command, wherever the offset is; E2BIG for more than 4096 bytes."""
+        """Write a file: each call is one command, at any offset; E2BIG for more than 4096 bytes."""
         with self._lock:
             node = self._open[fh].node
             if len(data) > MOST_WRITTEN:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every fork of the host, as the kernel's process connector tells it, so that groups are inherited exactly."""
+"""Subscribe to all forks of the host (the kernel's process connector), for exact inheritance of groups."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _BUFFER_BYTES = 4 << 20
 
 _NETLINK_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _CONNECTOR_HEADER = struct.Struct("=IIIIHH")  # idx, val, sequence, ack, length, flags
-_EVENT = struct.Struct("=IIQIIII")  # what, cpu, timestamp; of a fork: parent, its process, child, its process
+_EVENT = struct.Struct("=IIQIIII")  # event, cpu, timestamp; for a fork: parent, its process, child, its process
 _EVENT_OFFSET = _NETLINK_HEADER.size + _CONNECTOR_HEADER.size
 
 
 def numbers_are_the_hosts() -> bool:
-    """Whether the thread numbers that the kernel tells are ours: in the host's PID namespace (PROC_PID_INIT_INO)."""
+    """Whether the kernel's thread numbers are valid here: only in the host's PID namespace (PROC_PID_INIT_INO)."""
     return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
 
 
 class ForkEvents:
     """A subscription to the process connector (drivers/connector/cn_proc.c).
 
-    The event of a fork is in the queue before fork(2) returns. Of a new process it names the thread that forked
-    it, or, after CLONE_PARENT, that one's parent. Events that found the queue of 4 MiB full are lost; ``has_missed``
-    says that some were.
+    The event of a fork is in the queue before fork(2) returns. For a new process, it names the thread that forked it
+    or, after CLONE_PARENT, the parent of that thread. Events are lost while the queue of 4 MiB is full;
+    ``has_missed`` states that some were.
     """
 
     def __init__(self, events: socket.socket) -> None:
@@ -44,7 +44,7 @@ class ForkEvents:
 
     @classmethod
     def open(cls) -> Self | None:
-        """None where the kernel does not tell us: without CAP_NET_ADMIN, or in another namespace than the host's."""
+        """Subscribe. Return None if the kernel refuses: without CAP_NET_ADMIN, or not in the host's namespace."""
         if not numbers_are_the_hosts():
             return None
         try:
@@ -64,7 +64,7 @@ class ForkEvents:
         return cls(events)
 
     def drain(self) -> list[Fork]:
-        """The forks since the last call, in order."""
+        """Return the forks since the last call, in order."""
         forks: list[Fork] = []
         while True:
             try:
@@ -72,7 +72,7 @@ class ForkEvents:
             except BlockingIOError:
                 return forks
             except OSError as failure:
-                if failure.errno != errno.ENOBUFS:  # which says, once, that events were lost
+                if failure.errno != errno.ENOBUFS:  # ENOBUFS reports once that events were lost
                     raise
                 self.has_missed = True
                 continue
@@ -82,5 +82,5 @@ class ForkEvents:
                     forks.append(Fork(parent, child, tgid, cpu))
 
     def close(self) -> None:
-        """Ends the subscription."""
+        """End the subscription."""
         self._events.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups, and the nodes that each has: what fs/resctrl puts into a new group's directory."""
+"""Groups and their nodes: the files that fs/resctrl creates in the directory of a new group."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Group:
     children: dict[str, Group] = dataclasses.field(default_factory=dict)
     cpus: set[int] = dataclasses.field(default_factory=set)
     mode: str = "shareable"
-    sampled: float = float("-inf")  # when its tasks' CPU time was last counted for a reader
+    sampled: float = float("-inf")  # the time of the last update of its tasks' CPU time for a reader
 
     @property
     def members(self) -> list[Group]:
-        """The groups that its counter files sum up: itself and the monitoring groups in it."""
+        """Return the groups whose sum the counter files are: this one and its monitoring groups."""
         return [self, *self.children.values()]
 
     @property
     def rmids(self) -> list[int]:
-        """Their RMIDs."""
+        """Return the RMIDs of ``members``."""
         return [group.ids.rmid for group in self.members]
 
     @property
     def path(self) -> str:
-        """Its directory below the root, "" for the root's own group."""
+        """Return the directory below the root, "" for the root's own group."""
         if self.parent is None:
             return self.name
         return f"{self.parent.path}/mon_groups/{self.name}".lstrip("/")
@@ -50,7 +50,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handlers:
-    """What the files of a group do when they are read or written; given by the model."""
+    """The model's functions for reads and writes of a group's files."""
 
     touch: Callable[[], None]
     show_tasks: Callable[[Group], str]
@@ -67,25 +67,25 @@ class Handlers:
 
 
 def no_command(_caller: Caller, _command: str) -> None:
-    """A file of the kernel's table without a write handler: whoever gets it open for writing is told EINVAL."""
+    """Fail with EINVAL: the kernel has no write handler for this file."""
     raise error(errno.EINVAL)
 
 
 class NodeFactory:
-    """Makes nodes that all have one owner and one time of birth, as one mkdir(2) does."""
+    """Creates nodes with the same owner and birth time, like one mkdir(2)."""
 
     def __init__(self, owner: tuple[int, int], now_ns: int) -> None:
         self._owner = owner
         self._now_ns = now_ns
 
     def directory(self, parent: Directory, name: str, mode: int | None = None) -> Directory:
-        """A new directory in ``parent``, with its mode unless another is given."""
+        """Create a directory in ``parent``, with its mode by default."""
         made = Directory(name, parent.mode if mode is None else mode, self._owner, self._now_ns)
         parent.add(made)
         return made
 
     def file(self, parent: Directory, name: str, mode: int, show: Show, store: Store | None = no_command) -> None:
-        """A new file in ``parent``. ``store`` of None: it cannot even be opened for writing."""
+        """Create a file in ``parent``. ``store`` of None: it cannot be opened for writing."""
         parent.add(File(name, mode, self._owner, self._now_ns, show=show, store=store))
 
 
@@ -99,7 +99,7 @@ class GroupFiles:
         self._handlers = handlers
 
     def fill(self, group: Group, factory: NodeFactory) -> list[Directory]:
-        """All that is in a group's directory. Returns the directories, each of which stands for the group."""
+        """Create all nodes of a group's directory. Return the directories, each of which belongs to the group."""
         where, handlers = group.directory, self._handlers
 
         def write_tasks(caller: Caller, command: str) -> None:
@@ -129,14 +129,14 @@ class GroupFiles:
         return made
 
     def _show_ids(self, group: Group, factory: NodeFactory) -> None:
-        """What the mount option debug adds (rdtgroup_rmid_show() and rdtgroup_closid_show() in rdtgroup.c)."""
+        """Add the files of the mount option debug (rdtgroup_rmid_show() and rdtgroup_closid_show() in rdtgroup.c)."""
         where = group.directory
         factory.file(where, "mon_hw_id", FILE_RO, self._locked(lambda: f"{group.ids.rmid}\n"))
         if group.parent is None:
             factory.file(where, "ctrl_hw_id", FILE_RO, self._locked(lambda: f"{group.ids.closid}\n"))
 
     def _locked(self, show: Show) -> Show:
-        """A file of a group, which is locked while it is read."""
+        """Lock the group while a file is read."""
 
         def show_locked() -> str:
             self._handlers.touch()
@@ -145,12 +145,12 @@ class GroupFiles:
         return show_locked
 
     def add_domain(self, group: Group, top: Directory, domain: Domain, factory: NodeFactory) -> Iterator[Directory]:
-        """The directory of a domain, and those of its parts, where they are online."""
+        """Create the directory of a domain and those of its parts, if they are online."""
         if not self._domains.is_online(domain):
             return
         where = factory.directory(top, domain.name)
         for event in domain.events:
-            # No write operation at all: EACCES whatever the mode.
+            # EACCES whatever the mode, because there is no write operation.
             show = partial(self._handlers.show_counter, group, event, domain)
             factory.file(where, event.name, FILE_RO, self._locked(show), None)
         yield where
@@ -158,9 +158,9 @@ class GroupFiles:
             yield from self.add_domain(group, where, part, factory)
 
     def place(self, group: Group, leaf: Domain, whole: Domain | None, *, online: bool) -> tuple[Directory, Domain]:
-        """Where a domain that has just been switched has its directory in a group, and which one comes or goes.
+        """Return the directory that contains a switched domain in a group, and the domain that appears or disappears.
 
-        That is the L3 that it is a part of (``whole``) if it is the first node to come or the last to go.
+        This is the L3 (``whole``) if the domain is its first node to appear or its last one to disappear.
         """
         top = group.directory.children["mon_data"]
         assert isinstance(top, Directory)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs that go offline and come back, and the domains that go with their last CPU and come with their first."""
+"""CPU hotplug: a domain disappears with its last CPU and appears with its first one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from resctrlmond.sim.tree import error
 
 
 class Hotplug:
-    """resctrl_offline_cpu(), resctrl_offline_mon_domain() and their like.
+    """CPU hotplug as in resctrl_offline_cpu() and resctrl_offline_mon_domain().
 
-    ``place`` makes or removes the directories of a domain, which is a part of the second one or of none, in all
-    groups.
+    ``place`` creates or removes the directories of a domain, which may be a part of the second one, in all groups.
     """
 
     def __init__(
@@ -45,9 +44,9 @@ class Hotplug:
         self._place = place
 
     def set_cpu(self, cpu: int, online: bool) -> None:
-        """One CPU goes or comes, and every domain of which it is the last or the first.
+        """Switch one CPU, and every domain of which it is the last or the first one.
 
-        Raises ENOENT for a CPU that is not there, or is in that state already, EBUSY for the last one of all.
+        Raises ENOENT for a CPU that does not exist or is in that state already, EBUSY for the last online one.
         """
         if not 0 <= cpu < self._cpus.total or (cpu in self._cpus.online) == online:
             raise error(errno.ENOENT)
@@ -61,10 +60,10 @@ class Hotplug:
                 self._switch(leaf.name, online)
 
     def set_domain(self, name: str, online: bool) -> None:
-        """All CPUs of a cache, or of a node of it, go or come; of a package only what it shows.
+        """Switch all CPUs of a cache or node; of a package, only its files.
 
-        Its directories go from all groups and come anew; traffic begins at 0 then, telemetry goes on. Raises
-        ENOENT for a domain that is not there, or is in that state already.
+        Its directories disappear from all groups and appear anew; traffic then starts at 0, telemetry continues.
+        Raises ENOENT for a domain that does not exist or is in that state already.
         """
         self._accounting.look()
         leaf = self._switch(name, online)
@@ -82,7 +81,7 @@ class Hotplug:
         if switched is None:
             raise error(errno.ENOENT)
         leaf, whole = switched
-        if leaf not in self._domains.packages:  # which have neither limbo nor traffic
+        if leaf not in self._domains.packages:  # packages have neither limbo nor traffic
             self._rmids.set_online(leaf.nodes[0], online)
             if online:
                 self._counters.restart_node(leaf.nodes[0])

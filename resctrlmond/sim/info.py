@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory info: what the machine can do, and the settings that hold for all groups."""
+"""The directory info: the features of the machine, and the settings of all groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resctrlmond.sim.tree import Caller, Directory, Store, error
 
 
 def _taking(store: Callable[[str], None]) -> Store:
-    """A write operation that does not care who calls."""
+    """Return a write operation that ignores the caller."""
 
     def take(_caller: Caller, command: str) -> None:
         store(command)
@@ -47,7 +47,7 @@ class InfoFiles:
         self._cat = allocation
 
     def fill(self, root: Directory, factory: NodeFactory) -> None:
-        """``info`` and all that is in it."""
+        """Create ``info`` with everything in it."""
         profile = self._profile
         info = factory.directory(root, "info")
         factory.file(info, "last_cmd_status", FILE_RO, self._status.show)
@@ -62,7 +62,7 @@ class InfoFiles:
                 self._cache_monitoring(where, factory)
 
     def _config_of(self, event: Event) -> list[str]:
-        """The file that tells what the event counts, where that can be changed."""
+        """Return the file with the configuration of the event, if it can be changed."""
         return [f"{event.name}_config"] if self._profile.configurable_events and event.kind is Kind.TRAFFIC else []
 
     def _cache_monitoring(self, where: Directory, factory: NodeFactory) -> None:
@@ -89,7 +89,7 @@ class InfoFiles:
                 factory.file(directory, "event_filter", FILE_RW, partial(counters.show_filter, event), store)
 
     def _write_threshold(self, command: str) -> None:
-        # Linux 6.12 says nothing of it.
+        # Linux 6.12 writes no message.
         status = CommandStatus(is_old=True) if self._profile.is_old else self._status
         status.clear()
         try:

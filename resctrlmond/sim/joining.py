@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file tasks: who may join a group, by which words it is refused, and who is listed."""
+"""The file tasks: the rules and messages of a move into a group, and the list of tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resctrlmond.sim.tasks import DEFAULT, Tasks, TaskTable
 from resctrlmond.sim.tree import Caller, error
 
 
-class Joining:
+class TasksFile:
     """Writes and reads of ``tasks`` (rdtgroup_tasks_write(), rdtgroup_tasks_show() in fs/resctrl/rdtgroup.c)."""
 
     def __init__(self, profile: Profile, status: CommandStatus, table: TaskTable, tasks: Tasks) -> None:
@@ -22,7 +22,7 @@ class Joining:
         self._tasks = tasks
 
     def show(self, group: Group, reader: int) -> str:
-        """One thread a line, as the thread ``reader`` knows it; a control group lists those inside too."""
+        """Return a line for each thread, numbered for the thread ``reader``. A control group includes children."""
         if group.parent is not None:
             tids = [m.tid for m in self._tasks.members() if m.ids.rmid == group.ids.rmid]
         elif not self._profile.can_allocate:
@@ -34,7 +34,7 @@ class Joining:
         return "".join(f"{tid}\n" for tid in self._table.seen(tids, reader))
 
     def write(self, group: Group, caller: Caller, command: str) -> None:
-        """Stops at the first task that fails; the ones before it have moved."""
+        """Move tasks, up to the first that fails; the ones before it have moved."""
         if self._profile.is_oldest:
             self._write_one(group, caller, command)
             return
@@ -54,7 +54,7 @@ class Joining:
                 raise
 
     def _write_one(self, group: Group, caller: Caller, command: str) -> None:
-        """Before Linux 6.7 one number, and no word of what is none (arch/x86/kernel/cpu/resctrl/rdtgroup.c)."""
+        """Move one number as before Linux 6.7 (arch/x86/kernel/cpu/resctrl/rdtgroup.c): no message if invalid."""
         number = parse_int(command.split("\0", 1)[0].strip(SPACE))
         if number is None or number < 0:
             raise error(errno.EINVAL)
@@ -62,13 +62,13 @@ class Joining:
         self._move(group, caller, number)
 
     def _move(self, group: Group, caller: Caller, number: int) -> None:
-        """One thread into the group; 0 is the caller itself. Raises ESRCH, EPERM or EINVAL."""
+        """Move one thread into the group; 0 is the caller itself. Raises ESRCH, EPERM or EINVAL."""
         tid = self._table.named(number, caller.tid) if number else caller.tid
         credentials = None if tid is None else self._table.credentials(tid)
         if tid is None or credentials is None:
             self._status.say(f"No task {number}")
             raise error(errno.ESRCH)
-        # FUSE tells the uid for files; here the effective one counts (rdtgroup_task_write_permission()).
+        # FUSE reports the fsuid; here the effective uid counts (rdtgroup_task_write_permission()).
         euid = self._table.euid(caller.tid)
         if (caller.uid if euid is None else euid) not in (0, *credentials):
             self._status.say(f"No permission to move task {tid}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said through the extended attributes of a simulation's root: JSON of these shapes, both ways."""
+"""Orders and replies in the extended attributes of a simulation's root: JSON of these shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACT = "user.resctrlmond.act"
 TRUTH = "user.resctrlmond.truth"
 VIRTUAL = "user.resctrlmond.virtual"
 
-# What a counter file can say instead of a number (fs/resctrl/ctrlmondata.c, rdtgroup_mondata_show()).
+# Words in a counter file in place of a number (fs/resctrl/ctrlmondata.c, rdtgroup_mondata_show()).
 WORDS = ("Unavailable", "Error", "Unassigned")
 
 Number = Annotated[int, msgspec.Meta(ge=1, le=4_194_304)]  # PID_MAX_LIMIT (linux/threads.h)
@@ -22,7 +22,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class Operation(enum.StrEnum):
-    """What a fault befalls."""
+    """The operation that a fault affects."""
 
     READ = "read"
     MKDIR = "mkdir"
@@ -31,15 +31,15 @@ class Operation(enum.StrEnum):
 
 
 class Fault(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """One thing that goes wrong, ``times`` times (None: until the faults are set anew).
+    """One fault, which applies ``times`` times (None: until the faults are replaced).
 
-    ``group`` (the directory's path below the root, "" for the root itself; of mkdir the new one's), ``domain``
-    (``mon_L3_00``, ``mon_sub_L3_01``) and ``event`` are patterns as of fnmatch(3); the last two are for reads.
+    ``group`` (the directory's path below the root, "" for the root itself; for mkdir that of the new group),
+    ``domain`` (``mon_L3_00``, ``mon_sub_L3_01``) and ``event`` are patterns of fnmatch(3); the last two are for
+    reads.
 
-    ``answer``: for reads ``Unavailable``, ``Error`` or ``Unassigned``, which is what the hardware says of that
-    group's own RMID, or for every operation the name of an errno, which the system call fails with; "" for
-    nothing but slowness. ``milliseconds`` the operation takes longer, and all others wait for it, as they do for
-    rdtgroup_mutex.
+    ``answer``: for reads ``Unavailable``, ``Error`` or ``Unassigned``, as the hardware's state of that group's own
+    RMID; for every operation the name of an errno, with which the system call fails; "" for a delay only. The
+    operation takes ``milliseconds`` longer, and all others wait for it, as for rdtgroup_mutex.
     """
 
     on: Operation = Operation.READ
@@ -57,13 +57,13 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
 
 
 class MakeGroup(msgspec.Struct, tag_field="do", tag="mkdir", forbid_unknown_fields=True):
-    """Another agent makes the group ``group``."""
+    """Another agent creates the group ``group``."""
 
     group: str
 
 
 class RemoveGroup(msgspec.Struct, tag_field="do", tag="rmdir", forbid_unknown_fields=True):
-    """Another agent removes the group ``group``, whosoever it is."""
+    """Another agent removes the group ``group``, which may be anybody's."""
 
     group: str
 
@@ -76,22 +76,22 @@ class Steal(msgspec.Struct, tag_field="do", tag="steal", forbid_unknown_fields=T
 
 
 class Overlook(msgspec.Struct, tag_field="do", tag="overlook", forbid_unknown_fields=True):
-    """The next rmdir or rename of its group does not see this thread, as one that is being forked.
+    """The next rmdir or rename of its group misses this thread, like one that is being forked.
 
-    It keeps the RMID that it has, and is in the group that gets the RMID next.
+    It keeps its RMID, and is in the group that gets the RMID next.
     """
 
     tid: Number
 
 
 class Offline(msgspec.Struct, tag_field="do", tag="offline", forbid_unknown_fields=True):
-    """All CPUs of ``domain`` (``mon_L3_00``, ``mon_sub_L3_01``) go offline; of ``mon_PERF_PKG_00`` its files go."""
+    """All CPUs of ``domain`` (``mon_L3_00``, ``mon_sub_L3_01``) go offline; of ``mon_PERF_PKG_00`` only the files."""
 
     domain: str
 
 
 class Online(msgspec.Struct, tag_field="do", tag="online", forbid_unknown_fields=True):
-    """All CPUs of ``domain`` come back."""
+    """All CPUs of ``domain`` come online."""
 
     domain: str
 
@@ -103,13 +103,13 @@ class CpuOffline(msgspec.Struct, tag_field="do", tag="cpu-offline", forbid_unkno
 
 
 class CpuOnline(msgspec.Struct, tag_field="do", tag="cpu-online", forbid_unknown_fields=True):
-    """That CPU comes back."""
+    """The CPU with that number comes online."""
 
     cpu: int
 
 
 class OverflowWorker(msgspec.Struct, tag_field="do", tag="overflow-worker", forbid_unknown_fields=True):
-    """The kernel's worker that looks at bandwidth counters before they wrap is starved, or runs again."""
+    """The kernel's worker that reads bandwidth counters before they wrap stops, or runs again."""
 
     runs: bool
 
@@ -118,7 +118,7 @@ Act = MakeGroup | RemoveGroup | Steal | Overlook | OverflowWorker | Offline | On
 
 
 class Spawn(msgspec.Struct, tag_field="do", tag="spawn", forbid_unknown_fields=True):
-    """A process is forked by the first task (number 1), which is in no group; ``tid`` 0: any free number."""
+    """The first task (number 1) forks a process in no group; ``tid`` 0: any free number."""
 
     tid: Annotated[int, msgspec.Meta(ge=0, le=4_194_304)] = 0
     uid: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
@@ -153,7 +153,7 @@ class Run(msgspec.Struct, tag_field="do", tag="run", forbid_unknown_fields=True)
 
 
 class Advance(msgspec.Struct, tag_field="do", tag="advance", forbid_unknown_fields=True):
-    """The simulation's clock goes forward: limbo is worked through, cache drains, telemetry is pushed."""
+    """The simulation's clock moves forward: limbo is processed, cache drains, telemetry is pushed."""
 
     seconds: Seconds
 
@@ -162,10 +162,10 @@ Virtual = Spawn | ForkTask | Thread | ExitTask | Run | Advance
 
 
 class Used(msgspec.Struct, omit_defaults=True):
-    """CPU time on one node of the L3 caches, exact, and what it stands for.
+    """Exact CPU time on one node of the L3 caches, and the use that it represents.
 
-    ``picojoules`` is exact (2500 for each nanosecond, 0 where nothing counts energy), ``bytes`` of
-    mbm_total_bytes is rounded down.
+    ``picojoules`` is exact (2500 for each nanosecond, 0 if nothing counts energy), ``bytes`` of mbm_total_bytes is
+    rounded down.
     """
 
     rmid: int
@@ -176,7 +176,7 @@ class Used(msgspec.Struct, omit_defaults=True):
 
 
 class TaskTruth(msgspec.Struct):
-    """What one thread used in each RMID. ``start`` tells its number from others' (0: never seen alive)."""
+    """The use of one thread in each RMID. ``start`` distinguishes reused numbers (0: never seen alive)."""
 
     tid: int
     start: int
@@ -185,16 +185,16 @@ class TaskTruth(msgspec.Struct):
 
 
 class RmidTruth(msgspec.Struct):
-    """One RMID that has a group, or ever counted: ``since_mkdir`` is its group's own, ``total`` since power-on."""
+    """One RMID that has a group or ever counted. ``since_mkdir``: the use of its group; ``total``: since power-on."""
 
     rmid: int
-    group: str | None  # the directory's path below the root; None: it has none now
+    group: str | None  # the directory's path below the root; None: it has no group now
     since_mkdir: list[Used]
     total: list[Used]
 
 
 class Truth(msgspec.Struct):
-    """All that was charged, without lag, unit or fault. ``left_off`` counts tasks forgotten, or too many to fit."""
+    """The whole use, without lag, unit or fault. ``left_off`` counts tasks that were dropped or do not fit."""
 
     tasks: list[TaskTruth]
     rmids: list[RmidTruth]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resctrl itself, apart from FUSE: what mkdir, rmdir, rename and writes do, and what files show."""
+"""resctrl itself, without FUSE: the operations mkdir, rmdir, rename and write, and the contents of files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resctrlmond.sim.faults import Faults
 from resctrlmond.sim.groups import Group, GroupFiles, Handlers, NodeFactory
 from resctrlmond.sim.hotplug import Hotplug
 from resctrlmond.sim.info import InfoFiles
-from resctrlmond.sim.joining import Joining
+from resctrlmond.sim.joining import TasksFile
 from resctrlmond.sim.messages import Operation, Truth
 from resctrlmond.sim.profiles import Event, Kind, Profile
 from resctrlmond.sim.readings import Readings
@@ -28,7 +28,7 @@ from resctrlmond.sim.tasks import DEFAULT, Ids, TaskTable
 from resctrlmond.sim.tree import Caller, Directory, Node, error, walk
 from resctrlmond.sim.truth import Ledger
 
-# How old the CPU time in a counter file may be; telemetry lags as much on real hardware.
+# The maximum age of the CPU time in a counter file; telemetry lags as much on real hardware.
 FRESH_SECONDS = 0.002
 ROOT_MODE = 0o555  # as kernfs makes it; info, mon_groups and mon_data inherit it
 
@@ -36,13 +36,13 @@ ROOT_MODE = 0o555  # as kernfs makes it; info, mon_groups and mon_data inherit i
 class Resctrl:
     """One mounted resctrl.
 
-    Operations take nodes of ``root`` and raise ``OSError`` with the kernel's errno; names and modes are checked,
-    file permissions are the caller's business. Not thread-safe.
+    Operations take nodes of ``root`` and raise ``OSError`` with the kernel's errno. Names and modes are checked; the
+    caller checks file permissions. Not thread-safe.
 
-    The rules are those of fs/resctrl in Linux 7; of Linux 6.12 (arch/x86/kernel/cpu/resctrl/rdtgroup.c) where the
-    profile says so: there mkdir and rmdir leave last_cmd_status as it is, where no group can be made it says EPERM
-    even in info, and there is no mbm_assign_mode. In Linux 6.1, too, tasks takes one number, there is no rename, and
-    an RMID whose lines are gone where rmdir runs does not wait for that domain's worker.
+    The rules are those of fs/resctrl in Linux 7, or of Linux 6.12 (arch/x86/kernel/cpu/resctrl/rdtgroup.c) if the
+    profile says so: there, mkdir and rmdir do not change last_cmd_status, mkdir in a place for no group fails with
+    EPERM even in info, and there is no mbm_assign_mode. In addition, in Linux 6.1, tasks takes one number, there is
+    no rename, and an RMID without cache lines in the domain of the rmdir does not wait for that domain's worker.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Resctrl:
         occupancy = self.counters.occupancy if profile.has_limbo else None
         self.rmids = RmidPool(profile.num_rmids, profile.nodes, profile.default_threshold, occupancy)
         self._table = table
-        self.reader = 0  # the thread that reads, for what it depends on who does; 0: one like us
+        self.reader = 0  # the thread that reads; 0: a thread of this PID namespace
         self.accounting = Accounting(profile, table, self.counters, self.ledger, self.clock.monotonic)
         self._tasks = self.accounting.tasks
         self.assignments = Assignments(
@@ -67,11 +67,11 @@ class Resctrl:
         self.configurations = Configurations(
             profile, self.status, self.counters, self.domains.online_caches, self.accounting.look
         )
-        self._joining = Joining(profile, self.status, table, self._tasks)
+        self._tasks_file = TasksFile(profile, self.status, table, self._tasks)
         self._readings = Readings(self.counters, self.domains, self.assignments, self.configurations, self.faults)
         self.root = Directory("", ROOT_MODE, (0, 0), self.clock.wall_ns())
         self.default = Group("", DEFAULT, self.root)
-        # Every directory that stands for a group (kernfs' priv), and every control group by its CLOSID.
+        # Every directory of a group (kernfs' priv), and every control group by its CLOSID.
         self._group_of: dict[Directory, Group] = {}
         self._classes = {DEFAULT.closid: self.default}
         self.cpus = Cpus(table.cpus, self.status, self._classes.values)
@@ -107,7 +107,7 @@ class Resctrl:
         )
 
     def _touch(self) -> None:
-        """A live group is locked for an operation: newer kernels clear last_cmd_status (rdtgroup_kn_lock_live())."""
+        """Lock a live group for an operation: newer kernels clear last_cmd_status (rdtgroup_kn_lock_live())."""
         if not self.profile.is_old:
             self.status.clear()
 
@@ -130,17 +130,17 @@ class Resctrl:
 
     @property
     def groups(self) -> list[Group]:
-        """All groups, the root's own first."""
+        """Return all groups, the root's own first."""
         return [group for control in self._classes.values() for group in control.members]
 
     def truth(self, tid: int | None = None, rmid: int | None = None) -> Truth:
-        """What was used in truth, by everybody, by the threads that had this number, or by this RMID."""
+        """Return the true use of all tasks and RMIDs, or of the threads with this number, or of this RMID."""
         self.accounting.look()
         self.accounting.settle_root()
-        return self.ledger.tell({group.ids.rmid: group.path for group in self.groups}, tid, rmid)
+        return self.ledger.report({group.ids.rmid: group.path for group in self.groups}, tid, rmid)
 
     def task_groups(self, tid: int) -> str | None:
-        """What ``/proc/TID/cpu_resctrl_groups`` would read; None if there is no such task."""
+        """Return the text of ``/proc/TID/cpu_resctrl_groups``; None if there is no such task."""
         if self._tasks:
             self._tasks.look()
             self._tasks.check(tid)
@@ -148,25 +148,25 @@ class Resctrl:
             return None
         ids = self._tasks.ids(tid)
         if ids.closid not in self._classes:
-            return None  # of a class that has gone, where a task was overlooked (ENOENT)
+            return None  # a removed class of a task that rmdir missed (ENOENT)
         control = self._classes[ids.closid]
         inside = (child.name for child in control.children.values() if child.ids.rmid == ids.rmid)
         return f"res:{control.name or '/'}\nmon:{next(inside, '')}\n"
 
     @property
     def inexact(self) -> str:
-        """Why what tasks used may be missing from their groups, "" if nothing can be."""
+        """Return why the use of tasks may be missing from their groups, "" if nothing can be missing."""
         return self._table.inexact
 
     def rmid_counts(self) -> str:
-        """How many RMIDs are used (root's own among them), in limbo and free: what no file of resctrl shows."""
+        """Return the numbers of used RMIDs (including root's), in limbo, and free. resctrl has no file for this."""
         used, limbo, free = self.rmids.counts(self.clock.monotonic())
         return f"used={used} limbo={limbo} free={free}\n"
 
     # mkdir, rmdir, rename
 
     def mkdir(self, parent: Directory, name: str, mode: int, caller: Caller) -> None:
-        """Makes a control group in root, or a monitoring group in a ``mon_groups`` (rdtgroup_mkdir())."""
+        """Create a control group in root, or a monitoring group in a ``mon_groups`` (rdtgroup_mkdir())."""
         if name in parent.children:
             raise error(errno.EEXIST)
         if "\n" in name:
@@ -188,7 +188,7 @@ class Resctrl:
         self.assignments.new_group(ids.rmid)
 
     def _may_hold(self, parent: Directory, name: str, *, control: bool) -> Group:
-        """The group in which ``parent`` is; raises EPERM or ENODEV where no group can be made."""
+        """Return the group of ``parent``. Raises EPERM or ENODEV if no group can be created there."""
         permitted = control or (parent.name == "mon_groups" and name != "mon_groups")
         over = self._group_of.get(parent)
         if self.profile.is_old and not permitted:
@@ -201,7 +201,7 @@ class Resctrl:
         return over
 
     def _allocate(self, closid: int | None) -> Ids:
-        """An RMID for that class, or, with None, for the lowest free one."""
+        """Allocate an RMID for that class; None: for the lowest free one."""
         if closid is None:
             closid = next((free for free in range(self.profile.num_closids) if free not in self._classes), None)
         if closid is None:
@@ -221,24 +221,24 @@ class Resctrl:
             raise
 
     def _group_at(self, node: Node) -> Group | None:
-        """The group whose own directory this is."""
+        """Return the group whose own directory this is."""
         group = self._group_of.get(node) if isinstance(node, Directory) else None
         return group if group and group.directory is node else None
 
     def _node_of(self, caller: Caller) -> int:
-        """Where a system call runs, as far as anybody can tell."""
+        """Return the node where a system call runs, as far as it is known."""
         stat = self._table.stat(caller.tid)
         return self.accounting.node_of(stat.cpu) if stat else 0
 
     def rmdir(self, node: Node, caller: Caller) -> None:
-        """Removes a group, with tasks or without; its tasks go to the group above (rdtgroup_rmdir())."""
+        """Remove a group, with or without tasks, which move to its parent (rdtgroup_rmdir())."""
         if isinstance(node, Directory) and node in self._group_of:
             self._touch()
         group = self._group_at(node)
         if group is None or group is self.default:
             raise error(errno.EPERM)
         self.accounting.look(group.rmids)
-        # A control group takes its monitoring groups along; all their tasks end in root's.
+        # A control group is removed with its monitoring groups; all their tasks move to root.
         after = group.parent or self.default
         for gone in [*group.children.values(), group]:
             self._tasks.regroup(gone.ids, after.ids)
@@ -264,13 +264,13 @@ class Resctrl:
         node.parent.remove(node, self.clock.wall_ns())
 
     def rename(self, node: Node, target: Directory, name: str) -> None:
-        """Renames a monitoring group or moves it to another class; RMID and counters stay (rdtgroup_rename())."""
+        """Rename a monitoring group or move it to another class; RMID and counters stay (rdtgroup_rename())."""
         if self.profile.is_oldest:
             raise error(errno.EPERM)  # since Linux 6.5
         home = node if isinstance(node, Directory) else node.parent
         group = self._group_of.get(home) if home else None
         above = self._group_of.get(target)
-        # A file of info/L3_MON passes for a group's here: its directory has a resource where others have a group.
+        # The kernel mistakes a file of info/L3_MON for a group's: its directory has a resource instead of a group.
         of_resource = home is not node and home is not None and home.parent is self.root.children["info"]
         if (group is None and not of_resource) or above is None:
             raise error(errno.ENOENT)
@@ -307,27 +307,27 @@ class Resctrl:
         raise error(errno.EPERM)
 
     def steal(self, node: Node, tid: int) -> None:
-        """Another agent moves one thread into the group of that directory, whatever faults befall others."""
+        """Move one thread into the group of that directory as another agent, without faults."""
         group = self._group_at(node)
         if group is None:
             raise error(errno.ENOENT)
         self._tasks.look()
-        self._joining.write(group, Caller(0, 0, tid), str(tid))
+        self._tasks_file.write(group, Caller(0, 0, tid), str(tid))
         self.accounting.update_cache()
 
     def overlook(self, tid: int) -> None:
-        """The next rmdir that should move this thread does not see it. Raises ESRCH if it is in no group."""
+        """Let the next rmdir that should move this thread miss it. Raises ESRCH if it is in no group."""
         self._tasks.look()
         if not self._tasks.overlook(tid):
             raise error(errno.ESRCH)
 
     def run_overflow_worker(self, *, runs: bool) -> None:
-        """While it does not run, bandwidth that wraps a counter between two looks at it is lost."""
+        """Stop or start the worker. While it is stopped, bandwidth that wraps a counter between two reads is lost."""
         self.accounting.look()
         self._readings.run_worker(self.groups, runs=runs)
 
     def _place(self, leaf: Domain, whole: Domain | None, online: bool) -> None:
-        """Makes or removes the directories of a domain that has come or gone."""
+        """Create or remove the directories of a domain that has appeared or disappeared."""
         factory = NodeFactory((0, 0), self.clock.wall_ns())
         for group in self.groups:
             where, shown = self._group_files.place(group, leaf, whole, online=online)
@@ -337,17 +337,17 @@ class Resctrl:
             else:
                 self._remove(where.children[shown.name])
 
-    # What files show and take
+    # -- contents of files
 
     def _show_tasks(self, group: Group) -> str:
         self.accounting.look(None if group is self.default else group.rmids)
-        return self._joining.show(group, self.reader)
+        return self._tasks_file.show(group, self.reader)
 
     def _write_tasks(self, group: Group, caller: Caller, command: str) -> None:
         self.faults.strike(Operation.TASKS, group.path)
         self._tasks.look()
         try:
-            self._joining.write(group, caller, command)
+            self._tasks_file.write(group, caller, command)
         finally:
             self.accounting.update_cache()
 
@@ -361,7 +361,7 @@ class Resctrl:
         self.faults.strike(Operation.READ, group.path, domain.name, event.name)
         now = self.clock.monotonic()
         if now - group.sampled >= FRESH_SECONDS:
-            # Root's own share is what the others leave, so it takes all of them.
+            # Root's share is the rest of all others, so it needs all of them.
             self.accounting.look(None if group is self.default else group.rmids)
             group.sampled = now
         if group is self.default and event.kind is not Kind.OCCUPANCY:

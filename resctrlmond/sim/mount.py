@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounting a simulation: in this process until told to end, or in a child process for as long as a block runs."""
+"""Mount a simulation: in this process until it is stopped, or in a child process for the duration of a block."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SimulationFailed(ResctrlError):
 
 
 def check_mountpoint(mountpoint: str) -> None:
-    """Raises ``SimulationFailed`` unless ``mountpoint`` is an empty directory with nothing mounted on it."""
+    """Check that ``mountpoint`` is an empty directory with nothing mounted on it. Raises ``SimulationFailed``."""
 
     def refuse(why: str, remedy: str, number: int = 0) -> SimulationFailed:
         return SimulationFailed(f"cannot mount a simulation: {why}", path=mountpoint, errno=number, remedy=remedy)
@@ -62,7 +62,7 @@ def check_mountpoint(mountpoint: str) -> None:
 
 
 def load_fuse() -> Any:
-    """The module mfusepy on libfuse 3. Raises ``SimulationFailed`` where one of them, or /dev/fuse, is missing."""
+    """Load mfusepy with libfuse 3. Raises ``SimulationFailed`` if one of them, or /dev/fuse, is missing."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as failure:
@@ -73,7 +73,7 @@ def load_fuse() -> Any:
     library = ctypes.util.find_library("fuse3")
     if library is None:
         raise SimulationFailed("libfuse 3 is not installed", remedy="Install it: 'apt install fuse3'")
-    # Where libfuse 2 is there as well, mfusepy would prefer it.
+    # mfusepy prefers libfuse 2 if it is installed.
     os.environ.setdefault("FUSE_LIBRARY_PATH", library)
     try:
         return importlib.import_module("mfusepy")
@@ -84,7 +84,7 @@ def load_fuse() -> Any:
 
 
 def unmount(mountpoint: str) -> bool:
-    """Takes the mount out of the tree, though files in it may be open still. False if that was refused."""
+    """Unmount lazily, even if files in it are open. Return False if this was refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(mountpoint), _MNT_DETACH) == 0:
         return True
@@ -103,11 +103,11 @@ def serve(
     virtual_cpus: int | None,
     until_eof: bool,
 ) -> None:
-    """Mounts, says so on standard output, and serves until SIGTERM, SIGINT, SIGHUP or an unmount.
+    """Mount, report it on standard output, and serve until SIGTERM, SIGINT, SIGHUP or an unmount.
 
-    ``cpus``: how many CPUs are shown instead of the host's; on those that the host does not have nothing runs, and
-    those that it has more are counted anew from 0. ``virtual_cpus``: not on the host's tasks but on virtual ones, on
-    so many CPUs. ``until_eof``: also until standard input ends, as it does when the parent process dies.
+    ``cpus``: the number of CPUs instead of that of the host; nothing runs on CPUs that the host does not have, and
+    additional ones of the host are counted as CPU 0, 1 and so on. ``virtual_cpus``: use virtual tasks on this number
+    of CPUs. ``until_eof``: also stop when standard input ends, as it does when the parent process dies.
     """
     check_mountpoint(mountpoint)
     fuse = load_fuse()
@@ -121,8 +121,8 @@ def serve(
     table, clock = (virtual[0], Clock(virtual[1].now)) if virtual else (procs, Clock())
     model = Resctrl(profile, table, clock, residue)
     filesystem = Filesystem(model, procs, fuse.fuse_get_context, announce, virtual)
-    # Blocked everywhere, so that the watching thread alone takes them: libfuse's own handlers can miss a signal
-    # that comes just before they wait for a request.
+    # Block signals in all threads, so that only the watching thread takes them: libfuse's own handlers can miss a
+    # signal that arrives just before they wait for a request.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(filesystem, mountpoint, until_eof, ended), daemon=True)
@@ -132,7 +132,7 @@ def serve(
             filesystem,
             mountpoint,
             foreground=True,
-            # One request after the other, in one thread: what a caller sees is exactly what the model decided.
+            # In one thread, so that requests see each decision of the model in order.
             nothreads=True,
             allow_other=os.geteuid() == 0,
             subtype=FSTYPE,
@@ -149,19 +149,19 @@ def serve(
 
 
 def _watch(filesystem: Filesystem, mountpoint: str, until_eof: bool, ended: threading.Event) -> None:
-    """Polls until it is time to end, then unmounts: also if polling fails, since nobody else takes the signals."""
+    """Poll until it is time to stop, then unmount; also after an error, because only this thread takes signals."""
     try:
         _poll(filesystem, until_eof, ended)
     finally:
         if not ended.is_set():
             unmount(mountpoint)
             if not ended.wait(GRACE_SECONDS):
-                # Somebody holds a file open, so libfuse goes on serving it; with this process its connection ends.
+                # A file is still open, so libfuse continues to serve it; its connection ends with this process.
                 os._exit(0)
 
 
 def _poll(filesystem: Filesystem, until_eof: bool, ended: threading.Event) -> None:
-    """Looks at the tasks every 5 ms, or as seldom as keeps that cheap, until a signal or the end of input."""
+    """Sample the tasks every 5 ms, or less often if that is expensive, until a signal or the end of input."""
     pause = POLL_SECONDS
     while signal.sigtimedwait(_ENDING, pause) is None and not (until_eof and _stdin_ended()):
         if ended.is_set():
@@ -177,13 +177,13 @@ def _stdin_ended() -> bool:
 
 
 class Simulation:
-    """A simulated resctrl, served by a child process: while the block runs, ``mountpoint`` is mounted.
+    """A simulated resctrl in a child process: ``mountpoint`` is mounted while the block runs.
 
-    A process of its own, so that file operations of this one never wait for this one. It unmounts and ends when
-    the block does, when it gets SIGTERM, and, unless it ``outlives`` this process, when this process dies.
-    ``residue`` as in ``Counters``; the numbers as in ``profile_named``; ``cpus``: how many it shows (see ``serve``);
-    ``virtual_cpus``: tasks are virtual (see ``Control``), on so many CPUs.
-    Raises ``SimulationFailed``, and ``ValueError`` for a profile or number that does not exist.
+    A separate process, because file operations of a process must not wait for that process itself. It unmounts and
+    ends with the block, at SIGTERM, and, unless it ``outlives`` this process, when this process dies. ``residue`` as
+    in ``Counters``; the numbers as in ``profile_named``; ``cpus``: the number of CPUs (see ``serve``);
+    ``virtual_cpus``: use virtual tasks (see ``Control``) on this number of CPUs. Raises ``SimulationFailed``, and
+    ``ValueError`` for an unknown profile or an invalid number.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Simulation:
         numbers |= {"profile": profile, "residue": residue, "cpus": cpus, "virtual": virtual_cpus}
         if shareable_bits is not None:
             numbers["shareable_bits"] = f"{shareable_bits:x}"
-        # As the command line has them: --lag-ms 0.5
+        # As on the command line: --lag-ms 0.5
         self._options = [
             word
             for name, value in numbers.items()
@@ -241,11 +241,11 @@ class Simulation:
 
     @property
     def pid(self) -> int:
-        """The process that serves the filesystem; 0 while there is none."""
+        """The pid of the process that serves the filesystem; 0 if there is none."""
         return self._server.pid if self._server else 0
 
     def start(self) -> None:
-        """Starts the server and waits until the filesystem is mounted."""
+        """Start the server and wait until the filesystem is mounted."""
         check_mountpoint(self.mountpoint)
         command = [sys.executable, "-m", "resctrlmond.sim", self.mountpoint, *self._options]
         command += [] if self._outlives else ["--until-eof"]
@@ -259,7 +259,7 @@ class Simulation:
                 stderr=complaints,
                 text=True,
                 env={**os.environ, "PYTHONPATH": path},
-                # A Ctrl-C in the terminal is for this process, which then ends the simulation in its own time.
+                # A Ctrl-C in the terminal is for this process, which then stops the simulation itself.
                 start_new_session=True,
             )
             if not self._announced():
@@ -275,7 +275,7 @@ class Simulation:
         return bool(readable) and self._server.stdout.readline() != ""
 
     def stop(self) -> None:
-        """Unmounts and ends the server, whatever state it is in."""
+        """Unmount and end the server, in whatever state it is."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -289,7 +289,7 @@ class Simulation:
             if pipe:
                 pipe.close()
         if server.returncode < 0:
-            # Killed, so it could not unmount.
+            # A killed server could not unmount.
             with contextlib.suppress(OSError):
                 unmount(self.mountpoint)
 

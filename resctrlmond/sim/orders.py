@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What root may order a simulation to do through the extended attributes of its root: faults, acts, virtual tasks."""
+"""Orders of root in the extended attributes of the root directory: faults, acts of other agents, virtual tasks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ANOTHER_AGENT = Caller(0, 0, 0)
 
 
 class Orders:
-    """Carries orders out on the model. ``virtual`` and its clock are there where tasks are virtual."""
+    """Runs orders on the model. ``virtual`` and its clock exist only with virtual tasks."""
 
     def __init__(self, model: Resctrl, virtual: tuple[VirtualTasks, Stopwatch] | None) -> None:
         self._model = model
         self._virtual = virtual
-        self._answer = b"{}"  # to the last order for virtual tasks
+        self._answer = b"{}"  # the reply to the last order for virtual tasks
         self._takers: Mapping[str, Callable[[bytes], None]] = {
             FAULT: self._set_faults,
             ACT: self._act,
@@ -37,11 +37,11 @@ class Orders:
 
     @property
     def names(self) -> list[str]:
-        """The attributes that can be written."""
+        """Return the attributes that can be written."""
         return [FAULT, ACT, *([VIRTUAL] if self._virtual else [])]
 
     def get(self, name: str) -> bytes | None:
-        """The value of an attribute; None if it is none of ours. Raises ERANGE if it is too long for one."""
+        """Return the value of an attribute; None if it is unknown. Raises ERANGE if it is too long."""
         if name == FAULT:
             return self._model.faults.show()
         if name == VIRTUAL and self._virtual:
@@ -51,21 +51,21 @@ class Orders:
 
     def _truth(self, tid: int | None, rmid: int | None) -> bytes:
         truth = self._model.truth(tid, rmid)
-        told = msgspec.json.encode(truth)
-        while len(told) > MOST_BYTES and truth.tasks:
-            # The oldest first; each can still be asked for by its number.
+        data = msgspec.json.encode(truth)
+        while len(data) > MOST_BYTES and truth.tasks:
+            # The oldest first; each can still be requested by its number.
             dropped = len(truth.tasks) // 2 + 1
             truth.tasks, truth.left_off = truth.tasks[dropped:], truth.left_off + dropped
-            told = msgspec.json.encode(truth)
-        if len(told) > MOST_BYTES:
+            data = msgspec.json.encode(truth)
+        if len(data) > MOST_BYTES:
             truth.rmids = [row for row in truth.rmids if row.group is not None]
-            told = msgspec.json.encode(truth)
-        if len(told) > MOST_BYTES:
+            data = msgspec.json.encode(truth)
+        if len(data) > MOST_BYTES:
             raise error(errno.ERANGE)
-        return told
+        return data
 
     def set(self, name: str, value: bytes) -> None:
-        """Carries out an order. Raises EOPNOTSUPP for no such attribute, EINVAL for what is no order."""
+        """Run an order. Raises EOPNOTSUPP for an unknown attribute, EINVAL for an invalid order."""
         if name not in self.names:
             raise error(errno.EOPNOTSUPP)
         try:
@@ -121,7 +121,7 @@ class Orders:
                 self._model.accounting.look_at(tid)
                 tasks.exit(tid)
             case messages.Run(tid, ns, cpu):
-                # What it used until now belongs to the CPU of until now.
+                # Its use until now belongs to the previous CPU.
                 self._model.accounting.look_at(tid)
                 tasks.run(tid, ns, cpu)
                 self._model.accounting.charge_default(tid, cpu, ns)

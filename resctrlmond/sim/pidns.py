@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of threads as somebody in another PID namespace knows them (pid_namespaces(7))."""
+"""Thread numbers in other PID namespaces (pid_namespaces(7))."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NS_GET_PARENT = 0xB702  # linux/nsfs.h
 
 
 def _inode(tid: int | str) -> int:
-    """The PID namespace of a thread ("self": ours); 0 if it is gone, or nobody may know."""
+    """Return the PID namespace of a thread ("self": this process); 0 if the thread has ended or is not accessible."""
     try:
         return os.stat(f"/proc/{tid}/ns/pid").st_ino
     except OSError:
@@ -19,7 +19,7 @@ def _inode(tid: int | str) -> int:
 
 
 def _ancestor(tid: int, generations: int) -> int:
-    """The namespace so many levels above a thread's own; 0 if the thread is gone."""
+    """Return the namespace this many levels above that of a thread; 0 if the thread has ended."""
     try:
         descriptor = os.open(f"/proc/{tid}/ns/pid", os.O_RDONLY)
         for _ in range(generations):
@@ -36,7 +36,7 @@ def _ancestor(tid: int, generations: int) -> int:
 
 
 def _numbers(tid: int) -> list[int]:
-    """A thread's numbers, from our namespace down to its own (NSpid in proc_pid_status(5)); none if it is gone."""
+    """Return a thread's numbers, from this namespace down to its own (NSpid, proc_pid_status(5)); [] if it ended."""
     try:
         with open(f"/proc/{tid}/status", encoding="ascii", errors="replace") as file:
             return [int(word) for line in file if line.startswith("NSpid:") for word in line.split()[1:]]
@@ -45,7 +45,7 @@ def _numbers(tid: int) -> list[int]:
 
 
 class PidNamespaces:
-    """Translates between our numbers and those of who asks: a thread by our number, 0 for one that we cannot see."""
+    """Translates between this namespace and that of a caller, given by its thread number (0: not visible)."""
 
     def __init__(self) -> None:
         self._ours = _inode("self")
@@ -54,13 +54,13 @@ class PidNamespaces:
         return _inode(asking) in (self._ours, 0)
 
     def seen(self, tids: Iterable[int], asking: int) -> list[int]:
-        """The numbers that these threads have for who asks; those that are not in that namespace are left out."""
+        """Return the numbers of these threads in the caller's namespace, without threads that are not in it."""
         if self._is_ours(asking):
             return list(tids)
         return [number for tid in tids if (number := self._number(tid, asking)) is not None]
 
     def named(self, number: int, everybody: Callable[[], Iterable[int]], asking: int) -> int | None:
-        """Our number of the thread that has this one for who asks; None if nobody has."""
+        """Return the thread with this number in the caller's namespace; None if there is none."""
         if self._is_ours(asking):
             return number
         return next((tid for tid in everybody() if self._number(tid, asking) == number), None)

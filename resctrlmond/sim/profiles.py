@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines that can be simulated: how many RMIDs, CLOSIDs and domains, which events, and at what rates."""
+"""The simulated machines: the numbers of RMIDs, CLOSIDs and domains, the events, and their rates."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ INTEL = "0000"
 
 
 class Kind(enum.Enum):
-    """How an event counts, and how its file prints it (fs/resctrl/ctrlmondata.c)."""
+    """The method of counting of an event, and the format of its file (fs/resctrl/ctrlmondata.c)."""
 
     OCCUPANCY = "occupancy"  # bytes held now; a gauge
-    TRAFFIC = "traffic"  # bytes since the group was made
+    TRAFFIC = "traffic"  # bytes since the creation of the group
     TELEMETRY = "telemetry"  # since power-on of the RMID
 
 
 class Kernel(enum.StrEnum):
-    """Whose rules hold: those of Linux 6.1, of 6.12, or of the newest (see ``Resctrl`` for what differs)."""
+    """The kernel whose rules apply: Linux 6.1, 6.12, or the newest (``Resctrl`` lists the differences)."""
 
     V6_1 = "6.1"
     V6_12 = "6.12"
@@ -41,8 +41,8 @@ class Event:
     """One counter file.
 
     ``rate`` is the whole model of the hardware: for OCCUPANCY the bytes of cache that one live task holds, for the
-    others the units (bytes, joules, farads, cycles) that one second of CPU time adds. ``fraction_bits`` of what
-    counts in fixed point; None for integers.
+    others the units (bytes, joules, farads, cycles) that one second of CPU time adds. ``fraction_bits`` is for
+    fixed-point values; None for integers.
     """
 
     name: str
@@ -75,24 +75,23 @@ _PERF = tuple(
 class Profile:
     """One simulated machine, and the kernel on it.
 
-    ``num_rmids`` counts root's RMID 0. ``num_closids`` of 1 means: no allocation, no control groups.
-    ``domains`` is the number of L3 caches, and of packages where ``package_events`` has any: L3 ``i`` is package
-    ``i``. Sub-NUMA Clustering divides each L3 into ``nodes_per_cache`` nodes, numbered throughout: a node is the
-    smallest part that counts, and a whole L3 where there is one per cache. ``cache_bytes`` is the size of one L3,
-    ``scale_bytes`` the unit that its counters are multiples of.
+    ``num_rmids`` includes root's RMID 0. ``num_closids`` of 1 means: no allocation, no control groups. ``domains`` is
+    the number of L3 caches, and of packages if ``package_events`` has any: L3 ``i`` is package ``i``. Sub-NUMA
+    Clustering divides each L3 into ``nodes_per_cache`` nodes with continuous numbers: a node is the smallest part
+    that counts, and a whole L3 if there is one for each cache. ``cache_bytes`` is the size of one L3, ``scale_bytes``
+    the unit of its counters.
 
-    A class's mask of an L3 has ``cbm_bits`` bits; ``shareable_bits`` of them are used by the hardware too, and a mask
-    may have holes with ``sparse_masks``.
+    A class's mask of an L3 has ``cbm_bits`` bits; the hardware also uses ``shareable_bits`` of them, and a mask may
+    have holes with ``sparse_masks``.
 
-    ``mbm_counters`` is how many assignable bandwidth counters each L3 has; None: every RMID has its own, always,
-    unless ``mbm_tracked`` says that the hardware counts the bandwidth of so many RMIDs in each node: of those that
-    were active last.
-    ``configurable_events``: each L3 can be told which memory transactions its bandwidth events count.
+    ``mbm_counters`` is the number of assignable bandwidth counters in each L3; None: every RMID always has its own,
+    unless ``mbm_tracked`` limits the number of RMIDs whose bandwidth each node counts: those that were active last.
+    ``configurable_events``: the memory transactions of the bandwidth events can be configured for each L3.
 
-    A bandwidth counter of the hardware wraps at ``mbm_bits`` bits, in its unit.
-    Telemetry of a package is pushed every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, fraction included.
+    A bandwidth counter of the hardware wraps at ``mbm_bits`` bits, in its unit. Telemetry of a package is pushed
+    every ``lag_seconds`` and wraps at ``telemetry_bits`` bits, including the fraction.
 
-    ``debug``: mounted with that option, so that groups tell their ids. ``vendor``: as the processor's modalias has.
+    ``debug``: mounted with that option, so that groups show their IDs. ``vendor``: as in the processor's modalias.
     """
 
     name: str
@@ -119,32 +118,32 @@ class Profile:
 
     @property
     def can_allocate(self) -> bool:
-        """Whether control groups can be made: Cache Allocation Technology is there."""
+        """Whether control groups are possible: the machine has Cache Allocation Technology."""
         return self.num_closids > 1
 
     @property
     def has_limbo(self) -> bool:
-        """Whether freed RMIDs wait for their cache lines to drain: only where occupancy can be measured."""
+        """Whether freed RMIDs wait for their cache lines to drain: only if occupancy can be measured."""
         return LLC_OCCUPANCY in self.cache_events
 
     @property
     def is_old(self) -> bool:
-        """Whether the rules of Linux 6.12 hold, or older ones."""
+        """Whether the rules of Linux 6.12 or older ones apply."""
         return self.kernel is not Kernel.NEWEST
 
     @property
     def is_oldest(self) -> bool:
-        """Whether the rules of Linux 6.1 hold."""
+        """Whether the rules of Linux 6.1 apply."""
         return self.kernel is Kernel.V6_1
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are in all L3 caches together."""
+        """The number of nodes in all L3 caches."""
         return self.domains * self.nodes_per_cache
 
     @property
     def node_cache_bytes(self) -> int:
-        """The share of an L3 that one node has."""
+        """The share of an L3 of one node."""
         return self.cache_bytes // self.nodes_per_cache
 
     @property
@@ -159,15 +158,15 @@ class Profile:
         return tuple((name, events) for name, events in both if events)
 
     def round_down(self, count: int) -> int:
-        """``count`` bytes as the hardware can tell them: a multiple of its unit."""
+        """Round ``count`` bytes down to a multiple of the hardware's unit."""
         return count - count % self.scale_bytes
 
     def node_of(self, cpu: int, cpus: int) -> int:
-        """The node of a CPU: the host's ``cpus`` CPUs, in order, in equal blocks."""
+        """Return the node of a CPU: the host's ``cpus`` CPUs, in order, in equal blocks."""
         return min(cpu, cpus - 1) * self.nodes // cpus
 
     def nodes_of(self, domain: int) -> range:
-        """The nodes of an L3, which are those of the package of that number."""
+        """Return the nodes of an L3, which are also those of the package with that number."""
         return range(domain * self.nodes_per_cache, (domain + 1) * self.nodes_per_cache)
 
 
@@ -183,7 +182,7 @@ PROFILES = {
         # Clearwater Forest: two packages, 576 RMIDs, energy telemetry of GUID 0x26696143. Its perf events are off
         # by default, since the hardware has fewer counters for them than RMIDs (intel_aet.c).
         Profile("intel-aet", 576, 16, 2, 576 * MIB, 64 * KIB, 12, _L3_MONITORING, _ENERGY),
-        # The same, booted with rdt=perf, which enables the seven events of GUID 0x26557651 too.
+        # The same machine booted with rdt=perf, which also enables the seven events of GUID 0x26557651.
         Profile("intel-aet-perf", 576, 16, 2, 576 * MIB, 64 * KIB, 12, _L3_MONITORING, _ENERGY + _PERF),
         # Two packages in SNC-2: RMIDs and unit are divided by the nodes of an L3 (rdt_get_mon_l3_config(),
         # arch/x86/kernel/cpu/resctrl/monitor.c).
@@ -192,8 +191,8 @@ PROFILES = {
         Profile("amd-abmc", 4096, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, mbm_counters=32, vendor=_AMD),
         # Zen 4 with Bandwidth Monitoring Event Configuration.
         Profile("amd-bmec", 256, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, configurable_events=True, vendor=_AMD),
-        # Zen 2 without either: the hardware tracks the bandwidth of the RMIDs that were active last, and resets what
-        # it takes up again. How many those are on a real one is in no document.
+        # Zen 2 without either: the hardware tracks the bandwidth of the RMIDs that were active last, and resets a
+        # counter that it assigns again. No document states the number of RMIDs on real hardware.
         Profile("amd-tracking", 256, 16, 2, 32 * MIB, 64, 16, _L3_MONITORING, vendor=_AMD, mbm_tracked=4),
         # No allocation and no occupancy: no control groups, no limbo, and root's `tasks` reads empty.
         Profile("monitoring-only", 64, 1, 1, 32 * MIB, 64 * KIB, 12, (MBM_TOTAL, MBM_LOCAL)),
@@ -223,12 +222,12 @@ def profile_named(
     events: str | None = None,
     debug: bool = False,
 ) -> Profile:
-    """The profile of that name, with other numbers where given.
+    """Return the profile with that name, with other numbers if given.
 
-    RMIDs 2 to 65536, CLOSIDs 2 to 256 (where the machine allocates), domains 1 to 64, assignable bandwidth counters 1
-    to 1024 (where there are such), lag 0 to 1000 ms, telemetry 20 to 63 bits, bandwidth counters 24 to 62, masks 1 to
-    32 bits, of which any may be shareable, with holes (1) or without (0); ``events`` of the L3 by name, with commas.
-    Raises ``ValueError`` with a sentence for the user where the name or a number is not one that exists.
+    RMIDs 2 to 65536, CLOSIDs 2 to 256 (if the machine allocates), domains 1 to 64, assignable bandwidth counters 1 to
+    1024 (if there are any), lag 0 to 1000 ms, telemetry 20 to 63 bits, bandwidth counters 24 to 62, masks 1 to 32
+    bits, any of which may be shareable, with holes (1) or without (0); ``events`` of the L3 by name, with commas.
+    Raises ``ValueError`` with a message for the user if the name or a number is invalid.
     """
     if name not in PROFILES:
         raise ValueError(f"there is no profile {name!r}: choose one of {', '.join(PROFILES)}")
@@ -277,7 +276,7 @@ def _with_masks(profile: Profile, numbers: dict[str, int]) -> Profile:
 
 
 def _cache_events(names: str) -> tuple[Event, ...]:
-    """The events of these names, in the kernel's order."""
+    """Return the events of these names, in the kernel's order."""
     wanted = set(names.split(","))
     if unknown := wanted - {event.name for event in _L3_MONITORING}:
         known = ", ".join(event.name for event in _L3_MONITORING)
@@ -286,7 +285,7 @@ def _cache_events(names: str) -> tuple[Event, ...]:
 
 
 def _on_kernel(profile: Profile, kernel: Kernel) -> Profile:
-    """Refuses machines that an older kernel could not drive."""
+    """Refuse machines that an older kernel does not support."""
     on_it = dataclasses.replace(profile, kernel=kernel)
     # Linux 7.0, 6.18
     lacks = on_it.is_old and bool(profile.package_events or profile.mbm_counters)

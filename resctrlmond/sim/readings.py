@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a counter file shows: sums over groups and nodes, and the kernel's words where there is no number."""
+"""Contents of counter files: sums over groups and nodes, and the kernel's words in place of a number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from resctrlmond.sim.groups import Group
 from resctrlmond.sim.overflow import Key, Overflow
 from resctrlmond.sim.profiles import Event, Kind
 
-# A number, or the word that stands for why there is none.
+# A number, or the word for the reason why there is none.
 Value = int | str
 
 
 def _sum(values: Sequence[Value]) -> Value:
-    """What has no number is left out; if nothing has one, the last word stands (mon_event_count())."""
+    """Sum the numbers and skip words; if there are only words, return the last one (mon_event_count())."""
     numbers = [value for value in values if isinstance(value, int)]
     return sum(numbers) if numbers else values[-1]
 
@@ -44,12 +44,12 @@ class Readings:
         self._overflow = Overflow(profile.scale_bytes << profile.mbm_bits)
 
     def text(self, group: Group, event: Event, domain: Domain, now: float) -> str:
-        """The content of a counter file: the group's own value and its children's, added up before rounding."""
+        """Return the content of a counter file: the values of the group and its children, added before rounding."""
         value = _sum([self._value(member, event, domain, now) for member in group.members])
         return f"{format_raw(event, value) if isinstance(value, int) else value}\n"
 
     def _value(self, group: Group, event: Event, domain: Domain, now: float) -> Value:
-        """One RMID in one domain; of an L3 with nodes what those say that can be read."""
+        """Return the value of one RMID in one domain; for an L3 with nodes, the sum of those that can be read."""
         if word := self._faults.word(group.path, domain.name, event.name):
             return word
         if domain.parts:
@@ -76,7 +76,7 @@ class Readings:
         return key, self._counters.traffic(event, rmid, node, rate)
 
     def run_worker(self, groups: Iterable[Group], *, runs: bool) -> None:
-        """Stops or starts the worker that looks at the bandwidth counters of all groups in time."""
+        """Stop or start the worker that reads the bandwidth counters of all groups in time."""
         looked = (
             self._traffic(group.ids.rmid, event, leaf)
             for group in groups

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of RMIDs: a FIFO of free ones, and the limbo where freed ones wait for their cache lines to drain."""
+"""The pool of RMIDs: a FIFO of free ones, and the limbo of freed ones whose cache lines have not drained."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from resctrlmond.sim.tree import error
 
 LIMBO_TICK_SECONDS = 1.0
 
-# (rmid, domain, time) -> bytes of cache that the RMID holds there then
+# (rmid, domain, time) -> bytes of cache that the RMID holds there at that time
 Occupancy = Callable[[int, int, float], int]
 
 
 class RmidPool:
-    """RMIDs 1 to ``num_rmids`` - 1; 0 is root's and never given out (fs/resctrl/monitor.c).
+    """RMIDs 1 to ``num_rmids`` - 1; 0 is root's and never allocated (fs/resctrl/monitor.c).
 
-    ``occupancy`` is None where the machine cannot measure it: then there is no limbo, and a freed RMID is free.
+    ``occupancy`` is None if the machine cannot measure it: then there is no limbo, and a freed RMID is free at once.
     Times are seconds of any one monotonic clock. ``threshold`` is ``max_threshold_occupancy``, in bytes.
     """
 
@@ -28,22 +28,22 @@ class RmidPool:
         self._occupancy = occupancy
         self._free = collections.deque(range(1, num_rmids))
         self._busy: list[set[int]] = [set() for _ in range(domains)]
-        # When each domain's limbo worker runs next; None while that domain has nothing in limbo.
+        # The next run of each domain's limbo worker; None if that domain has nothing in limbo.
         self._next_tick: list[float | None] = [None] * domains
         self._offline: set[int] = set()
 
     def allocate(self, now: float) -> int:
-        """The RMID that has been free for longest. Raises EBUSY if some are in limbo, ENOSPC if none is."""
+        """Return the RMID that has been free for longest. Raises EBUSY if some are in limbo, ENOSPC if none is."""
         self._work_until(now)
         if not self._free:
             raise error(errno.EBUSY if self._limbo else errno.ENOSPC)
         return self._free.popleft()
 
     def free(self, rmid: int, now: float, here: int | None = None) -> None:
-        """Gives ``rmid`` back: to the tail of the free list, or dirty in every domain's limbo.
+        """Free ``rmid``: append it to the free list, or put it into every domain's limbo.
 
-        In Linux 6.1 the domain ``here``, where this runs, is looked at in time: what does not hold more than the
-        threshold there is clean (add_rmid_to_limbo() in arch/x86/kernel/cpu/resctrl/monitor.c).
+        Linux 6.1 checks the domain ``here``, where this runs, at once: an RMID that holds at most the threshold there
+        is clean (add_rmid_to_limbo() in arch/x86/kernel/cpu/resctrl/monitor.c).
         """
         if self._occupancy is None:
             self._free.append(rmid)
@@ -61,7 +61,7 @@ class RmidPool:
             self._free.append(rmid)
 
     def set_online(self, domain: int, online: bool) -> None:
-        """A domain that goes offline lets go of all that it held in limbo (resctrl_offline_mon_domain())."""
+        """Release all RMIDs in the limbo of a domain that goes offline (resctrl_offline_mon_domain())."""
         if online:
             self._offline.discard(domain)
             return
@@ -70,7 +70,7 @@ class RmidPool:
         self._free.extend(sorted(held - self._limbo))
 
     def counts(self, now: float) -> tuple[int, int, int]:
-        """(used, limbo, free); their sum is ``num_rmids``, root's own counted as used."""
+        """Return (used, limbo, free); the sum is ``num_rmids``, and root's own is used."""
         self._work_until(now)
         limbo, free = len(self._limbo), len(self._free)
         return self.num_rmids - limbo - free, limbo, free
@@ -80,7 +80,7 @@ class RmidPool:
         return set[int]().union(*self._busy)
 
     def _work_until(self, now: float) -> None:
-        """Runs the limbo workers' ticks that have become due, oldest first."""
+        """Run the ticks of the limbo workers that are due, the oldest first."""
         while True:
             due = [(tick, domain) for domain, tick in enumerate(self._next_tick) if tick is not None and tick <= now]
             if not due:
@@ -88,7 +88,7 @@ class RmidPool:
             self._tick(*min(due))
 
     def _tick(self, at: float, domain: int) -> None:
-        """One run of a domain's worker: what holds less than the threshold is clean here (equal is dirty)."""
+        """Run a domain's worker once: an RMID that holds less than the threshold is clean here (equal is dirty)."""
         assert self._occupancy is not None, "only a machine with occupancy has a limbo"
         busy = self._busy[domain]
         clean = {rmid for rmid in busy if self._occupancy(rmid, domain, at) < self.threshold}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which thread is in which group: joining by number, inheriting at fork, leaving at exit, CPU time on the way."""
+"""The group of each thread: moves by number, inheritance at fork, exits, and CPU time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 
 class Ids(NamedTuple):
-    """What the kernel keeps in every task: the control group's CLOSID and the monitoring group's RMID."""
+    """The kernel's fields in every task: the control group's CLOSID and the monitoring group's RMID."""
 
     closid: int
     rmid: int
@@ -21,7 +21,7 @@ DEFAULT = Ids(0, 0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskStat:
-    """One thread at one look. ``start`` tells a reused number from the old task, in any unit that does."""
+    """One sample of a thread. ``start`` distinguishes reused numbers, in any suitable unit."""
 
     tid: int
     ppid: int  # thread group id of the parent
@@ -32,7 +32,7 @@ class TaskStat:
 
 
 class Fork(NamedTuple):
-    """A birth: ``parent`` is the thread that forked, where ``child`` is a process; of a new thread nobody tells."""
+    """A fork. ``parent`` is the thread that forked if ``child`` is a process; unknown for a new thread."""
 
     parent: int
     child: int
@@ -41,80 +41,80 @@ class Fork(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """A death, and all the CPU time that the thread used in its life."""
+    """An exit, and all CPU time of the thread."""
 
     tid: int
     cpu_ns: int
 
 
 class TaskTable(Protocol):
-    """Where tasks come from: the host's /proc, or a table that a test drives."""
+    """The source of tasks: the host's /proc, or a table that a test controls."""
 
-    cpus: int  # how many CPUs there are; they are numbered from 0
+    cpus: int  # the number of CPUs, which are numbered from 0
 
     def forks(self) -> list[Fork] | None:
-        """All births since the last call, in order; None where they have to be found by looking at ``threads``."""
+        """Return all forks since the last call, in order; None if they have to be found in ``threads``."""
 
     def exits(self) -> list[Exit]:
-        """The deaths since the last call, as far as anybody tells of them."""
+        """Return the exits since the last call, as far as they are reported."""
 
     @property
     def inexact(self) -> str:
-        """Why what tasks used may be missing from their groups, "" if nothing can be."""
+        """Return why the use of tasks may be missing from their groups, "" if nothing can be missing."""
 
     def last_born(self) -> int:
-        """A number that is another one after every fork; while it stays, there is no new thread to look for."""
+        """Return a number that changes with every fork; while it stays the same, there is no new thread."""
 
     def threads(self) -> Mapping[int, int]:
-        """Every thread there is now, zombies included: thread id -> thread group id."""
+        """Return every current thread, including zombies: thread ID -> thread group ID."""
 
     def stat(self, tid: int) -> TaskStat | None:
-        """One thread; None if it is gone."""
+        """Return one thread; None if it has ended."""
 
     def credentials(self, tid: int) -> tuple[int, int] | None:
-        """(uid, saved uid) of a thread; None if it is gone."""
+        """Return (uid, saved uid) of a thread."""
 
     def euid(self, tid: int) -> int | None:
-        """The effective uid of a thread; None where only that of a system call is known."""
+        """Return the effective uid of a thread; None if only that of a system call is known."""
 
     def named(self, number: int, asking: int) -> int | None:
-        """The thread that has this number in the PID namespace of the thread ``asking``; None if none has."""
+        """Return the thread with this number in the PID namespace of the thread ``asking``; None if there is none."""
 
     def seen(self, tids: Iterable[int], asking: int) -> list[int]:
-        """The numbers that these threads have there; who is not in that namespace is left out."""
+        """Return the numbers of those threads that are in the PID namespace of the thread ``asking``."""
 
     def forker(self, child: int, candidates: list[int]) -> int | None:
-        """Which of these threads, all of one process, forked the process ``child``; None where nobody can tell."""
+        """Return the one of these threads, all of one process, that forked the process ``child``; None if unknown."""
 
     def host_cpu_ns(self) -> Mapping[int, int]:
-        """CPU number -> the CPU time that all tasks and the kernel have used there."""
+        """Return CPU number -> the CPU time of all tasks and the kernel there."""
 
 
 @dataclasses.dataclass(slots=True)
 class Member:
-    """A thread outside the default group, as last seen. ``start`` is 0 if nobody ever saw it alive."""
+    """A thread outside the default group, as of the last sample. ``start`` is 0 if it was never seen alive."""
 
     tid: int
     ids: Ids
     start: int
     cpu_ns: int
     cpu: int
-    sampled: float  # when ``cpu_ns`` was looked at
+    sampled: float  # the time of the sample of ``cpu_ns``
     overlooked: bool = False  # by the next rmdir
 
 
-# Takes a member, the CPU time that it used since it was sampled before, and when that was.
+# Takes a member, its CPU time since the previous sample, and the time of that sample.
 Charge = Callable[[Member, int, float], None]
 
 
 class Tasks:
-    """Every thread's group. Only threads outside the default group are kept; the others need no watching.
+    """The group of every thread. Only threads outside the default group are kept.
 
-    ``charge`` is called with what members use, and ``bury`` with members that are gone. ``now`` is the clock.
+    ``charge`` is called with the use of members, and ``bury`` with members that have ended. ``now`` is the clock.
 
-    A new thread counts as made by its process's first thread. Where the table cannot tell of forks, a process
-    whose parent died between two looks counts as the child of whoever inherited it; where it cannot tell of
-    exits, what a thread used between its last sample and its death is charged to nobody here (so to root).
+    A new thread counts as created by its process's first thread. If the table does not report forks, a process whose
+    parent ended between two samples counts as the child of its new parent; if it does not report exits, the use of a
+    thread between its last sample and its end is not charged here (and so to root).
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class Tasks:
         self._bury = bury
         self._now = now
         self._members: dict[int, Member] = {}
-        # Threads that are gone, but of which the next look may tell: forks of theirs, and what they used at last.
+        # Ended threads that the next events may mention: their forks, and their last CPU time.
         self._ghosts: dict[int, Member] = {}
-        # Every thread of the last listing, and the last fork before it; stale while there is no member.
+        # The threads of the last listing, and the last fork before it; out of date while there is no member.
         self._known: set[int] = set()
         self._last_born = -1
 
@@ -135,8 +135,8 @@ class Tasks:
         return len(self._members) + len(self._ghosts)
 
     def look(self) -> None:
-        """Gives threads that are new since the last look their groups, and those that ended their last CPU time."""
-        # Deaths first: all whom they concern are then born by the forks, which come after.
+        """Add new threads since the last call to their groups, and charge ended ones with their last CPU time."""
+        # Read exits first: the forks that are read after them include all parents of these threads.
         exits = self._table.exits()
         forks = self._table.forks()
         ghosts, self._ghosts = self._ghosts, {}
@@ -147,7 +147,7 @@ class Tasks:
         for tid, cpu_ns in exits:
             member = self._members.get(tid) or self._ghosts.get(tid) or ghosts.get(tid)
             if member and cpu_ns > member.cpu_ns:
-                # None of it was used since: whoever is dead has pushed all its counts.
+                # All of it is old: the hardware has pushed the counts of an ended thread.
                 self._charge(member, cpu_ns - member.cpu_ns, float("-inf"))
                 member.cpu_ns = cpu_ns
         for ghost in ghosts.values():
@@ -158,7 +158,7 @@ class Tasks:
         ghost = ghosts.get(parent) or self._ghosts.get(parent)
         ids = ghost.ids if ghost else self.ids(parent)
         for forgotten in (ghosts, self._ghosts, self._members):
-            if before := forgotten.pop(fork.child, None):  # the number is another thread's from here on
+            if before := forgotten.pop(fork.child, None):  # the number belongs to another thread from here on
                 self._bury(before)
         self._bear(fork.child, ids, fork.cpu)
 
@@ -172,7 +172,7 @@ class Tasks:
         self._known, self._last_born = set(threads), last_born
 
     def _bear(self, tid: int, ids: Ids, cpu: int = 0) -> None:
-        """A new thread begins in that group."""
+        """Add a new thread to that group."""
         if ids == DEFAULT:
             return
         stat = self._table.stat(tid)
@@ -180,32 +180,32 @@ class Tasks:
         if stat is None:
             self._ghosts[tid] = Member(tid, ids, 0, 0, cpu, now)
             return
-        # All it ever used, it used as a member.
+        # It was a member for its whole life.
         member = Member(tid, ids, stat.start, stat.cpu_ns, stat.cpu, now)
         self._members[tid] = member
         self._charge(member, stat.cpu_ns, now)
 
     def sample(self, rmids: Collection[int] | None = None) -> None:
-        """Charges the CPU time of the threads with these RMIDs (None: all) and forgets those that are gone."""
+        """Charge the CPU time of the threads with these RMIDs (None: all), and drop ended ones."""
         for member in list(self._members.values()):
             if rmids is None or member.ids.rmid in rmids:
                 self._sample(member)
         if self._ghosts:
-            # What has just been found gone told of its end before it went.
+            # A thread that is found to have ended has reported its exit before.
             self.look()
 
     def check(self, tid: int) -> None:
-        """Samples one thread, so that a number that was used again is not taken for the member that had it."""
+        """Sample one thread, so that a reused number is not taken for the member that had it."""
         if tid in self._members:
             self._sample(self._members[tid])
 
     def ids(self, tid: int) -> Ids:
-        """The group of a thread, as of the last look and sample."""
+        """Return the group of a thread, as of the last ``look`` and ``sample``."""
         member = self._members.get(tid)
         return member.ids if member else DEFAULT
 
     def join(self, tid: int, ids: Ids) -> bool:
-        """Puts one thread, and only that one, into a group. False if it is gone."""
+        """Move one thread into a group. Return False if it has ended."""
         stat = self._table.stat(tid)
         if stat is None:
             return False
@@ -218,7 +218,7 @@ class Tasks:
         return True
 
     def regroup(self, before: Ids, after: Ids) -> None:
-        """Moves all threads of a group, as rmdir and rename do; who is to be overlooked stays, once."""
+        """Move all threads of a group, as rmdir and rename do, except for those to overlook, once."""
         for member in [member for member in self._members.values() if member.ids == before]:
             if member.overlooked:
                 member.overlooked = False
@@ -231,25 +231,25 @@ class Tasks:
                 ghost.ids = after
 
     def overlook(self, tid: int) -> bool:
-        """The next ``regroup`` leaves this thread where it is, as one that was forked meanwhile. False: no member.
+        """Let the next ``regroup`` miss this thread, like one that is being forked. Return False if not a member.
 
-        rdt_move_group_tasks() walks the list of tasks (fs/resctrl/rdtgroup.c); a child that is put there behind its
-        back has the ids of its parent, and keeps an RMID that is free, and then another group's.
+        rdt_move_group_tasks() walks the list of tasks (fs/resctrl/rdtgroup.c); a child that is added behind its
+        position has the IDs of its parent, and keeps an RMID that is free, and then another group's.
         """
         if tid in self._members:
             self._members[tid].overlooked = True
         return tid in self._members
 
     def members(self) -> Iterator[Member]:
-        """The threads outside the default group."""
+        """Return the threads outside the default group."""
         return iter(self._members.values())
 
     def live(self, node_of: Callable[[int], int]) -> Mapping[tuple[int, int], int]:
-        """(rmid, node) -> how many threads outside the default group ran there last."""
+        """Return (rmid, node) -> the number of threads outside the default group that ran there last."""
         return collections.Counter((m.ids.rmid, node_of(m.cpu)) for m in self._members.values())
 
     def _sample(self, member: Member) -> None:
-        """Charges a member's CPU time since the last look, or forgets it if it is gone or another one by now."""
+        """Charge a member's CPU time since the last sample, or drop it if it has ended or its number was reused."""
         stat = self._table.stat(member.tid)
         if stat is None or stat.start != member.start:
             del self._members[member.tid]
@@ -260,14 +260,14 @@ class Tasks:
 
     def _count(self, member: Member, stat: TaskStat) -> None:
         used = max(0, stat.cpu_ns - member.cpu_ns)
-        # Who sleeps may have used it all long ago.
+        # A sleeping thread may have used it all long ago.
         since = member.sampled if stat.running else float("-inf")
         member.cpu_ns += used
         member.cpu, member.sampled = stat.cpu, self._now()
         self._charge(member, used, since)
 
     def _inherit(self, threads: Mapping[int, int]) -> None:
-        """Gives every thread that is new since the last look the group of the one that forked it."""
+        """Add every thread that is new since the last call to the group of its parent."""
         pending = set(threads) - self._known
         if not pending:
             return
@@ -280,7 +280,7 @@ class Tasks:
     def _settle(
         self, tid: int, threads: Mapping[int, int], of_process: Mapping[int, list[int]], pending: set[int]
     ) -> None:
-        """Finds the group of one new thread, after those of the new threads that it may descend from."""
+        """Find the group of one new thread, after those of its possible ancestors among the new threads."""
         pending.discard(tid)
         stat = self._table.stat(tid)
         if stat is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories and files as kernfs keeps them: owner, mode and times stay for the life of a node, sizes are 0."""
+"""Directories and files as in kernfs: owner, mode and times are kept for the life of a node, sizes are 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUNS_IT = os.geteuid()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a system call: fsuid, fsgid, the calling thread's id, and the supplementary groups."""
+    """The caller of a system call: fsuid, fsgid, thread ID, and supplementary groups."""
 
     uid: int
     gid: int
@@ -28,12 +28,12 @@ class Caller:
 
 
 def error(number: int) -> OSError:
-    """The ``OSError`` of that errno."""
+    """Return the ``OSError`` of that errno."""
     return OSError(number, os.strerror(number))
 
 
 class Node:
-    """What files and directories share. ``removed`` nodes answer ENODEV to whoever still holds them open."""
+    """A file or directory. ``removed`` nodes return ENODEV to processes that have them open."""
 
     kind = 0
 
@@ -52,7 +52,7 @@ class Node:
         return 1
 
     def attributes(self) -> dict[str, int]:
-        """What stat(2) says, times in nanoseconds."""
+        """Return the result of stat(2), with times in nanoseconds."""
         return {
             "st_mode": self.kind | self.mode,
             "st_ino": self.inode,
@@ -68,10 +68,10 @@ class Node:
     def allows(self, caller: Caller, want: int) -> bool:
         """Whether the mode bits, or root's power to override them, grant ``want`` (READ | WRITE | SEARCH).
 
-        In a simulation that a plain user runs for himself, he has that power: nobody else reaches it.
+        The user of a simulation without root has that power: nobody else can access it.
         """
         if caller.uid in (0, _RUNS_IT):
-            # CAP_DAC_OVERRIDE executes a file only if somebody may.
+            # CAP_DAC_OVERRIDE executes a file only if a mode bit allows it to somebody.
             return bool(not want & SEARCH or stat.S_ISDIR(self.kind) or self.mode & 0o111)
         if caller.uid == self.uid:
             granted = self.mode >> 6
@@ -87,9 +87,9 @@ Store = Callable[[Caller, str], None]
 
 
 class File(Node):
-    """A file that is made when it is read: ``show`` gives the whole content, ``store`` takes one command.
+    """A file that is created at each read: ``show`` returns the whole content, ``store`` takes one command.
 
-    None means that the file has no such operation at all. ``store`` raises ``OSError``.
+    None means that the file has no such operation. ``store`` raises ``OSError``.
     """
 
     kind = stat.S_IFREG
@@ -102,7 +102,7 @@ class File(Node):
         self.store = store
 
     def check_open(self, flags: int) -> None:
-        """KERNFS_ROOT_EXTRA_OPEN_PERM_CHECK: even root opens for writing only what anybody may write (EACCES)."""
+        """Refuse root too if the mode bits allow nobody to write (EACCES, KERNFS_ROOT_EXTRA_OPEN_PERM_CHECK)."""
         access = flags & os.O_ACCMODE
         if access != os.O_RDONLY and (not self.mode & 0o222 or self.store is None):
             raise error(errno.EACCES)
@@ -124,30 +124,30 @@ class Directory(Node):
         return 2 + sum(isinstance(child, Directory) for child in self.children.values())
 
     def add(self, child: Node) -> None:
-        """Hangs ``child`` in here; the directory's mtime is the child's birth."""
+        """Add ``child``; its birth becomes the mtime of the directory."""
         child.parent = self
         self.children[child.name] = child
         self.mtime_ns = self.ctime_ns = child.ctime_ns
 
     def detach(self, child: Node, now_ns: int) -> None:
-        """Takes ``child`` out, alive."""
+        """Take ``child`` out without removing it."""
         del self.children[child.name]
         child.parent = None
         self.mtime_ns = self.ctime_ns = now_ns
 
     def remove(self, child: Node, now_ns: int) -> None:
-        """Takes ``child`` out for ever, with all that is in it."""
+        """Remove ``child`` with everything in it."""
         self.detach(child, now_ns)
         for node in walk(child):
             node.removed = True
 
     def listing(self) -> list[Node]:
-        """The children in the order readdir(3) gives them: by a hash of the name, not by age or alphabet."""
+        """Return the children in the order of readdir(3): by a hash of the name, not by age or alphabet."""
         return sorted(self.children.values(), key=lambda node: zlib.crc32(node.name.encode(errors="surrogateescape")))
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """``node`` and everything below it."""
+    """Yield ``node`` and everything below it."""
     yield node
     if isinstance(node, Directory):
         for child in node.children.values():
@@ -155,7 +155,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def lookup(root: Directory, path: str, caller: Caller) -> Node:
-    """The node at an absolute path. Raises ENOENT, ENOTDIR, or EACCES where a directory may not be searched."""
+    """Return the node at an absolute path. Raises ENOENT, ENOTDIR, or EACCES if a directory may not be searched."""
     node: Node = root
     for name in path.split("/"):
         if not name:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The true use of every task and RMID, kept beside the counters so that accounting can be held against it."""
+"""The true use of every task and RMID, to compare with the counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Account:
 
 
 class Ledger:
-    """Who was charged with what. At most ``MOST_TASKS`` tasks: the oldest that ended are forgotten, and counted."""
+    """The use of each task. Keeps at most ``MOST_TASKS``: the oldest ended ones are dropped and counted."""
 
     def __init__(self, profile: Profile, counters: Counters) -> None:
         self._profile = profile
@@ -33,7 +33,7 @@ class Ledger:
         self._forgotten = 0
 
     def charge(self, tid: int, start: int, rmid: int, node: int, ns: int) -> None:
-        """Notes CPU time of the thread with that number and start."""
+        """Add CPU time of the thread with that number and start."""
         if (tid, start) not in self._accounts and len(self._accounts) >= MOST_TASKS:
             self._forget()
         account = self._accounts.setdefault((tid, start), _Account())
@@ -41,7 +41,7 @@ class Ledger:
             account.used[rmid, node] += ns
 
     def end(self, tid: int, start: int) -> None:
-        """Notes that the thread is gone."""
+        """Record the end of the thread."""
         if account := self._accounts.get((tid, start)):
             account.ended = True
 
@@ -51,19 +51,19 @@ class Ledger:
         del self._accounts[ended]
         self._forgotten += 1
 
-    def tell(self, groups: Mapping[int, str], tid: int | None = None, rmid: int | None = None) -> Truth:
-        """All of it, or what concerns one thread number or one RMID; ``groups`` are the paths of groups by RMID."""
+    def report(self, groups: Mapping[int, str], tid: int | None = None, rmid: int | None = None) -> Truth:
+        """Return the use of all, or of one thread number or one RMID; ``groups`` are the paths of groups by RMID."""
         tasks = [
             TaskTruth(number, start, account.ended, self._used(account.used.items()))
             for (number, start), account in self._accounts.items()
             if rmid is None and tid in (None, number)
         ]
         asked = sorted(self._counters.active | groups.keys()) if rmid is None else [rmid]
-        rmids = [told for number in asked if (told := self._rmid(number, groups))] if tid is None else []
+        rmids = [found for number in asked if (found := self._rmid(number, groups))] if tid is None else []
         return Truth(tasks, rmids, self._forgotten)
 
     def _rmid(self, rmid: int, groups: Mapping[int, str]) -> RmidTruth | None:
-        """None if it has no group and never had anything to count."""
+        """Return the use of an RMID, None if it has no group and never counted."""
         total = self._by_node(rmid, self._counters.busy)
         if rmid not in groups:
             return RmidTruth(rmid, None, [], total) if total else None

@@ -15,7 +15,7 @@ FIRST_TID = 100
 
 @dataclasses.dataclass(slots=True)
 class VirtualTask:
-    """One thread; ``start`` counts the births before it."""
+    """One thread; ``start`` is the number of forks before it."""
 
     tid: int
     tgid: int
@@ -27,25 +27,25 @@ class VirtualTask:
 
 
 class VirtualTasks:
-    """A task table: task 1 is there from the start, every other one is forked by one that is there.
+    """A task table: task 1 exists from the start, and an existing task forks every other one.
 
-    ``tells_forks``: births and deaths are told, as the kernel does; otherwise they have to be found by looking.
-    Methods raise ESRCH for a thread that is not there, EEXIST for a number that is taken, EINVAL for a CPU that
-    does not exist.
+    ``tells_forks``: forks and exits are reported, as by the kernel; otherwise they have to be found by polling.
+    Methods raise ESRCH for a thread that does not exist, EEXIST for a number in use, EINVAL for a CPU that does not
+    exist.
     """
 
     def __init__(self, cpus: int = 2, *, tells_forks: bool = True) -> None:
         self.cpus = cpus
         self.tells_forks = tells_forks
         self.tasks = {1: VirtualTask(1, 1, 0, 0)}
-        self.told: list[Fork] = []
+        self._forks: list[Fork] = []
         self._exits: list[Exit] = []
         self._births = 0
         self._last_tid = FIRST_TID - 1
         self._host = dict.fromkeys(range(cpus), 0)
 
     def fork(self, forker: int = 1, *, thread: bool = False, uid: int | None = None, tid: int = 0) -> int:
-        """``forker`` forks a process, or starts a thread in its own; its user is the forker's unless given."""
+        """Fork a process from ``forker``, or start a thread in its process. The user is the forker's by default."""
         parent = self._task(forker)
         if tid in self.tasks:
             raise error(errno.EEXIST)
@@ -53,20 +53,20 @@ class VirtualTasks:
         tid = tid or self._free_number()
         tgid = parent.tgid if thread else tid
         self.tasks[tid] = VirtualTask(tid, tgid, forker, self._births, uid=parent.uid if uid is None else uid)
-        # Of a thread the kernel names its process's parent.
-        told = self.tasks[tgid].forker if thread and tgid in self.tasks else forker
-        self.told.append(Fork(told, tid, tgid, parent.cpu))
+        # The kernel reports the parent of the process for a new thread.
+        reported = self.tasks[tgid].forker if thread and tgid in self.tasks else forker
+        self._forks.append(Fork(reported, tid, tgid, parent.cpu))
         return tid
 
     def _free_number(self) -> int:
-        """The next number that nobody has: none is used again unless somebody asks for it."""
+        """Return the next unused number: none is reused unless it is requested."""
         self._last_tid += 1
         while self._last_tid in self.tasks:
             self._last_tid += 1
         return self._last_tid
 
     def exit(self, tid: int) -> None:
-        """The thread ends. Task 1 does not (EPERM)."""
+        """End the thread. Task 1 does not end (EPERM)."""
         task = self._task(tid)
         if tid == 1:
             raise error(errno.EPERM)
@@ -74,7 +74,7 @@ class VirtualTasks:
         self._exits.append(Exit(tid, task.cpu_ns))
 
     def run(self, tid: int, ns: int, cpu: int = 0) -> None:
-        """The thread uses CPU time, all of it now."""
+        """Let the thread use CPU time, all of it now."""
         task = self._task(tid)
         if cpu not in self._host:
             raise error(errno.EINVAL)
@@ -88,30 +88,30 @@ class VirtualTasks:
         return self.tasks[tid]
 
     def forks(self) -> list[Fork] | None:
-        """All births since the last call, in order; None where nobody tells."""
-        told, self.told = self.told, []
-        return told if self.tells_forks else None
+        """Return all forks since the last call, in order; None if they are not reported."""
+        forks, self._forks = self._forks, []
+        return forks if self.tells_forks else None
 
     def exits(self) -> list[Exit]:
-        """All deaths since the last call; none where nobody tells."""
-        told, self._exits = self._exits, []
-        return told if self.tells_forks else []
+        """Return all exits since the last call; none if they are not reported."""
+        exits, self._exits = self._exits, []
+        return exits if self.tells_forks else []
 
     @property
     def inexact(self) -> str:
-        """Nothing is missing: every birth and death is an order."""
+        """Return "": nothing is missing, because every fork and exit is an order."""
         return ""
 
     def last_born(self) -> int:
-        """How many were born."""
+        """Return the number of forks."""
         return self._births
 
     def threads(self) -> Mapping[int, int]:
-        """Every thread: thread id -> thread group id."""
+        """Return every thread: thread ID -> thread group ID."""
         return {task.tid: task.tgid for task in self.tasks.values()}
 
     def stat(self, tid: int) -> TaskStat | None:
-        """One thread; None if it is gone."""
+        """Return one thread; None if it has ended."""
         task = self.tasks.get(tid)
         if task is None:
             return None
@@ -119,27 +119,27 @@ class VirtualTasks:
         return TaskStat(tid, forker.tgid if forker else 1, task.start, task.cpu_ns, task.cpu)
 
     def credentials(self, tid: int) -> tuple[int, int] | None:
-        """(uid, saved uid) of a thread; None if it is gone."""
+        """Return (uid, saved uid) of a thread."""
         task = self.tasks.get(tid)
         return (task.uid, task.uid) if task else None
 
-    def euid(self, tid: int) -> int | None:  # noqa: ARG002 - the caller says who it is
-        """Nobody knows."""
+    def euid(self, tid: int) -> int | None:  # noqa: ARG002 - every system call has its own
+        """Return None: unknown."""
         return None
 
-    def named(self, number: int, asking: int) -> int | None:  # noqa: ARG002 - they all share one namespace
-        """The same number."""
+    def named(self, number: int, asking: int) -> int | None:  # noqa: ARG002 - all share one namespace
+        """Return the same number."""
         return number
 
     def seen(self, tids: Iterable[int], asking: int) -> list[int]:  # noqa: ARG002
-        """The same numbers."""
+        """Return the same numbers."""
         return list(tids)
 
     def forker(self, child: int, candidates: list[int]) -> int | None:
-        """Which of these threads forked ``child``."""
+        """Return the one of these threads that forked ``child``."""
         forker = self.tasks[child].forker
         return forker if forker in candidates else None
 
     def host_cpu_ns(self) -> Mapping[int, int]:
-        """CPU number -> all CPU time used there."""
+        """Return CPU number -> all CPU time used there."""
         return self._host

@@ -38,7 +38,7 @@ def inexact(tmp_path: Path) -> Iterator[Host]:
 
 def test_an_inexact_simulation_makes_every_total_estimated_with_the_reason(inexact: Host, process: Start) -> None:
     """'resctrlctl run -- echo hi' was told '0.000000 J exact' now and then: the last CPU time was root's."""
-    assert "does not tell the simulator of forks" in inexact.tree.inexact()
+    assert "does not report forks" in inexact.tree.inexact()
     child = process()
     record = inexact.manager.assign(assignment("k", child.pid, late=False)).record
     live = inexact.manager.read("k")[2]
@@ -50,7 +50,7 @@ def test_an_inexact_simulation_makes_every_total_estimated_with_the_reason(inexa
         assert {total.quality for total in totals} == {Quality.ESTIMATED}
         assert all("the simulation is inexact" in total.reason for total in totals)
     assert record.key == ended.record.key
-    assert "does not tell the simulator" in inexact.manager.survey.look().inexact
+    assert "to the simulator" in inexact.manager.survey.look().inexact
 
 
 def test_a_simulation_of_virtual_tasks_is_exact(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _TEST_NAME = re.compile(
     r"test_(?:who|what|whose|which|of)_|_(?:who|whoever|told|noted)(?:_|$)|(?<!_there)_(?:is|are)_no_(?!longer_|more_)"
 )
 # Nouns that end in -ing.
-_NOUNS = frozenset({"Reading", "Ring", "String"})
+_NOUNS = frozenset({"Accounting", "Reading", "Ring", "String"})
 
 _SUBJECT = re.compile(r"[a-z0-9._-]+: \S.*")
 MAX_SUBJECT = 72

@@ -14,7 +14,6 @@ TO_DO = (
     "resctrlmond/api",
     "resctrlmond/groups",
     "resctrlmond/resctrl",
-    "resctrlmond/sim",
     "tests",
     "tests/api",
     "tests/bench",
