@@ -38,7 +38,7 @@ class VirtualTasks:
         self.cpus = cpus
         self.tells_forks = tells_forks
         self.tasks = {1: VirtualTask(1, 1, 0, 0)}
-        self._forks: list[Fork] = []
+        self.unread_forks: list[Fork] = []
         self._exits: list[Exit] = []
         self._births = 0
         self._last_tid = FIRST_TID - 1
@@ -55,7 +55,7 @@ class VirtualTasks:
         self.tasks[tid] = VirtualTask(tid, tgid, forker, self._births, uid=parent.uid if uid is None else uid)
         # The kernel reports the parent of the process for a new thread.
         reported = self.tasks[tgid].forker if thread and tgid in self.tasks else forker
-        self._forks.append(Fork(reported, tid, tgid, parent.cpu))
+        self.unread_forks.append(Fork(reported, tid, tgid, parent.cpu))
         return tid
 
     def _free_number(self) -> int:
@@ -89,7 +89,7 @@ class VirtualTasks:
 
     def forks(self) -> list[Fork] | None:
         """Return all forks since the last call, in order; None if they are not reported."""
-        forks, self._forks = self._forks, []
+        forks, self.unread_forks = self.unread_forks, []
         return forks if self.tells_forks else None
 
     def exits(self) -> list[Exit]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that tell Podman and CRI-O of the hook (oci-hooks(5))."""
+"""The files that configure the hook for Podman and CRI-O (oci-hooks(5))."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hook, run as a runtime runs it: it hands the state over, and never stands in the container's way."""
+"""The hook, run as a runtime runs it: it sends the state to the daemon, and never prevents a container's start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ parameters = st.dictionaries(texts, values, max_size=4)
 
 @dataclass
 class Result:
-    """What became of one run of the hook: exit code, stderr and duration in seconds."""
+    """The result of one run of the hook: exit code, stderr and duration in seconds."""
 
     code: int
     stderr: str
@@ -46,11 +46,11 @@ class Result:
 
 
 class Host:
-    """A host as the hook sees it: the daemon's socket, the journal's, and the hook itself, in one directory."""
+    """A host as the hook sees it: the sockets of the daemon and the journal, and the hook, in one directory."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        os.chmod(directory, 0o755)  # the test with a caller without rights needs to get here
+        os.chmod(directory, 0o755)  # access for the test with an unprivileged caller
         self.hook = f"{directory}/hook"
         Path(self.hook).write_bytes(HOOK.read_bytes())
         os.chmod(self.hook, 0o755)
@@ -75,7 +75,7 @@ class Host:
         self.daemon.listen(backlog)
 
     def serve(self, *answer: bytes) -> None:
-        """Answer one message, piece by piece, and say no more; ``received`` is all that the hook ever sends."""
+        """Reply to one message in these pieces. ``received`` has everything that the hook sends."""
         self.listen()
         self.daemon.settimeout(60)
 
@@ -117,7 +117,7 @@ class Host:
         return Result(done.returncode, (done.stderr or b"").decode(), seconds)
 
     def lines(self) -> list[dict[str, str]]:
-        """The journal's entries so far, field by field."""
+        """Return the journal's entries, as fields."""
         entries: list[dict[str, str]] = []
         while True:
             try:
@@ -131,13 +131,13 @@ class Host:
             entries.append(dict(fields))
 
     def the_line(self) -> str:
-        """The message of the one entry that there is."""
+        """Return the message of the only entry."""
         (entry,) = self.lines()
         assert (entry["PRIORITY"], entry["SYSLOG_IDENTIFIER"]) == ("4", "resctrlmon-oci-hook")
         return entry["MESSAGE"]
 
     def parameters(self) -> dict[str, str]:
-        """What the daemon was called with, once the hook has ended."""
+        """Return the parameters of the daemon's call, after the end of the hook."""
         for thread in self.threads:
             thread.join(60)
         assert self.received.count(b"\0") == 1
@@ -219,7 +219,7 @@ def test_a_long_state_is_handed_over(host: Host) -> None:
     ],
     ids=["empty", "blank", "nul", "escape", "latin-1", "surrogate", "too long", "too long once escaped"],
 )
-def test_what_is_no_state_is_not_sent(host: Host, state: bytes, reason: str) -> None:
+def test_invalid_state_is_not_sent(host: Host, state: bytes, reason: str) -> None:
     host.listen()
     assert host.run(state=state).code == 0
     line = host.the_line()
@@ -285,14 +285,14 @@ def test_strict_stops_the_container_and_says_why_on_stderr(host: Host) -> None:
     ],
     ids=["error", "no varlink", "nothing", "cut off", "endless"],
 )
-def test_an_answer_that_is_no_yes_is_told(host: Host, answer: bytes, reason: str) -> None:
+def test_error_reply_is_logged(host: Host, answer: bytes, reason: str) -> None:
     host.serve(answer)
     assert host.run().code == 0
     assert reason in host.the_line()
 
 
 @given(parameters, st.from_regex(r"[a-z]+(\.[a-zA-Z0-9]+)+", fullmatch=True))
-def test_the_hook_knows_the_daemons_errors_from_its_replies(fields: dict[str, object], name: str) -> None:
+def test_hook_distinguishes_errors_from_replies(fields: dict[str, object], name: str) -> None:
     # The hook parses no JSON, so this holds it to the daemon's own encoder.
     reply = wire.encode(wire.Reply(wire.encode_parameters(fields)))
     assert not oci_hook.is_refusal(reply[:-1])
@@ -319,7 +319,7 @@ def test_a_refusal_is_an_error_at_the_top(reply: bytes, refusal: bool) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["message", "remedy", "path", "status"]), st.text(max_size=60), min_size=1))
-def test_a_refusal_is_told_in_words_and_not_as_json(fields: dict[str, str]) -> None:
+def test_refusal_is_logged_as_text_and_not_as_json(fields: dict[str, str]) -> None:
     # The hook parses no JSON, so this holds it to the daemon's own encoder.
     reply = wire.encode(wire.error_reply(wire.VarlinkError("org.resctrlmon.Manager.InvalidOciState", dict(fields))))
     shown = {name: "".join(c if c >= " " else " " for c in text) for name, text in fields.items()}
@@ -329,7 +329,7 @@ def test_a_refusal_is_told_in_words_and_not_as_json(fields: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("reply", [b"", b"[]", b'{"error":7}', b'{"parameters":{"message":"a\\'])
-def test_an_answer_that_makes_no_sense_is_told_as_well(reply: bytes) -> None:
+def test_malformed_reply_is_logged(reply: bytes) -> None:
     assert oci_hook.refusal(reply).startswith("resctrlmond refused: ")
 
 
@@ -568,7 +568,7 @@ def test_without_a_journal_the_container_starts(host: Host) -> None:
 
 
 @pytest.mark.parametrize("strict", [[], ["--strict"]], ids=["", "strict"])
-def test_a_runtime_that_may_not_reach_the_daemon_is_let_alone(host: Host, strict: list[str]) -> None:
+def test_runtime_without_access_to_the_daemon_is_ignored(host: Host, strict: list[str]) -> None:
     host.listen()
     os.chmod(host.daemon_path, 0o000)
     # Root may connect whatever the mode.
@@ -613,7 +613,7 @@ def test_a_hook_that_is_interrupted_lets_the_container_start(host: Host) -> None
     ],
     ids=ascii,
 )
-def test_wrong_arguments_are_told_and_nothing_is_sent(host: Host, arguments: list[str]) -> None:
+def test_wrong_arguments_are_logged_and_nothing_is_sent(host: Host, arguments: list[str]) -> None:
     host.listen()
     assert host.run(*arguments).code == int("--strict" in arguments)
     assert "wrong arguments: " in host.the_line()
@@ -623,7 +623,7 @@ def test_wrong_arguments_are_told_and_nothing_is_sent(host: Host, arguments: lis
 
 
 def modules(*command: str) -> set[str]:
-    """What the interpreter imports for the command."""
+    """Return the modules that the interpreter imports for the command."""
     argv = [PYTHON, "-IS", "-X", "importtime", *command]
     done = subprocess.run(argv, input=STATE, env={}, capture_output=True, timeout=60, check=True)
     lines = [line for line in done.stderr.decode().splitlines() if line.startswith("import time:")]

@@ -86,7 +86,7 @@ def test_a_stopped_container_has_no_pid() -> None:
     ],
     ids=lambda text: ascii(text)[-40:],
 )
-def test_what_is_no_state_is_refused(text: str) -> None:
+def test_invalid_state_is_refused(text: str) -> None:
     with pytest.raises(oci.InvalidOciState, match="OCI state"):
         oci.parse_state(text)
 

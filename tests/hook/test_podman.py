@@ -21,7 +21,7 @@ INFRA = "5e" * 32
 POD = "6f" * 32
 NOBODY = 65534
 
-# Starts the next one, with the rest of its arguments, and waits for it.
+# Starts the next process with the rest of its arguments, and waits for it.
 _PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[sys.argv.index('--') + 1:]).returncode)"
 _INIT = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
 
@@ -30,7 +30,7 @@ Start = Callable[..., int]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts the monitor of a container, its runtime and its first process, whose pid is returned."""
+    """Start the monitor of a container, its runtime and its first process, and return the pid of the last."""
     made: list[subprocess.Popen[str]] = []
     # One that nobody can execute too.
     python = os.path.realpath("/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable)
@@ -93,7 +93,7 @@ def test_only_the_parent_of_the_runtime_is_looked_at(start: Start) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["-c", ID], ["-c", ID, "-n"], []], ids=ascii)
-def test_a_monitor_without_a_name_is_no_error(start: Start, arguments: list[str]) -> None:
+def test_monitor_without_a_name_is_accepted(start: Start, arguments: list[str]) -> None:
     assert container_name(ID, start(*arguments)) in ("", "--")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real mounts of the simulation, and real processes to put into its groups."""
+"""Real mounts of the simulation, and real processes for its groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from resctrlmond.sim.mount import Simulation
 from tests.commanded import Commanded
 
-# Reads commands from standard input, one a line, and answers each with one line.
+# Reads commands from standard input, one on each line, and replies to each with one line.
 _PUPPET = """
 import os, queue, sys, threading, time
 
@@ -54,7 +54,7 @@ for line in sys.stdin:
 
 
 class Puppet(Commanded):
-    """A process that forks, starts threads and burns CPU time when it is told to."""
+    """A process that forks, starts threads and uses CPU time on command."""
 
     def __init__(self) -> None:
         super().__init__(_PUPPET)
@@ -68,7 +68,7 @@ def puppet() -> Iterator[Puppet]:
 
 
 class Mounted:
-    """A mounted simulation, spoken to by paths relative to its root."""
+    """A mounted simulation, with paths relative to its root."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -106,7 +106,7 @@ class Mounted:
         return self.read("info/last_cmd_status").rstrip("\n")
 
     def clean(self) -> None:
-        """Removes all groups."""
+        """Remove all groups."""
         for name in os.listdir(self.path()):
             if os.path.isdir(self.path(name + "/mon_groups")):
                 self.rmdir(name)
@@ -115,7 +115,7 @@ class Mounted:
 
 
 def outcome(action: Callable[[], object]) -> str:
-    """``OK``, or the name of the errno."""
+    """Return ``OK``, or the name of the errno."""
     try:
         action()
     except OSError as failure:
@@ -124,7 +124,7 @@ def outcome(action: Callable[[], object]) -> str:
 
 
 def mounted(directory: Path, profile: str, rmids: int | None = None) -> Iterator[Mounted]:
-    """Mounts for as long as the generator lives."""
+    """Mount while the generator lives."""
     with Simulation(str(directory), profile, rmids):
         yield Mounted(str(directory))
 
@@ -136,6 +136,6 @@ def aet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 @pytest.fixture
 def sim(aet: Mounted) -> Iterator[Mounted]:
-    """The module's mount, without groups."""
+    """Yield the module's mount, without groups."""
     yield aet
     aet.clean()

@@ -72,7 +72,7 @@ def test_a_change_clears_both_events_of_all_groups_in_that_cache(lab: Lab) -> No
     assert lab.read("mon_groups/b/mon_data/mon_L3_00/mbm_total_bytes") == "Unavailable\n"
 
 
-def test_what_is_so_already_changes_nothing(lab: Lab) -> None:
+def test_unchanged_mask_restarts_no_counter(lab: Lab) -> None:
     lab.write(TOTAL, "1=7f;0=0x7F;\n")
     assert counter(lab) == "0"
 
@@ -94,7 +94,7 @@ def test_the_kernels_words_for_a_bad_mask(lab: Lab, written: str, said: str) -> 
     assert (lab.status, lab.read(TOTAL)) == (said, "0=0x7f;1=0x7f\n")
 
 
-def test_what_stands_before_a_mistake_is_done(lab: Lab) -> None:
+def test_changes_before_an_error_are_applied(lab: Lab) -> None:
     assert refused(lab, TOTAL, "1=1;0=80\n") == "EINVAL"
     assert lab.read(TOTAL) == "0=0x7f;1=0x01\n"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults, other agents, virtual tasks and the truth, through the attributes of a mounted simulation's root."""
+"""Faults, other agents, virtual tasks and the true use, through the attributes of a mounted simulation's root."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_counter_says_a_word_so_many_times(fs: Mounted, control: Control, word
     assert control.faults == []
 
 
-def test_a_counter_fails_with_an_errno_until_it_is_told_otherwise(fs: Mounted, control: Control) -> None:
+def test_counter_fails_with_an_errno_until_the_fault_is_removed(fs: Mounted, control: Control) -> None:
     control.set_faults(Fault(group="mon_groups/*", event="llc_occupancy", answer="EIO"))
     path = A + "/mon_data/mon_L3_00/llc_occupancy"
     assert [outcome(lambda: fs.read(path)) for _ in range(3)] == ["EIO"] * 3
@@ -70,7 +70,7 @@ def test_a_counter_fails_with_an_errno_until_it_is_told_otherwise(fs: Mounted, c
     assert fs.read(path) == "0\n"
 
 
-def test_a_control_groups_sum_leaves_out_who_has_no_number(fs: Mounted, control: Control) -> None:
+def test_sum_of_a_control_group_skips_groups_without_a_number(fs: Mounted, control: Control) -> None:
     fs.mkdir("c")
     fs.mkdir("c/mon_groups/k")
     tid = control.spawn()
@@ -118,7 +118,7 @@ def test_a_slow_read_takes_its_time(fs: Mounted, control: Control) -> None:
         b"\xff",
     ],
 )
-def test_what_is_no_fault_is_refused_and_changes_nothing(fs: Mounted, control: Control, value: bytes) -> None:
+def test_invalid_fault_is_refused_and_changes_nothing(fs: Mounted, control: Control, value: bytes) -> None:
     control.set_faults(Fault(group="nobody", answer="EIO"))
     assert outcome(lambda: os.setxattr(fs.root, FAULT, value)) == "EINVAL"
     assert [fault.group for fault in control.faults] == ["nobody"]
@@ -259,11 +259,11 @@ def test_the_clock_can_be_put_forward(fs: Mounted, control: Control) -> None:
         (b'{"do":"dance"}', "EINVAL"),
     ],
 )
-def test_what_virtual_tasks_cannot_do(mount: Mounted, order: bytes, expected: str) -> None:
+def test_invalid_orders_for_virtual_tasks_are_refused(mount: Mounted, order: bytes, expected: str) -> None:
     assert outcome(lambda: os.setxattr(mount.root, VIRTUAL, order)) == expected
 
 
-def test_a_real_thread_is_no_task_of_a_virtual_simulation(fs: Mounted) -> None:
+def test_real_thread_is_not_a_task_of_a_virtual_simulation(fs: Mounted) -> None:
     assert outcome(lambda: fs.write(A + "/tasks", "0")) == "ESRCH"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs of groups: who counts what runs there, and what becomes of domains when CPUs come and go."""
+"""CPUs of groups: the group that counts their use, and the domains as CPUs go offline and online."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lab() -> Lab:
     return made
 
 
-# Who counts (__resctrl_sched_in() in arch/x86/include/asm/resctrl.h)
+# -- counting (__resctrl_sched_in() in arch/x86/include/asm/resctrl.h)
 
 
 def test_the_default_groups_tasks_count_for_their_cpus_group(lab: Lab) -> None:
@@ -90,7 +90,7 @@ def test_the_truth_names_the_rmid_that_counted(lab: Lab) -> None:
     assert [(row.rmid, row.cpu_ns) for row in task.used] == [(lab.group("mon_groups/a").ids.rmid, 10**9)]
 
 
-# CPUs that come and go, beyond what tests/conformance/test_domains.py shows
+# -- hotplug, beyond tests/conformance/test_domains.py
 
 
 def test_nodes_and_packages_go_with_their_last_cpu() -> None:
@@ -129,10 +129,10 @@ def test_cpus_that_cannot_go(lab: Lab, cpu: int, online: bool, wanted: str) -> N
     assert errno.errorcode[caught.value.errno or 0] == wanted
 
 
-# Large machines, which no guest is
+# -- machines larger than any guest
 
 
-def test_what_is_shown_can_be_written() -> None:
+def test_shown_masks_and_lists_can_be_written() -> None:
     chance = random.Random(5)
     for total in (1, 31, 32, 33, 64, 100, 1024):
         for _ in range(20):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel tells of exits, and that no CPU time of a short life is lost by it."""
+"""Exits that the kernel reports, and complete CPU time of short-lived tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resctrlmond.sim.profiles import MBM_TOTAL
 from tests.sim.conftest import Mounted
 
 NS = 10**9
-# Prints what it used itself up to its end, in nanoseconds.
+# Prints its own use until its end, in nanoseconds.
 _SHORT_LIFE = """
 import time
 until = time.process_time() + 0.02
@@ -35,9 +35,9 @@ def records() -> Iterator[ExitRecords | None]:
         made.close()
 
 
-def test_every_exit_is_told_once_with_its_cpu_time(records: ExitRecords | None) -> None:
+def test_every_exit_is_reported_once_with_its_cpu_time(records: ExitRecords | None) -> None:
     if records is None:
-        # Not the host's namespaces, or no CAP_NET_ADMIN: then there is nothing to be told by.
+        # Not the host's namespaces, or no CAP_NET_ADMIN: then the kernel reports nothing.
         return
     records.drain()
     with subprocess.Popen([sys.executable, "-c", _SHORT_LIFE], stdout=subprocess.PIPE, text=True) as process:

@@ -266,7 +266,7 @@ def test_threshold_is_rounded_down_to_the_scale_factor(lab: Lab, written: str, r
 
 
 @pytest.mark.parametrize("written", ["33554433", "-1", "-0", "abc", "", "1 2", "99999999999"])
-def test_threshold_refuses_what_is_no_number_up_to_the_cache_size(lab: Lab, written: str) -> None:
+def test_threshold_refuses_all_but_numbers_up_to_the_cache_size(lab: Lab, written: str) -> None:
     before = lab.read("info/L3_MON/max_threshold_occupancy")
     expected = "ERANGE" if len(written) > 10 else "EINVAL"  # more than 32 bits
     assert refused(lambda: lab.write("info/L3_MON/max_threshold_occupancy", written)) == expected

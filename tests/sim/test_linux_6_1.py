@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux 6.1 did otherwise, after its source: one task a write, no rename, no wait where a cache is clean."""
+"""Differences of Linux 6.1 from newer kernels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_write_is_one_number(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "1,1", "1,", "abc", "-1", "1\n1\n", "99999999999"])
-def test_what_is_none_is_refused_without_a_word(lab: Lab, text: str) -> None:
+def test_invalid_number_is_refused_without_a_message(lab: Lab, text: str) -> None:
     soil(lab)
     assert refused(lambda: lab.write("mon_groups/a/tasks", text)) == "EINVAL"
     assert lab.status == SOILED
@@ -111,6 +111,6 @@ def test_its_files(lab: Lab) -> None:
         ("intel-rdt", {"sparse_masks": 1}),
     ],
 )
-def test_what_it_did_not_know(name: str, numbers: dict[str, int]) -> None:
+def test_newer_files_are_missing(name: str, numbers: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"needs a newer kernel than 6\.1: leave --kernel out"):
         profile_named(name, kernel="6.1", **numbers)  # type: ignore[arg-type]

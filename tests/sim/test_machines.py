@@ -112,7 +112,7 @@ def test_an_l3_stays_until_its_last_node_goes_and_sums_up_those_that_are_there()
 
 
 @pytest.mark.parametrize("name", ["mon_L3_07", "mon_PERF_PKG_00", "", "tasks", "mon_sub_L3_00"])
-def test_what_is_no_domain_cannot_be_switched(name: str) -> None:
+def test_unknown_domain_cannot_be_switched(name: str) -> None:
     assert refused(lambda: Lab("intel-rdt").model.hotplug.set_domain(name, False)) == "ENOENT"
 
 

@@ -30,7 +30,7 @@ def test_it_says_that_it_is_a_simulation(sim: Mounted) -> None:
 
 
 @pytest.mark.parametrize("number", ["4194303", "0", "x", "-1", "", "9" * 100])
-def test_membership_of_a_task_that_does_not_exist_is_no_data(sim: Mounted, number: str) -> None:
+def test_membership_of_a_missing_task_is_enodata(sim: Mounted, number: str) -> None:
     assert outcome(lambda: sim.groups_of(number)) == "ENODATA"
 
 
@@ -98,7 +98,7 @@ def test_a_write_is_one_command_of_at_most_4096_bytes_wherever_the_offset_is(sim
     assert sim.tids("mon_groups/a") == {os.getpid()}
 
 
-def test_bytes_that_are_no_text_pass_through(sim: Mounted) -> None:
+def test_bytes_that_are_not_text_are_kept(sim: Mounted) -> None:
     name = os.fsencode(sim.path("mon_groups")) + b"/\xff\xfe"
     os.mkdir(name)
     assert os.listdir(os.path.dirname(name)) == [b"\xff\xfe"]
@@ -204,7 +204,7 @@ def test_one_time_can_be_set_without_the_other(sim: Mounted) -> None:
     assert abs(os.stat(a).st_mtime_ns - time.time_ns()) < 10**10
 
 
-def test_mode_and_owner_stay_and_mode_zero_is_no_hindrance_to_root(sim: Mounted) -> None:
+def test_mode_and_owner_are_kept_and_root_ignores_mode_zero(sim: Mounted) -> None:
     os.mkdir(sim.path("mon_groups/a"), 0)
     assert os.stat(sim.path("mon_groups/a")).st_mode & 0o7777 == 0
     assert os.stat(sim.path("mon_groups/a/mon_data")).st_mode & 0o7777 == 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intel's pqos, a program that knows nothing of us, takes the simulation for resctrl: it monitors and allocates.
+"""Intel's pqos, an independent program, monitors and allocates on the simulation.
 
-In a mount namespace of its own. What is made up there for it, besides the simulation: a /sys/fs in which there is a
-place to mount, the word resctrl in /proc/filesystems, and the processor flags of such a machine in /proc/cpuinfo.
+It runs in a mount namespace of its own, with a /sys/fs that has a mount point, the word resctrl in /proc/filesystems,
+and the processor's flags in /proc/cpuinfo.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, object]:
-    """What pqos said: [exit status, output, complaints] of each command, and what it left behind."""
+    """Run pqos. Return [exit status, output, errors] of each command, and the groups that remain."""
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", _HOST]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=110, check=False)
@@ -87,8 +87,8 @@ def test_pqos_makes_its_classes_and_shows_them(told: dict[str, object]) -> None:
 
 
 def fullest_row(text: str) -> dict[str, str]:
-    """The second of most traffic: on a busy machine there are such in which the burner does not run."""
-    # A note for the user comes first.
+    """Return the second with the most traffic: on a busy machine, the burner does not run in some of them."""
+    # The output begins with a note for the user.
     table = text.partition("Time,")
     return max(csv.DictReader(io.StringIO(table[1] + table[2])), key=lambda row: float(row["MBT[MB/s]"]))
 
@@ -101,7 +101,7 @@ def test_pqos_monitors_a_process(told: dict[str, object]) -> None:
 
 
 def test_pqos_monitors_a_core(told: dict[str, object]) -> None:
-    """It makes a group that has the core: what the burner, in no group itself, uses there counts for it."""
+    """pqos creates a group with the core: it counts the use of the burner there, which is in no group."""
     row = fullest_row(output(told, "core"))
     assert row["Core"] == "0"
     assert float(row["LLC[KB]"]) == 1024

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's tasks as the model sees them, with the kernel's word for every fork and without."""
+"""The host's tasks as the model sees them, with and without the kernel's reports of forks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_stat_is_the_threads_own_and_not_the_processs(table: ProcTable) -> None:
     assert table.threads()[os.getpid()] == os.getpid()
 
 
-def test_what_is_gone_has_neither_stat_nor_credentials(table: ProcTable) -> None:
+def test_ended_task_has_neither_stat_nor_credentials(table: ProcTable) -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -111,10 +111,10 @@ def test_a_name_full_of_parentheses_does_not_shift_the_fields(table: ProcTable) 
     assert stat.ppid == os.getppid()
 
 
-def test_every_fork_is_told_once_and_in_order() -> None:
+def test_every_fork_is_reported_once_and_in_order() -> None:
     events = ForkEvents.open()
     if events is None:
-        # Not the host's namespaces, or no CAP_NET_ADMIN: then there is nothing to be told by.
+        # Not the host's namespaces, or no CAP_NET_ADMIN: then the kernel reports nothing.
         assert ProcTable(None).forks() is None
         return
     with_events = ProcTable(events)

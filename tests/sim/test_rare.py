@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens seldom, and to order here: counters that wrap unseen, and tasks that an rmdir overlooked."""
+"""Rare events on request: counters that wrap unseen, and tasks that an rmdir misses."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_overlooked_task_is_free_to_join_another_group(lab: Lab) -> None:
     assert lab.read("tasks").split().count(str(tid)) == 1
 
 
-def test_of_a_class_that_has_gone_nobody_can_tell(lab: Lab) -> None:
+def test_missed_task_of_a_removed_class_is_enoent(lab: Lab) -> None:
     lab.mkdir("x")
     tid = member(lab, "x")
     lab.model.overlook(tid)
@@ -132,6 +132,6 @@ def test_of_a_class_that_has_gone_nobody_can_tell(lab: Lab) -> None:
     assert lab.model.task_groups(tid) == "res:y\nmon:\n"
 
 
-def test_nobody_is_overlooked_who_is_in_no_group(lab: Lab) -> None:
+def test_task_in_no_group_cannot_be_missed(lab: Lab) -> None:
     with pytest.raises(ProcessLookupError):
         lab.model.overlook(lab.tasks.fork())

@@ -18,7 +18,7 @@ from tests.sim.virtual import ROOT, Lab
 
 @pytest.fixture(params=["looking", "told"])
 def lab(request: pytest.FixtureRequest) -> Lab:
-    """Forks are found by looking, or told by the kernel: it makes no difference, but where a test says so."""
+    """Forks are found by polling, or reported by the kernel: most tests must not depend on it."""
     made = Lab("intel-rdt", tells_forks=request.param == "told")
     made.mkdir("mon_groups/a")
     made.mkdir("mon_groups/b")
@@ -193,7 +193,7 @@ def test_a_child_of_a_process_with_threads_in_two_groups_follows_the_thread_that
     assert lab.tids("mon_groups/b") == {worker, of_worker}
 
 
-def test_when_forks_are_told_children_of_a_parent_that_nobody_saw_are_found() -> None:
+def test_reported_forks_find_children_of_an_unseen_parent() -> None:
     lab = Lab("intel-rdt", tells_forks=True)
     lab.mkdir("mon_groups/a")
     shell = lab.tasks.fork()
@@ -204,7 +204,7 @@ def test_when_forks_are_told_children_of_a_parent_that_nobody_saw_are_found() ->
     assert lab.tids("mon_groups/a") == {shell, orphan}
 
 
-def test_when_forks_are_told_the_last_children_of_a_task_that_is_gone_are_found(
+def test_reported_forks_find_the_last_children_of_an_ended_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lab = Lab("intel-rdt", tells_forks=True)
@@ -213,7 +213,7 @@ def test_when_forks_are_told_the_last_children_of_a_task_that_is_gone_are_found(
     lab.write("mon_groups/a/tasks", str(shell))
     orphan = lab.tasks.fork(shell)
     lab.tasks.exit(shell)
-    # Forked and ended between being told of forks and being looked at.
+    # Forked and ended between the report of forks and the sample.
     later = iter([[], lab.tasks.forks()])
     monkeypatch.setattr(lab.tasks, "forks", lambda: next(later, []))
     assert lab.tids("mon_groups/a") == {orphan}
@@ -237,10 +237,10 @@ def test_an_orphan_of_a_removed_group_is_in_the_group_above() -> None:
     shell = lab.tasks.fork()
     lab.write("mon_groups/a/tasks", str(shell))
     orphan = lab.tasks.fork(shell)
-    told, lab.tasks.told = lab.tasks.told, []
+    forks, lab.tasks.unread_forks = lab.tasks.unread_forks, []
     lab.tasks.exit(shell)
     lab.rmdir("mon_groups/a")
-    lab.tasks.told = told
+    lab.tasks.unread_forks = forks
     assert lab.model.task_groups(orphan) == "res:/\nmon:\n"
 
 
@@ -300,7 +300,7 @@ def test_cpu_masks_and_lists(cpus: list[int], total: int, mask: str, listed: str
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever is done in whatever order, what must always hold holds."""
+    """The invariants hold after any sequence of operations."""
 
     tells_forks = False
 
@@ -389,7 +389,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 class AnyOrderTold(AnyOrder):
-    """The same where the kernel tells of forks."""
+    """The same if the kernel reports forks."""
 
     tells_forks = True
 

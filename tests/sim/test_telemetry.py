@@ -32,7 +32,7 @@ def now(lab: Lab, path: str) -> str:
     return lab.file(path).show().strip()
 
 
-def test_what_is_used_shows_when_the_cores_push_it_and_traffic_at_once() -> None:
+def test_telemetry_shows_after_a_push_and_traffic_at_once() -> None:
     lab, tid = busy_lab()
     lab.run(tid, 1.0)
     assert (now(lab, ENERGY), now(lab, TRAFFIC)) == ("Unavailable", str(GIB))
@@ -54,7 +54,7 @@ def test_lag_goes_on_after_the_death_of_the_task_and_ends_within_two_millisecond
     assert now(lab, ENERGY) == "2.500000"
 
 
-def test_a_push_that_rounding_puts_after_now_is_no_harm() -> None:
+def test_push_that_is_rounded_into_the_future_is_accepted() -> None:
     lab, tid = busy_lab()
     lab.now = 1000.04
     assert math.floor(lab.now / 0.002) * 0.002 > lab.now
@@ -98,7 +98,7 @@ def test_integer_events_have_no_fraction() -> None:
     assert len(names) == 9
 
 
-def test_what_a_task_used_between_the_last_look_and_its_end_is_its_groups() -> None:
+def test_use_after_the_last_sample_is_charged_to_the_group() -> None:
     lab, tid = busy_lab()
     lab.run(tid, 1.0)
     lab.model.accounting.look()
@@ -107,7 +107,7 @@ def test_what_a_task_used_between_the_last_look_and_its_end_is_its_groups() -> N
     assert lab.read(ENERGY) == "5.000000\n"
 
 
-def test_what_a_task_used_that_nobody_ever_saw_is_its_groups() -> None:
+def test_use_of_an_unseen_task_is_charged_to_the_group() -> None:
     lab, tid = busy_lab()
     for _ in range(3):
         child = lab.tasks.fork(tid)
@@ -130,7 +130,7 @@ def test_the_last_use_of_a_task_that_vanishes_after_the_look_is_counted_by_the_s
     assert lab.read(ENERGY) == "2.500000\n"
 
 
-def test_where_nobody_tells_of_exits_the_last_use_is_roots() -> None:
+def test_last_use_is_roots_if_exits_are_not_reported() -> None:
     lab, tid = busy_lab(tells_forks=False)
     lab.run(tid, 1.0)
     lab.tasks.exit(tid)

@@ -25,7 +25,6 @@ TO_DO = (
     "tests/flood",
     "tests/fuzz",
     "tests/groups",
-    "tests/hook",
     "tests/kernel",
     "tests/kernel/cri",
     "tests/kernel/machine",
@@ -33,7 +32,6 @@ TO_DO = (
     "tests/mutants",
     "tests/package",
     "tests/resctrl",
-    "tests/sim",
     "tests/truth",
 )
 
