@@ -127,7 +127,14 @@ class Door:
         of = life.of
         if of.owner is Owner.HOOK and (of.key in self._untold or not of.second_claim):
             return  # nobody tells
-        answer = self._do("Release", key=of.key, claim=_claim(of.owner))
+        kills = self.kills
+        try:
+            answer = self._do("Release", key=of.key, claim=_claim(of.owner))
+        except VarlinkError as error:
+            # It ended with the container, by its rule, or in the call in which the daemon was killed.
+            assert error.name == f"{MANAGER}.NoSuchClaim"
+            assert of.second_claim
+            assert of.owner is Owner.HOOK or self.kills > kills
         if of.second_claim:
             answer = self._do("Release", key=of.key, claim=OTHER)
         if answer and answer["completed"]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from resctrlmond.groups.accounting import Total
+from resctrlmond.groups.errors import NoSuchClaim
 from resctrlmond.groups.record import EndRule, Record, State
 from resctrlmond.groups.settings import Settings
 from resctrlmond.groups.target import Assignment
@@ -163,7 +164,13 @@ class Ours:
         key, owner = life.of.key, life.of.owner
         if owner is Owner.HOOK and (key in self._untold or not life.of.second_claim):
             return  # nobody tells
-        released = self._do(lambda: self.host.manager.release(key, owner=owner.value))
+        restarts = self.restarts
+        try:
+            released = self._do(lambda: self.host.manager.release(key, owner=owner.value))
+        except NoSuchClaim:
+            # It ended with the container, by its rule, or in the call in which the daemon was killed.
+            assert life.of.second_claim
+            assert owner is Owner.HOOK or self.restarts > restarts
         if life.of.second_claim:
             released = self._do(lambda: self.host.manager.release(key, owner=OTHER))
         if released.completed:
