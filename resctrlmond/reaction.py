@@ -15,6 +15,10 @@ log = logging.getLogger(__name__)
 
 # A write raises several events, and a program that moves a process writes once for each thread.
 _BATCH_S = 0.002
+# A call is followed by a pause of so many times its length, up to a longest one: a program that writes to schemata
+# all the time costs a small part of one processor.
+_PAUSES = 20
+_LONGEST_PAUSE_S = 0.25
 _AFTER_FAILURE_S = 1.0
 
 
@@ -32,6 +36,7 @@ class Reaction:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._is_wanted = False
+        self._not_before = 0.0
         if fd >= 0:
             self._loop.add_reader(fd, self._begin)
 
@@ -58,10 +63,11 @@ class Reaction:
             self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        pause = _BATCH_S
+        pause = 0.0
         while pause or self._is_wanted:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(max(pause, _BATCH_S, self._not_before - self._loop.time()))
             self._is_wanted = False
+            begun = self._loop.time()
             try:
                 pause = await self._workers.run(Lane.WRITES, self._react)
             except ResctrlError as error:
@@ -70,6 +76,8 @@ class Reaction:
             except Exception:
                 log.exception("the look for what another program wrote to resctrl failed in a way that it should not")
                 pause = _AFTER_FAILURE_S
+            now = self._loop.time()
+            self._not_before = now + min(_LONGEST_PAUSE_S, _PAUSES * (now - begun))
         self._task = None
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self._begin)
