@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.lifecycle import Lifecycle
@@ -40,11 +40,20 @@ _CPUS = "another program gave the group CPUs ({}), and the use of other tasks th
 
 @dataclass(slots=True)
 class _Look:
-    """The threads in the groups of one run at a time (clock ticks since boot): start times and parts."""
+    """The threads in the groups of one run at a time (clock ticks since boot)."""
 
     generation: int
     at: int
-    threads: dict[int, tuple[int, str]] = field(default_factory=dict)
+    threads: dict[int, _Thread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """Its process, its start time (clock ticks since boot), and the part of the group that it was in."""
+
+    pid: int
+    start_time: int
+    part: str
 
 
 class Interference:
@@ -279,23 +288,24 @@ class Interference:
         now = _Look(record.generation, boot_ticks())
         for group in record.standing:
             for tid in self.tree.tasks(group.ref):
-                known = before.threads.get(tid) if before is not None else None
-                if known is None:
-                    thread = processes.stat(tid)
-                    if thread is None:
+                thread = before.threads.get(tid) if before is not None else None
+                if thread is None:
+                    found = processes.stat(tid)
+                    if found is None:
                         continue
-                    known = thread.start_time, group.part
-                    if self._is_stranger(record, group, tid, thread.start_time, before):
+                    thread = _Thread(processes.leader(tid), found.start_time, group.part)
+                    if self._is_stranger(record, group, tid, thread, before):
                         record = self._worse(record, group, Quality.ESTIMATED, _STRANGER)
-                now.threads[tid] = known[0], group.part
+                now.threads[tid] = replace(thread, part=group.part) if thread.part != group.part else thread
         for part in self._parts_left(record, before, now):
             group = next((group for group in record.groups if group.part == part), record)
             record = self._worse(record, group, Quality.LATE, _TAKEN)
         self._looks[record.key] = now
         return record
 
-    def _is_stranger(self, record: Record, group: Record, tid: int, start: int, before: _Look | None) -> bool:
+    def _is_stranger(self, record: Record, group: Record, tid: int, thread: _Thread, before: _Look | None) -> bool:
         """Whether a thread that is in the group now ran outside before, and the daemon did not move it."""
+        start = thread.start_time
         if self.tree.own_writes.moved_since(tid, start):
             return False
         if before is not None:
@@ -303,14 +313,13 @@ class Interference:
         # After a restart nobody knows which threads the daemon moved: only those of members.
         if group.baseline is not Quality.EXACT or start >= group.created_ns * TICKS_PER_S // 10**9 - _FORK_TICKS:
             return False
-        pid = processes.leader(tid)
         return all(
-            member.pid != pid and not (member.cgroup and cgroups.member_test(member.cgroup)(tid))
+            member.pid != thread.pid and not (member.cgroup and cgroups.member_test(member.cgroup)(tid))
             for member in record.members
         )
 
     def _parts_left(self, record: Record, before: _Look | None, now: _Look) -> set[str]:
-        """The parts of the groups that a task has left: one that was in it, or a descendant of a member."""
+        """The parts of the groups that a task has left: one that was in it, or one that was forked in it."""
         homes = {Membership(group.ref.class_, group.ref.name) for group in record.standing}
 
         def has_left(tid: int, start: int | None = None) -> bool:
@@ -324,17 +333,17 @@ class Interference:
             return where not in homes and is_alive
 
         left = set()
-        for tid, (start, part) in (before.threads if before is not None else {}).items():
+        for tid, thread in (before.threads if before is not None else {}).items():
             is_ours = before is not None and self.tree.own_writes.moved_since(tid, before.at)
-            if tid not in now.threads and not is_ours and has_left(tid, start):
-                left.add(part)
-        for member in record.living:
-            # Each process that it has started was in its group, if none ran outside before.
-            home = record.home(member)
-            if member.pid and not member.cgroup and home.baseline is Quality.EXACT and home.part not in left:
-                tids = (tid for tid in _threads_below(member) if tid not in now.threads)
-                if any(map(has_left, tids)):
-                    left.add(home.part)
+            if tid not in now.threads and not is_ours and has_left(tid, thread.start_time):
+                left.add(thread.part)
+        # No task of an exact group has run outside, so each process that it has started began in it.
+        for group in record.standing:
+            if group.baseline is Quality.EXACT and group.part not in left:
+                pids = {thread.pid for thread in now.threads.values() if thread.part == group.part}
+                pids.update(member.pid for member in record.living if _runs(member) and record.home(member) == group)
+                if any(tid not in now.threads and has_left(tid) for tid in _threads_below(pids)):
+                    left.add(group.part)
         return left
 
 
@@ -345,12 +354,17 @@ def _files(written: Written) -> Iterator[tuple[str, str]]:
         yield directory, "cpus"
 
 
-def _threads_below(member: Member) -> Iterator[int]:
-    """The threads of a member's process and of its descendants."""
-    first = processes.stat(member.pid)
-    if first is None or first.start_time != member.start_time:
-        return
-    pids = [member.pid]
-    for pid in pids:
+def _runs(member: Member) -> bool:
+    first = processes.stat(member.pid) if member.pid else None
+    return first is not None and first.start_time == member.start_time
+
+
+def _threads_below(pids: Iterable[int]) -> Iterator[int]:
+    """The threads of these processes and of their descendants."""
+    found = dict.fromkeys(pids)
+    waiting = list(found)
+    for pid in waiting:
         yield from processes.threads(pid)
-        pids += processes.children(pid) or []
+        children = [child for child in processes.children(pid) or [] if child not in found]
+        found.update(dict.fromkeys(children))
+        waiting += children

@@ -133,6 +133,19 @@ def test_a_process_whose_parent_has_ended_is_missed_as_well(
     said(host, Quality.LATE, TAKEN)
 
 
+def test_a_fork_of_a_process_whose_parent_has_ended_is_missed_as_well(
+    host: Host, class_: str, process: Start, puppet: Puppet
+) -> None:
+    """It is not a descendant of a member that lives."""
+    first = process()
+    host.manager.assign(assignment("k", puppet.pid))
+    host.manager.assign(assignment("k", first.pid))
+    host.manager.remove_member("k", f"pid-{puppet.pid}")
+    is_exact(host)
+    write(host, f"{class_}/tasks", ask(puppet, "fork"))
+    said(host, Quality.LATE, TAKEN)
+
+
 @pytest.mark.usefixtures("blind")
 def test_without_inotify_the_next_sweep_finds_a_descendant_outside(
     host: Host, class_: str, workload: Record, puppet: Puppet
