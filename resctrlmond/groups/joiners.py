@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.lifecycle import replace
@@ -26,6 +27,10 @@ _WALKS = 3
 _FOUND = (
     "processes that joined {} from outside and ended used at least {:.2f} s of CPU time: "
     "what they did is in no figure"
+)
+_OUTSIDE = (
+    "processes of {} used at least {:.2f} s of CPU time outside its control group, which hides processes that join "
+    "it from outside and end"
 )
 _AMOUNT = re.compile(r" used (?:about|at least) (\d+\.\d\d) s ")
 # The smallest amount (ns) that _FOUND can state.
@@ -46,13 +51,13 @@ class Joiners:
         if not member.cgroup or member.id in record.other_cpu_ns:
             return record
         if not member.pid:
-            # 0 is a valid value: of a new control group, in which no task has run.
-            return self._with_other(record, member, cgroups.cpu_time_ns(member.cgroup))
+            return self._with_other(record, member, cgroups.cpu_time_ns(member.cgroup) or 0)
         tree = self._tree(member)
         # After the tree: what is used in between is taken for what ran before, and not for what joined.
         used = cgroups.cpu_time_ns(member.cgroup)
-        if tree is None or not used:
+        if tree is None or used is None:
             return record  # of a control group of v1 the kernel does not tell it
+        # Negative if the init has used more before it was in the control group.
         return self._with_other(record, member, used - tree.ns)
 
     def look_at_empty(self, record: Record, member: Member) -> Record:
@@ -63,7 +68,7 @@ class Joiners:
         before = record.other_cpu_ns.get(member.id)
         if before is None or member.pid or record.home(member).baseline is not Quality.EXACT:
             return record
-        used = cgroups.cpu_time_ns(member.cgroup)
+        used = cgroups.cpu_time_ns(member.cgroup) or 0
         if used < before or not cgroups.is_there(member.cgroup):
             why = _REMOVED.format(member.id)
         elif used > before:
@@ -93,23 +98,23 @@ class Joiners:
             found_ns = round(float(amount[1]) * 1e9)
             bound += max(2 * found_ns, found_ns + _CENTISECOND)
         last = self._last.setdefault(record.key, {})
-        used = cgroups.cpu_time_ns(member.cgroup)
+        now = cgroups.cpu_time_ns(member.cgroup) or 0
         last_used, last_other = last.get(member.id, (0, 0))
         # Less than before is of a new control group under the same path.
-        if used >= last_used > 0 and last_other + used - last_used - cpu_time.SLACK <= bound:
+        if now >= last_used > 0 and last_other + now - last_used - cpu_time.SLACK <= bound:
             return record  # whatever ran since then, it was too little to be told from rounding
         other = None
         for _ in range(_WALKS):
             # Before the tree: what the tree uses in between is not taken for somebody else's.
             used = cgroups.cpu_time_ns(member.cgroup)
             tree = self._tree(member)
-            if tree is None or not used:
+            if tree is None or used is None:
                 return record
             last[member.id] = used, used - tree.ns
             # Rounding can account for the slack: what others used is at least this.
             least = used - tree.ns - tree.slack
             if least <= bound:
-                return record
+                return record if found else self._look_outside(record, member, before, tree)
             other = least if other is None else min(other, least)
         assert other is not None
         why = _FOUND.format(member.id, (other - before) / 1e9)
@@ -117,6 +122,24 @@ class Joiners:
             log.info("%s: %s", record.key, why)
         others = tuple(reason for reason in home.late_reasons if not reason.startswith(about))
         return record.with_group(replace(home, late_reasons=others)).with_late(member, why)
+
+    def _look_outside(self, record: Record, member: Member, before: int, tree: TreeTime) -> Record:
+        """Mark the group late if the member's processes have used CPU time outside its control group.
+
+        What they use in it is in both amounts, so their difference never falls but by what they use elsewhere.
+        """
+        # By that much the amount from before is too high: rounding, and what was used while it was taken.
+        lowest = before - 2 * cpu_time.SLACK
+        if (cgroups.cpu_time_ns(member.cgroup) or 0) - tree.ns >= lowest:
+            return record
+        least = self._tree(member, cpu_time.of_tree_at_least)
+        # After the tree, which then is not ahead of it.
+        used = cgroups.cpu_time_ns(member.cgroup)
+        if least is None or used is None or used - least.ns >= lowest:
+            return record
+        why = _OUTSIDE.format(member.id, (lowest - used + least.ns) / 1e9)
+        log.info("%s: %s", record.key, why)
+        return record.with_late(member, why)
 
     def forget_member(self, record: Record, member_id: str) -> Record:
         """Drop the CPU times of a member that comes anew: its control group may count from 0 again."""
@@ -134,9 +157,9 @@ class Joiners:
     def _with_other(self, record: Record, member: Member, used_ns: int) -> Record:
         return replace(record, other_cpu_ns={**record.other_cpu_ns, member.id: used_ns})
 
-    def _tree(self, member: Member) -> TreeTime | None:
+    def _tree(self, member: Member, of: Callable[[Process], TreeTime | None] | None = None) -> TreeTime | None:
         try:
             with Process.open(member.pid, member.start_time) as process:
-                return cpu_time.of_tree(process)
+                return (of or cpu_time.of_tree)(process)
         except ResctrlError:
             return None  # it has ended, or cannot be looked at now

@@ -218,7 +218,7 @@ class _Cgroup:
 
     def cpu_time_ns(self) -> int | None:
         # What ran in it before and has ended is not of this workload.
-        return cgroups.cpu_time_ns(self._path) if cgroups.is_populated(self._path) else None
+        return cgroups.cpu_time_ns(self._path) or 0 if cgroups.is_populated(self._path) else None
 
     def children(self) -> list[int]:
         return []

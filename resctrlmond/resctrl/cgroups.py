@@ -150,17 +150,17 @@ def is_populated(path: str) -> bool:
         raise not_read(error, "tell whether the control group has tasks", file) from error
 
 
-def cpu_time_ns(path: str) -> int:
-    """The CPU time (ns) that all tasks of a control group have used, ended ones included; 0 if it is not known.
+def cpu_time_ns(path: str) -> int | None:
+    """The CPU time (ns) that all tasks of a control group have used, ended ones included; None if it is not known.
 
     From cpu.stat, which every control group of v2 has (Documentation/admin-guide/cgroup-v2.rst, "CPU").
     """
     try:
         with open(os.path.join(path, "cpu.stat"), encoding="ascii") as lines:
             values = dict(line.split() for line in lines)
-        return int(values.get("usage_usec", 0)) * 1000
-    except (OSError, ValueError):
-        return 0
+        return int(values["usage_usec"]) * 1000
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _directories(path: str) -> Iterator[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from resctrlmond.resctrl.processes import Process, children, stat_fields
@@ -32,18 +33,29 @@ def of_tree(process: Process) -> TreeTime | None:
 
     None if nobody can tell: the process is ending, or the kernel does not list children (CONFIG_PROC_CHILDREN). Not
     in the sum are descendants whose parent ignores SIGCHLD, and those that have another parent since theirs ended.
-    The cost is proportional to the threads of the tree. Raises NotRead.
+    A descendant that ends meanwhile may be in it twice. The cost is proportional to the threads of the tree.
+    Raises NotRead.
     """
+    # Children before their parents: what ends meanwhile is in the time of its parent.
+    return _sum_of(process, reversed)
+
+
+def of_tree_at_least(process: Process) -> TreeTime | None:
+    """As ``of_tree``, but never too much: what ends meanwhile may be missing."""
+    return _sum_of(process, lambda pids: pids)
+
+
+def _sum_of(process: Process, order: Callable[[list[int]], Iterable[int]]) -> TreeTime | None:
     pids = [process.pid]
     for pid in pids:
         found_here = children(pid)
         if found_here is None:
             return None
         pids += found_here
-    # Children before their parents: what ends meanwhile is in the time of its parent.
-    found = [fields for pid in reversed(pids) if (fields := stat_fields(pid))]
-    # found[-1] is the process itself. As it ends the kernel kills its PID namespace, and adds up nothing any more.
-    if process.has_ended() or not found or int(found[-1][6]) & _PF_EXITING:
+    found = {pid: fields for pid in order(pids) if (fields := stat_fields(pid))}
+    own = found.get(process.pid)
+    # As it ends the kernel kills its PID namespace, and adds up nothing any more.
+    if process.has_ended() or own is None or int(own[6]) & _PF_EXITING:
         return None
-    ticks = sum(int(field) for fields in found for field in fields[_TIMES])
+    ticks = sum(int(field) for fields in found.values() for field in fields[_TIMES])
     return TreeTime(ticks * _NS_PER_TICK, len(found) * SLACK)

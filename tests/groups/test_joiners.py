@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -263,6 +264,62 @@ def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
         assert host.manager.get(CTR).baseline is Quality.LATE
     finally:
         again.end()
+
+
+def test_a_process_that_joined_a_container_that_had_used_nothing_in_its_control_group_is_marked(
+    host: Host, cgroup: str, process: Start
+) -> None:
+    """The 0 of its control group was taken for a kernel that does not count, and nobody was looked for."""
+    init = process()
+    os.kill(init.pid, signal.SIGSTOP)
+    join(cgroup, init.pid)
+    assert cgroups.cpu_time_ns(cgroup) == 0
+    given = assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup, late=False)
+    assert host.manager.assign(given).record.baseline is Quality.EXACT
+    session(cgroup, 0.3)
+    host.manager.upkeep.sweeping.sweep(CTR)
+    assert cpu_time_told(reason(host)) > 0.25
+
+
+def test_what_a_container_used_before_it_was_in_its_control_group_hides_no_joiner(host: Host, cgroup: str) -> None:
+    init = Init(os.path.dirname(cgroup))
+    try:
+        init.do("burn(1.0)")
+        join(cgroup, init.process.pid)
+        init.cgroup = cgroup
+        init.do("burn(0.1)")
+        assign(host, init)
+        session(cgroup, 0.3)
+        host.manager.upkeep.sweeping.sweep(CTR)
+        assert cpu_time_told(reason(host)) > 0.25
+    finally:
+        init.end()
+
+
+@pytest.mark.parametrize("runs_on", [False, True])
+def test_what_a_container_uses_outside_its_control_group_hides_no_joiner(
+    host: Host, init: Init, cgroup: str, runs_on: bool
+) -> None:
+    """What joined it and ended was set off against it, and the totals were exact."""
+    assign(host, init)
+    host.manager.upkeep.sweeping.sweep(CTR)
+    other = f"{os.path.dirname(cgroup)}/cgroup.procs"
+    outside = f"(open({other!r}, 'w').write(str(os.getpid())), burn(0.6)"
+    init.do(
+        f"fork(lambda: {outside}, time.sleep(600))); time.sleep(1.5)"
+        if runs_on
+        else f"os.waitpid(fork(lambda: {outside})), 0)"
+    )
+    session(init.cgroup, 0.2)
+    host.manager.upkeep.sweeping.sweep(CTR)
+    assert host.manager.get(CTR).baseline is Quality.LATE
+    assert re.fullmatch(
+        r"processes of c1 used at least 0\.\d\d s of CPU time outside its control group, which hides processes that "
+        r"join it from outside and end",
+        reason(host),
+    ), reason(host)
+    if runs_on:
+        init.do("os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), 9)")
 
 
 OWN = {
