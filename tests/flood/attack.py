@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ NOBODY = 65534
 MANAGER = "org.resctrlmon.Manager"
 LIST = json.dumps({"method": f"{MANAGER}.List", "more": True}).encode() + b"\0"
 STATUS = json.dumps({"method": f"{MANAGER}.Status"}).encode() + b"\0"
+READ = json.dumps({"method": f"{MANAGER}.Read", "parameters": {"key": "long-0"}}).encode() + b"\0"
 GARBAGE = json.dumps({"method": f"{MANAGER}.Create", "parameters": {"key": "x" * (2 << 20)}}).encode() + b"\0"
 
 
@@ -68,6 +70,13 @@ def connections(path: str, _bus: str) -> None:
             held.pop(0).close()
 
 
+def reads_left(path: str, _bus: str) -> None:
+    """Connections that send one Read and close."""
+    while True:
+        with contextlib.suppress(OSError), _connected(path) as connection:
+            connection.sendall(READ)
+
+
 def bus_large(_path: str, bus: str) -> None:
     """Messages of 30 MiB."""
     _on_bus(bus, "ay", [bytes(30 << 20)], "Create", at_once=1)
@@ -81,6 +90,62 @@ def bus_arrays(_path: str, bus: str) -> None:
 def bus_lists(_path: str, bus: str) -> None:
     """Lists, 64 at a time."""
     _on_bus(bus, "", [], "List", at_once=64)
+
+
+def bus_unheard(_path: str, bus: str) -> None:
+    """Calls that want no reply, from 8 connections."""
+    call = _message("Get", "s", ["long-0"], dbus_fast.MessageFlag.NO_REPLY_EXPECTED) * 100
+    _pour(bus, call)
+
+
+def bus_unread(_path: str, bus: str) -> None:
+    """Calls whose replies are not read, from 8 connections."""
+    _pour(bus, _message("Status", "", []) * 100)
+
+
+def bus_left(_path: str, bus: str) -> None:
+    """Connections that send one call and close."""
+    call = _message("Read", "s", ["long-0"])
+    while True:
+        with contextlib.suppress(OSError), _on_raw_bus(bus) as connection:
+            connection.sendall(call)
+
+
+def _pour(bus: str, data: bytes) -> None:
+    connections = [_on_raw_bus(bus) for _ in range(8)]
+    left = dict.fromkeys(connections, b"")
+    while True:
+        _, writable, _ = select.select([], connections, [])
+        for connection in writable:
+            left[connection] = left[connection] or data
+            left[connection] = left[connection][connection.send(left[connection], socket.MSG_DONTWAIT) :]
+
+
+def _on_raw_bus(address: str) -> socket.socket:
+    """A connection that has said Hello and reads no more."""
+    connection = _connected(address.removeprefix("unix:path="))
+    connection.sendall(b"\0AUTH EXTERNAL " + str(os.getuid()).encode().hex().encode() + b"\r\n")
+    connection.recv(100)
+    path = "/org/freedesktop/DBus"
+    name = path[1:].replace("/", ".")
+    hello = dbus_fast.Message(destination=name, path=path, interface=name, member="Hello", serial=1)
+    connection.sendall(b"BEGIN\r\n" + hello._marshall(False))
+    connection.recv(1000)
+    return connection
+
+
+def _message(member: str, signature: str, body: list[object], flags: dbus_fast.MessageFlag | None = None) -> bytes:
+    message = dbus_fast.Message(
+        destination="org.resctrlmon1",
+        path="/org/resctrlmon1",
+        interface="org.resctrlmon1.Manager",
+        member=member,
+        signature=signature,
+        body=body,
+        flags=flags or dbus_fast.MessageFlag.NONE,
+        serial=2,
+    )
+    return bytes(message._marshall(False))
 
 
 def _on_bus(address: str, signature: str, body: list[object], member: str, at_once: int) -> None:
@@ -114,9 +179,13 @@ FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
     "calls": calls,
     "long messages": long_messages,
     "connections": connections,
+    "reads, left": reads_left,
     "D-Bus 30 MiB": bus_large,
     "D-Bus arrays": bus_arrays,
     "D-Bus lists": bus_lists,
+    "D-Bus unheard": bus_unheard,
+    "D-Bus unread": bus_unread,
+    "D-Bus left": bus_left,
 }
 
 if __name__ == "__main__":
