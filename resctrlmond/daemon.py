@@ -191,6 +191,7 @@ class Daemon:
             set_log_level=journal.set_level,
             get_log_level=journal.level,
             log_target=journal.target(),
+            folder=self._config.runtime_dir,
             address=self._bus,
         )
 

@@ -73,13 +73,13 @@ class Bus(MessageBus):
             raise
 
     @classmethod
-    async def open(cls, address: str | None = None) -> Bus:
-        """Connect to the bus at the address (None: the system bus). Raises BusUnavailable."""
+    async def open(cls, address: str | None, folder: str) -> Bus:
+        """Connect to the bus at the address (None: the system bus), by way of ``folder``. Raises BusUnavailable."""
         bus = gate = None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 gate = await Gate.open(address)
-                with gate.entrance() as entrance:
+                with gate.entrance(folder) as entrance:
                     bus = cls(entrance, gate)
                     await bus.connect()
         except BaseException as error:

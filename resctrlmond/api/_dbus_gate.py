@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import struct
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
+
+from resctrlmond.api.streams import receive
+from resctrlmond.resctrl.processes import Descriptor
 
 BUS_NAME = "org.freedesktop.DBus"
 
@@ -29,14 +32,13 @@ _PROTOCOL_VERSION = 1
 _FIXED = 16
 # A path, an interface and a member of 255 characters, a sender, a destination and a signature: what our callers need.
 MAX_FIELDS_BYTES = 8 * 1024
-# What a caller that may only read can need: a key, or the names of an interface and a property.
-MAX_SMALL_BODY = 16 * 1024
-# A ReportPods with the sandboxes of a whole node.
+# The pods of a whole node in one ReportPods.
 MAX_LARGE_BODY = 1024 * 1024
-# Large messages that wait for their senders' credentials.
-_MAX_HELD_BYTES = 4 * MAX_LARGE_BODY
-
 _RECEIVE_BYTES = 65536
+_REMEMBERED_HEADERS = 512
+_MOST_REMEMBERED_BYTES = 1024
+# The most that come with one message, unless the bus is configured otherwise (dbus-daemon(1), max_message_unix_fds).
+_MAX_DESCRIPTORS = 16
 _SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
 
 # The header fields (D-Bus specification, "Header Fields"): name and type by code.
@@ -53,30 +55,25 @@ _FIELDS = {
 }
 
 
+# The name of the socket at which the library connects.
+_ENTRANCE = ".dbus"
+
+
 class BadAddress(ValueError):
     """An address that names no Unix socket."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What the header of a message says; "" for a field that is missing. The bus itself sets ``sender``."""
+class Fields(NamedTuple):
+    """The header fields that matter here; "" for a field that is missing. The bus itself sets ``sender``."""
 
-    kind: int
-    flags: int
-    serial: int
     path: str = ""
     interface: str = ""
     member: str = ""
     sender: str = ""
-
-    @property
-    def wants_reply(self) -> bool:
-        """Whether the sender waits for an answer."""
-        return self.kind == METHOD_CALL and not self.flags & _NO_REPLY_EXPECTED
+    signature: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """The fixed part of a header: the order of the bytes ("<" or ">"), and the lengths of what follows."""
 
     order: str
@@ -92,21 +89,36 @@ class Frame:
         return self.fields_bytes + -self.fields_bytes % 8
 
 
+class Header:
+    """The whole header of a message."""
+
+    __slots__ = ("body_bytes", "interface", "member", "path", "sender", "serial", "signature", "wants_reply")
+
+    def __init__(self, frame: Frame, fields: Fields) -> None:
+        self.path, self.interface, self.member, self.sender, self.signature = fields
+        self.serial = frame.serial
+        self.body_bytes = frame.body_bytes
+        self.wants_reply = frame.kind == METHOD_CALL and not frame.flags & _NO_REPLY_EXPECTED
+
+
+_FIXED_PART = {order: struct.Struct(f"{order}4B3I") for order in "<>"}
+
+
 def parse_frame(data: bytes) -> Frame:
     """Read the first 16 bytes of a message. Raises ValueError if they do not begin one."""
     order = {b"l": "<", b"B": ">"}.get(data[:1])
     if order is None or data[3] != _PROTOCOL_VERSION:
         raise ValueError("this is not the beginning of a D-Bus message")
-    body_bytes, serial, fields_bytes = struct.unpack_from(f"{order}3I", data, 4)
-    return Frame(order, data[1], data[2], serial, fields_bytes, body_bytes)
+    _, kind, flags, _, body_bytes, serial, fields_bytes = _FIXED_PART[order].unpack_from(data)
+    return Frame(order, kind, flags, serial, fields_bytes, body_bytes)
 
 
-def parse_header(frame: Frame, fields: bytes) -> Header:
-    """Read the header fields, each a byte and a variant. Raises ValueError for an unknown or a wrong one."""
+def parse_fields(order: str, fields: bytes, size: int) -> Fields:
+    """Read ``size`` bytes of header fields, each a byte and a variant. Raises ValueError if one is not valid."""
     found: dict[str, str] = {}
     at = 0
     try:
-        while at < frame.fields_bytes:
+        while at < size:
             at += -at % 8
             name, kind = _FIELDS[fields[at]]
             if fields[at + 1 : at + 4] != b"\1" + kind + b"\0":
@@ -115,61 +127,62 @@ def parse_header(frame: Frame, fields: bytes) -> Header:
             if kind == b"g":
                 length, at = fields[at], at + 1
             else:
-                (length,) = struct.unpack_from(f"{frame.order}I", fields, at)
+                (length,) = struct.unpack_from(f"{order}I", fields, at)
                 at += 4
             if kind == b"u":
                 continue
-            if name in found or at + length >= frame.fields_bytes or fields[at + length]:
+            if name in found or at + length >= size or fields[at + length]:
                 raise ValueError(f"the header field {name} is damaged")
             found[name] = fields[at : at + length].decode()
             at += length + 1
     except (KeyError, IndexError, struct.error) as error:
         raise ValueError(f"the header is damaged: {error!r}") from error
-    names = ("path", "interface", "member", "sender")
-    return Header(frame.kind, frame.flags, frame.serial, **{name: found.get(name, "") for name in names})
+    return Fields(*(found.get(name, "") for name in Fields._fields))
+
+
+# Most callers repeat themselves. Looking a header up takes a twentieth of the time for reading it.
+_parse_again = functools.lru_cache(_REMEMBERED_HEADERS)(parse_fields)
 
 
 class HeldCall:
-    """A large method call, complete and not decoded. ``forward`` hands it to the library, ``drop`` forgets it."""
+    """A method call, complete and not decoded."""
 
-    def __init__(self, header: Header, data: bytes, gate: Gate) -> None:
+    def __init__(self, header: Header, data: bytes, descriptors: tuple[Descriptor, ...], gate: Gate) -> None:
         self.header = header
+        self.descriptors = descriptors
         self.size = len(data)
         self._data = data
         self._gate = gate
 
     async def forward(self) -> None:
         """Let the library decode it. A connection that has ended loses it."""
-        try:
-            await self._gate.deliver(self._data)
-        finally:
-            self.drop()
-
-    def drop(self) -> None:
-        """Free its memory."""
-        if self._data:
-            self._gate.held_bytes -= self.size
-            self._data = b""
+        await self._gate.deliver(self._data)
 
 
 class Gate:
     """Relays one connection to the bus. Lives in the event loop.
 
-    Method calls with a body of at most 16 KiB pass, and all that the bus itself sends. A call with a body of up to
-    1 MiB goes to ``on_large``, which decides by the sender's credentials. The body of a longer one, or of one that
-    comes while 4 MiB are held already, is thrown away, and ``on_refused`` gets the reason.
+    Messages of the bus itself pass; those of others do not, except method calls. ``wants_call`` decides by a call's
+    header whether it is of use: if not, its body is thrown away as it comes. If so, ``on_call`` gets it when it is
+    complete. Nothing here waits for the library: a call that a caller with more rights sends is seen at once, however
+    many calls of others came before it. So the gate must read faster than the bus sends.
+
+    File descriptors are taken off the stream and go to the call that they came with: the library gets none.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self.on_large: Callable[[HeldCall], None] = HeldCall.drop
-        self.on_refused: Callable[[Header, str], None] = lambda _header, _why: None
-        self.held_bytes = 0
+        self.wants_call: Callable[[Header], bool] = lambda _header: False
+        self.on_call: Callable[[HeldCall], None] = lambda _call: None
         self._bus = connection
         self._library: socket.socket | None = None
         self._begun = False
         self._delivering = asyncio.Lock()
         self._relaying: asyncio.Task[None] | None = None
         self._buffer = bytearray()
+        # The bytes that were taken out of the buffer; and descriptors, by the number of bytes up to the end of the
+        # read that they came with. That read ends within the message that they belong to.
+        self._taken = 0
+        self._descriptors: list[tuple[int, Descriptor]] = []
 
     @classmethod
     async def open(cls, address: str | None = None) -> Gate:
@@ -192,19 +205,26 @@ class Gate:
         raise trouble or BadAddress("the address names no Unix socket")
 
     @contextlib.contextmanager
-    def entrance(self) -> Iterator[str]:
-        """The address at which the library connects, once; it is gone when the context ends."""
-        with (
-            tempfile.TemporaryDirectory(prefix="resctrlmond-") as folder,
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-        ):
-            path = os.path.join(folder, "bus")
+    def entrance(self, folder: str) -> Iterator[str]:
+        """The address at which the library connects, once; it is gone when the context ends.
+
+        It is a socket in ``folder`` to which only our own user may connect.
+        """
+        path = os.path.join(folder, _ENTRANCE)
+        with contextlib.suppress(FileNotFoundError):
+            # Of a run that was killed.
+            os.unlink(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            # The file takes the mode of the socket's own inode (net/unix/af_unix.c, unix_bind_bsd()).
+            os.fchmod(listener.fileno(), 0o600)
             listener.bind(path)
-            listener.listen(1)
-            listener.setblocking(False)
-            accepting = asyncio.create_task(self._relay(listener))
-            self._relaying = accepting
-            yield f"unix:path={quote(path).replace('~', '%7e')}"
+            try:
+                listener.listen(1)
+                listener.setblocking(False)
+                self._relaying = asyncio.create_task(self._relay(listener))
+                yield f"unix:path={quote(path).replace('~', '%7e')}"
+            finally:
+                os.unlink(path)
 
     async def deliver(self, data: bytes) -> None:
         """Hand a whole message to the library, after those that are under way."""
@@ -264,82 +284,83 @@ class Gate:
 
     async def _inward(self) -> None:
         while True:
-            data = await self._some()
+            await self._receive()
             # Asked after the wait: BEGIN may have passed outward meanwhile.
             if self._begun:
                 break
-            await self.deliver(data)
-        self._buffer[:0] = data
+            await self.deliver(self._take(len(self._buffer)))
         while True:
-            # Everybody else's turn: neither sock_recv() nor sock_sendall() yields if it need not wait.
-            await asyncio.sleep(0)
             await self._pass_message()
 
     async def _pass_message(self) -> None:
         start = await self._exactly(_FIXED)
         frame = parse_frame(start)
+        size = frame.padded_fields_bytes
         if frame.fields_bytes > MAX_FIELDS_BYTES:
-            await self._skip(frame.padded_fields_bytes + frame.body_bytes)
+            await self._skip(size + frame.body_bytes)
             return
-        fields = await self._exactly(frame.padded_fields_bytes)
+        fields = await self._exactly(size)
         try:
-            header = parse_header(frame, fields)
+            parse = _parse_again if size <= _MOST_REMEMBERED_BYTES else parse_fields
+            header = Header(frame, parse(frame.order, fields, frame.fields_bytes))
         except ValueError:
             await self._skip(frame.body_bytes)
             return
-        if frame.kind != METHOD_CALL:
-            # Nobody else has anything to tell us, and a signal needs no match to be sent to one connection.
-            if header.sender == BUS_NAME and frame.body_bytes <= MAX_LARGE_BODY:
-                await self.deliver(start + fields + await self._exactly(frame.body_bytes))
-            else:
-                await self._skip(frame.body_bytes)
-        elif frame.body_bytes <= MAX_SMALL_BODY:
-            await self.deliver(start + fields + await self._exactly(frame.body_bytes))
+        if frame.kind == METHOD_CALL:
+            is_wanted = self.wants_call(header)
         else:
-            await self._hold(header, start + fields, frame.body_bytes)
-
-    async def _hold(self, header: Header, head: bytes, body_bytes: int) -> None:
-        size = len(head) + body_bytes
-        why = ""
-        if body_bytes > MAX_LARGE_BODY:
-            why = f"the arguments take {body_bytes} bytes, more than {MAX_LARGE_BODY}"
-        elif self.held_bytes + size > _MAX_HELD_BYTES:
-            why = "too many large messages wait already"
-        if why:
-            await self._skip(body_bytes)
-            self.on_refused(header, why)
+            # Nobody else has anything to tell us, and a signal needs no match to be sent to one connection.
+            is_wanted = header.sender == BUS_NAME and frame.body_bytes <= MAX_LARGE_BODY
+        if not is_wanted:
+            await self._skip(frame.body_bytes)
             return
-        self.held_bytes += size
-        self.on_large(HeldCall(header, head + await self._exactly(body_bytes), self))
+        body = await self._exactly(frame.body_bytes)
+        descriptors = self._taken_descriptors()
+        message = start + fields + body
+        if frame.kind == METHOD_CALL:
+            self.on_call(HeldCall(header, message, descriptors, self))
+        else:
+            await self.deliver(message)
 
-    async def _some(self) -> bytes:
-        """What has come, at least one byte. Raises EOFError."""
-        if self._buffer:
-            data = bytes(self._buffer)
-            self._buffer.clear()
-            return data
-        data = await asyncio.get_running_loop().sock_recv(self._bus, _RECEIVE_BYTES)
+    async def _receive(self) -> None:
+        """Add what comes to the buffer. Raises EOFError."""
+        # Everybody else's turn, once for each read: a read yields only if it has to wait.
+        await asyncio.sleep(0)
+        data, descriptors = await receive(self._bus, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
         if not data:
             raise EOFError
-        return data
+        self._buffer += data
+        end = self._taken + len(self._buffer)
+        self._descriptors += [(end, descriptor) for descriptor in descriptors]
 
     async def _exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
-            data = await asyncio.get_running_loop().sock_recv(self._bus, _RECEIVE_BYTES)
-            if not data:
-                raise EOFError
-            self._buffer += data
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
+            await self._receive()
+        return self._take(size)
 
     async def _skip(self, size: int) -> None:
-        while size > 0:
-            data = await self._some()
-            if len(data) > size:
-                self._buffer += data[size:]
-            size -= len(data)
-            await asyncio.sleep(0)
+        while size > len(self._buffer):
+            size -= len(self._take(len(self._buffer)))
+            await self._receive()
+        del self._buffer[:size]
+        self._taken += size
+        if self._descriptors:
+            self._taken_descriptors()
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        self._taken += size
+        return data
+
+    def _taken_descriptors(self) -> tuple[Descriptor, ...]:
+        """Those that came with the message that was taken last."""
+        if not self._descriptors:
+            return ()
+        # _skip() calls this too, so none of an earlier message is left.
+        found = tuple(descriptor for end, descriptor in self._descriptors if end <= self._taken)
+        self._descriptors = [one for one in self._descriptors if one[0] > self._taken]
+        return found
 
 
 def _socket_paths(address: str) -> Iterator[bytes]:

@@ -8,15 +8,15 @@ import concurrent.futures
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from resctrlmond.api import _dbus_gate as gate
 from resctrlmond.api import dbus_values as values
 from resctrlmond.api._bus import BUS_NAME, Bus, BusUnavailable, DBusError, Message, MessageType, wants_reply
+from resctrlmond.api._dbus_gate import Header
 from resctrlmond.api.budget import MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID, ReplyBudget
+from resctrlmond.api.dbus_admission import Admission, Admitted
 from resctrlmond.api.dbus_callers import Callers
 from resctrlmond.api.dbus_interfaces import NAME, PEER
 from resctrlmond.api.dbus_objects import LogControl, Objects
@@ -28,7 +28,6 @@ from resctrlmond.resctrl.errors import ResctrlError
 
 _log = logging.getLogger(__name__)
 
-LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
 INTERNAL_ERROR = f"{DBUS_PREFIX}InternalError"
 
 # After this time a caller is taken to have given up: libdbus, sd-bus and GDBus wait for 25 s unless told otherwise.
@@ -42,9 +41,9 @@ _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 5.0
 # A bus that takes no reply for so long has stalled. So long as varlink's clients have to read theirs.
 _FLUSH_TIMEOUT_S = 30.0
-# Calls of one connection that wait for their answers: the workers are shared with everybody.
-_MOST_CALLS = 64
-_TOO_MANY_CALLS = f"{_MOST_CALLS} calls of yours wait for their answers already"
+# Refusals that wait to be sent. A caller of more calls than these gets no answer, and its library's time-out.
+_MOST_REFUSALS = 1024
+_REFUSALS_AT_ONCE = 32
 
 
 class NameTaken(ResctrlError):
@@ -54,7 +53,8 @@ class NameTaken(ResctrlError):
 class DBusDoor:
     """The door on one bus, by default the system bus ($DBUS_SYSTEM_BUS_ADDRESS, if that is set).
 
-    Lives in the event loop. The levels and ``log_target`` are those of ``resctrlmond.journal``.
+    Lives in the event loop. The levels and ``log_target`` are those of ``resctrlmond.journal``. While a connection is
+    made, there is a socket in ``folder``.
     """
 
     def __init__(
@@ -64,9 +64,11 @@ class DBusDoor:
         set_log_level: Callable[[str], None],
         get_log_level: Callable[[], str],
         log_target: str = "console",
+        folder: str,
         address: str | None = None,
     ) -> None:
         self._service = service
+        self._folder = folder
         self._address = address
         self._objects = Objects(service, LogControl(get_log_level, set_log_level, log_target))
         self._budget = ReplyBudget(MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID)
@@ -104,7 +106,8 @@ class DBusDoor:
             self._connection.announcer.changed(key, record)
 
     async def _connect(self) -> _Connection:
-        connection = _Connection(await Bus.open(self._address), self._service, self._objects, self._budget)
+        bus = await Bus.open(self._address, self._folder)
+        connection = _Connection(bus, self._service, self._objects, self._budget)
         try:
             await connection.take_name()
         except BaseException:
@@ -142,12 +145,12 @@ class _Connection:
         self._objects = objects
         self._callers = Callers(bus)
         self._calls: set[asyncio.Task[None]] = set()
-        self._waiting: Counter[str] = Counter()
-        self.announcer = Announcer(service, bus.post, bus.flush)
-        bus.gate.on_large = self._on_large
-        bus.gate.on_refused = self._on_refused
+        self._refusals: deque[tuple[Header, Exception]] = deque()
+        self._has_refusals = asyncio.Event()
+        self._admission = Admission(bus.gate, self._callers, service.policy, objects, self._refuse)
+        self.announcer = Announcer(service, bus.post, self._flush)
         bus.add_message_handler(self._on_message)
-        self._announcing = asyncio.create_task(self.announcer.run())
+        self._tasks = [asyncio.create_task(work) for work in (self.announcer.run(), self._send_refusals())]
 
     async def take_name(self) -> None:
         """Own our name. Raises NameTaken, DBusError where the bus's policy refuses it, BusUnavailable."""
@@ -162,109 +165,89 @@ class _Connection:
     async def until_ended(self) -> str:
         """Return when the connection has ended, and why."""
         await self._bus.until_disconnected()
-        await self._stop_announcing()
+        await self._stop_tasks()
         return self._bus.cause
 
     async def close(self) -> None:
         """Let the calls that run be answered, and disconnect."""
         self._bus.remove_message_handler(self._on_message)
+        await self._admission.close()
         if self._calls:
             await asyncio.wait(self._calls, timeout=_GRACE_S)
-        await self._stop_announcing()
+        await self._stop_tasks()
         await self._bus.close()
 
-    async def _stop_announcing(self) -> None:
-        self._announcing.cancel()
-        await asyncio.gather(self._announcing, return_exceptions=True)
+    async def _stop_tasks(self) -> None:
+        await self._admission.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_message(self, message: Message) -> bool:
         """Take what is ours to answer; False leaves it to the library: replies, and what every peer answers."""
-        if message.message_type is MessageType.METHOD_CALL and message.interface != PEER and message.sender:
-            self._begin(message, message.sender)
+        if message.message_type is MessageType.METHOD_CALL and message.sender:
+            admitted = self._admission.begin(message.sender)
+            if message.interface == PEER:
+                self._admission.end(admitted)
+                return False
+            task = asyncio.create_task(self._answer(message, admitted))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
             return True
         if (message.sender, message.member) == (BUS_NAME, "NameLost") and message.body == [NAME]:
             _log.warning("the bus took the name %s away from us", NAME)
             self._bus.disconnect()
         return False
 
-    def _on_large(self, call: gate.HeldCall) -> None:
-        if self._has_turn(call.header.sender):
-            self._start(self._admit(call), call.header.sender)
-        else:
-            call.drop()
-            self._on_refused(call.header, _TOO_MANY_CALLS)
+    def _refuse(self, call: Header, error: Exception) -> None:
+        if call.wants_reply and len(self._refusals) < _MOST_REFUSALS:
+            self._refusals.append((call, error))
+            self._has_refusals.set()
 
-    async def _admit(self, call: gate.HeldCall) -> None:
-        """Have a large call decoded if its sender may call verbs that need one."""
-        try:
-            caller = await self._callers.named(call.header.sender)
-            if self._service.policy.may_everything(caller):
-                await call.forward()
-                return
-            name = LIMITS_EXCEEDED
-            why = f"the arguments take more than {gate.MAX_SMALL_BODY} bytes, which only root may send"
-        except (BusUnavailable, DBusError):
-            return  # nobody waits for the answer any more
-        except Exception as error:
-            name, why = _error_reply(error, f"a large call of {call.header.member}")
-        finally:
-            call.drop()
-        self._on_refused(call.header, why, name)
-
-    def _on_refused(self, call: gate.Header, why: str, name: str = LIMITS_EXCEEDED) -> None:
-        if call.wants_reply and call.sender:
-            self._bus.post(
-                Message(
-                    message_type=MessageType.ERROR,
-                    destination=call.sender,
-                    reply_serial=call.serial,
-                    error_name=name,
-                    signature="s",
-                    body=[values.text(why)],
+    async def _send_refusals(self) -> None:
+        """Answer calls that are not decoded: some at a time, and no faster than the bus takes them."""
+        while True:
+            await self._has_refusals.wait()
+            for _ in range(min(_REFUSALS_AT_ONCE, len(self._refusals))):
+                call, error = self._refusals.popleft()
+                name, text = _error_reply(error, f"{call.interface}.{call.member}")
+                self._bus.post(
+                    Message(
+                        message_type=MessageType.ERROR,
+                        destination=call.sender,
+                        reply_serial=call.serial,
+                        error_name=name,
+                        signature="s",
+                        body=[values.text(text)],
+                    )
                 )
-            )
+            if not self._refusals:
+                self._has_refusals.clear()
+            await self._flush()
+            await asyncio.sleep(0)
 
-    def _begin(self, call: Message, sender: str) -> None:
-        if self._has_turn(sender):
-            self._start(self._answer(call, sender), sender)
-        else:
-            self._reply_error(call, LIMITS_EXCEEDED, _TOO_MANY_CALLS)
-
-    def _has_turn(self, sender: str) -> bool:
-        return self._waiting[sender] < _MOST_CALLS
-
-    def _start(self, work: Coroutine[Any, Any, None], sender: str) -> None:
-        self._waiting[sender] += 1
-        task = asyncio.create_task(work)
-        self._calls.add(task)
-        task.add_done_callback(lambda done: self._ended(done, sender))
-
-    def _ended(self, task: asyncio.Task[None], sender: str) -> None:
-        self._calls.discard(task)
-        self._waiting[sender] -= 1
-        if not self._waiting[sender]:
-            del self._waiting[sender]
-
-    async def _answer(self, call: Message, sender: str) -> None:
+    async def _answer(self, call: Message, admitted: Admitted) -> None:
+        sender = admitted.sender
         try:
-            begun = time.monotonic()
-            caller = await self._callers.named(sender)
-            caller = replace(caller, waits=self._presence(call, sender, begun))
+            waits = self._presence(call, sender, time.monotonic())
+            caller = replace(admitted.caller, waits=waits, descriptors=admitted.descriptors)
             size = self._objects.reply_bytes(call)
             async with self._budget.lease(caller.uid, size):
                 signature, body = await self._objects.answer(call, caller)
                 if wants_reply(call):
                     self._bus.post(Message.new_method_return(call, signature, body))
                 del body
-                if size:
-                    # The bus stops reading from us when a caller does not read what the bus holds for it.
-                    await self._flush()
+                # The bus stops reading from us when a caller does not read what the bus holds for it.
+                await self._flush()
         except BusUnavailable:
             _log.debug("the bus went away with a call of %s", sender)
-        except DBusError as error:
-            self._reply_error(call, error.type, error.text)
         except Exception as error:
-            self._reply_error(call, *_error_reply(error, f"{call.interface}.{call.member}"))
+            name, text = _error_reply(error, f"{call.interface}.{call.member}")
+            if wants_reply(call):
+                self._bus.post(Message.new_error(call, name, values.text(text)))
+            await self._flush()
+        finally:
+            self._admission.end(admitted)
 
     async def _flush(self) -> None:
         """Return when the bus has taken all replies. Disconnect from a bus that stalls: the door connects anew."""
@@ -295,13 +278,11 @@ class _Connection:
 
         return waits
 
-    def _reply_error(self, call: Message, name: str, text: str) -> None:
-        if wants_reply(call):
-            self._bus.post(Message.new_error(call, name, values.text(text)))
-
 
 def _error_reply(error: Exception, what: str) -> tuple[str, str]:
     """Return the name and text with which a call that raised ``error`` is answered. Log it if it was not expected."""
+    if isinstance(error, DBusError):
+        return error.type, error.text
     if isinstance(error, ResctrlError) and type(error) in ERRORS:
         return name_of(error).dbus, str(error)
     _log.error("%s failed in a way that it should not", what, exc_info=error)

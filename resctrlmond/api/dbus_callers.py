@@ -9,8 +9,9 @@ from resctrlmond.api._bus import Bus, DBusError
 from resctrlmond.api.access import Caller
 from resctrlmond.resctrl import processes
 
-# A unique name with its credentials is some hundred bytes; a host has tens of clients, not thousands.
-_MOST = 256
+# A unique name with its credentials is some hundred bytes. The bus has at most 2048 connections (dbus-daemon(1),
+# max_completed_connections), unless it is configured otherwise.
+_MOST = 2048
 _UNKNOWN_GROUP = -1
 
 
@@ -26,11 +27,21 @@ class Callers:
         self._bus = bus
         self._known: dict[str, Caller] = {}
 
-    async def named(self, sender: str) -> Caller:
-        """The caller behind a unique name. Raises DBusError if it is gone, BusUnavailable."""
+    def known(self, sender: str) -> Caller | None:
+        """The caller behind a unique name, if the bus has been asked already."""
         caller = self._known.get(sender)
+        if caller is not None:
+            # The last to be forgotten.
+            del self._known[sender]
+            self._known[sender] = caller
+        return caller
+
+    async def named(self, sender: str) -> Caller:
+        """The caller behind a unique name. Raises DBusError if it is gone, BusUnavailable, NotRead."""
+        caller = self.known(sender)
         if caller is None:
             caller = _caller(await self._bus.ask("GetConnectionCredentials", "s", sender))
+            self._known.pop(sender, None)
             while len(self._known) >= _MOST:
                 del self._known[next(iter(self._known))]
             self._known[sender] = caller

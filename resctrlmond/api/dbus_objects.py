@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from resctrlmond.api import dbus_interfaces as names
 from resctrlmond.api import dbus_values as values
@@ -54,6 +54,19 @@ class LogControl:
     target: str
 
 
+class Header(Protocol):
+    """What the header of a method call names; both a message of the library and a header of the gate do."""
+
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def interface(self) -> str | None: ...
+    @property
+    def member(self) -> str | None: ...
+    @property
+    def signature(self) -> str: ...
+
+
 class Objects:
     """Answers method calls. Decides nothing: also calls of standard interfaces pass the service's policy."""
 
@@ -63,6 +76,7 @@ class Objects:
 
     async def answer(self, call: Message, caller: Caller) -> Answer:
         """What to answer to a call of any interface but Peer. Raises ResctrlError, DBusError."""
+        self.check(call, caller)
         interface, method = self._method(call)
         given = {argument.name: value for argument, value in zip(method.inputs, call.body, strict=True)}
         match interface:
@@ -70,11 +84,33 @@ class Objects:
                 return await self._verb(str(call.member), method, given, caller)
             case names.GROUP:
                 return await self._verb(str(call.member), method, {"key": _key(call.path), **given}, caller)
+        return method.answers, await self._standard(f"{interface}.{call.member}", call, caller)
+
+    def check(self, call: Header, caller: Caller) -> None:
+        """Raise unless there is such a method and the caller may call it: both depend on the header alone.
+
+        Raises DBusError, PermissionDenied.
+        """
+        if call.interface == names.PEER:
+            return
+        interface, _ = self._method(call)
+        if interface in (names.MANAGER, names.GROUP):
+            self._service.policy.check(caller, VERBS[str(call.member)].access, str(call.member))
+            return
+        # Which objects there are tells which workloads there are.
+        if interface == names.INTROSPECTABLE and not str(call.path).startswith(names.GROUPS):
+            return
         try:
-            return method.answers, await self._standard(f"{interface}.{call.member}", call, caller)
+            access = Access.WRITE if call.member == "Set" else Access.READ
+            self._service.policy.check(caller, access, f"{interface}.{call.member}")
         except PermissionDenied as error:
             # Clients know this name for what every object has; our own is for our verbs.
             raise DBusError(ACCESS_DENIED, values.text(str(error))) from error
+
+    def changes(self, call: Header) -> bool:
+        """Whether a call is of use to a caller that wants no answer."""
+        verb = VERBS.get(str(call.member))
+        return call.member == "Set" or (verb is not None and verb.access is Access.WRITE)
 
     def reply_bytes(self, call: Message) -> int:
         """What the reply to a call may take; 0 for one that is short, and for calls that change something."""
@@ -85,8 +121,6 @@ class Objects:
     # -- our interfaces
 
     async def _verb(self, name: str, method: Method, given: dict[str, Any], caller: Caller) -> Answer:
-        # Before the arguments are looked at: access depends on the verb alone.
-        self._check(caller, VERBS[name].access, name)
         options = given.pop("options", {})
         request = values.request(VERBS[name].request, given, options)
         reply = await self._service.call(name, request, caller)
@@ -102,14 +136,13 @@ class Objects:
             case "org.freedesktop.DBus.Properties.GetAll":
                 return [await self._properties(call, call.body[0], caller)]
             case "org.freedesktop.DBus.Properties.Set":
-                self._set(call, caller)
+                self._set(call)
                 return []
             case "org.freedesktop.DBus.ObjectManager.GetManagedObjects":
-                self._check(caller, Access.READ, method)
                 async with self._service.turn(caller):
                     return [await self._service.workers.run(Lane.RECORDS, _managed, self._service.manager)]
             case _:
-                return [self._introspect(str(call.path), caller)]
+                return [self._introspect(str(call.path))]
 
     async def _property(self, call: Message, caller: Caller) -> Variant:
         interface, name, *_ = call.body
@@ -123,7 +156,6 @@ class Objects:
         own = _interfaces_at(str(call.path))
         if interface and interface not in (*own, *names.STANDARD):
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {interface}")
-        self._check(caller, Access.READ, f"{names.PROPERTIES}.{call.member}")
         wanted = [interface] if interface else own
         if names.GROUP in wanted:
             reply = await self._service.call("Get", types.KeyRequest(key=_key(call.path)), caller)
@@ -131,9 +163,8 @@ class Objects:
             return group_properties(reply.group)
         return self._log_properties() if names.LOG_CONTROL in wanted else {}
 
-    def _set(self, call: Message, caller: Caller) -> None:
+    def _set(self, call: Message) -> None:
         interface, name, value = call.body
-        self._check(caller, Access.WRITE, f"{names.PROPERTIES}.Set")
         if interface not in _interfaces_at(str(call.path)) or name not in INTERFACES[interface].properties:
             raise DBusError(UNKNOWN_PROPERTY, f"{call.path} has no property {interface}.{name}")
         if (interface, name) != (names.LOG_CONTROL, "LogLevel"):
@@ -150,10 +181,7 @@ class Objects:
             "SyslogIdentifier": Variant("s", "resctrlmond"),
         }
 
-    def _introspect(self, path: str, caller: Caller) -> str:
-        if path.startswith(names.GROUPS):
-            # Which objects there are tells which workloads there are.
-            self._check(caller, Access.READ, f"{names.INTROSPECTABLE}.Introspect")
+    def _introspect(self, path: str) -> str:
         keys = self._service.manager.records() if path == names.GROUPS else []
         if path.startswith(f"{names.GROUPS}/"):
             self._service.manager.get(_key(path))
@@ -163,7 +191,7 @@ class Objects:
 
     # -- steps
 
-    def _method(self, call: Message) -> tuple[str, Method]:
+    def _method(self, call: Header) -> tuple[str, Method]:
         """The interface and method that are called; the caller may leave the interface out."""
         has = (*_interfaces_at(str(call.path)), *names.STANDARD)
         if call.interface and call.interface not in has:
@@ -177,9 +205,6 @@ class Objects:
                     )
                 return interface, method
         raise DBusError(UNKNOWN_METHOD, f"{call.path} has no method {call.member}")
-
-    def _check(self, caller: Caller, access: Access, what: str) -> None:
-        self._service.policy.check(caller, access, what)
 
 
 def _body(method: Method, reply: types.Reply) -> list[Any]:

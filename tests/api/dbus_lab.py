@@ -53,6 +53,7 @@ class PrivateBus:
 
     def __init__(self, folder: Path) -> None:
         folder.chmod(0o755)
+        self.folder = str(folder)
         self.address = f"unix:path={folder}/bus"
         self._config = folder / "bus.conf"
         self._config.write_text(_CONFIG.format(path=folder / "bus"))
@@ -116,6 +117,7 @@ class Lab:
                 Service(self.manager, Policy(readers=READERS), workers),
                 set_log_level=self.levels.append,
                 get_log_level=lambda: self.levels[-1],
+                folder=self.bus.folder,
                 address=self.address,
             )
             self.manager.book.watch = lambda key, record: (

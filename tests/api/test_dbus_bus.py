@@ -185,7 +185,7 @@ def test_an_address_that_makes_no_sense(lab: Lab) -> None:
     async def run() -> None:
         for address in ("nonsense", "unix:path=/nowhere/bus", "carrier-pigeon:x=y", "unix:path=/" + "x" * 200):
             with pytest.raises(lab.module.BusUnavailable, match="cannot connect to the bus"):
-                await lab.module.Bus.open(address)
+                await lab.module.Bus.open(address, lab.bus.folder)
 
     asyncio.run(run())
 

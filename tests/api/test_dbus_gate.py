@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api._dbus_gate import BUS_NAME, Frame, Gate, parse_frame, parse_header
+from resctrlmond.api._dbus_gate import BUS_NAME, Gate, Header, parse_fields, parse_frame
 from resctrlmond.resctrl.errors import NotRead
 from tests.api.dbus_lab import MANAGER, NAME, NOBODY, READERS, ROOT, BusctlError, Client, Lab, eventually
 
@@ -50,29 +51,40 @@ def test_only_who_may_do_everything_may_send_more_than_16_kib(lab: Lab) -> None:
             assert not [one for one in decoded if one.member == "Reconcile"]
             (result,) = (await lab.busctl(*call))["data"]
             assert len(result["failures"]["data"]) == len(keys)
-            assert await eventually(lambda: not door._connection._bus.gate.held_bytes)
+            assert await eventually(lambda: not door._connection._admission._calls)
 
     asyncio.run(run())
 
 
-def test_a_flood_of_large_messages_is_held_within_4_mib(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_messages_are_held_within_8_mib_until_their_senders_are_known(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
         async with lab.door() as door, contextlib.AsyncExitStack() as stack:
-            gate = door._connection._bus.gate
-            held: list[Any] = []
-            monkeypatch.setattr(gate, "on_large", held.append)
+            admission = door._connection._admission
+            named = door._connection._callers.named
+            told = asyncio.Event()
+
+            async def late(sender: str) -> Any:
+                await told.wait()
+                return await named(sender)
+
+            monkeypatch.setattr(door._connection._callers, "named", late)
             # One message of each: the library cuts the connection if several fill the socket's buffer.
-            clients = [await stack.enter_async_context(Client(lab.address)) for _ in range(10)]
+            clients = [await stack.enter_async_context(Client(lab.address)) for _ in range(20)]
             calls = [asyncio.ensure_future(client.refused("Create", "ay", bytes(1 << 19))) for client in clients]
             done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
             assert {error for error, _ in (one.result() for one in done)} == {LIMITS_EXCEEDED}
-            assert await eventually(lambda: len(held) == 7)
-            assert gate.held_bytes <= 4 << 20
-            for call in held:
-                await call.forward()
+            assert await eventually(lambda: admission._unknown_calls == 15)
+            assert admission._unknown_bytes <= 8 << 20
+            # A small call is held beside them.
+            small = asyncio.ensure_future(clients[0].call("Status"))
+            assert await eventually(lambda: admission._unknown_calls == 16)
+            told.set()
             answers = await asyncio.gather(*calls)
             assert sorted({error for error, _ in answers}) == [INVALID_ARGS, LIMITS_EXCEEDED]
-            assert gate.held_bytes == 0
+            assert "version" in await small
+            assert (admission._unknown_calls, admission._unknown_bytes) == (0, 0)
 
     asyncio.run(run())
 
@@ -112,7 +124,7 @@ async def _relayed() -> AsyncIterator[tuple[Gate, socket.socket, socket.socket]]
     gate = Gate(relayed)
     with bus, library:
         try:
-            with gate.entrance() as address:
+            with tempfile.TemporaryDirectory() as folder, gate.entrance(folder) as address:
                 await loop.sock_connect(library, address.removeprefix("unix:path="))
                 await loop.sock_sendall(library, b"\0AUTH EXTERNAL\r\n")
                 assert await loop.sock_recv(bus, 100) == b"\0AUTH EXTERNAL\r\n"
@@ -168,7 +180,7 @@ def test_a_large_call_of_an_unknown_sender_is_dropped_and_answered(lab: Lab, mon
             monkeypatch.setattr(door._connection._callers, "named", unreadable)
             refused, _ = await client.refused("Create", "ay", bytes(1 << 19))
             assert refused == name
-            assert not door._connection._bus.gate.held_bytes
+            assert not door._connection._admission._calls
 
     asyncio.run(run(NotRead("/proc/1/status cannot be read"), "org.resctrlmon1.Error.NotRead"))
     asyncio.run(run(RuntimeError("unexpected"), "org.resctrlmon1.Error.InternalError"))
@@ -214,7 +226,8 @@ def _message(**of: Any) -> bytes:
 
 def _parsed(data: bytes) -> Any:
     frame = parse_frame(data)
-    return parse_header(frame, data[16 : 16 + frame.padded_fields_bytes])
+    fields = data[16 : 16 + frame.padded_fields_bytes]
+    return Header(frame, parse_fields(frame.order, fields, frame.fields_bytes))
 
 
 def test_headers_are_read_as_the_library_writes_them() -> None:
@@ -235,7 +248,7 @@ def test_headers_are_read_as_the_library_writes_them() -> None:
 def test_an_unknown_header_field_is_refused() -> None:
     fields = b"\x63\1s\0" + struct.pack("<I", 1) + b"x\0"
     with pytest.raises(ValueError, match="damaged"):
-        parse_header(Frame("<", 1, 0, 1, len(fields), 0), fields)
+        parse_fields("<", fields, len(fields))
 
 
 @given(st.binary(max_size=64), st.data())
