@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import msgspec
 
 from resctrlmond.api import wire
 from resctrlmond.api.budget import Lease, ReplyBudget
-from resctrlmond.api.peer import Peer
+from resctrlmond.api.peer import Peer, is_trusted
 from resctrlmond.api.service import Service
 from resctrlmond.api.streams import HangupWatch, receive, send_all
 from resctrlmond.api.wire import Call, FrameBuffer, Reply, VarlinkError
@@ -75,10 +74,10 @@ class Connection:
         self._limits = limits
         self._hangups = hangups
         self._internal_error = internal_error
-        is_trusted = peer.uid in (0, os.geteuid())
+        trusted = is_trusted(peer.uid)
         # Those of others the kernel closes as they arrive.
-        self._descriptors_at_once = wire.MAX_DESCRIPTORS if is_trusted else 0
-        self._frames = FrameBuffer(limits.message_bytes if is_trusted else limits.message_bytes_of_others)
+        self._descriptors_at_once = wire.MAX_DESCRIPTORS if trusted else 0
+        self._frames = FrameBuffer(limits.message_bytes if trusted else limits.message_bytes_of_others)
         self._draining = False
         # Since when no call has been under way, by the loop's clock; None while one is.
         self.idle_since: float | None = asyncio.get_running_loop().time()

@@ -89,6 +89,14 @@ def _continued(reply: Reply) -> Reply:
     return msgspec.structs.replace(reply, continues=True)
 
 
+def has_left(connection: socket.socket) -> bool:
+    """Whether the peer has closed the connection."""
+    ends = select.poll()
+    # POLLHUP comes unasked.
+    ends.register(connection, 0)
+    return bool(ends.poll(0))
+
+
 class HangupWatch:
     """Tells when the peer of a connection has closed it.
 

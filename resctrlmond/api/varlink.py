@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.connection import Connection, Limits
-from resctrlmond.api.peer import Peer
+from resctrlmond.api.peer import Peer, credentials, is_trusted
 from resctrlmond.api.service import Interface, Method, Service
-from resctrlmond.api.streams import HangupWatch
+from resctrlmond.api.streams import HangupWatch, has_left
 from resctrlmond.api.wire import VarlinkError
 
 __all__ = ["Interface", "Limits", "Method", "Peer", "Server", "VarlinkError"]
@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 # Connections accepted before the other work of the event loop has its turn.
 _ACCEPT_BATCH = 64
 _ACCEPT_PAUSE_S = 0.5
+# A user whose connection was refused has no room for so long: looking for an idle connection takes time.
+_FULL_S = 0.1
 # The same complaint is logged once in this time.
 _COMPLAINT_INTERVAL_S = 60.0
 
@@ -57,6 +59,8 @@ class Server:
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._by_uid: Counter[int] = Counter()
         self._by_process: Counter[int] = Counter()
+        # When a connection of a user was last refused.
+        self._full: dict[int, float] = {}
         self._complained: dict[str, float] = {}
 
     async def start(self, listener: socket.socket) -> None:
@@ -122,18 +126,21 @@ class Server:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
+        # The cheapest checks first: the kernel's queue of connections has no order but that in which they came.
         try:
             connection.setblocking(False)
+            pid, uid, _ = credentials(connection)
+            if not is_trusted(uid) and has_left(connection):
+                connection.close()
+                return
+            if not self._has_room(pid, uid):
+                self._complain("full", f"refused a connection of uid {uid}: too many are open")
+                connection.close()
+                return
             peer = Peer.of(connection)
         except OSError as error:
             self._complain("credentials", f"refused a connection: its peer is not known: {error}")
             connection.close()
-            return
-        rivals = self._rivals(peer)
-        if rivals is not None and not self._close_idle(rivals):
-            self._complain("full", f"refused a connection of uid {peer.uid}: too many are open")
-            connection.close()
-            peer.close()
             return
         assert self._hangups is not None
         served = Connection(
@@ -151,15 +158,28 @@ class Server:
         self._by_process[peer.pid] += 1
         task.add_done_callback(self._ended)
 
-    def _rivals(self, peer: Peer) -> Callable[[Peer], bool] | None:
-        """Whose connections take the place that one of ``peer`` needs; None if there is room."""
+    def _has_room(self, pid: int, uid: int) -> bool:
+        """Whether one more connection may be served; an idle one may have made room."""
+        rivals = self._rivals(pid, uid)
+        if rivals is None:
+            return True
+        now = asyncio.get_running_loop().time()
+        if uid and now - self._full.get(uid, -math.inf) < _FULL_S:
+            return False
+        if self._close_idle(rivals):
+            return True
+        self._full[uid] = now
+        return False
+
+    def _rivals(self, pid: int, uid: int) -> Callable[[Peer], bool] | None:
+        """Whose connections take the place that one of this process needs; None if there is room."""
         limits = self._limits
-        if peer.uid == 0:
-            if self._by_process[peer.pid] >= limits.connections_per_process:
-                return lambda other: other.pid == peer.pid
+        if uid == 0:
+            if self._by_process[pid] >= limits.connections_per_process:
+                return lambda other: other.pid == pid
             return (lambda _other: True) if len(self._connections) >= limits.connections else None
-        if self._by_uid[peer.uid] >= limits.connections_per_uid:
-            return lambda other: other.uid == peer.uid
+        if self._by_uid[uid] >= limits.connections_per_uid:
+            return lambda other: other.uid == uid
         if len(self._connections) >= limits.connections - limits.reserved_for_root:
             return lambda other: other.uid != 0
         return None

@@ -8,6 +8,7 @@ import contextlib
 import socket
 import struct
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,11 +25,21 @@ LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
 INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
 
 
+def _decoded(door: Any) -> list[Any]:
+    """The messages that the library has decoded from now on."""
+    decoded: list[Any] = []
+    bus, own = door._connection._bus, door._connection._on_message
+    # The first handler that takes a message is the last to see it.
+    bus.remove_message_handler(own)
+    bus.add_message_handler(decoded.append)
+    bus.add_message_handler(own)
+    return decoded
+
+
 def test_a_message_of_30_mib_is_refused_and_never_decoded(lab: Lab) -> None:
     async def run() -> None:
         async with lab.door() as door, Client(lab.address) as client:
-            decoded: list[Any] = []
-            door._connection._bus.add_message_handler(decoded.append)
+            decoded = _decoded(door)
             error, text = await client.refused("Create", "ay", bytes(30 << 20))
             assert error == LIMITS_EXCEEDED
             assert "31457284 bytes" in text
@@ -44,8 +55,7 @@ def test_only_who_may_do_everything_may_send_more_than_16_kib(lab: Lab) -> None:
 
     async def run() -> None:
         async with lab.door() as door:
-            decoded: list[Any] = []
-            door._connection._bus.add_message_handler(decoded.append)
+            decoded = _decoded(door)
             with pytest.raises(BusctlError, match="only root may send"):
                 await lab.busctl(*call, uid=NOBODY, groups=(READERS,))
             assert not [one for one in decoded if one.member == "Reconcile"]
@@ -89,12 +99,75 @@ def test_large_messages_are_held_within_8_mib_until_their_senders_are_known(
     asyncio.run(run())
 
 
+def test_a_call_that_wants_no_reply_is_decoded_only_if_it_changes_something(lab: Lab) -> None:
+    """Eight connections of a reader sent Get without end: root waited for 25 s, until its library gave up."""
+
+    async def run() -> None:
+        async with lab.door() as door, Client(lab.address) as client:
+            decoded = _decoded(door)
+            for member, signature, body in (("Get", "s", ["silent"]), ("Create", "sa{sv}", ["silent", {}])):
+                await client.bus.send(
+                    dbus_fast.Message(
+                        destination=NAME,
+                        path=ROOT,
+                        interface=MANAGER,
+                        member=member,
+                        signature=signature,
+                        body=body,
+                        flags=dbus_fast.MessageFlag.NO_REPLY_EXPECTED,
+                    )
+                )
+            assert "version" in await client.call("Status")
+            assert [one.member for one in decoded if one.sender == client.bus.unique_name] == ["Create", "Status"]
+            assert await eventually(lambda: any(record.key == "silent" for record in lab.manager.records()))
+
+    asyncio.run(run())
+
+
+def test_calls_of_a_reader_wait_in_a_queue_that_root_does_not_share(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        go_on = threading.Event()
+        look = lab.manager.survey.look
+        monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(60), look())[1])
+        async with lab.door() as door, Client(lab.address) as client:
+            admission = door._connection._admission
+            decoded = _decoded(door)
+            read = ("call", NAME, ROOT, MANAGER, "List")
+            reads = [asyncio.ensure_future(lab.busctl(*read, uid=NOBODY, groups=(READERS,))) for _ in range(8)]
+            try:
+                assert await eventually(lambda: len(admission._queues.get(NOBODY, ())) == 4)
+                assert [one.member for one in decoded if one.member == "List"] == ["List"] * 4
+                assert (await client.call("Create", "sa{sv}", "beside", {}))["key"] == "beside"
+            finally:
+                go_on.set()
+            assert all("data" in answer for answer in await asyncio.gather(*reads))
+            assert await eventually(lambda: not admission._calls)
+            assert not admission._running
+
+    asyncio.run(run())
+
+
+def test_a_call_that_its_sender_may_not_make_is_never_decoded(lab: Lab) -> None:
+    async def run() -> None:
+        async with lab.door() as door:
+            decoded = _decoded(door)
+            call = ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "key", "0")
+            with pytest.raises(BusctlError, match="may not call Create"):
+                await lab.busctl(*call, uid=NOBODY, groups=(READERS,))
+            with pytest.raises(BusctlError, match="takes"):
+                await lab.busctl(*call[:4], "Get", "as", "1", "x", uid=NOBODY, groups=(READERS,))
+            assert not [one for one in decoded if one.member in ("Create", "Get")]
+
+    asyncio.run(run())
+
+
 def test_signals_and_replies_of_others_are_thrown_away(lab: Lab) -> None:
     async def run() -> None:
         async with lab.door() as door, Client(lab.address) as client:
             bus = door._connection._bus
-            decoded: list[Any] = []
-            bus.add_message_handler(decoded.append)
+            decoded = _decoded(door)
             for size in (10, 1 << 20):
                 await client.bus.send(
                     dbus_fast.Message(

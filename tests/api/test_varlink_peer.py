@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from resctrlmond.api.peer import Peer
 from resctrlmond.api.varlink import Limits
-from tests.api.varlink_lab import NAME, Running, Wire, public_directory, running
+from tests.api.varlink_lab import NAME, Running, Wire, public_directory, running, wait_until
 
 # Calls WhoAmI as the uid, gid and groups of its arguments.
 CALLER = """
@@ -119,6 +120,32 @@ def test_root_has_connections_that_others_cannot_take() -> None:
                     assert second.reply()["parameters"]["uid"] == 0
                 else:
                     assert second.is_cut()
+
+
+LEAVE = """
+import os, socket, sys
+if os.getuid() == 0:
+    os.setuid(int(sys.argv[3]))
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+connection.sendall(sys.argv[2].encode() + bytes(1))
+"""
+
+
+def test_a_connection_of_another_user_that_has_left_is_not_served() -> None:
+    """Connections that were closed after one call made root wait for seconds. A trusted caller may leave: oneway."""
+    call = '{"method":"org.example.Lab.Echo","parameters":{"text":"%s"},"oneway":true}'
+    with public_directory() as directory, running(str(directory / "socket")) as server:
+        os.chmod(server.path, 0o666)
+        served = threading.Event()
+        server.loop.call_soon_threadsafe(served.wait, 60)
+        own = os.getuid()
+        for uid in (12345, 0) if own == 0 else (own,):
+            command = [sys.executable, "-c", LEAVE, server.path, call % f"of {uid}", str(uid)]
+            subprocess.run(command, check=True)
+        served.set()
+        assert wait_until(lambda: f"of {own}" in server.lab.echoed)
+        assert "of 12345" not in server.lab.echoed
 
 
 def test_a_peer_at_the_limit_of_descriptors_has_an_unknown_pid_namespace() -> None:

@@ -179,7 +179,7 @@ FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
     "calls": calls,
     "long messages": long_messages,
     "connections": connections,
-    "reads, left": reads_left,
+    "left reads": reads_left,
     "D-Bus 30 MiB": bus_large,
     "D-Bus arrays": bus_arrays,
     "D-Bus lists": bus_lists,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of make flood: Assign and the hook are served, and memory is bounded, while the doors are flooded."""
+"""A sample of make flood: Assign, the hook and root on D-Bus are served, and memory is bounded, during floods."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from tests.flood.__main__ import MOST_MIB, measure, table
 
 
 def test_a_flood_takes_bounded_memory_and_stops_no_hook() -> None:
-    rows = measure(["unread lists", "D-Bus 30 MiB"], samples=2)
+    rows = measure(["unread lists", "left reads", "D-Bus 30 MiB", "D-Bus unheard"], samples=2)
     assert [row.flood for row in rows if row.peak_mib > MOST_MIB] == [], table(rows)
-    assert all(len(row.assign) == len(row.hook) == 2 for row in rows)
+    assert all(len(row.assign) == len(row.hook) == len(row.bus) == 2 for row in rows)
