@@ -265,8 +265,8 @@ def test_d_bus_replies_are_freed_at_once(lab: Lab) -> None:
                 announced = {id(group) for group in door._connection.announcer._known.values()}
 
                 def left() -> list[Any]:
-                    kinds = ("ListReply", "Group")
-                    return [one for one in gc.get_objects() if type(one).__name__ in kinds and id(one) not in announced]
+                    found = [one for one in gc.get_objects() if type(one).__name__ in ("ListReply", "Group")]
+                    return [one for one in found if id(one) not in announced]
 
                 # A thread may still return from the call whose reply it has made.
                 assert await eventually(lambda: not left())
