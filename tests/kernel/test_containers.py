@@ -61,6 +61,33 @@ def test_list_and_show_tell_of_a_running_container(host: Host) -> None:
     host.until(lambda: host.state(container) == "completed", "the container's end")
 
 
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+def test_a_podman_container_is_listed_by_its_name(host: Host, runtime: str) -> None:
+    name = f"shop-{runtime}"
+    command = PODMAN.replace("podman run", f"podman --runtime {runtime} run -d --name {name}")
+    container = host.out(f"{command} sleep 60", timeout=100)
+    (listed,) = [line for line in host.out("resctrlctl list").splitlines() if container[:12] in line]
+    group = host.call("Get", key=container)["group"]
+    host.run(f"podman rm -f -t 0 {name}")
+    assert name in listed
+    assert group["attributes"]["container.name"] == name
+    assert [member["kind"] for member in group["members"]] == ["container"]
+
+
+@pytest.mark.timeout(600)
+def test_the_infra_container_of_a_podman_pod_is_a_sandbox(host: Host) -> None:
+    host.run(f"tar -C {BUSYBOX} -c . | podman import - localhost/box", timeout=200)
+    create = "podman pod create --network none --infra-image localhost/box --infra-command 'sleep 600' shop"
+    host.run(create, timeout=200)
+    app = host.out("podman run -d --pod shop --name app localhost/box sleep 600", timeout=200)
+    infra = host.out("podman pod inspect shop --format '{{.InfraContainerID}}'", timeout=100)
+    kinds = {key: host.call("Get", key=key)["group"]["members"][0]["kind"] for key in (app, infra)}
+    names = host.call("Get", key=infra)["group"]["attributes"]["container.name"]
+    host.run("podman pod rm -f -t 0 shop", timeout=200)
+    assert kinds == {app: "container", infra: "sandbox"}
+    assert names.endswith("-infra")
+
+
 CRIO = {
     "io.kubernetes.pod.uid": "",
     "io.kubernetes.pod.name": "web-0",
