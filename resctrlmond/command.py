@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command resctrlmond: arguments, configuration, start, and the exit code that says how it went."""
+"""The command resctrlmond: parse arguments, load the configuration, run the daemon, and return its exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.simulated import config_below, session_bus, simulator
 from resctrlmond.start_lock import StartLock
-from resctrlmond.startup import Exit, StartupError, check_folders, prepare, startup_error
+from resctrlmond.startup import Exit, StartupError, as_startup_error, check_folders, prepare
 
 log = logging.getLogger("resctrlmond")
 
@@ -27,8 +27,8 @@ log = logging.getLogger("resctrlmond")
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="resctrlmond",
-        description="Own the resctrl monitoring groups of this host, for pods, containers, services and commands.",
-        epilog="Exit codes: see resctrlmond(8).",
+        description="Manage the resctrl monitoring groups of this host, for pods, containers, services and commands.",
+        epilog="For the exit status see resctrlmond(8).",
     )
     parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})")
     parser.add_argument(
@@ -39,21 +39,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--simulate",
         metavar="DIRECTORY",
-        help="own a simulated resctrl, DIRECTORY/resctrl, with everything else in DIRECTORY, instead of the "
-        "hardware's. A simulator that is mounted there already is used; it outlives a daemon that is killed",
+        help="manage a simulated resctrl on DIRECTORY/resctrl, with all other files in DIRECTORY. A simulator that "
+        "is mounted there already is used; the simulator outlives a daemon that is killed",
     )
-    parser.add_argument("--profile", default="intel-aet", help="machine to simulate (default: intel-aet)")
+    parser.add_argument("--profile", default="intel-aet", help="the machine to simulate (default: intel-aet)")
     parser.add_argument(
         "--release-all",
         action="store_true",
-        help="end every workload, remove every monitoring group that bears our mark, and exit",
+        help="end every workload, remove every monitoring group with our mark, and exit",
     )
     parser.add_argument("--version", action="version", version=f"resctrlmond {__version__}")
     return parser
 
 
 def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
-    """Run the daemon until it is told to stop; returns the exit code."""
+    """Run the daemon until it is stopped; return the exit status."""
     options = _parser().parse_args(arguments)
     journal.setup("info")
     if options.check_config:
@@ -71,21 +71,21 @@ def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
                 return _release_all(options, loaded, gid)
             return _serve(options, loaded, gid, start_lock)
     except ResctrlError as error:
-        failed = startup_error(error)
+        failed = as_startup_error(error)
         log.error("%s", failed, extra=journal.fields(failed, message_id=MessageId.CANNOT_START))
         return failed.exit
 
 
 def _serve(options: argparse.Namespace, loaded: Config, gid: int, start_lock: StartLock) -> int:
-    # A tree that hangs keeps the start from ending, and from saying anything later: said before it is touched.
+    # Reported first, because a hanging filesystem would keep the start from reporting anything later.
     notify = Notify()
     notify.status(f"opening resctrl at {loaded.resctrl}")
     start_lock.release_after(PROGRESS_S)
-    ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
+    setup = prepare(loaded, gid, allow_simulation=bool(options.simulate))
 
     async def run() -> None:
         bus = session_bus() if options.simulate else None
-        await Daemon(loaded, ground, lambda: _load(options), notify, bus=bus, start_lock=start_lock).run()
+        await Daemon(loaded, setup, lambda: _load(options), notify, bus=bus, start_lock=start_lock).run()
 
     try:
         asyncio.run(run())
@@ -99,24 +99,24 @@ def _serve(options: argparse.Namespace, loaded: Config, gid: int, start_lock: St
             remedy="Check varlink_socket, and that its directory exists and can be written to",
         ) from error
     finally:
-        os.close(ground.lock)
+        os.close(setup.lock)
     return Exit.OK
 
 
 def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
     try:
-        ground = prepare(loaded, gid, allow_simulation=bool(options.simulate))
+        setup = prepare(loaded, gid, allow_simulation=bool(options.simulate))
     except StartupError as error:
         if error.exit not in (Exit.NOT_MOUNTED, Exit.NO_MONITORING):
             raise
-        log.info("no monitoring group stands: %s", error)
+        log.info("there is no monitoring group to remove: %s", error)
         return Exit.OK
     try:
-        problems = release_all(ground.manager)
+        problems = release_all(setup.manager)
     finally:
-        os.close(ground.lock)
+        os.close(setup.lock)
     for problem in problems:
-        log.error("cannot be released: %s", problem)
+        log.error("cannot release: %s", problem)
     return Exit.FAILURE if problems else Exit.OK
 
 
@@ -127,9 +127,9 @@ def _check_config(options: argparse.Namespace) -> int:
             _gid(loaded)
             check_folders(loaded)
     except ResctrlError as error:
-        # Not under the id of a start that failed: the daemon may well be running.
+        # Without the message id of a failed start: a daemon may be running.
         log.error("%s", error, extra=journal.fields(error))
-        return startup_error(error).exit
+        return as_startup_error(error).exit
     return Exit.OK
 
 
@@ -146,7 +146,7 @@ def _gid(loaded: Config) -> int:
 
 
 def _simulation_gid(loaded: Config) -> int:
-    """The mark in a simulation: the configured group where there is one, else any but root's, which others bear."""
+    """Return the mark in a simulation: the configured group if it exists, else any but root's."""
     try:
         return loaded.group_id()
     except ResctrlError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon at work: doors open, ends watched, the watchdog fed, until it is told to stop."""
+"""Run the daemon: serve the interfaces, watch ends, tick and feed the watchdog until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from resctrlmond.reaction import Reaction
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.rivals import Rivals
 from resctrlmond.start_lock import StartLock
-from resctrlmond.startup import Exit, Ground, StartupError, settings_of
+from resctrlmond.startup import Exit, Setup, StartupError, group_settings
 from resctrlmond.ticker import Ticker
 from resctrlmond.watch import Watch
 
@@ -40,14 +40,14 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 _SWITCH_INTERVAL_S = 0.0002
-# What the verbs that run at the stop are given to end.
+# How long verbs that run when the daemon stops may take to end.
 _STOP_S = 2.0
-# A start or a stop that has come no further for so long may hang in the kernel: hooks are not kept waiting for it.
+# A start or a stop without progress for so long may hang in the kernel: hooks do not wait for it.
 PROGRESS_S = 5.0
 
 
 class Daemon:
-    """One run of the daemon. ``reload`` reads the configuration anew and raises ConfigError if it is wrong.
+    """One run of the daemon. ``reload`` reads the configuration again; it raises ConfigError if that is wrong.
 
     ``bus``: the address of the D-Bus bus; None for the system bus.
     """
@@ -55,7 +55,7 @@ class Daemon:
     def __init__(
         self,
         config: Config,
-        ground: Ground,
+        setup: Setup,
         reload: Callable[[], Config],
         notify: Notify | None = None,
         *,
@@ -66,35 +66,35 @@ class Daemon:
         self._start_lock = start_lock or StartLock("")
         # The keys that a reload does not change are compared with those of the start.
         self._started = self._config = config
-        self._ground = ground
+        self._setup = setup
         self._reload = reload
-        self._manager = ground.manager
+        self._manager = setup.manager
         self._notify = notify or Notify()
         self._workers = Workers()
-        self._service = Service(self._manager, Policy(readers=ground.gid, owner=os.geteuid()), self._workers)
-        self._notices = Notices(ground.manager.tree, ground.manager.life.went_with_mount)
+        self._service = Service(self._manager, Policy(readers=setup.gid, owner=os.geteuid()), self._workers)
+        self._notices = Notices(setup.manager.tree, setup.manager.life.went_with_mount)
         self._rivals = Rivals(lambda folder: is_within(config.groups_dir, folder))
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.upkeep.went_on)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Recover, open the doors, say READY, and work until SIGTERM or SIGINT."""
+        """Recover, open the interfaces, report READY, and serve until SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        # Not before READY=1: a reload ends with one. Until then the configuration is as good as just read.
+        # Ignored until READY=1, because a reload sends READY=1 too, and the configuration has just been read.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # A thread that returns from a system call waits so long for each other thread that computes. Assign makes
         # hundreds of system calls; with Python's 5 ms it took seconds while others read.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         _raise_descriptor_limit()
         async with contextlib.AsyncExitStack() as opened:
-            # Closed in the opposite order, also where a later step fails.
+            # Closed in the opposite order, also if a later step fails.
             opened.push(self._stop_workers)
             if not await self._recovered():
                 return
-            watch = Watch(self._on_ended)
+            watch = Watch(self._on_end)
             opened.callback(watch.close)
             dbus = self._dbus_door()
             self._follow_changes(loop, watch, dbus)
@@ -123,26 +123,26 @@ class Daemon:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if hanging := self._workers.close(_STOP_S):
-            # Python waits for its threads before it exits, and a thread in the kernel may never come back. The next
-            # start takes up what was cut short, as it does after a kill.
+            # Python waits for its threads before it exits, and a system call may never return. The next start
+            # recovers what is unfinished, as it does after a kill.
             if error is not None:
                 log.error("%s", error)
             calls = "1 call" if hanging == 1 else f"{hanging} calls"
-            log.error("stopped with %s hanging in the kernel; groups stay", calls)
+            log.error("stopped while %s hung in the kernel; groups stay. See: journalctl -k", calls)
             logging.shutdown()
             # A thread that hangs keeps the process's files open, and with them the lock.
             self._start_lock.release()
             os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
-        # What becomes of the groups of a simulation, its simulator knows.
+        # The groups of a simulation go with its simulator, which is stopped later.
         is_simulation = self._manager.tree.simulation is not None
         log.info("stopped" if is_simulation else "stopped; groups stay, and the next start continues with them")
 
     async def _recovered(self) -> bool:
-        """Take up what stands; if that takes long, tell the service manager at which workload it is.
+        """Recover; if that takes long, report the path or workload at work to the service manager.
 
-        Returns whether it is done: a stop does not wait for it, and the next start goes on with it.
+        Returns False if the daemon is stopped before: the next start continues.
         """
-        told = ""
+        reported = ""
         recovering = asyncio.ensure_future(self._workers.run(Lane.UPKEEP, self._recover))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -152,11 +152,11 @@ class Daemon:
                     self._notify.stopping()
                     recovering.cancel()
                     return False
-                at = self._manager.recovery.at
-                if at != told and not recovering.done():
+                place = self._manager.recovery.at
+                if place != reported and not recovering.done():
                     self._start_lock.release_after(PROGRESS_S)
-                    self._notify.status(f"taking up what stands, at {at}: it may hang in a system call")
-                    told = at
+                    self._notify.status(f"recovering, now at {place}: it may hang in a system call")
+                    reported = place
         finally:
             stopping.cancel()
         recovering.result()
@@ -174,7 +174,7 @@ class Daemon:
             log.warning("%s", problem)
         self._notices.rivals = self._rivals
 
-    # -- doors
+    # -- interfaces
 
     def _varlink_socket(self) -> socket.socket:
         try:
@@ -183,12 +183,12 @@ class Daemon:
             raise ResctrlError(str(error)) from error
         if "varlink" in passed:
             return passed["varlink"]
-        return sockets.listen(self._config.varlink_socket, 0o660, self._ground.gid)
+        return sockets.listen(self._config.varlink_socket, 0o660, self._setup.gid)
 
     def _dbus_door(self) -> DBusDoor | None:
         if not self._config.dbus:
             return None
-        # Only here: without the bus, its library need not be there.
+        # Not at the top: without D-Bus its library need not be installed.
         from resctrlmond.api.dbus import DBusDoor  # noqa: PLC0415
 
         return DBusDoor(
@@ -211,14 +211,14 @@ class Daemon:
 
     def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:
         def changed(key: str, record: Record | None) -> None:
-            # By the time it is told, a newer record may stand: the watch wants the last word, not each one.
+            # The record may be outdated by now: the watch needs the newest one.
             watch.update(key, self._manager.book.get(key))
             if dbus is not None:
                 dbus.changed(key, record)
 
         def from_worker(key: str, record: Record | None) -> None:
             self._notices.changed(key, record)
-            with contextlib.suppress(RuntimeError):  # the loop has ended: there is nobody left to tell
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(changed, key, record)
 
         self._manager.book.watch = from_worker
@@ -227,7 +227,7 @@ class Daemon:
 
     # -- ends and ticks
 
-    def _on_ended(self, key: str) -> None:
+    def _on_end(self, key: str) -> None:
         self._start(self._settle(key))
 
     async def _settle(self, key: str) -> None:
@@ -237,19 +237,19 @@ class Daemon:
             self._notices.unfinished(key, error)
 
     async def _tick_until_stopped(self) -> None:
-        feed = watchdog_interval_s()
-        fed = status = ""
+        watchdog_s = watchdog_interval_s()
+        reported = ""
         while not self._stopping.is_set():
             self._ticker.step()
             self._manager.alerts["upkeep"] = self._ticker.problem
-            if feed is not None and not self._ticker.is_stuck:
+            if watchdog_s is not None and not self._ticker.is_stuck:
                 self._notify.watchdog()
             status = self._status()
-            if status != fed:
+            if status != reported:
                 self._notify.status(status)
-                fed = status
+                reported = status
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), min(TICK_S, feed or TICK_S))
+                await asyncio.wait_for(self._stopping.wait(), min(TICK_S, watchdog_s or TICK_S))
 
     def _tick(self) -> None:
         self._notices.tick()
@@ -260,8 +260,8 @@ class Daemon:
         records = self._manager.records()
         groups = sum(record.state.has_group for record in records)
         pending = sum(record.state == "pending" for record in records)
-        standing = f"{groups} group" if groups == 1 else f"{groups} groups"
-        return f"{standing}, {pending} waiting for an RMID" if pending else standing
+        text = f"{groups} group" if groups == 1 else f"{groups} groups"
+        return f"{text}, {pending} waiting for an RMID" if pending else text
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -275,15 +275,17 @@ class Daemon:
         try:
             new = self._reload()
         except ConfigError as error:
-            about = journal.fields(error, message_id=MessageId.CONFIG_REFUSED)
-            log.error("the new configuration is wrong, the old one stays: %s", error, extra=about)
-            self._manager.alerts["configuration"] = f"the new configuration is wrong, the old one stays: {error}"
+            fields = journal.fields(error, message_id=MessageId.CONFIG_REFUSED)
+            log.error("the new configuration is wrong, and the old one stays in use: %s", error, extra=fields)
+            self._manager.alerts["configuration"] = (
+                f"the new configuration is wrong, and the old one stays in use: {error}"
+            )
         else:
-            self._take(new)
+            self._apply(new)
             self._manager.alerts["configuration"] = ""
         self._notify.ready(self._status())
 
-    def _take(self, new: Config) -> None:
+    def _apply(self, new: Config) -> None:
         old = self._config
         fixed = [
             name
@@ -291,19 +293,22 @@ class Daemon:
             if getattr(new, name) != getattr(self._started, name)
         ]
         if fixed:
-            log.warning("%s changed: that takes a restart", ", ".join(fixed))
+            log.warning("%s changed: to apply it, restart resctrlmond", ", ".join(fixed))
         self._config = new
         if new.groups_mode != old.groups_mode:
             try:
-                self._ground.snapshots.set_mode(int(new.groups_mode, 8))
+                self._setup.snapshots.set_mode(int(new.groups_mode, 8))
             except ResctrlError as error:
-                log.error("groups_mode is not applied to every folder: %s", error)
-        self._manager.settings = settings_of(new)
+                log.error("cannot apply groups_mode to every folder: %s", error)
+        self._manager.settings = group_settings(new)
         journal.set_level(new.log_level)
         log.info("configuration reloaded")
 
 
 def _raise_descriptor_limit() -> None:
-    """Two descriptors are held for each living member; the soft limit of 1024 is for programs that use select()."""
+    """Raise the soft limit to the hard one.
+
+    Each living member takes two descriptors, and the soft limit of 1024 is for programs that use select().
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``resctrlmond --simulate``: the simulated machine below one directory, and the configuration for it.
+"""``resctrlmond --simulate``: start or find the simulator below one directory, and adapt the configuration to it.
 
-The simulator is a process of its own and outlives a daemon that is killed, as the kernel does. The file
-``simulator.pid`` says which process a daemon started: the daemon that stops in order ends it.
+The simulator is a separate process and outlives a daemon that is killed, as the kernel does. The file
+``simulator.pid`` names the simulator that a daemon started: the daemon stops it when it is stopped itself.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = logging.getLogger("resctrlmond")
 
 
 def session_bus() -> str:
-    """The address of the caller's session bus; "" if there is none."""
+    """Return the address of the user's session bus; "" if there is none."""
     return os.environ.get("DBUS_SESSION_BUS_ADDRESS", "")
 
 
 def config_below(directory: str, loaded: Config) -> Config:
-    """The configuration with all of its paths below the directory; D-Bus is off if there is no session bus."""
+    """Return the configuration with all paths below the directory; D-Bus is off if there is no session bus."""
     top = os.path.abspath(directory)
     return msgspec.structs.replace(
         loaded,
@@ -45,19 +45,19 @@ def config_below(directory: str, loaded: Config) -> Config:
 
 @contextlib.contextmanager
 def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
-    """Mount the simulation for the block, or use the one that is mounted. Raises ResctrlError, StartupError.
+    """Mount the simulation for the block, or use the mounted one. Raises ResctrlError, StartupError.
 
-    One that is mounted stays if the block raises, because another daemon may use it. If the block ends without an
-    error, only a simulator that no daemon started stays.
+    A simulator that was mounted before stays if the block raises, because another daemon may use it. If the block
+    ends without an error, it stays only if no daemon started it.
     """
-    # Only here: the simulator and its FUSE library are no part of a real daemon.
+    # Not at the top: on real hardware the simulator and its FUSE library need not be installed.
     try:
         from resctrlmond.sim.mount import Simulation, unmount  # noqa: PLC0415
     except ModuleNotFoundError as error:
         # Distributions leave it out.
         raise ResctrlError(
-            f"the simulator is not installed: there is no module {error.name}",
-            remedy="It comes with pip: python3 -m pip install 'resctrlmond[sim]', from the source tree '.[sim]'",
+            f"the simulator is not installed: the Python module {error.name} is missing",
+            remedy="Install it: python3 -m pip install 'resctrlmond[sim]', or in the source tree '.[sim]'",
         ) from error
 
     top = os.path.abspath(directory)
@@ -66,7 +66,9 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
     if os.path.ismount(config.resctrl):
         mounted = Tree.open(config.resctrl, allow_simulation=True).simulation
         if mounted is None:
-            raise ResctrlError("is the real resctrl", path=config.resctrl, remedy="Run without --simulate")
+            raise ResctrlError(
+                "the real resctrl is mounted here", path=config.resctrl, remedy="Run without --simulate"
+            )
         _announce(mounted, config)
         yield
         if _is_running(pid_file):
@@ -80,15 +82,15 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
         os.makedirs(config.resctrl, exist_ok=True)
     except OSError as error:
         raise ResctrlError(
-            "cannot make the directory to simulate in",
+            "cannot create the directory to simulate in",
             path=config.resctrl,
             errno=error.errno or 0,
-            remedy=f"Choose another one, or, if a simulation died there: umount --lazy {config.resctrl}",
+            remedy=f"Choose another directory, or, if a simulator died there: umount --lazy {config.resctrl}",
         ) from error
     # Once more, because another user may have created it meanwhile, in a directory such as /tmp.
     _refuse_unsafe(top)
     try:
-        # Residue as on a machine that has been up for a while: energy counters do not begin at 0.
+        # As on a machine that has been running for a while: energy counters do not start at 0.
         simulation = Simulation(config.resctrl, profile, residue=1, outlives=True)
     except ValueError as error:
         raise StartupError(ResctrlError(str(error)), Exit.USAGE) from error
@@ -105,7 +107,7 @@ def simulator(directory: str, config: Config, profile: str) -> Iterator[None]:
 
 def _announce(profile: str, config: Config) -> None:
     log.warning("this is a simulation (profile %s) on %s: no figure comes from hardware", profile, config.resctrl)
-    log.info("talk to it with: RESCTRLMOND_SOCKET=%s resctrlctl list", config.varlink_socket)
+    log.info("to use it: RESCTRLMOND_SOCKET=%s resctrlctl list", config.varlink_socket)
 
 
 def _log_end(config: Config) -> None:
@@ -113,7 +115,7 @@ def _log_end(config: Config) -> None:
 
 
 def _is_running(pid_file: str) -> bool:
-    """Whether the simulator that a daemon started still runs; its start time tells it from a later process."""
+    """Return whether the simulator that a daemon started is running. Its start time identifies the process."""
     try:
         with open(pid_file, encoding="ascii") as file:
             pid, start_time = map(int, file.read(64).split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be true before the daemon may own groups; each way it is not has its own words and exit code."""
+"""Check and prepare what the daemon needs; each failure has its own message and exit status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from resctrlmond.resctrl.tree import Tree
 
 
 class Exit(enum.IntEnum):
-    """How resctrlmond ends: sysexits(3) where it has a fitting one. The man page tells them to the operator."""
+    """The exit statuses of resctrlmond, from sysexits(3) if there is a fitting one. resctrlmond(8) explains them."""
 
     OK = 0
     FAILURE = 1
@@ -39,7 +39,7 @@ class Exit(enum.IntEnum):
 
 
 class StartupError(ResctrlError):
-    """The daemon cannot start; ``exit`` says which way."""
+    """The daemon cannot start. ``exit`` is the exit status."""
 
     def __init__(self, cause: ResctrlError, exit_: Exit) -> None:
         super().__init__(cause.message, path=cause.path, errno=cause.errno, status=cause.status, remedy=cause.remedy)
@@ -54,14 +54,14 @@ _EXITS: dict[type[ResctrlError], Exit] = {
 }
 
 
-def startup_error(error: ResctrlError) -> StartupError:
-    """The error as one that ends the start, with the exit code of its type."""
+def as_startup_error(error: ResctrlError) -> StartupError:
+    """Return the error as a StartupError with the exit status of its type."""
     return error if isinstance(error, StartupError) else StartupError(error, _EXITS.get(type(error), Exit.FAILURE))
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What the daemon stands on: its manager, not yet recovered, the mark, and the lock that keeps others out."""
+class Setup:
+    """The prepared parts of a daemon: its manager before the recovery, the mark, and the lock of its folder."""
 
     manager: Manager
     snapshots: Snapshots
@@ -69,8 +69,8 @@ class Ground:
     lock: int
 
 
-def settings_of(config: Config) -> Settings:
-    """The part of the configuration that is about groups."""
+def group_settings(config: Config) -> Settings:
+    """Return the part of the configuration that is about groups."""
     return Settings(
         group_prefix=config.group_prefix,
         snapshot_ttl_s=config.snapshot_ttl,
@@ -80,10 +80,10 @@ def settings_of(config: Config) -> Settings:
     )
 
 
-def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Ground:
-    """Look at everything, make the folders, and lock out other daemons. Raises StartupError."""
+def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setup:
+    """Check the machine, create the folders, and lock out other daemons. Raises StartupError."""
     try:
-        _take_group(gid)
+        _set_group(gid)
         lock = _lock(config.runtime_dir)
         tree = Tree.open(config.resctrl, allow_simulation=allow_simulation)
         tree.capacity()
@@ -95,18 +95,18 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
             os.path.join(config.runtime_dir, "completed"): mode,
             config.groups_dir: mode,
         }
-        for folder, its_mode in folders.items():
+        for folder, folder_mode in folders.items():
             os.makedirs(folder, exist_ok=True)
             # Before chmod(): the former group must not get rights that are meant for the new one.
             give_to_group(folder, gid)
-            os.chmod(folder, its_mode)
+            os.chmod(folder, folder_mode)
         if tree.simulation is None:
             check_folders(config)
         records, completed, groups = folders
         snapshots = Snapshots(groups, completed)
         snapshots.set_mode(mode)
     except ResctrlError as error:
-        raise startup_error(error) from error
+        raise as_startup_error(error) from error
     except OSError as error:
         raise StartupError(
             ResctrlError(
@@ -117,8 +117,8 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Grou
             ),
             Exit.FAILURE,
         ) from error
-    manager = Manager(tree, Records(records), snapshots, Mark(gid, boot_id()), settings_of(config))
-    return Ground(manager, snapshots, gid, lock)
+    manager = Manager(tree, Records(records), snapshots, Mark(gid, boot_id()), group_settings(config))
+    return Setup(manager, snapshots, gid, lock)
 
 
 def check_host(release: Mapping[str, str]) -> None:
@@ -166,7 +166,7 @@ def _existing(key: str, path: str) -> str:
 
 
 def check_in_memory(key: str, path: str) -> None:
-    """Refuse a folder on a disk: nothing is synced, and records must not outlive a boot, as resctrl's groups do not.
+    """Refuse a folder on a disk: nothing is synced to it, and records must not outlive a boot, as groups do not.
 
     Raises ConfigError.
     """
@@ -213,23 +213,23 @@ def _os_release() -> Mapping[str, str]:
         return {}
 
 
-def _take_group(gid: int) -> None:
-    """Run with the group that marks our monitoring groups: kernfs gives it to every directory that we make."""
+def _set_group(gid: int) -> None:
+    """Run with the group that marks our monitoring groups: kernfs gives it to each directory we create."""
     if os.getegid() == gid:
         return
     try:
         os.setegid(gid)
     except OSError as error:
-        # EINVAL: the id does not exist in the user namespace, which the unit gives 65536 of them.
+        # EINVAL: the id does not exist in the user namespace of the unit, which has 65536 ids.
         raise PermissionDenied(
-            f"cannot run with the group id {gid}, by which our monitoring groups are known",
+            f"cannot run with the group id {gid}, which marks our monitoring groups",
             errno=error.errno or 0,
-            remedy="Start resctrlmond as root, or with Group= in its unit (one above 65535 takes PrivateUsers=no)",
+            remedy="Start resctrlmond as root, or with Group= in its unit (one above 65535 needs PrivateUsers=no)",
         ) from error
 
 
 def _lock(runtime_dir: str) -> int:
-    """Hold the runtime folder as long as this process lives."""
+    """Lock the runtime folder for the lifetime of this process; return the descriptor."""
     os.makedirs(runtime_dir, 0o755, exist_ok=True)
     path = os.path.join(runtime_dir, "lock")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -241,7 +241,7 @@ def _lock(runtime_dir: str) -> int:
             ResctrlError(
                 "another resctrlmond is running and owns this folder",
                 path=path,
-                remedy="Use that one, or stop it: systemctl stop resctrlmond",
+                remedy="Use that daemon, or stop it: systemctl stop resctrlmond",
             ),
             Exit.ALREADY_RUNNING,
         ) from error

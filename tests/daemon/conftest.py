@@ -105,7 +105,7 @@ class Machine:
         assert self.simulation is not None
         self.daemon.send_signal(signal.SIGTERM)
         # No process ends while a thread of it hangs in the kernel, so the filesystem is taken away.
-        while "hanging in the kernel" not in self.log.read_text():
+        while "hung in the kernel" not in self.log.read_text():
             time.sleep(0.01)
         os.kill(self.simulation.pid, signal.SIGKILL)
         return self.stop()

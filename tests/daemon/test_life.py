@@ -93,7 +93,7 @@ def test_what_takes_a_restart_is_told(machine: Machine) -> None:
     assert machine.daemon is not None
     machine.daemon.send_signal(signal.SIGHUP)
     assert machine.told("READY=1")
-    assert "group changed: that takes a restart" in machine.log.read_text()
+    assert "group changed: to apply it, restart resctrlmond" in machine.log.read_text()
 
 
 def test_the_original_configuration_again_takes_no_restart(machine: Machine) -> None:

@@ -15,7 +15,7 @@ from resctrlmond.resctrl.errors import (
     PermissionDenied,
     ResctrlError,
 )
-from resctrlmond.startup import Exit, StartupError, check_host, check_in_memory, startup_error
+from resctrlmond.startup import Exit, StartupError, as_startup_error, check_host, check_in_memory
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ from resctrlmond.startup import Exit, StartupError, check_host, check_in_memory,
 )
 def test_each_reason_not_to_start_has_its_exit_code(kind: type[ResctrlError], code: int) -> None:
     cause = kind("offers nothing", path="/sys/fs/resctrl/info", errno=13, remedy="Look at the kernel's command line")
-    failed = startup_error(cause)
+    failed = as_startup_error(cause)
     assert failed.exit == code
     assert str(failed) == str(cause)
-    assert startup_error(failed) is failed
+    assert as_startup_error(failed) is failed
 
 
 def test_debian_12_is_refused_with_one_sentence() -> None:
@@ -52,7 +52,7 @@ def test_a_runtime_folder_that_is_not_in_memory_is_refused() -> None:
         check_in_memory("runtime_dir", "/proc")
     assert "runtime_dir is on proc, not on tmpfs" in str(caught.value)
     assert "Set runtime_dir to a folder in /run" in str(caught.value)
-    assert startup_error(caught.value).exit == Exit.CONFIG
+    assert as_startup_error(caught.value).exit == Exit.CONFIG
 
 
 def test_a_runtime_folder_in_memory_is_not_refused() -> None:

@@ -73,7 +73,7 @@ def test_a_start_that_hangs_says_at_what_and_a_stop_does_not_wait_for_it(machine
         )
     assert machine.told("STATUS=") == [f"STATUS=opening resctrl at {machine.top}/resctrl"]
     (status,) = machine.told("STATUS=")
-    assert status.startswith("STATUS=taking up what stands, at hangs:")
+    assert status.startswith("STATUS=recovering, now at hangs:")
     assert machine.stop_in_spite_of_hanging_calls() == Exit.OK
     assert machine.told("STOPPING=1")
     assert "ready:" not in machine.log.read_text()[began:], "it stopped before the recovery was done"
