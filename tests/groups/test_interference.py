@@ -14,6 +14,7 @@ from resctrlmond.groups import interference
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Record
 from resctrlmond.resctrl import foreign_writes
+from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control import Control
@@ -208,6 +209,15 @@ def test_a_task_that_is_moved_into_a_group_makes_the_workload_estimated(
     said(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
+def test_a_task_that_is_moved_from_one_workload_to_another_marks_both(
+    host: Host, workload: Record, process: Start, puppet: Puppet
+) -> None:
+    other = host.manager.assign(assignment("other", process().pid)).record
+    write(host, f"{other.ref.path}/tasks", ask(puppet, "fork"))
+    said(host, Quality.LATE, TAKEN)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+
+
 def test_a_write_is_in_the_final_totals_though_nobody_has_looked(
     host: Host, workload: Record, process: Start
 ) -> None:
@@ -256,6 +266,21 @@ def test_a_task_that_was_moved_in_while_no_daemon_ran_is_found_by_its_age(
     Control(host.mountpoint).steal(stranger, record.ref.path)
     host.restart()
     found(host, Quality.ESTIMATED, "another program moved tasks into the group")
+
+
+def test_writes_of_the_daemon_hide_no_write_of_another_program(
+    host: Host, workload: Record, process: Start, puppet: Puppet
+) -> None:
+    """All of them before the daemon reads the events: one that the kernel carries out, and one that it refuses."""
+    ended = process()
+    ended.kill()
+    ended.wait()
+    react(host)
+    host.tree.write_task(workload.ref.path, puppet.pid)
+    with pytest.raises(NoSuchProcess):
+        host.tree.write_task(workload.ref.path, ended.pid)
+    write(host, f"{workload.ref.path}/tasks", process().pid)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
 # -- what marks nothing

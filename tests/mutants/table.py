@@ -33,6 +33,25 @@ MUTANTS = (
         "tests/groups/test_cut.py tests/groups",
     ),
     Mutant(
+        "the last writes of other programs are not in the final quality",
+        _GROUPS + "lifecycle.py",
+        "record = self.after_last_reading(self._kept(self._with_caveats(record, readings)))",
+        "record = self._kept(self._with_caveats(record, readings))",
+        "tests/groups/test_interference.py tests/groups",
+    ),
+    Mutant(
+        "a write that the kernel refuses hides one of another program",
+        _RESCTRL + "foreign_writes.py",
+        """\
+                self._begun[directory] -= 1
+                self._running -= 1
+""",
+        """\
+                self._running -= 1
+""",
+        "tests/groups/test_interference.py tests/groups",
+    ),
+    Mutant(
         "completed_at is written before the links are gone",
         _GROUPS + "snapshot.py",
         """\
