@@ -141,9 +141,10 @@ PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
 
 man: $(PAGES)
 
+# Tests that run at the same time make the pages too.
 build/man/%: man/%.scd
 	@mkdir -p build/man
-	scdoc <$< >$@.new && mv $@.new $@
+	scdoc <$< >$@.$$$$ && mv $@.$$$$ $@
 
 # Without DESTDIR this is the running host. resctrlmon, the group, is there before the D-Bus policy that names it.
 install: check-host install-modules install-files
