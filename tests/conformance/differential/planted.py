@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,14 @@ def test_rules_find_a_planted_bug(mutant: str, rule: str, tmp_path: Path) -> Non
     done = subprocess.run(command, cwd=PROJECT, env=chosen, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"FAILED {test}" in done.stdout, done.stdout
+
+
+def test_a_planted_bug_is_planted(tmp_path: Path) -> None:
+    """Every mutant can be planted where a process starts."""
+    for mutant in MUTANTS:
+        command = [sys.executable, "-c", "import sitecustomize; print(sitecustomize.__file__)"]
+        place = tmp_path / mutant
+        place.mkdir()
+        done = subprocess.run(command, env=environment(mutant, place), capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == os.path.join(place, "sitecustomize.py"), done.stderr
+        assert "Error" not in done.stderr
