@@ -145,12 +145,14 @@ class Interference:
             record = self.book.get(key)
             if record is None or record.state not in (State.ACTIVE, State.IDLE):
                 return
+            is_thorough |= self._has_trouble
+            if not is_thorough and not self._has_uncontrolled(record):
+                return
             try:
-                record = self._marked(self.life.follow(record))
-                for group in record.standing:
+                record = self.life.follow(record)
+                for group in record.standing if is_thorough else ():
                     record = self._with_cpus(record, group)
-                if is_thorough or self._must_look(record):
-                    record = self._looked_at(record)
+                record = self._looked_at(record)
             except (NoSuchGroup, NotMounted):
                 return  # its loss is about to be recorded
             self.book.put(record)
@@ -266,11 +268,9 @@ class Interference:
 
     # -- what is found without events
 
-    def _must_look(self, record: Record) -> bool:
-        """Whether only the list of a group's tasks shows what left it: a task is in no control group of a member, or
-        events may be missed.
-        """
-        return self._has_trouble or any(member.pid and not member.cgroup for member in record.members)
+    def _has_uncontrolled(self, record: Record) -> bool:
+        """Whether tasks of it may be in no control group of a member: only a group's list of tasks has them all."""
+        return any(member.pid and not member.cgroup for member in record.members)
 
     @property
     def _has_trouble(self) -> bool:
