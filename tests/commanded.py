@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real process that does what it is told, one command a line, and answers each with one line."""
+"""A real process that runs commands, one on each line, and replies to each with one line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests: neither a slow machine nor a shell's background is a failure."""
+"""Settings for all tests: neither a slow machine nor a shell's background is a failure."""
 
 from __future__ import annotations
 

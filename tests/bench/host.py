@@ -120,6 +120,6 @@ def spawn(command: list[str], stdin: str = os.devnull) -> None:
 
 
 def resident(pid: int) -> float:
-    """The process's resident memory in bytes (proc_pid_smaps(5)). Not PSS: that moves with who else is running."""
+    """Return the process's resident memory in bytes (proc_pid_smaps(5)). PSS depends on other processes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("Rss:"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NRI adapter adds to a container's start: a scripted runtime waits for it, and for a plugin of nothing."""
+"""The delay of a container's start by the NRI adapter: a scripted runtime waits for it, and for a no-op plugin."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Starts:
         self._to.tell(Event.RUN_POD_SANDBOX, self._started.pod)
 
     def start(self) -> None:
-        """What is measured: the runtime tells, and waits for the answer."""
+        """Measure one start: the runtime sends the event and waits for the response."""
         assert self._started is not None
         self._to.tell(Event.START_CONTAINER, self._started.pod, self._started.container)
 

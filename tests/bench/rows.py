@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared with what: the doors of a running daemon, and the ground floor without one."""
+"""The rows of the benchmark: the interfaces of a running daemon, and the lowest layer without a daemon."""
 
 from __future__ import annotations
 

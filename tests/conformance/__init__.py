@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Linux kernel's resctrl does, rule by rule, shown on real kernels and on the simulator alike."""
+"""The rules of a Linux kernel's resctrl, each tested on real kernels and on the simulator."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes that start threads, fork, end and make system calls when a test tells them to.
+"""Real processes that start threads, fork, end and make system calls on the order of a test.
 
-One small process forks all of them, so that an actor costs a fork and no start of an interpreter. Orders and answers
-are JSON, one message each; an order goes to a named thread of the actor and is carried out by that very thread.
+One small process forks all of them, so that an actor costs a fork and not the start of an interpreter. Orders and
+replies are JSON, one message each; an order names a thread of the actor, which runs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLONE_NEWPID = 0x20000000
 
 
 def outcome(action: Callable[[], object]) -> str:
-    """``OK``, or the name of the errno that ``action`` failed with."""
+    """Return ``OK``, or the name of the errno with which ``action`` failed."""
     try:
         action()
     except OSError as failure:
@@ -40,7 +40,7 @@ def outcome(action: Callable[[], object]) -> str:
 
 
 def write(path: str, text: str, flags: int = os.O_WRONLY) -> None:
-    """One write(2) of all of ``text``, which a file of resctrl takes as one command."""
+    """Write ``text`` with one write(2), which a file of resctrl takes as one command."""
     fd = os.open(path, flags)
     try:
         os.write(fd, text.encode(errors="surrogateescape"))
@@ -49,7 +49,7 @@ def write(path: str, text: str, flags: int = os.O_WRONLY) -> None:
 
 
 def read(path: str) -> str:
-    """All of a file; by system calls alone, since an emulated processor takes its time for everything else."""
+    """Read a whole file; by system calls only, because all else is slow on an emulated processor."""
     fd = os.open(path, os.O_RDONLY)
     try:
         parts = []
@@ -61,7 +61,7 @@ def read(path: str) -> str:
 
 
 def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Looks again and again until ``done``; TimeoutError after ``seconds``."""
+    """Poll until ``done``. Raises TimeoutError after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -69,11 +69,11 @@ def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.002)
 
 
-# Inside an actor
+# -- inside an actor
 
 
 class _Worker:
-    """A thread that does one order after the other."""
+    """A thread that runs one order after the other."""
 
     def __init__(self) -> None:
         self.orders: queue.SimpleQueue[Callable[[], Answer] | None] = queue.SimpleQueue()
@@ -105,8 +105,8 @@ class _Stage:
         self.held: dict[int, int] = {}
 
     def perform(self) -> None:
-        """Does what it is told until it is told to exit or nobody is left to tell it."""
-        # Its number as /proc has it, which another one is in a namespace of its own.
+        """Run orders until the order to exit, or until the test has closed the link."""
+        # The actor's number in /proc, which differs from its own in a PID namespace.
         self.link.send(os.readlink("/proc/self").encode())
         while message := self.link.recv(MOST_BYTES):
             order: Order = json.loads(message)
@@ -115,7 +115,7 @@ class _Stage:
             action = partial(verb, **order)
             answer = worker.do(action) if worker else action()
             if isinstance(answer, socket.socket):
-                # The new process speaks for itself, over its own link.
+                # The new process replies over its own link.
                 socket.send_fds(self.link, [b"0"], [answer.fileno()])
                 answer.close()
             else:
@@ -138,7 +138,7 @@ class _Stage:
         return os.waitpid(pid, 0)[1]
 
     def do_exec(self) -> None:
-        """Becomes another program, which waits to be killed."""
+        """Execute another program, which waits to be killed."""
         self.link.send(b"0")
         os.execv("/bin/sleep", ["sleep", "600"])
 
@@ -152,7 +152,7 @@ class _Stage:
         os.setresuid(uid, uid, uid)
 
     def do_unshare(self) -> int:
-        """What is forked from here on has a PID namespace of its own."""
+        """Unshare the PID namespace of the processes that are forked from here on."""
         return ctypes.CDLL(None).unshare(CLONE_NEWPID)
 
     def do_read(self, path: str) -> str:
@@ -162,7 +162,7 @@ class _Stage:
         os.setresuid(real, effective, saved)
 
     def do_write_as(self, path: str, text: str, call: str, uid: int) -> str:
-        """Opens a file as who it is, and writes as another: ``call`` is seteuid or setfsuid."""
+        """Open a file with the current uid, and write with another one: ``call`` is seteuid or setfsuid."""
         fd, change = os.open(path, os.O_WRONLY), getattr(ctypes.CDLL(None), call)
         change(uid)
         try:
@@ -191,7 +191,7 @@ class _Stage:
 
 
 def fork_stage(*inherited: socket.socket) -> socket.socket:
-    """A new actor, forked by the calling thread; returns the link to it, which speaks first and tells its pid."""
+    """Fork a new actor from the calling thread. Return its link, on which it first sends its pid."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         with contextlib.suppress(BaseException):
@@ -205,7 +205,7 @@ def fork_stage(*inherited: socket.socket) -> socket.socket:
 
 
 def _serve(link: socket.socket) -> None:
-    """Forks the actors; reaps them, and those that they leave behind, by ignoring that they end."""
+    """Fork the actors, and ignore SIGCHLD to reap them and their orphans."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while link.recv(1):
@@ -214,11 +214,11 @@ def _serve(link: socket.socket) -> None:
         made.close()
 
 
-# Outside
+# -- outside
 
 
 class Actor:
-    """The handle on one actor; ``pid`` is its process, which is also its first thread."""
+    """The handle of one actor; ``pid`` is its process, which is also its first thread."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -226,34 +226,34 @@ class Actor:
         self._children: list[Actor] = []
 
     def tell(self, verb: str, thread: int = 0, **details: object) -> Answer:
-        """The answer to one order, carried out by that thread (0: the first one)."""
+        """Return the reply to one order of that thread (0: the first one)."""
         self._link.send(json.dumps({"verb": verb, "thread": thread, **details}).encode())
         return json.loads(self._link.recv(MOST_BYTES))
 
     def thread(self) -> int:
-        """Starts a thread; its number."""
+        """Start a thread and return its number."""
         made: int = self.tell("thread")
         return made
 
     def fork(self, thread: int = 0) -> Actor:
-        """A child process, forked by that thread."""
+        """Fork a child process from that thread."""
         self._link.send(json.dumps({"verb": "fork", "thread": thread}).encode())
         child = Actor(_received(self._link))
         self._children.append(child)
         return child
 
     def exit(self) -> None:
-        """Ends the process; it is a zombie until its parent reaps it."""
+        """End the process; it is a zombie until its parent reaps it."""
         self.tell("exit")
         wait_until(lambda: state(self.pid) in ("Z", ""))
 
     def exec(self) -> None:
-        """Makes another program of it, which takes no more orders; ``close`` ends it."""
+        """Execute another program, which takes no more orders; ``close`` ends it."""
         self.tell("exec")
         wait_until(lambda: os.readlink(f"/proc/{self.pid}/exe").endswith(("sleep", "busybox", "coreutils")))
 
     def close(self) -> None:
-        """Ends the process and those it forked, and waits until nothing runs any more."""
+        """End the process and those it forked, and wait until nothing runs any more."""
         for child in self._children:
             child.close()
         if self._link.fileno() != -1:
@@ -270,7 +270,7 @@ def _received(link: socket.socket) -> socket.socket:
 
 
 def state(pid: int) -> str:
-    """The letter of proc_pid_stat(5), "Z" for a zombie; "" if there is no such process."""
+    """Return the letter of proc_pid_stat(5), "Z" for a zombie; "" if there is no such process."""
     try:
         return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -278,7 +278,7 @@ def state(pid: int) -> str:
 
 
 class Troupe:
-    """Where actors come from; as a context it ends them all."""
+    """The source of actors; as a context it ends all of them."""
 
     def __init__(self) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -288,13 +288,13 @@ class Troupe:
         self._actors: list[Actor] = []
 
     def actor(self) -> Actor:
-        """A new one, child of a process that is in no group."""
+        """Start a new actor, a child of a process that is in no group."""
         self._link.send(b"0")
         self._actors.append(Actor(_received(self._link)))
         return self._actors[-1]
 
     def dismiss(self) -> None:
-        """Ends all actors."""
+        """End all actors."""
         while self._actors:
             self._actors.pop().close()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules' targets: the kernel that runs here, or the simulations that match it; and the table at the end."""
+"""The targets of the rules: the running kernel, or the simulations that match it; and the table at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .target import OLDER, REAL_ROOT, SIMULATIONS, Resctrl, kernel, options, sim
 
 HERE = Path(__file__).parent
 KERNEL = "kernel"
-# Of the rules of Linux 6.12, one machine shows most in every run; the others too where RESCTRL_CONFORMANCE is "all".
+# One machine shows most rules of Linux 6.12 in every run; the others run only if RESCTRL_CONFORMANCE is "all".
 ALL = os.environ.get("RESCTRL_CONFORMANCE") == "all"
 OLDER_SIMULATIONS = [name + OLDER for name in SIMULATIONS if ALL or name == "sim cat"]
 TARGETS = [KERNEL] if REAL_ROOT else [*SIMULATIONS, *OLDER_SIMULATIONS]
@@ -31,13 +31,13 @@ RESULTS = pytest.StashKey[Results]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The markers of this folder."""
+    """Register the markers of this directory."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every rule is shown on every target."""
+    """Run every rule on every target."""
     if "fs" in metafunc.fixturenames:
         metafunc.parametrize("target", TARGETS, indirect=True, scope="session")
 
@@ -59,7 +59,7 @@ def _capabilities(name: str) -> set[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the rules that a target cannot show; the markers say why."""
+    """Deselect the rules that do not apply to a target, according to the markers."""
     ours = [item for item in items if item.path.is_relative_to(HERE) and "target" in _parameters(item)]
     capabilities = {name: _capabilities(name) for name in {_parameters(item)["target"] for item in ours}}
     known = {marker.split(":")[0].split("(")[0] for marker in MARKERS}
@@ -80,7 +80,7 @@ def _parameters(item: pytest.Item) -> dict[str, str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note what became of a rule on its target."""
+    """Record the outcome of a rule on its target."""
     report = yield
     target = _parameters(item).get("target")
     if target and item.path.is_relative_to(HERE) and (report.when == "call" or report.failed):
@@ -90,7 +90,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The table rules by targets; kept in build/conformance, where a run on another target finds it."""
+    """Print the table of rules and targets, and save it in build/conformance for a run on another target."""
     results = config.stash.get(RESULTS, None)
     if results is None:
         return
@@ -103,7 +103,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def target(request: pytest.FixtureRequest) -> Iterator[Resctrl]:
-    """A mounted resctrl."""
+    """Yield a mounted resctrl."""
     made = kernel() if request.param == KERNEL else simulation(request.param)
     yield made
     made.close()
@@ -111,7 +111,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Resctrl]:
 
 @pytest.fixture
 def fs(target: Resctrl) -> Iterator[Resctrl]:
-    """The same, without groups and with nothing in last_cmd_status; what a rule leaves in it is removed."""
+    """Yield the same one without groups and with an empty last_cmd_status, and remove the groups of the rule."""
     target.mount()
     target.clean()
     target.write("tasks", "\n")
@@ -122,26 +122,26 @@ def fs(target: Resctrl) -> Iterator[Resctrl]:
 
 @pytest.fixture(scope="session")
 def troupe() -> Iterator[Troupe]:
-    """Where processes come from."""
+    """Yield the source of processes."""
     with Troupe() as made:
         yield made
 
 
 @pytest.fixture
 def actors(troupe: Troupe) -> Iterator[Callable[[], Actor]]:
-    """Makes processes that do what they are told, and ends them."""
+    """Yield a function that starts processes that take orders; end them afterwards."""
     yield troupe.actor
     troupe.dismiss()
 
 
 @pytest.fixture
 def actor(actors: Callable[[], Actor]) -> Actor:
-    """One of them."""
+    """Start one process."""
     return actors()
 
 
 @pytest.fixture
 def nobody(actor: Actor) -> Actor:
-    """One that belongs to an ordinary user."""
+    """Start one process of an ordinary user."""
     actor.tell("become", uid=65534, gid=65534)
     return actor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of each rule on each target, as a small table: counts per section, and every red one by name."""
+"""The outcome of each rule on each target as a small table: counts by section, and every failed rule by name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple, Self
 
-MOST_NAMED = 20  # of the red rules of one target
+MOST_NAMED = 20  # for the failed rules of one target
 
 
 class Outcome(NamedTuple):
-    """One rule on one target; its section is the file that it stands in."""
+    """One rule on one target; its section is the name of its file."""
 
     section: str
     rule: str
@@ -26,18 +26,18 @@ class Results:
         self.by_target: dict[str, list[Outcome]] = {}
 
     def add(self, target: str, outcome: Outcome) -> None:
-        """One more; a rule that failed once stays failed."""
+        """Add an outcome; a rule that failed once stays failed."""
         self.by_target.setdefault(target, []).append(outcome)
 
     def save(self, folder: Path) -> None:
-        """One file per target; a target that was not run keeps what it has."""
+        """Save one file for each target; keep the file of a target that was not run."""
         folder.mkdir(parents=True, exist_ok=True)
         for target, outcomes in self.by_target.items():
             (folder / f"{target}.json").write_text(json.dumps(outcomes))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """What ``save`` has left there."""
+        """Load what ``save`` has written."""
         found = cls()
         for file in sorted(folder.glob("*.json")):
             found.by_target[file.stem] = [Outcome(*fields) for fields in json.loads(file.read_text())]
@@ -45,7 +45,7 @@ class Results:
 
 
 def lines(results: Results) -> list[str]:
-    """The table, a line for each target."""
+    """Return the table, with a line for each target."""
     targets = list(results.by_target)
     failed = {name: {o.rule for o in outcomes if not o.passed} for name, outcomes in results.by_target.items()}
     shown = {name: {(o.section, o.rule) for o in outcomes} for name, outcomes in results.by_target.items()}

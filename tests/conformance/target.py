@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mounted resctrl as the rules see it: a path, what the machine can do, and mounting it anew."""
+"""A mounted resctrl as the rules see it: its path, the machine's features, and mount and unmount."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from typing import Any, Protocol
 
 from .actors import outcome, read, write
 
-# Set where the rules are to be shown on the real kernel, to the place where its resctrl is mounted.
+# The mount point of the real kernel's resctrl, if the rules run on the real kernel.
 REAL_ROOT = os.environ.get("RESCTRL_CONFORMANCE_ROOT", "")
 # One unit of the occupancy counter where a CPU without the hardware claims to have it. With the default of 0
 # no freed RMID would ever be clean there.
 SHORT_LIMBO = "29360191"
 
-# What the processor of tests/kernel claims of its cache: masks of three bits, all shared with the hardware.
+# The cache that the processor of tests/kernel claims: masks of three bits, all shared with the hardware.
 _CACHE = {"closids": 2, "cbm_bits": 3, "shareable_bits": 7, "sparse_masks": 1}
 _EVENTS = "llc_occupancy,mbm_total_bytes,mbm_local_bytes"
-# name -> options of the simulations that match the machines of tests/kernel, and of one that has no occupancy
+# name -> options of the simulations that match the machines of tests/kernel, and of one without occupancy
 SIMULATIONS: dict[str, dict[str, Any]] = {
     "sim cat": {"profile": "intel-rdt", "cpus": 1, **_CACHE},
     "sim monitoring-only": {"profile": "monitoring-only", "cpus": 1, "events": _EVENTS},
     "sim two-domains": {"profile": "intel-rdt", "cpus": 4, "domains": 2, **_CACHE},
     "sim no-occupancy": {"profile": "monitoring-only", "cpus": 1},
 }
-OLDER = "-6.12"  # ends the name of a machine that has this kernel, and of the simulation that matches it
+OLDER = "-6.12"  # the suffix of a machine with this kernel, and of the simulation that matches it
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of a simulation, by its name in SIMULATIONS with or without OLDER at its end."""
+    """Return the options of a simulation, by its name in SIMULATIONS with or without the suffix OLDER."""
     return SIMULATIONS[name.removesuffix(OLDER)] | {"kernel": "6.12" if name.endswith(OLDER) else "newest"}
 
 
 class Mounter(Protocol):
-    """How a resctrl gets to its place, and away."""
+    """Mounts and unmounts a resctrl."""
 
     def mount(self, *, debug: bool = False) -> None:
-        """Mounts it, with the option debug or without."""
+        """Mount it, with or without the option debug."""
 
     def switch(self, cpu: int, online: bool) -> None:
-        """Takes a CPU offline, or brings it back; nothing to do if that is how it is."""
+        """Take a CPU offline or online; nothing happens if it already is."""
 
     def close(self) -> None:
-        """Leaves everything as it was."""
+        """Restore the original state."""
 
 
 class _Kernel:
@@ -97,18 +97,18 @@ class _Simulated:
 
 
 class Resctrl:
-    """A mounted resctrl, spoken to by paths relative to its root."""
+    """A mounted resctrl, with paths relative to its root."""
 
     def __init__(self, root: str, mounter: Mounter, *, simulated: bool) -> None:
         self.root = root
         self.simulated = simulated
         self._mounter = mounter
-        # How many CPUs there are, numbered from 0; all are root's now.
+        # The number of CPUs, numbered from 0; all are root's now.
         self.cpus = int(re.split("[-,]", self.read("cpus_list").strip())[-1]) + 1
         if not simulated and self.has_occupancy and self.read("info/L3_MON/max_threshold_occupancy") == "0\n":
             self.write("info/L3_MON/max_threshold_occupancy", SHORT_LIMBO)
 
-    # What the machine can do
+    # -- features of the machine
 
     @property
     def can_allocate(self) -> bool:
@@ -127,12 +127,12 @@ class Resctrl:
 
     @property
     def num_rmids(self) -> int:
-        """How many groups there can be, root counted."""
+        """The maximum number of groups, including root."""
         return int(self.read("info/L3_MON/num_rmids"))
 
     @property
     def num_closids(self) -> int:
-        """How many control groups there can be, root counted."""
+        """The maximum number of control groups, including root."""
         return int(self.read("info/L3/num_closids")) if self.can_allocate else 1
 
     @property
@@ -153,7 +153,7 @@ class Resctrl:
         ]
 
     def switch(self, online: bool, *cpus: int) -> None:
-        """Takes CPUs offline, or brings them back."""
+        """Take CPUs offline or online."""
         for cpu in cpus:
             self._mounter.switch(cpu, online)
 
@@ -161,88 +161,88 @@ class Resctrl:
     def is_6_16(self) -> bool:
         """Whether mkdir clears last_cmd_status, as it does since the code moved to fs/resctrl (6.12: it does not).
 
-        Told by a file of 6.18: between the two no kernel is tested.
+        Detected by a file of 6.18: no kernel between the two is tested.
         """
         return os.path.exists(self.path("info/L3_MON/mbm_assign_mode"))
 
-    # Files
+    # -- files
 
     def path(self, *names: str) -> str:
-        """The absolute path."""
+        """Return the absolute path."""
         return "/".join((self.root, *names))
 
     def read(self, *names: str) -> str:
-        """The whole file."""
+        """Read the whole file."""
         return read(self.path(*names))
 
     def write(self, path: str, text: object) -> None:
-        """One command to a file. OSError if it was refused."""
+        """Write one command to a file. Raises OSError if it is refused."""
         write(self.path(path), str(text))
 
     def tries(self, path: str, text: object) -> tuple[str, str]:
-        """What came of one command: ``OK`` or the errno's name, and last_cmd_status after it."""
+        """Return the result of one command: ``OK`` or the errno's name, and last_cmd_status after it."""
         return outcome(lambda: self.write(path, text)), self.status
 
     @property
     def status(self) -> str:
-        """``info/last_cmd_status``, whole."""
+        """Read ``info/last_cmd_status``."""
         return self.read("info/last_cmd_status")
 
     def clear(self) -> None:
-        """Empties last_cmd_status: a write to tasks does it in Linux 6.12 too, where one to cpus does not."""
+        """Clear last_cmd_status: a write to tasks also does it in Linux 6.12, unlike a write to cpus."""
         self.write("tasks", os.getpid())
 
     def soil(self) -> str:
-        """Leaves a message in last_cmd_status, to see whether the next operation clears it."""
+        """Leave a message in last_cmd_status, to see whether the next operation clears it."""
         assert outcome(lambda: self.write("tasks", "soil")) == "EINVAL"
         return "Task list parsing error pid soil\n"
 
     def names(self, *names: str) -> list[str]:
-        """The entries of a directory, sorted."""
+        """Return the entries of a directory, sorted."""
         return sorted(os.listdir(self.path(*names)))
 
-    # Groups
+    # -- groups
 
     def mkdir(self, path: str) -> str:
-        """``OK`` or the errno's name; where freed RMIDs are in limbo, it waits for them."""
+        """Create a group. Return ``OK`` or the errno's name; wait for RMIDs in limbo."""
         deadline = time.monotonic() + 60
         while (result := outcome(lambda: os.mkdir(self.path(path)))) == "EBUSY" and time.monotonic() < deadline:
             time.sleep(0.05)
         return result
 
     def make(self, path: str) -> str:
-        """Makes a group that has to be made; its path."""
+        """Create a group without failure. Return its path."""
         result = self.mkdir(path)
         assert result == "OK", f"mkdir {path}: {result}, last_cmd_status {self.status!r}"
         return path
 
     def rmdir(self, path: str) -> None:
-        """Removes a group."""
+        """Remove a group."""
         os.rmdir(self.path(path))
 
     def members(self, group: str) -> set[int]:
-        """The threads that its ``tasks`` lists."""
+        """Return the threads in its ``tasks``."""
         return {int(word) for word in self.read(group, "tasks").split()}
 
     def groups_of(self, tid: int) -> tuple[str, str]:
-        """(control group, monitoring group) of a thread, as ``/proc/TID/cpu_resctrl_groups`` tells: "/" is root."""
+        """Return (control group, monitoring group) of a thread from ``/proc/TID/cpu_resctrl_groups``: "/" is root."""
         if self.simulated:
             text = os.getxattr(self.root, f"user.resctrlmond.task.{tid}").decode()
         else:
             text = read(f"/proc/{tid}/cpu_resctrl_groups")
-        # A name may have a newline in it.
+        # A name may contain a newline.
         control, _, monitor = text.removesuffix("\n").partition("\nmon:")
         return control.removeprefix("res:"), monitor
 
     def fill(self) -> int:
-        """Makes groups ``mon_groups/fill-N`` until there is no RMID left; how many."""
+        """Create groups ``mon_groups/fill-N`` until no RMID is left. Return their number."""
         made = 0
         while self.mkdir(f"mon_groups/fill-{made}") == "OK":
             made += 1
         return made
 
     def clean(self) -> None:
-        """Removes all groups, and gives root all of the cache."""
+        """Remove all groups, and give root the whole cache."""
         for name in os.listdir(self.root):
             if os.path.isdir(self.path(name, "mon_groups")):
                 self.rmdir(name)
@@ -252,10 +252,10 @@ class Resctrl:
             full = self.read("info/L3/cbm_mask").strip()
             self.write("schemata", re.sub("=[0-9a-f]+", f"={full}", self.read("schemata")))
 
-    # Mounting
+    # -- mount and unmount
 
     def unmount(self) -> str:
-        """``OK``, or ``EBUSY`` if something in it is open."""
+        """Unmount. Return ``OK``, or ``EBUSY`` if a file in it is open."""
         done = subprocess.run(["umount", self.root], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return "OK"
@@ -263,19 +263,19 @@ class Resctrl:
         return "EBUSY"
 
     def mount(self, *, debug: bool = False) -> None:
-        """Mounts it, if it is not."""
+        """Mount it, if it is not mounted."""
         if not os.path.isdir(self.path("info")):
             self._mounter.mount(debug=debug)
 
     def close(self) -> None:
-        """Leaves everything as it was."""
+        """Restore the original state."""
         self.mount()
         self.clean()
         self._mounter.close()
 
 
 def kernel() -> Resctrl:
-    """The resctrl of the running kernel."""
+    """Return the resctrl of the running kernel."""
     mounter = _Kernel()
     if not os.path.isdir(os.path.join(REAL_ROOT, "info")):
         mounter.mount()
@@ -283,6 +283,6 @@ def kernel() -> Resctrl:
 
 
 def simulation(name: str) -> Resctrl:
-    """A simulation, by its name in ``SIMULATIONS``, or that with OLDER behind it."""
+    """Return a simulation, by its name in ``SIMULATIONS``, or by that with the suffix OLDER."""
     mounter = _Simulated(name)
     return Resctrl(mounter.root, mounter, simulated=True)

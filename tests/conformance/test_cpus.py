@@ -23,7 +23,7 @@ def a(fs: Resctrl) -> str:
 
 @pytest.fixture
 def rest(fs: Resctrl) -> str:
-    """What root has without CPU 0."""
+    """Return the CPUs of root without CPU 0."""
     return {1: "\n", 2: "1\n"}.get(fs.cpus, f"1-{fs.cpus - 1}\n")
 
 
@@ -31,7 +31,7 @@ def cpus(fs: Resctrl, *groups: str) -> list[str]:
     return [fs.read(group, "cpus_list") for group in groups]
 
 
-# What may be written
+# -- valid writes
 
 
 def test_all_begin_in_root(fs: Resctrl, a: str) -> None:
@@ -42,7 +42,7 @@ def test_all_begin_in_root(fs: Resctrl, a: str) -> None:
 
 
 def tried(fs: Resctrl, path: str, texts: Iterable[str]) -> dict[str, tuple[str, str, str]]:
-    """What came of each text, and the CPUs that the group has then, which had CPU 0 before."""
+    """Return the result of each text, and the CPUs of the group, which had CPU 0 before."""
     found = {}
     for text in texts:
         fs.write(f"{os.path.dirname(path)}/cpus_list", "0")
@@ -73,7 +73,7 @@ def test_patterns(fs: Resctrl, a: str) -> None:
 
 
 def test_bad_lists(fs: Resctrl, a: str) -> None:
-    """What is no list is EINVAL, a CPU that cannot be ERANGE, a number above 32 bits EOVERFLOW; nothing changes."""
+    """An invalid list is EINVAL, an impossible CPU ERANGE, a number above 32 bits EOVERFLOW; nothing changes."""
     results = {
         "EINVAL": [
             "zz",
@@ -98,7 +98,7 @@ def test_bad_lists(fs: Resctrl, a: str) -> None:
         "EOVERFLOW": ["5000000000", "0-0:5000000000/1", "9" * 30],
     }
     wanted = {text: (name, BAD, "0\n") for name, texts in results.items() for text in texts}
-    # As long as it and one more, which is 0 in 32 bits.
+    # Its length plus one, which is 0 in 32 bits.
     wanted["4294967295"] = ("EINVAL", BAD, "0\n")
     assert tried(fs, f"{a}/cpus_list", wanted) == wanted
 
@@ -111,7 +111,7 @@ def test_masks(fs: Resctrl, a: str) -> None:
 
 
 def test_bad_masks(fs: Resctrl, a: str) -> None:
-    """What is no mask is EINVAL; words or masks too long, and CPUs that cannot be, are EOVERFLOW."""
+    """An invalid mask is EINVAL; words or masks that are too long, and impossible CPUs, are EOVERFLOW."""
     results = {
         "EINVAL": ["zz", "0-1", "-1", "+1", "0x1", "1_1", "all", "N", "x1"],
         # The last one has a word more than any machine has CPUs for.
@@ -121,8 +121,8 @@ def test_bad_masks(fs: Resctrl, a: str) -> None:
     assert tried(fs, f"{a}/cpus", wanted) == wanted
 
 
-def test_nothing_is_no_cpu(fs: Resctrl, a: str) -> None:
-    """Where nothing is written, the group has no CPU any more."""
+def test_empty_write_removes_all_cpus(fs: Resctrl, a: str) -> None:
+    """After an empty write, the group has no CPU."""
     wanted = dict.fromkeys(["\n", " ", ",", "\0", " ,\n"], ("OK", "ok\n", "\n"))
     assert tried(fs, f"{a}/cpus_list", wanted) == tried(fs, f"{a}/cpus", wanted) == wanted
 
@@ -134,7 +134,7 @@ def test_a_write_clears_the_status(fs: Resctrl, a: str) -> None:
     assert fs.tries(f"{a}/cpus_list", "zz")[1] == ("" if fs.is_6_16 else said) + "Bad CPU list/mask\n"
 
 
-# Where CPUs come from
+# -- origin of CPUs
 
 
 def test_a_cpu_goes_to_a_monitoring_group_and_stays_in_root(fs: Resctrl, a: str) -> None:
@@ -154,7 +154,7 @@ def test_root_keeps_its_cpus(fs: Resctrl) -> None:
 
 
 def test_roots_own_cpus_written_to_root(fs: Resctrl, a: str) -> None:
-    """What root has may be written to it; its monitoring groups lose theirs by that."""
+    """The CPUs of root may be written to root; its monitoring groups lose theirs."""
     fs.write(f"{a}/cpus_list", "0")
     assert fs.tries("cpus_list", cpus(fs, "")[0]) == ("OK", "ok\n")
     assert cpus(fs, a) == ["\n"]
@@ -196,7 +196,7 @@ def test_a_control_group_takes_cpus_from_root(fs: Resctrl, rest: str) -> None:
 
 @pytest.mark.allocation
 def test_a_control_group_takes_cpus_from_monitoring_groups(fs: Resctrl, a: str) -> None:
-    """What a control group takes, a monitoring group elsewhere has no more, and cannot take back."""
+    """A CPU that a control group takes is lost by a monitoring group elsewhere, which cannot take it back."""
     fs.make("class")
     fs.write(f"{a}/cpus_list", "0")
     fs.write("class/cpus_list", "0")
@@ -283,7 +283,7 @@ def test_an_unmount_gives_all_back(fs: Resctrl, a: str) -> None:
 
 
 def test_tasks_stay_where_they_are(fs: Resctrl, a: str) -> None:
-    """Who runs on a group's CPU is no member of the group for that."""
+    """A task on a group's CPU is not a member of the group."""
     fs.write(f"{a}/cpus_list", "0")
     assert fs.members(a) == set()
     assert fs.groups_of(os.getpid()) == ("/", "")

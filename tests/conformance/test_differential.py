@@ -33,7 +33,7 @@ def replay(path: Path) -> list[Difference]:
 
 @pytest.mark.parametrize("path", cases(), ids=lambda path: path.stem)
 def test_a_recorded_case(path: Path) -> None:
-    """What the kernel showed after each operation, the simulator shows too."""
+    """After each operation, the simulator shows the same as the kernel did."""
     assert [str(told) for told in replay(path)] == []
 
 
@@ -57,7 +57,7 @@ def test_no_operation_writes_nothing() -> None:
     assert "" not in written
 
 
-def test_the_first_difference_is_told() -> None:
+def test_first_difference_is_reported() -> None:
     """The operation and what differs are named."""
     sequence = [["mkdir", "a"], ["rmdir", "a"]]
     told = difference(sequence, [observation("OK"), observation("OK")], [observation("OK"), observation("EPERM")])

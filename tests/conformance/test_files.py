@@ -160,7 +160,7 @@ def test_reading_does_not_clear_the_status(fs: Resctrl) -> None:
 
 @pytest.mark.parametrize("path", ["tasks", "cpus", "cpus_list", COUNTER, "mon_groups/a/tasks", "mon_groups/a/cpus"])
 def test_reading_a_groups_file_clears_the_status(fs: Resctrl, path: str) -> None:
-    """In 7.3 whoever reads a file of a group clears last_cmd_status; in 6.12 reading changes nothing."""
+    """In 7.3, every read of a group's file clears last_cmd_status; in 6.12 reads change nothing."""
     fs.make("mon_groups/a")
     said = fs.soil()
     fs.read(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which RMID and CLOSID a group has, as the mount option debug tells, and in which order freed ones come back."""
+"""The RMID and CLOSID of a group, which the option debug shows, and the order in which freed ones are used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rmid(fs: Resctrl, group: str) -> int:
 
 
 def free(fs: Resctrl) -> list[int]:
-    """Of a machine without a free RMID some groups go; their RMIDs in that order."""
+    """Remove some groups of a machine without a free RMID, and return their RMIDs in that order."""
     fs.fill()
     rmids = [rmid(fs, f"mon_groups/fill-{number}") for number in FREED]
     for number in FREED:
@@ -108,7 +108,7 @@ def test_an_rmid_moves_to_another_class(debug: Resctrl) -> None:
 
 @pytest.mark.no_occupancy
 def test_freed_rmids_come_back_in_their_order(debug: Resctrl) -> None:
-    """Without limbo, who was freed first is used first."""
+    """Without limbo, the RMID that was freed first is used first."""
     assert free(debug) == made(debug)
 
 
@@ -117,7 +117,7 @@ def test_rmids_leave_limbo_in_the_order_of_their_numbers(debug: Resctrl) -> None
     """Those that are found clean by one look of the worker are free in the order of their numbers."""
     before = debug.read(THRESHOLD)
     debug.fill()
-    debug.write(THRESHOLD, 0)  # nobody leaves before all are there
+    debug.write(THRESHOLD, 0)  # no RMID leaves limbo before all are in it
     try:
         freed = free(debug)
         debug.write(THRESHOLD, SHORT_LIMBO)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which directories and files there are, with which modes, owners and contents."""
+"""Directories and files, with their modes, owners and contents."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_directories_count_their_directories(fs: Resctrl) -> None:
 
 
 def test_groups_belong_to_their_maker(fs: Resctrl) -> None:
-    """All of a new group has the fsuid and fsgid of whoever made it."""
+    """All nodes of a new group have the fsuid and fsgid of its creator."""
     os.setegid(4242)
     try:
         fs.make("mon_groups/a")
@@ -180,7 +180,7 @@ def test_attributes_last(fs: Resctrl) -> None:
 
 
 def test_a_group_made_again_is_a_new_one(fs: Resctrl) -> None:
-    """What was set on a group that is gone does not come back with its name."""
+    """Attributes of a removed group do not come back with its name."""
     fs.make("mon_groups/a")
     os.utime(fs.path("mon_groups/a"), ns=(5, 5))
     os.chmod(fs.path("mon_groups/a"), 0o700)
@@ -238,7 +238,7 @@ def test_assign_mode_without_assignable_counters(fs: Resctrl) -> None:
     ],
 )
 def test_commands_of_the_assign_mode(fs: Resctrl, text: str, result: str, said: str) -> None:
-    """Where counters need no assignment the mode is the default one, and who asks for another is told why."""
+    """If counters need no assignment, the mode is the default one, and a write of another mode is explained."""
     if fs.is_6_16:
         fs.soil()
         assert fs.tries("info/L3_MON/mbm_assign_mode", text) == (result, said)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in a group: one thread at a time, inherited at fork, listed by tasks, in one place only."""
+"""Members of groups: threads move singly, inherit at fork, are listed in tasks, and are in one group only."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_new_thread_is_in_its_makers_group(fs: Resctrl, a: str, actor: Actor) 
 
 
 def test_a_child_is_in_the_group_of_the_thread_that_forked(fs: Resctrl, a: str, b: str, actor: Actor) -> None:
-    """Of threads in two groups each gives its own to the children that it forks."""
+    """Threads in two groups each pass their own to the children that they fork."""
     tid = actor.thread()
     put(fs, a, actor.pid)
     put(fs, b, tid)
@@ -80,7 +80,7 @@ def test_exec_changes_nothing(fs: Resctrl, a: str, actor: Actor) -> None:
     assert fs.members(a) == {actor.pid}
 
 
-def test_who_ends_is_listed_no_more(fs: Resctrl, a: str, actor: Actor) -> None:
+def test_ended_thread_is_not_listed(fs: Resctrl, a: str, actor: Actor) -> None:
     """A thread that ends leaves without a trace."""
     tid = actor.thread()
     put(fs, a, tid)
@@ -114,7 +114,7 @@ def test_roots_tasks_takes_out_of_a_monitoring_group(fs: Resctrl, a: str, actor:
 
 
 def test_children_of_a_member_that_left(fs: Resctrl, a: str, actor: Actor) -> None:
-    """Whoever left hands down nothing: its later children are not in the group."""
+    """A process that left passes nothing on: its later children are not in the group."""
     put(fs, a, actor.pid)
     put(fs, ".", actor.pid)
     child = actor.fork()
@@ -142,7 +142,7 @@ def test_lines(fs: Resctrl, a: str, actor: Actor) -> None:
 
 @pytest.mark.monitoring_only
 def test_root_lists_nobody_without_allocation(fs: Resctrl, a: str, actor: Actor) -> None:
-    """Where there is only monitoring, root's tasks reads empty, whoever is in root."""
+    """With monitoring only, root's tasks reads empty, whatever tasks are in root."""
     put(fs, a, actor.pid)
     assert fs.read("tasks") == ""
     assert fs.members(a) == {actor.pid}

@@ -25,7 +25,7 @@ def test_an_existing_name(fs: Resctrl) -> None:
 
 @pytest.mark.parametrize("name", ["tasks", "info", "mon_data", "mon_groups", "cpus"])
 def test_names_of_root_are_taken(fs: Resctrl, name: str) -> None:
-    """What root has of its own cannot be made again: EEXIST, also where no control group can be made."""
+    """Root's own names cannot be created again: EEXIST, even if no control group can be created."""
     said = fs.soil()
     assert (fs.mkdir(name), fs.status) == ("EEXIST", said)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounting and unmounting: one instance, nothing of it survives, and who uses it is not disturbed."""
+"""Mount and unmount: one instance, nothing of it survives, and its users are not disturbed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_control_groups_do_not_survive(fs: Resctrl, actor: Actor) -> None:
 
 
 def test_modes_do_not_survive(fs: Resctrl) -> None:
-    """What chmod did to root's files is gone with the mount."""
+    """A chmod of root's files is lost with the mount."""
     os.chmod(fs.path("tasks"), 0o600)
     assert fs.unmount() == "OK"
     fs.mount()

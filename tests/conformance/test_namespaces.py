@@ -37,7 +37,7 @@ def where(fs: Resctrl, actor: Actor) -> str:
 
 
 def test_numbers_are_the_writers(fs: Resctrl, a: str, container: Container) -> None:
-    """Who writes 1 moves the first process of its own namespace, not that of the host."""
+    """A write of 1 moves the first process of the writer's namespace, not that of the host."""
     before = fs.groups_of(1)
     assert container.first.tell("write", path=fs.path(a, "tasks"), text="1") == "OK"
     assert (where(fs, container.first), where(fs, container.second), fs.groups_of(1)) == ("a", "", before)
@@ -45,20 +45,22 @@ def test_numbers_are_the_writers(fs: Resctrl, a: str, container: Container) -> N
     assert where(fs, container.second) == "a"
 
 
-def test_0_is_who_writes(fs: Resctrl, a: str, container: Container) -> None:
+def test_0_is_the_writing_process(fs: Resctrl, a: str, container: Container) -> None:
     """0 is the writing process in every namespace."""
     assert container.second.tell("write", path=fs.path(a, "tasks"), text="0") == "OK"
     assert (where(fs, container.first), where(fs, container.second)) == ("", "a")
 
 
-def test_who_is_not_seen_is_not_there(fs: Resctrl, a: str, actors: Callable[[], Actor], container: Container) -> None:
+def test_number_outside_the_namespace_is_esrch(
+    fs: Resctrl, a: str, actors: Callable[[], Actor], container: Container
+) -> None:
     """A number that only the host has is ESRCH, with the number as it was written."""
     outside = actors().pid
     assert container.first.tell("write", path=fs.path(a, "tasks"), text=f"{outside}") == "ESRCH"
     assert fs.status == f"No task {outside}\nError while processing task {outside}\n"
 
 
-def test_who_reads_sees_its_own_numbers(
+def test_reader_sees_numbers_of_its_namespace(
     fs: Resctrl, a: str, actors: Callable[[], Actor], container: Container
 ) -> None:
     """Each reader has the numbers of its namespace, and threads that are not in it are left out."""
@@ -69,7 +71,7 @@ def test_who_reads_sees_its_own_numbers(
 
 
 def test_a_refusal_has_the_hosts_number(fs: Resctrl, a: str, container: Container) -> None:
-    """Who may not move a task is told its number on the host, and the one that was written."""
+    """A refused move shows the task's number on the host, and the number that was written."""
     os.chmod(fs.path(a, "tasks"), 0o666)
     container.second.tell("become", uid=65534, gid=65534)
     assert container.second.tell("write", path=fs.path(a, "tasks"), text="1") == "EPERM"
@@ -78,7 +80,7 @@ def test_a_refusal_has_the_hosts_number(fs: Resctrl, a: str, container: Containe
 
 
 def test_inner_namespaces_are_seen_from_outside(fs: Resctrl, a: str, container: Container) -> None:
-    """Who is in a namespace inside another has a number in both."""
+    """A process in a nested namespace has a number in both."""
     assert container.second.tell("unshare") == 0
     inner = container.second.fork()
     fs.write(f"{a}/tasks", inner.pid)

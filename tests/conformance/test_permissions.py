@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an ordinary user may do: look at everything, and move its own tasks where it was given a group."""
+"""Permissions of an ordinary user: read everything, and move its own tasks in a group that it was given."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_attributes_belong_to_the_owner(fs: Resctrl, nobody: Actor) -> None:
 
 
 def test_a_closed_group(fs: Resctrl, nobody: Actor) -> None:
-    """What is in a group of mode 0700 is closed to others: EACCES."""
+    """The contents of a group of mode 0700 are closed to others: EACCES."""
     os.mkdir(fs.path("mon_groups/a"), 0o700)
     assert nobody.tell("open", path=fs.path("mon_groups/a/tasks"), flags=os.O_RDONLY) == "EACCES"
     assert nobody.tell("open", path=fs.path("mon_groups/a"), flags=os.O_RDONLY | os.O_DIRECTORY) == "EACCES"
 
 
 def test_a_user_may_move_its_own_task(fs: Resctrl, given: str, nobody: Actor) -> None:
-    """Whoever may write tasks moves the tasks of its own uid."""
+    """A user with write access to tasks moves the tasks of its own uid."""
     other = nobody.fork()
     assert nobody.tell("write", path=fs.path(given, "tasks"), text=f"0,{other.pid}") == "OK"
     assert fs.members(given) == {nobody.pid, other.pid}
@@ -94,7 +94,7 @@ def test_real_and_saved_uids_count(
 def test_the_writers_effective_uid_counts(
     fs: Resctrl, given: str, actor: Actor, actors: Callable[[], Actor], call: str
 ) -> None:
-    """It counts who writes, not who has opened the file; by its effective uid, not by that for files."""
+    """The writer counts, not the opener of the file; by its effective uid, not by its fsuid."""
     foreign = actors().pid
     path = fs.path(given, "tasks")
     result = actor.tell("write_as", path=path, text=str(foreign), call=call, uid=NOBODY)
@@ -110,7 +110,7 @@ def test_a_list_stops_at_a_foreign_task(fs: Resctrl, given: str, nobody: Actor, 
 
 
 def test_a_user_with_a_directory_may_make_groups(fs: Resctrl, nobody: Actor) -> None:
-    """Whoever owns a mon_groups may make groups in it, which belong to it, and remove them."""
+    """The owner of a mon_groups may create groups in it, which it owns, and remove them."""
     os.chown(fs.path("mon_groups"), NOBODY, NOBODY)
     os.chmod(fs.path("mon_groups"), 0o755)
     try:

@@ -88,8 +88,8 @@ def test_control_groups_stay(fs: Resctrl) -> None:
 
 
 @pytest.mark.parametrize("path", ["mon_groups", "mon_data", "mon_groups/a/mon_data", "mon_data/mon_L3_00"])
-def test_what_is_no_group_stays(fs: Resctrl, path: str) -> None:
-    """Directories that are no group of their own cannot be renamed: EPERM."""
+def test_other_directories_are_refused(fs: Resctrl, path: str) -> None:
+    """Directories that are not a group's own cannot be renamed: EPERM."""
     fs.make("mon_groups/a")
     assert rename(fs, path, "other") == ("EPERM", NO_GROUP)
 
@@ -102,7 +102,7 @@ def test_files_stay(fs: Resctrl, path: str) -> None:
 
 
 def test_info_stays(fs: Resctrl) -> None:
-    """What is in info belongs to no group: ENOENT."""
+    """The contents of info belong to no group: ENOENT."""
     assert rename(fs, "info/L3_MON", "mon_groups/x")[0] == "ENOENT"
     assert rename(fs, "info", "mon_groups/x")[0] == "ENOENT"
     assert rename(fs, "info/last_cmd_status", "mon_groups/x")[0] == "ENOENT"
@@ -121,7 +121,7 @@ def test_only_into_mon_groups(fs: Resctrl, place: str) -> None:
 
 
 def test_a_missing_group(fs: Resctrl) -> None:
-    """What is not there is ENOENT, last_cmd_status stays."""
+    """A missing group is ENOENT, last_cmd_status stays."""
     said = fs.soil()
     assert rename(fs, "mon_groups/a", "mon_groups/b") == ("ENOENT", said)
 

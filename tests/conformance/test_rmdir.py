@@ -36,7 +36,7 @@ def test_a_group_with_tasks_goes(fs: Resctrl, actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("path", ["mon_groups", "mon_data", "mon_data/mon_L3_00", "mon_groups/a/mon_data"])
-def test_what_is_no_group_stays(fs: Resctrl, path: str) -> None:
+def test_other_directories_are_refused(fs: Resctrl, path: str) -> None:
     """rmdir of mon_groups, mon_data or a domain is EPERM; 7.3 clears last_cmd_status, 6.12 does not."""
     fs.make("mon_groups/a")
     said = fs.soil()

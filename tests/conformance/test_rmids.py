@@ -86,7 +86,7 @@ def test_limbo(stuck: Resctrl) -> None:
 
 @pytest.mark.limbo
 def test_limbo_lasts_while_the_threshold_is_0(stuck: Resctrl) -> None:
-    """What holds not less than the threshold is never clean: at 0 no RMID comes back."""
+    """An RMID that holds at least the threshold is never clean: at 0, none comes back."""
     stuck.rmdir("mon_groups/fill-0")
     # Longer than the worker that looks every second.
     time.sleep(2.5)

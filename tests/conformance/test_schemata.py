@@ -55,7 +55,7 @@ def full(fs: Resctrl) -> str:
 
 
 def invalid(fs: Resctrl, name: str, said: str) -> str:
-    """The status after a command without a newline: since 6.16 it is told, Linux 6.12 leaves what there was."""
+    """Return the status after a command without a newline: since 6.16 a message, in Linux 6.12 the previous one."""
     return f"{name}: Invalid input\n" if fs.is_6_16 else said
 
 
@@ -80,7 +80,7 @@ def test_a_mask_is_taken(fs: Resctrl, x: str) -> None:
 
 @pytest.mark.allocation
 def test_a_bad_command(fs: Resctrl, x: str) -> None:
-    """What is wrong anywhere in a command is EINVAL, and nothing of the command happens."""
+    """Any error in a command is EINVAL, and nothing of the command is applied."""
     fs.write(f"{x}/schemata", "L3:0=2\n")
     before = fs.read(x, "schemata")
     assert {text: fs.tries(f"{x}/schemata", text) for text in REFUSED} == {
@@ -216,14 +216,14 @@ def test_bit_usage_leaves_the_status(fs: Resctrl) -> None:
 
 
 def test_unknown_modes(fs: Resctrl, x: str) -> None:
-    """What is no mode, or none that can be asked for, is EINVAL."""
+    """An invalid mode, or one that cannot be set, is EINVAL."""
     for text in ("foo\n", "\n", "Shareable\n", "shareable \n", "shareable\n\n", "pseudo-locked\n"):
         assert fs.tries(f"./{x}/mode", text) == ("EINVAL", "Unknown or unsupported mode\n"), text
     assert fs.read(x, "mode") == "shareable\n"
 
 
 def test_groups_are_shareable(fs: Resctrl, x: str) -> None:
-    """The mode of a control group is shareable; to ask for what it is is no mistake, and clears last_cmd_status."""
+    """A group is shareable; a write of the current mode is accepted, and clears last_cmd_status."""
     fs.soil()
     assert fs.tries(f"./{x}/mode", "shareable\n") == ("OK", "ok\n")
     assert fs.tries(f"./{x}/mode", "shareable\0zz\n") == ("OK", "ok\n")
@@ -231,7 +231,7 @@ def test_groups_are_shareable(fs: Resctrl, x: str) -> None:
 
 
 @pytest.mark.allocation
-def test_what_is_shared_cannot_be_exclusive(fs: Resctrl, x: str) -> None:
+def test_shared_mask_cannot_be_exclusive(fs: Resctrl, x: str) -> None:
     """A group whose masks overlap with another's, or with the hardware's, cannot become exclusive."""
     assert fs.tries(f"{x}/mode", "exclusive\n") == ("EINVAL", "Schemata overlaps\n")
     assert fs.tries("mode", "exclusive\0zz\n") == ("EINVAL", "Schemata overlaps\n")
@@ -239,7 +239,7 @@ def test_what_is_shared_cannot_be_exclusive(fs: Resctrl, x: str) -> None:
 
 
 @pytest.mark.allocation
-def test_what_the_hardware_uses_cannot_be_exclusive(fs: Resctrl, x: str) -> None:
+def test_mask_of_the_hardware_cannot_be_exclusive(fs: Resctrl, x: str) -> None:
     """Where shareable_bits has all bits, no group can become exclusive, though no other has its bits."""
     if fs.read("info/L3/shareable_bits") != fs.read("info/L3/cbm_mask"):
         return

@@ -22,7 +22,7 @@ def tasks(fs: Resctrl) -> str:
     ("before", "after"),
     [("", ""), ("", "\n"), (" ", " "), ("\t", " \n"), ("", ","), ("+", ""), ("00", ""), ("", "\0rest"), ("", ",\n")],
 )
-def test_what_may_stand_around_a_number(fs: Resctrl, actor: Actor, tasks: str, before: str, after: str) -> None:
+def test_valid_text_around_a_number(fs: Resctrl, actor: Actor, tasks: str, before: str, after: str) -> None:
     """White space, a sign, one newline, a trailing comma and whatever follows a NUL are fine."""
     # A leading 0 makes it octal.
     number = f"{actor.pid:o}" if before == "00" else str(actor.pid)
@@ -39,7 +39,7 @@ def test_bases(fs: Resctrl, actor: Actor, tasks: str, form: str) -> None:
 
 @pytest.mark.parametrize("command", ["\n", "\0", "\n5", "\0abc"])
 def test_nothing_is_a_command(fs: Resctrl, tasks: str, command: str) -> None:
-    """What begins with a newline or a NUL succeeds, does nothing and clears last_cmd_status."""
+    """A command that begins with a newline or a NUL succeeds, does nothing and clears last_cmd_status."""
     fs.soil()
     assert fs.tries(tasks, command) == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == set()
@@ -75,7 +75,7 @@ def test_an_empty_write_is_a_command(fs: Resctrl, tasks: str) -> None:
     ],
 )
 def test_bad_tokens(fs: Resctrl, tasks: str, command: str, token: str) -> None:
-    """What is no number of 32 bits is EINVAL, and last_cmd_status has the token."""
+    """A value that is not a number of 32 bits is EINVAL, and last_cmd_status has the token."""
     assert fs.tries(tasks, command) == ("EINVAL", f"Task list parsing error pid {token}\n")
 
 
@@ -150,7 +150,7 @@ def test_a_comma_and_a_newline_end_the_list(fs: Resctrl, actors: Callable[[], Ac
 
 
 def test_twice_the_same(fs: Resctrl, actor: Actor, tasks: str) -> None:
-    """A task that is in the group already is no error, also twice in one list."""
+    """A task that is already in the group is accepted, also twice in one list."""
     fs.write(tasks, actor.pid)
     assert fs.tries(tasks, f"{actor.pid},{actor.pid}") == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {actor.pid}
@@ -194,7 +194,7 @@ def test_zombies_can_be_moved(fs: Resctrl, actor: Actor, tasks: str) -> None:
 
 
 def test_pid_0_is_the_writing_process(fs: Resctrl, actor: Actor, tasks: str) -> None:
-    """0 is whoever writes."""
+    """0 is the writing thread."""
     assert actor.tell("write", path=fs.path(tasks), text="0") == "OK"
     assert fs.members("mon_groups/a") == {actor.pid}
 

@@ -56,7 +56,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(sweeps: list[Sweep], jobs: int) -> list[tuple[Sweep, Struck]]:
-    """All of them, each told as it ends."""
+    """Run all of them, and report each one as it ends."""
     began = time.monotonic()
     found = []
     with (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verb is struck with."""
+"""The faults that are injected into a verb."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Blow(enum.Enum):
-    """What happens at a system call, in strace's words."""
+    """The fault at a system call, in strace's syntax."""
 
     KILL = "signal=KILL"
     EIO = "error=EIO"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of this folder share."""
+"""Fixtures of the tests in this directory."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class DaemonHarness:
         try:
             yield
         finally:
-            # A tracer that is told to go between the two halves of a blow leaves ENOSYS, which no call here says.
+            # A tracer that is stopped in the middle of a fault leaves ENOSYS, which no call here returns.
             deadline = time.monotonic() + 60
             while not _all_asleep(pid) and time.monotonic() < deadline:
                 time.sleep(0.002)
@@ -182,10 +182,10 @@ def _threads(pid: int) -> list[Path]:
 
 
 def _numbered(trace: str, is_ours: Callable[[str], bool] = lambda _line: True) -> list[Point]:
-    """The system calls of the trace, those of each name by their numbers in whichever thread made them.
+    """Return the system calls of the trace, those of each name by their numbers in any thread.
 
-    A blow falls on the call of that number in each thread: where one of them is not ours, it is no point. What the
-    threads of a start do is struck as the manager's "recovery" too.
+    A fault is injected into the call with that number in each thread: if one of them is not the daemon's, it is left
+    out. The calls of threads at a start are also covered by the manager's "recovery".
     """
     made: Counter[tuple[str, str]] = Counter()
     points: set[Point] = set()

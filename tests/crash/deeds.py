@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon is interrupted at: its verbs over the varlink socket, and what it does by itself."""
+"""The operations at which the daemon is interrupted: its verbs over the varlink socket, and its own work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Deed:
 
 
 def _until(site: Site, holds: Callable[[], bool]) -> str:
-    """What the daemon does unasked has been done, or it has died. It is not asked: each call would be one more."""
+    """Wait until the daemon has done its own work, or has died. No call is made, because it would be one more."""
     deadline = time.monotonic() + _WAIT_S
     while not site.is_dead() and time.monotonic() < deadline:
         if holds():

@@ -90,7 +90,7 @@ class Harness:
         return outcome
 
     def _check_not_lost(self, verb: Verb, where: str) -> None:
-        """Whoever ends a workload is told that it ended, not that somebody else removed its group."""
+        """The caller that ends a workload learns that it ended, and not that somebody else removed its group."""
         over = {
             record.key: (record.state, record.reason)
             for record in self.host.manager.records()
@@ -139,7 +139,7 @@ class Harness:
         if not verb.goes_on:
             return end
         try:
-            # The daemon goes on: what the error left is mended by the next tick.
+            # The daemon continues: the next tick corrects the result of the error.
             scene.host.manager.upkeep.tick()
             scene.host.check()
         except BaseException:

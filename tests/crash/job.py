@@ -26,7 +26,7 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """What it is called in the table."""
+        """The name in the table."""
         return f"daemon: {self.name}" if self.of_daemon else self.name
 
     def run(self, top: str) -> Struck:

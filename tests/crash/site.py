@@ -41,7 +41,7 @@ class Outside(Host):
 
 
 class Site:
-    """A machine, its daemon, workloads and a foreign group. The simulation's tasks use CPU time when told to."""
+    """A machine, its daemon, workloads and a foreign group. The simulation's tasks use CPU time on command."""
 
     def __init__(
         self, top: Path, settings: str = "", *wrapper: str, module: str = "resctrlmond", **environment: str
@@ -179,7 +179,7 @@ class Site:
 
     @staticmethod
     def _settled(holds: Callable[[], object]) -> None:
-        """What must hold once the daemon has come to rest."""
+        """Check the invariants when the daemon has become idle."""
         deadline = time.monotonic() + _SETTLES_S
         while True:
             try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon with a time of day that a test can set: the machine's own belongs to everybody who runs on it.
+"""The daemon with a system time that a test can set: the machine's own time belongs to all of its users.
 
-``$STEPPED_CLOCK`` is a file with the seconds that it is ahead. The product takes the time of day from one module.
+``$STEPPED_CLOCK`` is a file with the offset in seconds. The product takes the system time from one module.
 """
 
 from __future__ import annotations

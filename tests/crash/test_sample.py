@@ -62,7 +62,7 @@ def test_a_start_that_is_killed_is_made_up_for_by_the_next(tmp_path: Path) -> No
     assert outcomes["killed"] >= 1
 
 
-def test_what_make_crash_runs_tells_each_sweep_and_all_of_them() -> None:
+def test_make_crash_reports_each_sweep_and_the_total() -> None:
     command = [
         sys.executable,
         "-m",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is interrupted: each verb of the manager, from a state in which it has much to do."""
+"""The verbs that are interrupted: each verb of the manager, from a state in which it has much to do."""
 
 from __future__ import annotations
 

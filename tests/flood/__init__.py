@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a normal Assign and a hook wait while every door is flooded by a member of the daemon's group."""
+"""The delay of a normal Assign and of a hook while a member of the daemon's group floods every interface."""

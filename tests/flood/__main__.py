@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make flood: a table of what Assign and Hook.Run wait under each flood, and how much memory the daemon takes.
+"""Print a table of the delays of Assign and Hook.Run under each flood, and of the daemon's memory (make flood).
 
-The limit on memory is a requirement; latency is told as a ratio to that without a flood, for it is the machine's.
+The limit on memory is a requirement. Latency is a ratio to that without a flood, because it depends on the machine.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _timed(host: Host, method: str, key: str, pid: int) -> float:
 
 
 def _timed_on_bus(host: Host, key: str) -> float:
-    """What root waits for Create over D-Bus, on a new connection."""
+    """Return the time that root waits for Create over D-Bus, on a new connection."""
     call = ("call", "org.resctrlmon1", "/org/resctrlmon1", "org.resctrlmon1.Manager", "Create", "sa{sv}", key, "0")
     begun = time.perf_counter()
     command = ["busctl", f"--address={host.bus.address}", "--timeout=60", *call]

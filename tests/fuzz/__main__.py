@@ -36,7 +36,7 @@ class Target:
 
 def _record(data: bytes) -> None:
     found = record.decode(data, "/run/resctrlmond/records/fuzz.json")
-    # What was read is written again, and read again at the next start.
+    # A decoded record is written again, and read again at the next start.
     assert record.decode(record.encode(found), "again") == found
 
 

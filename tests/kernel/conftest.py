@@ -14,7 +14,7 @@ from .install import install, stage
 from .machine import MACHINES, Guest, GuestDiedError, Machine, MachineError
 
 HERE = Path(__file__).parent
-# Which kernel the guests have: the newest, or, for "6.12", Debian 13's own.
+# The kernel of the guests: the newest, or, for "6.12", Debian 13's own.
 OLDER = os.environ.get("RESCTRLMOND_KERNEL", "")
 NOT_BUILT = pytest.StashKey[str]()
 
@@ -66,7 +66,7 @@ def guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
 
 @pytest.fixture(scope="module")
 def module_guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
-    """What the module's guests come from."""
+    """Yield the source of the module's guests."""
     yield from _guests(request)
 
 

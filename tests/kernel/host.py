@@ -20,7 +20,7 @@ BUSYBOX = "/var/lib/busybox"
 HOOKS = {
     stage: Path(__file__).parents[2] / f"systemd/resctrlmon-{stage}.json" for stage in ("createRuntime", "poststop")
 }
-# What a container's program prints to tell where its first instruction found itself.
+# The program of a container that prints the group of its first instruction.
 WHERE = "cat /proc/self/cpu_resctrl_groups"
 
 
@@ -35,7 +35,7 @@ class Host:
         return self.guest.run(command, check=check, timeout=timeout)
 
     def out(self, command: str, timeout: float = 60.0) -> str:
-        """What a command prints, without the newline at its end."""
+        """Return the output of a command, without the newline at its end."""
         return self.run(command, timeout=timeout).stdout.rstrip("\n")
 
     # -- the daemon
@@ -66,7 +66,7 @@ class Host:
         return reply
 
     def refused(self, method: str, **parameters: Any) -> str:
-        """What varlinkctl prints of a call that is refused: the error's name and its fields."""
+        """Return varlinkctl's output for a call that is refused: the error's name and its fields."""
         done = self.run(self._call(method, parameters), check=False)
         assert done.returncode != 0, f"{method} was not refused: {done.output}"
         return done.output
@@ -107,7 +107,7 @@ class Host:
         return {name: text for name, text in self.snapshot(key).items() if name.endswith(".begin")}
 
     def process(self, command: str) -> int:
-        """A process that goes on by itself, in no control group of ours; returns its pid."""
+        """Start a process in the background, in no control group of the daemon, and return its pid."""
         return int(self.out(f"nohup setsid sh -c {shlex.quote(f'exec {command}')} >/dev/null 2>&1 & echo $!"))
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
@@ -128,7 +128,7 @@ class Host:
         )
 
     def enable_hooks(self) -> None:
-        """What an administrator does to have Podman call us."""
+        """Enable the hook for Podman, as an administrator does."""
         folder = "/usr/share/containers/oci/hooks.d"
         self.run(f"mkdir -p {folder} && ln -sf /usr/share/resctrlmond/hooks.d/*.json {folder}/")
 

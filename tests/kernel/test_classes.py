@@ -101,7 +101,7 @@ def test_a_whole_control_group_is_swept_in_children_and_threads_too(host: Host) 
     host.run("rmdir /sys/fs/cgroup/sweep/inner /sys/fs/cgroup/sweep")
 
 
-# Goes on making threads and children, some of which stay and make threads of their own, until it is told to stop.
+# Create threads and children until the process is stopped; some of them stay and create threads themselves.
 _GROW = """
 import os, threading, time
 def threads(number):

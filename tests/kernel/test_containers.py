@@ -105,7 +105,7 @@ CONTAINERD = {
 
 
 @pytest.mark.parametrize("runtime", ["crun", "runc"])
-def test_two_containers_of_a_pod_share_its_group_whoever_writes_the_uid_and_how(host: Host, runtime: str) -> None:
+def test_two_containers_of_a_pod_share_its_group_for_each_uid_format(host: Host, runtime: str) -> None:
     pod_cgroup = f"/kubepods/burstable/pod{POD}"
     running = {}
     for name, given, uid in (("crio", CRIO, POD), ("containerd", CONTAINERD, COMPACT)):

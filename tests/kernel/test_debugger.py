@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What QEMU's debugger stub is told for a kernel that does not know setcpuid=; make conformance-all shows its use."""
+"""The commands to QEMU's debugger stub for a kernel without setcpuid=; make conformance-all shows their use."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_packet_has_its_sum() -> None:
     assert framed("Z1,10,1") == b"$Z1,10,1#" + b"%02x" % (sum(b"Z1,10,1") % 256)
 
 
-def test_a_stub_that_refuses_is_told() -> None:
+def test_refusal_of_the_stub_is_reported() -> None:
     with (
         conversation("E22") as (stub, _),
         pytest.raises(GuestDiedError, match="refused 'Z1,ffffffff83a16c90,1': E22"),
@@ -69,7 +69,7 @@ def test_a_stub_that_refuses_is_told() -> None:
         stub.force(["cqm"], ADDRESSES)
 
 
-def test_a_stub_that_goes_is_told() -> None:
+def test_end_of_the_stub_is_reported() -> None:
     with conversation() as (stub, theirs):
         theirs.close()
         with pytest.raises(GuestDiedError, match="debugger stub, asked 'D'"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another program writes to the kernel's resctrl: inotify reports it, and the workload is not exact any more."""
+"""Another program writes to the kernel's resctrl: inotify reports it, and the workload is not exact any more."""
 
 from __future__ import annotations
 

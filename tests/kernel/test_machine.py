@@ -81,7 +81,7 @@ def test_commands_do_not_wait_for_each_other(guest: Guest) -> None:
     assert waiting.wait().stdout == "gone\n"
 
 
-def test_what_a_command_leaves_behind_is_not_waited_for(guest: Guest) -> None:
+def test_background_process_of_a_command_is_not_awaited(guest: Guest) -> None:
     begun = time.monotonic()
     pid = guest.run("sleep 100 & echo $!").stdout.strip()
     assert time.monotonic() - begun < 50
@@ -155,7 +155,7 @@ def test_each_guest_begins_afresh(guests: Guests) -> None:
     assert guests.start().run("ls /etc/mine", check=False).returncode == 2
 
 
-def test_a_panic_is_told_with_the_console(guests: Guests) -> None:
+def test_panic_is_reported_with_the_console(guests: Guests) -> None:
     guest = guests.start()
     with pytest.raises(GuestDiedError, match="Kernel panic"):
         guest.run("echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger")

@@ -127,8 +127,8 @@ def test_containers_live_on_in_their_group_over_restarts_of_everybody(node: Node
     after = node.group(pod)
     assert (after["createdAt"], after["baseline"]) == (before["createdAt"], "exact")
     assert after["members"][:2] == before["members"]
-    # Of a sandbox from before its restart, neither version tells that it is removed; what the kubelet then does with
-    # the pod's control group tells.
+    # Neither version reports the removal of a sandbox from before its restart; the kubelet then removes the pod's
+    # control group, which shows the end.
     node.remove_sandbox(pod.sandbox)
     node.until(lambda: node.living(pod) <= {pod.sandbox}, "the end of its container")
     node.run(f"rmdir /sys/fs/cgroup/kubepods/burstable/pod{pod.uid}")
@@ -158,7 +158,7 @@ def test_without_the_daemon_a_container_starts_all_the_same_and_is_taken_in_when
     assert "unmonitored for now" in node.out("journalctl -t resctrlmon-nri --no-pager -q")
 
 
-def test_what_happens_while_the_adapter_is_away_is_made_up_for(node: Node) -> None:
+def test_events_without_a_running_adapter_are_recovered(node: Node) -> None:
     pod, removed = node.pod(), node.pod()
     node.container(removed)
     node.run("systemctl kill -s KILL resctrlmon-nri && systemctl stop resctrlmon-nri")

@@ -43,7 +43,7 @@ def second() -> Path:
 
 
 class Administrator(Host):
-    """A Debian host with one or two archives of ours on its disk, and somebody else's class and groups with tasks."""
+    """A Debian host with one or two archives of the project, and somebody else's class and groups with tasks."""
 
     def __init__(self, guests: Guests, profile: str, **archives: Path) -> None:
         super().__init__(guests.start(profile))
@@ -83,7 +83,7 @@ def upgraded(request: pytest.FixtureRequest, guests: Guests, first: Path, second
 
 
 def install(host: Administrator) -> None:
-    """What the first session of the README does."""
+    """Run the first session of the README."""
     host.apt("first", "install resctrlmond")
     host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
 
@@ -135,7 +135,7 @@ def test_installing_starts_nothing_and_what_is_started_then_works(upgraded: Admi
     refused = host.run("resctrlmond --simulate /tmp/simulated", check=False, timeout=LONG)
     assert refused.returncode == 1
     assert "pip install" in refused.output
-    # What is disabled is not started behind the administrator's back by who calls it on the bus.
+    # A call on the bus does not start a service that the administrator has disabled.
     called = host.run(PING, check=False)
     assert called.returncode != 0
     assert host.out("systemctl is-active resctrlmond.service || :") == "inactive"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What survives on the real kernel: kill -9, stop and start, somebody else's groups, an unmount."""
+"""Recovery on the real kernel: kill -9, stop and start, somebody else's groups, an unmount."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_umount_is_never_refused_because_of_us_and_a_new_mount_is_used_again(hos
         host.run(f"mount -t resctrl resctrl {TREE}")
     host.call("Create", key="again", claim="me")
     assert "again" in host.groups()
-    # What lived through it is taken up again, without being told.
+    # A task that survived is added to its group again, without a request.
     host.until(lambda: host.membership(pid) == ("/", "living"), "what lives to be in its group again")
     host.until(lambda: host.state("unmounted") == "idle", "what is claimed to have a group again")
     group = host.call("Get", key="living")["group"]

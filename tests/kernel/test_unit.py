@@ -49,7 +49,7 @@ def test_a_service_can_do_little_beside_its_job_and_says_why_it_can_do_that(host
     )
 
 
-def test_who_is_beyond_the_service_s_own_ids_is_served_all_the_same(host: Host) -> None:
+def test_users_outside_the_services_id_range_are_served(host: Host) -> None:
     """PrivateUsers=identity gives it the ids below 65536; to it all others are nobody."""
     far = "setpriv --reuid 100000 --regid 100000 --groups resctrlmon"
     host.start()

@@ -35,7 +35,7 @@ def subsections(text: str) -> dict[str, str]:
 
 
 def terms(text: str) -> set[str]:
-    """What begins a definition, alone on its line: *one*, or *one*, *two*."""
+    """Return the terms of definitions, each alone on its line: *one*, or *one*, *two*."""
     lines = re.findall(r"^(\*\w+\*(?:, \*\w+\*)*)(?: \[[0-9]+\])?$", text, re.MULTILINE)
     return {term for line in lines for term in re.findall(r"\*(\w+)\*", line)}
 
@@ -101,7 +101,7 @@ def rendered(name: str) -> str:
     ("name", "heading"),
     [(bus.MANAGER, "THE MANAGER"), (bus.GROUP, "A GROUP"), (bus.LOG_CONTROL, "LOGGING")],
 )
-def test_the_page_shows_what_the_bus_is_told_on_introspection(name: str, heading: str) -> None:
+def test_page_shows_the_introspection_data(name: str, heading: str) -> None:
     text = section(DBUS, heading)
     (block,) = _BLOCK.findall(text)
     assert plain(block) == rendered(name)
@@ -131,6 +131,6 @@ def test_every_option_of_the_bus_with_its_type() -> None:
     assert listed == known
 
 
-def test_what_the_pages_are_read_with() -> None:
+def test_parser_of_pages() -> None:
     assert plain("method A(\n  b: int\n) -> ()") == "method A(b: int) -> ()"
     assert terms("*one*\n\tText *no*.\n\n*two*, *three*\n\tText.\n\n*Four* [5]\n") == {"one", "two", "three", "Four"}

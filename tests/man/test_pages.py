@@ -78,7 +78,7 @@ def exit_codes(page: Path) -> set[int]:
 
 
 def warnings(roff: bytes) -> str:
-    """What man and groff have against a page."""
+    """Return the warnings of man and groff for a page."""
     environment = os.environ | {"LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
     command = ["man", "--warnings", "--local-file", "-"]
     done = subprocess.run(command, input=roff, env=environment, capture_output=True, timeout=60, check=False)
@@ -87,7 +87,7 @@ def warnings(roff: bytes) -> str:
 
 
 def lint(roff: bytes) -> list[str]:
-    """What mandoc, the other reader of manual pages, has against a page."""
+    """Return the warnings of mandoc, another reader of manual pages, for a page."""
     command = ["mandoc", "-T", "lint", "-W", "warning"]
     done = subprocess.run(command, input=roff, capture_output=True, timeout=60, check=False)
     # scdoc's own: one paragraph macro more than needed, which changes nothing that is seen.
@@ -183,7 +183,7 @@ def test_how_much_the_nri_adapter_takes() -> None:
     assert (f"logged {BURST} times a minute" in text, INTERVAL_S) == (True, 60)
 
 
-def test_what_the_nri_adapter_says_of_keys_that_are_others() -> None:
+def test_page_names_the_replacements_of_foreign_keys() -> None:
     text = section(NRI, "MOVING FROM NRI-RESCTRL-MON")
     assert all(key in text for key in nri_settings.THEIRS)
     keys = set(re.findall(r"'([a-z_]+)' in resctrlmond.yaml", " ".join(nri_settings.THEIRS.values())))

@@ -36,7 +36,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - |$)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one mutant; ``by`` is the test that caught it, or what went wrong."""
+    """The result of one mutant. ``by`` is the test that detected it, or the error."""
 
     mutant: Mutant
     what: str

@@ -40,7 +40,7 @@ def test_a_row_that_does_not_fit_says_so(file: str, old: str, new: str, says: st
         Mutant("x", file, old, new, "tests/groups").applied(TOP)
 
 
-def test_a_bug_that_a_test_catches_and_one_that_none_can_are_told_apart() -> None:
+def test_detected_and_undetected_bugs_are_distinguished() -> None:
     """The tool itself, on the tests of one small module."""
     # In a process of its own: it starts pytest, whose environment this one is.
     code = (

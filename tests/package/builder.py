@@ -19,7 +19,7 @@ from .source import DEBIAN
 # Beyond what debian/control asks for: what the finished packages are looked at with.
 LOOKED_AT_WITH = ("lintian", "systemd", "python3-protobuf")
 
-# What the host itself needs: no virtual machine.
+# The host's own requirements: no virtual machine.
 PROGRAMS = ("mmdebstrap", "zstd", "tar")
 
 # As in a package's installation the owners matter, so a user runs this with his ids mapped to the root's. The script
@@ -54,7 +54,7 @@ user tar -c -C /build/out . >"$work/out.tar"
 
 
 def packages() -> list[str]:
-    """What debian/control names as Build-Depends, and what the tests look at the result with."""
+    """Return the Build-Depends of debian/control, and the packages that the tests need."""
     control = (DEBIAN / "control").read_text(encoding="utf-8")
     field = re.search(r"^Build-Depends:(.*(?:\n[ \t].*)*)", control, re.MULTILINE)
     assert field, "debian/control has no Build-Depends"

@@ -27,9 +27,9 @@ from .source import PROJECT
 PLACE = PROJECT / "build" / "pythons"
 VERSIONS = ("3.11", "3.12", "3.13")
 OF_SID = "3.14"
-# What does not depend on the Python, or is a real kernel's, is left to make check.
+# Tests that do not depend on the Python, or need a real kernel; make check runs them.
 LEFT_OUT = ("kernel", "package", "conformance", "crash", "man")
-# What an installed wheel needs for its tests: tests/host-packages, less what builds and reads manual pages.
+# The tests of an installed wheel need these: tests/host-packages without the tools for manual pages.
 TOOLS = (
     "python3-venv",
     "fuse3",
@@ -44,7 +44,7 @@ TOOLS = (
     "git",
     "make",
 )
-# What the tests ask for, without the tools that read the code.
+# The Python packages that the tests need, without the tools that read the code.
 REQUIREMENTS = ("pytest", "pytest-timeout", "hypothesis", "pyfakefs", "asyncvarlink", "varlink")
 OPTIONS = ("-q", "-p", "no:cacheprovider", *(f"--ignore=tests/{folder}" for folder in LEFT_OUT))
 IN_SID = """\

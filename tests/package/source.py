@@ -14,7 +14,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 DEBIAN = PROJECT / "packaging" / "debian"
-# What the source is made of; all else in a tree is built, or somebody's own.
+# The parts of the source; all other files in a tree are built or belong to the user.
 PARTS = (
     *("CONTRIBUTING.md", "LICENSE", "Makefile", "NEWS.md", "README.md", "pyproject.toml"),
     *("man", "packaging", "resctrlctl", "resctrlmond", "systemd", "tests", "tools"),

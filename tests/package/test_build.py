@@ -59,7 +59,7 @@ def test_source_and_packages_are_there(built: Path) -> None:
     } <= names
 
 
-def test_who_has_what(built: Path) -> None:
+def test_files_of_each_package(built: Path) -> None:
     daemon, modules = files(deb(built, "resctrlmond")), files(deb(built, "python3-resctrlmond"))
     wanted = {
         *("/usr/bin/resctrlmond", "/usr/bin/resctrlctl", "/usr/libexec/resctrlmon-oci-hook"),

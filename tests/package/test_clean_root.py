@@ -79,7 +79,7 @@ def tree(with_packages: bool) -> bytes:
 
 
 def run(place: Path, suite: str, script: str, with_packages: bool = True) -> str:
-    """What the script prints in a root that has make, and beside it only what every Debian has."""
+    """Return the output of the script in a root with make, and otherwise only the packages of every Debian."""
     root = builder.root(suite, ["make"])
     return builder.run(place, tree(with_packages), f"({script}) 2>&1", archive=root, is_root=True, network=True)
 

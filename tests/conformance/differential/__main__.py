@@ -68,7 +68,7 @@ def save(path: Path, machine: str, sequences: list[Sequence], there: Execute) ->
 
 
 class Total(NamedTuple):
-    """What was done on a machine, and how many sequences of it differ."""
+    """The number of operations on a machine, and of the sequences that differ."""
 
     operations: int
     differing: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two targets differ, told in words, and the shortest sequence that still shows it."""
+"""Describe the difference of two targets, and find the shortest sequence that still shows it."""
 
 from __future__ import annotations
 

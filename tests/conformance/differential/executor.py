@@ -54,7 +54,7 @@ class Executor:
         self._actors["N"].tell("become", uid=65534, gid=65534)
 
     def run(self, sequence: Sequence) -> list[Observation]:
-        """What is seen after each operation."""
+        """Return the observation after each operation."""
         try:
             return [
                 self._do(operation) | (self._look() if number % LOOK == 0 or number == len(sequence) else {})
@@ -151,7 +151,7 @@ class Executor:
     def do_read(self, path: str) -> str:
         found: list[str] = []
         result = outcome(lambda: found.append(self._fs.read(path)))
-        # What a group's files say of tasks is seen anyway; counts are the machine's own.
+        # The tasks in a group's files are compared elsewhere; counts depend on the machine.
         return found[0] if found and path.rpartition("/")[2] in TOLD else result
 
     def do_list(self, path: str) -> str | list[str]:
@@ -304,7 +304,7 @@ class Executor:
 
 
 def execute(fs: Resctrl, sequences: list[Sequence]) -> list[list[Observation]]:
-    """What is seen on one target, sequence by sequence."""
+    """Return the observations on one target, sequence by sequence."""
     found = []
     with Troupe() as troupe:
         for sequence in sequences:

@@ -233,7 +233,7 @@ class Generator:
         if verb == "write":
             return ["as", "N", "write", self._group() + "/tasks", self._command()]
         if verb == "rmdir":
-            # Of a file the kernel says EACCES; on FUSE it asks whether it is a directory before anybody is asked.
+            # For a file, the kernel returns EACCES; on FUSE, it first checks whether it is a directory.
             return ["as", "N", verb, self._choose([*FIXED, *self._groups])]
         return ["as", "N", verb, self._node() if verb == "open" else self._path()]
 

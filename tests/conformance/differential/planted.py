@@ -17,7 +17,8 @@ from .mutants import MUTANTS, environment
 from .targets import PROJECT, on_simulation
 
 SAMPLE = Path(__file__).parents[1] / "cases/sample-cat.json"
-# What rules show best: no sequence tells EBUSY from a wait, some bugs need a rare order, some end in a long wait.
+# Rules are best for these: no sequence distinguishes EBUSY from a wait, some bugs need a rare order, some end in a
+# long wait.
 BY_RULES = {
     "enospc_for_ebusy": "test_rmids.py::test_limbo",
     "anybody_may_move_anybody": "test_permissions.py::test_a_user_may_not_move_another_users",

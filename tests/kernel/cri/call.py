@@ -68,7 +68,7 @@ def main(path: str) -> None:
         listener.listen()
         while True:
             connection, _ = listener.accept()
-            # Who asked may have been ended meanwhile.
+            # The process that asked may have ended meanwhile.
             with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rwb") as stream:
                 reply = answers(json.loads(stream.readline()))
                 stream.write(json.dumps(reply).encode())

@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.kernel.machine import cache, sources
 from tests.kernel.machine.tools import tool
 
-# Of containerd 1.7, where NRI is off unless asked for. The native snapshotter needs nothing of the filesystem below.
-# The runtime "systemd" has systemd make its control groups, the other one makes them itself.
+# For containerd 1.7, where NRI is off by default. The native snapshotter works on any filesystem. With the runtime
+# "systemd", systemd creates the control groups; the other runtime creates them itself.
 _CONFIG_2 = """
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -32,7 +32,7 @@ version = 2
   plugin_request_timeout = "20s"
 """
 
-# Of containerd 2, where NRI is on.
+# For containerd 2, where NRI is on.
 _CONFIG_3 = """
 version = 3
 [plugins."io.containerd.cri.v1.images"]

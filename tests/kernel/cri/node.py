@@ -176,7 +176,7 @@ class Node(Host):
 
 @contextmanager
 def serving(guest: Guest, place: Path, containerd: Containerd) -> Iterator[Node]:
-    """A node whose containerd has the adapter and an image of busybox; ``place`` is a folder of ours to work in."""
+    """Yield a node whose containerd has the adapter and an image of busybox; ``place`` is a temporary directory."""
     for name in ("call.py", "image.py"):
         shutil.copy(HERE / name, place)
     tool(["protoc", f"--proto_path={HERE}", f"--python_out={place}", "cri.proto"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands between a runtime and its plugins, in the guest, and writes down every frame: tap.py LISTEN CONNECT FILE.
+"""Relay between a runtime and its plugins in the guest, and record every frame: tap.py LISTEN CONNECT FILE.
 
-One JSON array a frame: connection, who sent it ("runtime" or "plugin"), the frame in base64.
+One JSON array for each frame: connection, sender ("runtime" or "plugin"), the frame in base64.
 """
 
 from __future__ import annotations

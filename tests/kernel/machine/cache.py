@@ -53,7 +53,7 @@ def artifact(name: str, key: str, build: Callable[[Path], None]) -> Path:
 
 
 def progress(text: str) -> None:
-    """Tell the person who waits what the time is spent on."""
+    """Print what takes the time, for the user."""
     print(f"test machine: {text}", file=sys.stderr, flush=True)
 
 

@@ -16,7 +16,7 @@ from .inside.agent import HEAD
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one command; outputs as bytes."""
+    """The result of one command; outputs as bytes."""
 
     returncode: int
     timed_out: bool
@@ -25,7 +25,7 @@ class Reply:
 
 
 class Channel:
-    """Sends requests and hands the replies to whoever waits; the frames are described in inside/agent.py."""
+    """Sends requests and passes the replies to the waiting callers; inside/agent.py describes the frames."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -53,7 +53,7 @@ class Channel:
         return future
 
     def close(self) -> None:
-        """Stop receiving; those who still wait get EOFError. The connection itself belongs to its maker."""
+        """Stop receiving; callers that still wait get EOFError. The connection itself belongs to its creator."""
         with contextlib.suppress(OSError):  # QEMU may have been the first to close
             self._connection.shutdown(socket.SHUT_RDWR)
         self._reader.join(5)

@@ -28,7 +28,7 @@ FEATURES = {
 }
 # Runs once, with the .bss cleared and before any feature is looked at (arch/x86/kernel/cpu/common.c).
 STOP_AT = "early_cpu_init"
-# What apply_forced_caps() adds to the features of each CPU, at boot and when it comes online.
+# apply_forced_caps() adds these to the features of each CPU, at boot and when it comes online.
 FORCED = "cpu_caps_set"
 SECONDS = 60.0
 
@@ -43,7 +43,7 @@ def words(features: Iterable[str]) -> dict[int, int]:
 
 
 def symbols(program: str, cpu: str, vmlinux: Path, initrd: Path) -> dict[str, int]:
-    """The addresses of STOP_AT and FORCED, told by the kernel itself in a boot of two seconds.
+    """Return the addresses of STOP_AT and FORCED, which the kernel itself prints in a boot of two seconds.
 
     Debian's packages have no System.map with addresses (it is in the debug symbols, some hundred MB). An ELF image
     that QEMU boots directly is not moved (KASLR is the decompressor's), so they are the same in the next boot.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with the guest or its building, each with what was seen and what to do."""
+"""Errors of the guest or its build, each with the observation and what to do."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ GRACE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Completed:
-    """What a command gave; bytes that are not UTF-8 are replaced. A signal's status is negative."""
+    """The result of a command; bytes that are not UTF-8 are replaced. A signal's status is negative."""
 
     stdout: str
     stderr: str
@@ -35,7 +35,7 @@ class Completed:
         return self.stdout + self.stderr
 
 
-class Running:
+class BackgroundCommand:
     """A command that runs in the background."""
 
     def __init__(self, guest: Guest, command: str, timeout: float, future: Future[Reply]) -> None:
@@ -84,13 +84,13 @@ class Guest:
         self.profile = qemu.profile.name
         self._channel = Channel(qemu.agent)
 
-    def start(self, command: str, timeout: float = 60.0, stdin: bytes = b"") -> Running:
+    def start(self, command: str, timeout: float = 60.0, stdin: bytes = b"") -> BackgroundCommand:
         """Begin a command and return at once; its session is killed after *timeout* seconds."""
         try:
             future = self._channel.request(command, stdin, timeout)
         except EOFError as error:
             raise GuestDiedError(f"the guest is gone; asked was: {command}", self.console()) from error
-        return Running(self, command, timeout, future)
+        return BackgroundCommand(self, command, timeout, future)
 
     def run(self, command: str, timeout: float = 60.0, check: bool = True, stdin: bytes = b"") -> Completed:
         """Run a shell command to its end. What it leaves in the background goes on and is not waited for."""

@@ -73,7 +73,7 @@ class Machine:
                 self._boot_and_save(disk, place / "memory")
                 return
             except GuestDiedError as error:
-                # Under TCG a boot was rarely seen to panic; the same twice is no accident.
+                # Under TCG, a boot panics rarely; two panics in a row are not an accident.
                 if "Kernel panic" not in error.console or boot == BOOTS:
                     raise
                 cache.progress("the guest's kernel panicked: booting once more")

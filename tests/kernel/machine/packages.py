@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host must have: found missing, installed if we are root, named all at once if we are not."""
+"""The packages that the host needs: detected, and installed if the user is root, or listed if not."""
 
 from __future__ import annotations
 

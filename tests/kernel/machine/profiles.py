@@ -41,7 +41,7 @@ class Profile:
 
 MACHINES = (
     Profile("cat", 4, MONITORING + ALLOCATION, SHORT_LIMBO),
-    # Leaf 0xb gives a number of CLOSIDs that depends on the CPU that asks, so it tells of none.
+    # Leaf 0xb gives a number of CLOSIDs that depends on the CPU that reads it, so this machine shows none.
     Profile("monitoring-only", 11, MONITORING, MOUNT),
     # Two sockets have two caches, so each group has two domains. More than one CPU under TCG is for this
     # only: container starts, which patch the kernel's code, were seen to panic such a guest.
@@ -49,8 +49,8 @@ MACHINES = (
     # Nobody can tell whether a freed RMID still holds cache, so none waits; few enough of them to use up.
     Profile("no-occupancy", 4, TRAFFIC, MOUNT),
 )
-# The same machines with Debian 13's own kernel, for those who ask for them by name.
+# The same machines with Debian 13's own kernel, which have to be requested by name.
 OLDER = tuple(replace(machine, name=f"{machine.name}-6.12", kernel=OF_DEBIAN_13) for machine in MACHINES)
-# The next Debian around the newest kernel, for those who ask for it.
+# The next Debian with the newest kernel, which has to be requested.
 SID = replace(MACHINES[0], name="cat-sid", suite=UNSTABLE)
 PROFILES = {profile.name: profile for profile in (*MACHINES, *OLDER, SID)}

@@ -43,7 +43,7 @@ GENERATORS = (
 LINKS = {
     **{f"etc/systemd/system-generators/{generator}": "/dev/null" for generator in GENERATORS},
     "etc/systemd/system/multi-user.target.wants/test-agent.service": "../test-agent.service",
-    # What would wake up when the restored guest is told today's date, or write to the console.
+    # Units that would start when the restored guest's clock is set, or that write to the console.
     **{
         f"etc/systemd/system/{unit}": "/dev/null"
         for unit in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Debian mirror this host uses, and a private apt configuration that reads another suite from it."""
+"""Find the Debian mirror of this host, and create a private apt configuration that reads another suite from it."""
 
 from __future__ import annotations
 
