@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from resctrlmond.config import MAX_BYTES, ConfigError, contents, refuse_line
+from resctrlmond.config import MAX_BYTES, ConfigError, read_contents, refuse_line
 from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal, selector
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
@@ -27,7 +27,7 @@ def load(path: str | None = None) -> Selection:
     """Read the selection from a file; without ``path`` from ``DEFAULT_PATH``, which may be missing. Raises
     ConfigError.
     """
-    data = contents(path, DEFAULT_PATH, "all pods are monitored")
+    data = read_contents(path, DEFAULT_PATH, "all pods are monitored")
     return Selection() if data is None else parse(data, path or DEFAULT_PATH)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond import config
-from resctrlmond.config import Config, ConfigError, load, parse, time_span
+from resctrlmond.config import Config, ConfigError, load, parse, parse_time_span
 
 ROOT = Path(__file__).parents[2]
 FILE = "/etc/test.yaml"
@@ -120,12 +120,12 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ('runtime_dir: "/run/x\\n"', "absolute path"),
         ('runtime_dir: "/run/\\0"', "absolute path"),
         ("runtime_dir: /" + "x" * 1024, "absolute path"),
-        ("linger: 1s\nruntime_dir: /sys/fs/resctrl/x", "2: runtime_dir lies in resctrl"),
-        ("dbus: true\nresctrl: /run", "2: runtime_dir lies in resctrl"),
-        ("groups_dir: /sys/fs/resctrl", "groups_dir lies in resctrl"),
-        ("groups_dir: /run/resctrlmond", "groups_dir is where other files of the daemon are"),
-        ("groups_dir: /run/resctrlmond/records", "groups_dir is where other files of the daemon are"),
-        ("groups_dir: /run/resctrlmond/completed/x", "groups_dir is where other files of the daemon are"),
+        ("linger: 1s\nruntime_dir: /sys/fs/resctrl/x", "2: runtime_dir is in resctrl"),
+        ("dbus: true\nresctrl: /run", "2: runtime_dir is in resctrl"),
+        ("groups_dir: /sys/fs/resctrl", "groups_dir is in resctrl"),
+        ("groups_dir: /run/resctrlmond", "groups_dir is a folder for other files of the daemon"),
+        ("groups_dir: /run/resctrlmond/records", "groups_dir is a folder for other files of the daemon"),
+        ("groups_dir: /run/resctrlmond/completed/x", "groups_dir is a folder for other files of the daemon"),
         ("varlink_socket: /run/" + "x" * 103, "varlink_socket has more than 107 bytes"),
         ("varlink_socket: /run/" + "ü" * 52, "varlink_socket has more than 107 bytes"),
         ("dbus: true\nruntime_dir: /run/" + "x" * 90, "2: varlink_socket has more than 107 bytes"),
@@ -139,11 +139,11 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("group_prefix: a/b", "group_prefix cannot be"),
         ("group_prefix: " + "x" * 33, "group_prefix cannot be"),
         ("group_prefix: 12", "group_prefix cannot be '12'"),
-        ("linger: [1, 2]", "1: a list or a mapping where one plain value belongs"),
+        ("linger: [1, 2]", "1: a list or a mapping where a plain value is expected"),
         ("linger:\n  x: 1", "2: a list or a mapping"),
-        ("- linger", "1: no key and value"),
-        ("linger", "1: no key and value"),
-        ("null", "1: no key and value"),
+        ("- linger", "1: this is not a key with a value"),
+        ("linger", "1: this is not a key with a value"),
+        ("null", "1: this is not a key with a value"),
         ("? [a]\n: 1", "a list or a mapping"),
         ("<<: {linger: 1}", "a list or a mapping"),
         ("linger: &a 1s", "an anchor or alias"),
@@ -152,15 +152,15 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("linger: &a 1s\npod_linger: *a", "1: an anchor or alias"),
         ("linger: *a", "an anchor or alias"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]", "an anchor or alias"),
-        ("linger: !!int ''", "a tag where one plain value belongs"),
+        ("linger: !!int ''", "a tag where a plain value is expected"),
         ("linger: !!python/object/apply:os.system [id]", "a tag"),
         ("linger: 1s\n---\nlinger: 2s\n", "2: expected a single document in the stream"),
         ("linger: 'x", "found unexpected end of stream"),
         ("linger: 1s\n\tdbus: true", "2: "),
-        ('linger: 1s\nstate_dir: "\\UFFFFFFFF"', r"2: no YAML"),
-        ("%YAML " + "9" * 5000 + ".1\n---\n", r"1: no YAML"),
+        ('linger: 1s\nstate_dir: "\\UFFFFFFFF"', r"2: not valid YAML"),
+        ("%YAML " + "9" * 5000 + ".1\n---\n", r"1: not valid YAML"),
         ("linger: 1s\nx\x01: 2", r"2: the character '\\x01' is not allowed in YAML"),
-        ("[" * 60000, "a list or a mapping|no key and value"),
+        ("[" * 60000, "a list or a mapping|this is not a key with a value"),
         ("{a: " * 15000, "a list or a mapping"),
         ("linger: 2026-99-99", "linger cannot be '2026-99-99'"),
         ("linger: 1:" + ":".join(["59"] * 400) + ".5", "linger cannot be '1:59"),
@@ -168,8 +168,8 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("linger: =", "linger cannot be '='"),
         ("linger: <<", "linger cannot be '<<'"),
         ("#" * 65537, "larger than 65536 bytes"),
-        (b"linger: 1s\n# \xff\n", "2: not UTF-8"),
-        ("linger: 1s".encode("utf-16"), "1: not UTF-8"),
+        (b"linger: 1s\n# \xff\n", "2: the text is not UTF-8"),
+        ("linger: 1s".encode("utf-16"), "1: the text is not UTF-8"),
         ("# \ud800", "not UTF-8"),
     ],
 )
@@ -196,7 +196,7 @@ def test_what_is_wrong_is_refused_with_file_line_and_remedy(text: str | bytes, s
     ],
 )
 def test_time_spans_of_systemd(text: str, seconds: float) -> None:
-    assert time_span(text) == seconds
+    assert parse_time_span(text) == seconds
     assert parsed(f'linger: "{text}"').linger == seconds
     assert parsed(f"linger: {text}").linger == seconds
 
@@ -224,7 +224,7 @@ def test_time_spans_of_systemd(text: str, seconds: float) -> None:
 )
 def test_what_is_no_time_span_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        time_span(text)
+        parse_time_span(text)
     assert "linger" in refused(f'linger: "{text}"')
 
 
@@ -239,9 +239,9 @@ def test_paths_are_compared_by_component() -> None:
     assert parsed(apart).groups_dir == "/sys/fs/resctrl-x/groups"
     assert parsed("groups_dir: /run/resctrlmond/records-old").groups_dir == "/run/resctrlmond/records-old"
     for folder in ("records", "records/x", "completed"):
-        assert "where other files of the daemon are" in refused(f"groups_dir: /run/resctrlmond/{folder}")
-    assert "lies in resctrl" in refused("groups_dir: /sys/fs/resctrl")
-    assert "lies in resctrl" in refused("groups_dir: /sys/fs/resctrl/x")
+        assert "a folder for other files of the daemon" in refused(f"groups_dir: /run/resctrlmond/{folder}")
+    assert "is in resctrl" in refused("groups_dir: /sys/fs/resctrl")
+    assert "is in resctrl" in refused("groups_dir: /sys/fs/resctrl/x")
 
 
 def test_the_group_by_number_and_by_name() -> None:
