@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -26,7 +27,7 @@ def host(installed_guest: Guest) -> Host:
 @pytest.fixture
 def workload(host: Host, request: pytest.FixtureRequest) -> tuple[str, int, int]:
     """An exact workload without a control group: its key, its process, and a child of that."""
-    key = request.node.name.replace("_", "-")[-60:].strip("-[]")
+    key = re.sub("[^a-z0-9]+", "-", request.node.name)[-60:].strip("-")
     pid = host.process("sh -c 'sleep 1000 & wait; sleep 1000; true'")
     host.until(lambda: host.out(f"pgrep -P {pid} || true") != "", "a child")
     child = int(host.out(f"pgrep -P {pid}"))
