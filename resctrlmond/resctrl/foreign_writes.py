@@ -39,6 +39,8 @@ _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
 _CPUS = frozenset({"cpus", "cpus_list"})
 # IN_CLOSE_WRITE only separates two writes: the kernel merges an event with an equal one right before it.
 _MASK = IN_MODIFY | IN_CLOSE_WRITE | IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
+# A program that writes without end must not keep a reader for ever.
+_MOST_READS = 16
 # A directory that is gone by now.
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 # So many moves are remembered at least for _REMEMBERED_S.
@@ -191,9 +193,14 @@ class ForeignWrites:
         if self._inotify is None:
             return
         since = self._own.quiet()
-        while events := self._inotify.read():
+        for _ in range(_MOST_READS):
+            events = self._inotify.read()
+            if not events:
+                break
             for event in events:
                 self._note(event)
+        else:
+            since = None  # more events wait, perhaps of the daemon's own writes
         begun, is_settled = self._own.settle(since)
         for directory, number in self._modified.items():
             if number > begun[directory]:
