@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Where nri-resctrl-mon keeps its values, also if it runs in another PID namespace.
+# The folder of nri-resctrl-mon's values, which exists also if it runs in another PID namespace.
 NRI_RESCTRL_MON_FOLDER = "/run/nri-resctrl-mon"
 
 
@@ -22,35 +22,38 @@ class Program:
     effect: str
 
 
-# A plugin that its runtime launches has an index before its name.
-NRI_RESCTRL_MON = Program(
-    "nri-resctrl-mon",
-    re.compile(r"(?:nri|[0-9]{2})-resctrl-mon|[0-9]{2}-nri-resctrl-"),
-    "removes the groups of pods that it does not know, every 30 s",
+PROGRAMS = tuple(
+    Program(name, re.compile(comm), effect)
+    for name, comm, effect in (
+        (
+            "nri-resctrl-mon",
+            # A plugin that a runtime starts has an index before its name.
+            r"(?:nri|[0-9]{2})-resctrl-mon|[0-9]{2}-nri-resctrl-",
+            "removes groups of pods that it does not know, every 30 s",
+        ),
+        (
+            "kepler",
+            r"kepler",
+            "adopts and removes groups named after pod UIDs in its active resctrl mode; run it in passive mode",
+        ),
+        (
+            "memory-bandwidth-exporter",
+            r"memory-bandwidt",
+            "belongs to OPEA and creates and removes monitoring groups of containers",
+        ),
+        (
+            "intel-cmt-cat",
+            r"pqos|pqos-os|pqos-msr|rdtset",
+            "belongs to intel-cmt-cat and removes monitoring groups when it resets",
+        ),
+        (
+            "pcm",
+            r"pcm(?:-[a-z0-9-]+)?(?:\.x)?",
+            "belongs to Intel PCM and may write RMIDs to the processors' registers without resctrl",
+        ),
+    )
 )
-PROGRAMS = (
-    NRI_RESCTRL_MON,
-    Program(
-        "kepler",
-        re.compile(r"kepler"),
-        "in its active resctrl mode adopts and removes groups that are named by a pod's UID; run it in passive mode",
-    ),
-    Program(
-        "memory-bandwidth-exporter",
-        re.compile(r"memory-bandwidt"),
-        "of OPEA makes and removes monitoring groups of containers",
-    ),
-    Program(
-        "intel-cmt-cat",
-        re.compile(r"pqos|pqos-os|pqos-msr|rdtset"),
-        "is of intel-cmt-cat and resets what it finds when it is told to",
-    ),
-    Program(
-        "pcm",
-        re.compile(r"pcm(?:-[a-z0-9-]+)?(?:\.x)?"),
-        "is of Intel PCM and may write RMIDs to the processors' registers, past resctrl",
-    ),
-)
+NRI_RESCTRL_MON = PROGRAMS[0]
 
 
 @dataclass(frozen=True, slots=True)
