@@ -17,7 +17,7 @@ from resctrlmond.resctrl.bandwidth import Mode, mode_of
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, parse_value
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control import Fault
-from tests.groups.conftest import assignment, machine
+from tests.groups.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 TRAFFIC, ENERGY = "mbm_total_bytes", "core_energy"
@@ -30,6 +30,16 @@ FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
 
 def total(of: list[Total], event: str = TRAFFIC) -> Total:
     return next(one for one in of if one.event.name == event)
+
+
+def so_far(host: Host) -> Total:
+    """The traffic of the workload "k" until now."""
+    return total(host.manager.read("k")[2])
+
+
+def at_end(host: Host) -> Total:
+    """The traffic of the workload "k", which this ends."""
+    return total(host.manager.release("k", owner="test").totals)
 
 
 def read_in_turn(event: str, *texts: str) -> Total:
@@ -53,10 +63,10 @@ def test_bandwidth_that_is_unavailable_at_begin_and_end_is_not_0_and_exact(tmp_p
         control.set_faults()
         control.run(pid, SECOND)
         host.manager.upkeep.tick()
-        before = total(host.manager.read("k")[2])
+        before = so_far(host)
         assert before.number
         control.set_faults(Fault(group=ref.path, event=TRAFFIC, answer="Unavailable"))
-        after = total(host.manager.release("k", owner="test").totals)
+        after = at_end(host)
         assert (after.number, after.quality) == (before.number, Quality.ESTIMATED)
         assert "read 'Unavailable' at the end" in after.reason
 
@@ -70,13 +80,13 @@ def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its
         host.manager.assign(assignment("k", pid))
         control.run(pid, SECOND)
         host.manager.upkeep.tick()
-        first = total(host.manager.read("k")[2])
+        first = so_far(host)
         assert first.number
         for number, other in enumerate(others):
             host.manager.assign(assignment(f"other-{number}", other))
             control.run(other, SECOND)
         control.run(pid, 3 * SECOND)
-        ended = total(host.manager.release("k", owner="test").totals)
+        ended = at_end(host)
         # Three of four seconds, and no reading that would tell.
         assert ended.number == 3 * int(first.number)
         assert ended.quality is Quality.ESTIMATED
@@ -93,7 +103,7 @@ def test_no_bandwidth_is_exact_where_hardware_may_reallocate_its_counters(
         pid = control.spawn(tid=process().pid)
         host.manager.assign(assignment("k", pid))
         control.run(pid, SECOND)
-        assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+        assert so_far(host).quality is Quality.ESTIMATED
         assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.ESTIMATED}
 
 
@@ -116,14 +126,14 @@ def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_pa
     with machine(tmp_path, "amd-abmc") as (host, control):
         pid = control.spawn(tid=process().pid)
         host.manager.assign(assignment("k", pid))
-        assert total(host.manager.read("k")[2]).quality is Quality.EXACT
+        assert so_far(host).quality is Quality.EXACT
         mode = Path(host.mountpoint, "info", "L3_MON", "mbm_assign_mode")
         mode.write_text("default\n")
         control.run(pid, SECOND)
-        assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+        assert so_far(host).quality is Quality.ESTIMATED
         host.manager.upkeep.tick()
         mode.write_text("mbm_event\n")
-        ended = total(host.manager.release("k", owner="test").totals)
+        ended = at_end(host)
         assert ended.quality is Quality.ESTIMATED
         assert "offers mbm_event" in ended.reason
 
@@ -220,10 +230,10 @@ def test_an_event_that_was_told_to_count_something_else_during_a_run_is_estimate
         host.manager.assign(assignment("k", pid))
         control.run(pid, SECOND)
         why = f"which memory transactions it counts was changed during the run (info/L3_MON/{path})"
-        assert why not in total(host.manager.read("k")[2]).reason
+        assert why not in so_far(host).reason
         Path(host.mountpoint, "info", "L3_MON", path).write_text(new)
         control.run(pid, SECOND)
-        read = total(host.manager.read("k")[2])
+        read = so_far(host)
         assert read.quality is Quality.ESTIMATED
         assert read.reason.count(why) == 1
         host.restart()
