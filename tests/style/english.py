@@ -106,3 +106,16 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
         last = token.start[0] if is_own_line else 0
     if block:
         yield first, " ".join(block)
+
+
+def documents() -> list[Path]:
+    """List the texts that users read: manual pages, Markdown files, units, sample configurations, the catalogue."""
+    return sorted([*ROOT.glob("man/*.scd"), *ROOT.glob("*.md"), *ROOT.glob("systemd/*")])
+
+
+def check_document(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the description of each dialect pattern in a document."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for name in ("is no", "whoever", "told", "noted", "of ours", "mended"):
+            if _DIALECT[name].search(line):
+                yield number, f"has {name!r}: {line.strip()!r}"

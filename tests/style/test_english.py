@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from .english import check, check_subject, directories, findings, modules
+from .english import ROOT, check, check_document, check_subject, directories, documents, findings, modules
 
 # Directories that are not rewritten yet. A directory that passes must be removed from this list, and none is added.
 TO_DO = (
@@ -72,6 +74,17 @@ def test_checker_accepts_plain_english(source: str) -> None:
 
 def test_checker_reports_the_line_of_a_finding() -> None:
     assert [line for line, _ in check("x = 1\n\n# First line\n# is no key.\n")] == [3]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_document_has_plain_english(document: Path) -> None:
+    found = [f"{number}: {text}" for number, text in check_document(document.read_text(encoding="utf-8"))]
+    assert not found, "\n".join(found)
+
+
+def test_checker_finds_dialect_in_a_document() -> None:
+    found = list(check_document("There is no group.\nIt is no group.\nThe caller is told.\n"))
+    assert [number for number, _ in found] == [2, 3]
 
 
 @pytest.mark.parametrize("subject", ["tests: add a check", "nri: retry after EAGAIN", "sim.mount: close the pipe"])
