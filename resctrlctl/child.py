@@ -112,14 +112,15 @@ class HeldChild:
         interrupts = 0
         while True:
             info = signal.sigwaitinfo(numbers)
+            if info.si_pid == self.pid:
+                continue
             if info.si_signo in _INTERRUPTS and (status := self._ended_with()) is not None:
                 interrupts += 1
                 if interrupts == _MOST_INTERRUPTS:
                     os._exit(status)
                 self._interrupted()
                 continue
-            is_from_terminal = info.si_signo in _FROM_TERMINAL and info.si_code == _SI_KERNEL
-            if is_from_terminal or info.si_pid == self.pid:
+            if info.si_signo in _FROM_TERMINAL and info.si_code == _SI_KERNEL:
                 continue
             with contextlib.suppress(ProcessLookupError):  # it has ended, and the report is being written
                 signal.pidfd_send_signal(self._pidfd, info.si_signo)

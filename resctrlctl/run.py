@@ -29,6 +29,8 @@ from resctrlmond.resctrl.errors import printable
 # resctrlmond itself ends this claim some time after the command, should resctrlctl be killed before it does.
 CLAIM = "run"
 
+# A signal that comes together with the end of the command needs no note.
+_NOTE_AFTER_S = 1.0
 # How long the last look at a group may take: its totals do not depend on it.
 _LOOK_S = 5.0
 
@@ -183,19 +185,24 @@ def _finish_or_interrupted(
 
     # A daemon thread: the interpreter does not wait for it at its exit.
     threading.Thread(target=finish, name="finish", daemon=True).start()
-    is_second = False
+    interrupts = 0
+    is_noted = False
     while True:
-        outcome = outcomes.get()
+        try:
+            outcome = outcomes.get(timeout=_NOTE_AFTER_S if interrupts and not is_noted else None)
+        except queue.Empty:
+            complain("waiting for the totals of the command, which has ended: send the signal again to stop waiting")
+            is_noted = True
+            continue
         if isinstance(outcome, BaseException):
             raise outcome
         if outcome is not None:
             return outcome
-        if is_second:
+        # Not at the first one: the signal that ends the command, sent to a process group, may arrive after the end.
+        interrupts += 1
+        if interrupts > 1:
             problem = f"cannot release {group.key!r}: interrupted while resctrlmond did not answer"
             return _report(ended, command, group, problem=problem)
-        # Not at the first one: what is sent to a process group reaches resctrlctl when the command may have ended.
-        complain("waiting for the totals of the command, which has ended: send the signal again to stop waiting")
-        is_second = True
 
 
 def _finish(daemon: Daemon, group: types.Group, ended: Ended, command: list[str]) -> Report:
