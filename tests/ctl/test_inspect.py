@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from resctrlctl import render
+from msgspec.structs import replace
+
 from resctrlctl.inspect import runtimes_without_hook
 from resctrlctl.layout import Sheet
 from resctrlctl.render import status_sheet
@@ -187,27 +189,32 @@ def test_status(manager: FakeManager, ctl: Ctl) -> None:
     assert json.loads(ctl("status", "-j").stdout)["rmids"] == 64
 
 
+def status_of(*runtimes: str, **fields: Any) -> dict[str, tuple[str, ...]]:
+    """What status shows of a machine without groups that has these fields, and beside it these runtimes."""
+    reply = types.StatusReply(
+        version="1",
+        mount="/sys/fs/resctrl",
+        mounted=True,
+        rmids=64,
+        rmids_used=1,
+        pending=0,
+        groups=0,
+        foreign=[],
+        classes=[""],
+        capacity=[],
+        problems=[],
+    )
+    (sheet,) = status_sheet(replace(reply, **fields), runtimes)
+    assert isinstance(sheet, Sheet)
+    return dict(sheet.fields)
+
+
 def test_status_tells_of_bandwidth_counters() -> None:
     counters = (types.Counters(domain="mon_L3_00", counters=32, available=0),)
 
     def shown(mode: Mode, can_assign: bool) -> dict[str, tuple[str, ...]]:
-        reply = types.StatusReply(
-            version="1",
-            mount="/sys/fs/resctrl",
-            mounted=True,
-            rmids=9,
-            rmids_used=1,
-            pending=0,
-            groups=0,
-            foreign=[],
-            classes=[""],
-            capacity=[],
-            bandwidth=types.Bandwidth(mode=mode, can_assign=can_assign, counters=counters if can_assign else ()),
-            problems=[],
-        )
-        (sheet,) = render.status_sheet(reply)
-        assert isinstance(sheet, Sheet)
-        return dict(sheet.fields)
+        offered = types.Bandwidth(mode=mode, can_assign=can_assign, counters=counters if can_assign else ())
+        return status_of(bandwidth=offered)
 
     assert shown(Mode.ASSIGNED, True)["Bandwidth"] == ("mon_L3_00: 0 of 32 counters available",)
     assert "write mbm_event" in shown(Mode.REALLOCATED, True)["Bandwidth"][0]
@@ -227,25 +234,11 @@ def test_status_names_the_runtimes_of_the_host_that_call_no_hook(tmp_path: Path)
 
 def test_status_shows_the_way_to_containers_without_a_hook() -> None:
     energy = types.Capacity(resource="PERF_PKG_MON", rmids=64, events=("core_energy",))
-    reply = types.StatusReply(
-        version="0.1.0",
-        mount="/sys/fs/resctrl",
-        mounted=True,
-        rmids=64,
-        rmids_used=5,
-        pending=0,
-        groups=2,
-        foreign=[],
-        classes=[""],
-        capacity=[energy],
-        problems=[],
-    )
-    (sheet,) = status_sheet(reply, ["Docker"])
-    assert isinstance(sheet, Sheet)
-    assert dict(sheet.fields)["No hook"] == (
+    shown = status_of("Docker", capacity=[energy])
+    assert shown["No hook"] == (
         "Docker: assign its containers by control group; see DOCKER AND ROOTLESS PODMAN in resctrlctl(1)",
     )
-    assert "Energy" not in dict(sheet.fields)
+    assert "Energy" not in shown
 
 
 def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:

@@ -70,6 +70,18 @@ class Node:
             self.runtime = Runtime(self.nri)
         return self.runtime.accept()
 
+    def assign_as_hook(self, container: nri_pb2.Container) -> None:
+        """Assign the container's process as the hook of a runtime does, before the runtime tells us."""
+        self.machine.call(
+            "Assign",
+            key=UID,
+            pid=container.pid,
+            member=container.id,
+            kind="container",
+            claim="engine",
+            endRule="container",
+        )
+
     def stop_runtime(self) -> None:
         """Stop the runtime, so that nothing listens on its socket."""
         assert self.runtime is not None

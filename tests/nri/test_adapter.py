@@ -90,15 +90,7 @@ def test_somebody_elses_claim_outlives_ours_and_ours_outlives_it(node: Node) -> 
         plugin.tell(Event.RUN_POD_SANDBOX, pod)
         container = node.container(pod, node.process())
         # The hook runs before the runtime sends the event.
-        node.machine.call(
-            "Assign",
-            key=UID,
-            pid=container.pid,
-            member=container.id,
-            kind="container",
-            claim="engine",
-            endRule="container",
-        )
+        node.assign_as_hook(container)
         plugin.tell(Event.START_CONTAINER, pod, container)
         assert node.owners() == {"engine", "nri"}
         assert node.member(container.id)["owner"] == "engine", (

@@ -238,15 +238,7 @@ def test_somebody_elses_member_of_a_pod_that_is_not_selected_is_not_ended(node: 
         plugin.greet()
         pod = node.pod()
         container = node.container(pod, node.process())
-        node.machine.call(
-            "Assign",
-            key=UID,
-            pid=container.pid,
-            member=container.id,
-            kind="container",
-            claim="engine",
-            endRule="container",
-        )
+        node.assign_as_hook(container)
         plugin.tell(Event.START_CONTAINER, pod, container)
         plugin.tell(Event.STOP_CONTAINER, pod, container)
         plugin.tell(Event.REMOVE_POD_SANDBOX, pod)

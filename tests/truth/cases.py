@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -27,12 +26,11 @@ from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE
-from resctrlmond.sim.mount import Simulation
 from resctrlmond.sim.profiles import PROFILES
-from tests.groups.conftest import MARK, Host
+from tests.groups.conftest import Host
 from tests.truth.compare import ENERGY, EXACT, TRAFFIC
 from tests.truth.script import PIECE_NS
-from tests.truth.world import Use
+from tests.truth.world import Use, mounted
 
 WORDS = ("Unavailable", "Error", "Unassigned")
 TIMES = ("begin", "end", "both", "between")
@@ -285,23 +283,11 @@ class Machine:
 
 def play(profile: str) -> Report:
     """All cases on a machine of that profile."""
-    with _mounted(profile) as (mountpoint, run), contextlib.closing(Machine(mountpoint, run, profile)) as machine:
-        return machine.play()
-
-
-@contextlib.contextmanager
-def _mounted(profile: str) -> Iterator[tuple[str, str]]:
-    before = os.getegid()
-    os.setegid(MARK)
-    try:
-        with tempfile.TemporaryDirectory(prefix="resctrlmond-cases.", dir="/dev/shm") as top:
-            for folder in ("resctrl", "run"):
-                os.mkdir(os.path.join(top, folder))
-            mountpoint = os.path.join(top, "resctrl")
-            with Simulation(mountpoint, profile, 16, residue=7, virtual_cpus=4):
-                yield mountpoint, os.path.join(top, "run")
-    finally:
-        os.setegid(before)
+    with (
+        mounted(profile, 16, residue=7) as (simulation, top),
+        contextlib.closing(Machine(simulation.mountpoint, os.path.join(top, "run"), profile)) as played,
+    ):
+        return played.play()
 
 
 def table(reports: Iterable[Report]) -> str:

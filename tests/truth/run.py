@@ -7,21 +7,18 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from resctrlmond.sim.control import Control
-from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import MARK
 from tests.truth.compare import Tally
 from tests.truth.crew import Crew
 from tests.truth.door import Door
 from tests.truth.ours import Ours
 from tests.truth.peers import GoresctrlMonitor, InProcess, NriResctrlMon
-from tests.truth.script import CLASSES, CPUS, write
-from tests.truth.world import World
+from tests.truth.script import CLASSES, write
+from tests.truth.world import World, mounted
 
 # The simulated counters lag by LAG_MS. While the manager in this process sleeps, SLOWER times as long goes by
 # there: so the lag is as long as the hardware's 2 ms, and passes only while the manager waits for it, not while it
@@ -54,7 +51,11 @@ def run(part: Part) -> list[Tally]:
     # Sessions are found every five seconds of the clock, of which none goes by here.
     script = write(part.seed, part.workloads, sessions=not part.by_door)
     ours = Tally(NAMES[0])
-    with _machine(part) as (simulation, top), Crew() as crew, contextlib.ExitStack() as stack:
+    # Another process's waiting cannot be seen: for it the lag is the hardware's. All RMIDs have a past.
+    lag_ms = None if part.by_door else LAG_MS
+    with contextlib.ExitStack() as stack:
+        simulation, top = stack.enter_context(mounted("intel-aet", RMIDS, residue=part.seed, lag_ms=lag_ms))
+        crew = stack.enter_context(Crew())
         control = Control(simulation.mountpoint)
 
         def make_class(name: str) -> None:
@@ -104,23 +105,3 @@ def _slow_machine(control: Control) -> Iterator[None]:
         yield
     finally:
         time.sleep = sleep
-
-
-@contextlib.contextmanager
-def _machine(part: Part) -> Iterator[tuple[Simulation, str]]:
-    """A mounted machine whose RMIDs all have a past, and a folder in memory, as /run is."""
-    before = os.getegid()
-    os.setegid(MARK)
-    try:
-        with tempfile.TemporaryDirectory(prefix="resctrlmond-truth.", dir="/dev/shm") as top:
-            for folder in ("resctrl", "run"):
-                os.mkdir(os.path.join(top, folder))
-            mountpoint = os.path.join(top, "resctrl")
-            # Another process's waiting cannot be seen: for it the lag is the hardware's.
-            lag_ms = None if part.by_door else LAG_MS
-            with Simulation(
-                mountpoint, "intel-aet", RMIDS, residue=part.seed, virtual_cpus=CPUS, lag_ms=lag_ms
-            ) as simulation:
-                yield simulation, top
-    finally:
-        os.setegid(before)

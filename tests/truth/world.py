@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
 from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.mount import Simulation
+from tests.groups.conftest import MARK
 from tests.truth.crew import Crew, remove_cgroup
-from tests.truth.script import CLASSES, PIECE_NS, Event, Script, What, Workload
+from tests.truth.script import CLASSES, CPUS, PIECE_NS, Event, Script, What, Workload
 
 # Numbers of tasks that have no real process: above those that the kernel gives out here, below PID_MAX_LIMIT.
 _FIRST_VIRTUAL = 3_000_000
@@ -20,6 +25,21 @@ _PICO = 10**12
 MOST_PATIENCE = 300
 # The L3 that is offline at times; it has the CPUs 2 and 3.
 OFF = "mon_L3_01"
+
+
+@contextlib.contextmanager
+def mounted(profile: str, rmids: int, **options: float | None) -> Iterator[tuple[Simulation, str]]:
+    """A mounted machine with virtual tasks for an agent that marks its groups, and a folder in memory, as /run is."""
+    before = os.getegid()
+    os.setegid(MARK)
+    try:
+        with tempfile.TemporaryDirectory(prefix="resctrlmond-truth.", dir="/dev/shm") as top:
+            for folder in ("resctrl", "run"):
+                os.mkdir(os.path.join(top, folder))
+            with Simulation(os.path.join(top, "resctrl"), profile, rmids, virtual_cpus=CPUS, **options) as simulation:
+                yield simulation, top
+    finally:
+        os.setegid(before)
 
 
 @dataclass
