@@ -224,6 +224,41 @@ MUTANTS = (
     ),
     # -- groups: figures
     Mutant(
+        "a workload that ended while no daemon ran is exact",
+        _GROUPS + "recovery.py",
+        "                self.ends.note_unseen(record.key)\n",
+        "                pass\n",
+        "tests/groups/test_unseen_end.py tests/groups",
+    ),
+    Mutant(
+        "a late read replaces newer values",
+        _GROUPS + "snapshot.py",
+        "is_newer = begun_ns >= self._read_until.get(place, 0)",
+        "is_newer = True",
+        "tests/groups/test_checkpoint.py tests/groups",
+    ),
+    Mutant(
+        "an event without a baseline counts the past of its RMID",
+        _GROUPS + "accounting.py",
+        "return None if run.had_past else 0",
+        "return 0",
+        "tests/groups/test_counter_words.py tests/groups",
+    ),
+    Mutant(
+        "bandwidth events that count something else are exact",
+        _GROUPS + "lifecycle.py",
+        "        if group.transactions:\n",
+        "        if False:\n",
+        "tests/groups/test_counter_words.py tests/groups",
+    ),
+    Mutant(
+        "what a container uses outside its control group hides joiners",
+        _GROUPS + "joiners.py",
+        "return record if found else self._look_outside(record, member, before, tree)",
+        "return record",
+        "tests/groups/test_joiners.py tests/groups",
+    ),
+    Mutant(
         "a counter that went back is not called estimated",
         _GROUPS + "accounting.py",
         'return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")',
