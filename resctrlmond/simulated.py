@@ -37,8 +37,9 @@ def config_below(directory: str, loaded: Config) -> Config:
         loaded,
         resctrl=os.path.join(top, "resctrl"),
         runtime_dir=os.path.join(top, "run"),
-        groups_dir=os.path.join(top, "run", "groups"),
-        varlink_socket=os.path.join(top, "run", "org.resctrlmon.Manager"),
+        # Empty paths follow runtime_dir.
+        groups_dir="",
+        varlink_socket="",
         dbus=loaded.dbus and bool(session_bus()),
     )
 

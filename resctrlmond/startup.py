@@ -10,7 +10,7 @@ import os
 import platform
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from resctrlmond.config import Config, ConfigError
 from resctrlmond.groups.lifecycle import Mark
@@ -70,14 +70,8 @@ class Setup:
 
 
 def group_settings(config: Config) -> Settings:
-    """Return the part of the configuration that is about groups."""
-    return Settings(
-        group_prefix=config.group_prefix,
-        snapshot_ttl_s=config.snapshot_ttl,
-        linger_s=config.linger,
-        pod_linger_s=config.pod_linger,
-        checkpoint_interval_s=config.checkpoint_interval,
-    )
+    """Return the part of the configuration that is about groups: its times have names that end in "_s"."""
+    return Settings(**{one.name: getattr(config, one.name.removesuffix("_s")) for one in fields(Settings)})
 
 
 def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setup:

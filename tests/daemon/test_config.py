@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from resctrlmond import config
 from resctrlmond.config import Config, ConfigError, load, parse, parse_time_span
+from resctrlmond.groups.settings import Settings
+from resctrlmond.startup import group_settings
 
 ROOT = Path(__file__).parents[2]
 FILE = "/etc/test.yaml"
@@ -398,3 +400,9 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         load(str(file))
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_settings_of_groups_are_those_of_the_configuration() -> None:
+    config = Config(group_prefix="rm-", snapshot_ttl=1.0, linger=2.0, pod_linger=3.0, checkpoint_interval=4.0)
+    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0)
+    assert group_settings(Config()) == Settings()
