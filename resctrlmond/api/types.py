@@ -38,8 +38,8 @@ class Common(Reply, frozen=True, kw_only=True):
 
     key: str
     r"""The workload: a pod's UID, a container's id, a unit's name, or another word of at most 200 ASCII letters,
-    digits and "@:.\_-\\+,=~", beginning with neither "." nor "-". Pod UIDs are accepted in any form and answered in
-    lower case with dashes.
+    digits, backslashes and "@:.\_-+,=~", beginning with neither "." nor "-". Pod UIDs are accepted in any form and
+    answered in lower case with dashes.
     """
     claim: str
     """The owner of the claim. Default: _uid:_ and the caller's user id. A workload ends with its last claim. The
