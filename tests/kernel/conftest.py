@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests for the tests of this folder; on a failure the guest's journal goes into the report."""
+"""Guests for the tests in this directory. The report of a failure contains the guest's journal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NOT_BUILT = pytest.StashKey[str]()
 
 
 def machine(profile: str) -> Machine:
-    """The machine of a profile, with the kernel that this run is for."""
+    """Return the machine of a profile, with the kernel of this run."""
     return Machine(f"{profile}-{OLDER}" if OLDER else profile)
 
 
 class Guests:
-    """Starts guests and closes them all at the end of its scope."""
+    """Starts guests, and closes them at the end of its scope."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -33,7 +33,7 @@ class Guests:
         self.running: list[Guest] = []
 
     def start(self, profile: str = "cat") -> Guest:
-        """A fresh guest of a profile; the test fails if the host could not build it."""
+        """Start a fresh guest of a profile. The test fails if the host could not build it."""
         if reason := self._config.stash.get(NOT_BUILT, ""):
             pytest.fail(f"there is no test machine: {reason}", pytrace=False)
         guest = self._open.enter_context(machine(profile).start())
@@ -41,12 +41,12 @@ class Guests:
         return guest
 
     def end(self, guest: Guest) -> None:
-        """End one before the others."""
+        """Close one guest before the others."""
         self.running.remove(guest)
         guest.close()
 
     def close(self) -> None:
-        """End them all."""
+        """Close all guests."""
         self._open.close()
 
 
@@ -60,7 +60,7 @@ def _guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
 
 @pytest.fixture
 def guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
-    """For a test that needs guests of its own: ``guests.start(profile)``."""
+    """Yield guests for a single test: ``guests.start(profile)``."""
     yield from _guests(request)
 
 
@@ -72,44 +72,44 @@ def module_guests(request: pytest.FixtureRequest) -> Iterator[Guests]:
 
 @pytest.fixture(scope="module")
 def guest(module_guests: Guests) -> Guest:
-    """A guest of the default profile (64 RMIDs, 2 classes), fresh for each test module."""
+    """Return a guest of the default profile (64 RMIDs, 2 classes), fresh for each test module."""
     return module_guests.start("cat")
 
 
 @pytest.fixture(scope="module")
 def monitoring_guest(module_guests: Guests) -> Guest:
-    """A guest that has monitoring but no allocation, fresh for each test module."""
+    """Return a guest with monitoring but without allocation, fresh for each test module."""
     return module_guests.start("monitoring-only")
 
 
 @pytest.fixture(scope="module")
 def two_domain_guest(module_guests: Guests) -> Guest:
-    """A guest with two L3 domains, fresh for each test module."""
+    """Return a guest with two L3 domains, fresh for each test module."""
     return module_guests.start("two-domains")
 
 
 @pytest.fixture(scope="session")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree that make install makes."""
+    """Return the tree that make install creates."""
     return stage(tmp_path_factory.mktemp("staged"))
 
 
 @pytest.fixture(scope="module")
 def installed_guest(module_guests: Guests, staged: Path) -> Guest:
-    """A guest of the default profile with the project installed and nothing of it started."""
+    """Return a guest of the default profile with the project installed, but not started."""
     guest = module_guests.start("cat")
     install(guest, staged)
     return guest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of this folder need the real kernel."""
+    """Mark all tests in this directory: they need the real kernel."""
     for item in _ours(items):
         item.add_marker(pytest.mark.kernel)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what the selected tests need before the first one's time-out runs; a failure becomes each test's."""
+    """Build what the selected tests need before the timeout of the first one runs; a failure fails each test."""
     if session.config.option.collectonly or session.testsfailed or not _ours(session.items):
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
@@ -123,7 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to a failure what the guests had to say."""
+    """Add the consoles and journals of the guests to a failure."""
     report = yield
     if report.failed and _ours([item]):
         arguments: dict[str, object] = getattr(item, "funcargs", {})

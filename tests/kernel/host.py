@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest as its administrator sees it: the daemon under systemd, the doors' real clients, containers."""
+"""A guest as its administrator uses it: the daemon under systemd, real clients of the interfaces, containers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Host:
         self.guest = guest
 
     def run(self, command: str, *, check: bool = True, timeout: float = 60.0) -> Completed:
-        """A shell command as root."""
+        """Run a shell command as root."""
         return self.guest.run(command, check=check, timeout=timeout)
 
     def out(self, command: str, timeout: float = 60.0) -> str:
@@ -41,15 +41,15 @@ class Host:
     # -- the daemon
 
     def start(self) -> None:
-        """systemctl start: returns when the daemon said READY."""
+        """Start the daemon with systemctl, which returns when the daemon has sent READY."""
         self.run("systemctl start resctrlmond")
 
     def pid(self) -> int:
-        """The daemon's main process."""
+        """Return the main process of the daemon."""
         return int(self.out("systemctl show -P MainPID resctrlmond"))
 
     def kill(self) -> None:
-        """kill -9, and the daemon that systemd then starts is waited for."""
+        """Kill the daemon with SIGKILL, and wait for the one that systemd then starts."""
         old = self.pid()
         self.run(f"kill -9 {old}")
         self.until(lambda: self.out("systemctl show -P ActiveState,MainPID resctrlmond") != "", "a state")
@@ -58,10 +58,10 @@ class Host:
             "the daemon to be back",
         )
 
-    # -- the varlink door, by systemd's own client
+    # -- the varlink interface, with systemd's own client
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A successful call by varlinkctl."""
+        """Make a successful call with varlinkctl."""
         reply: dict[str, Any] = json.loads(self.out(self._call(method, parameters)) or "{}")
         return reply
 
@@ -77,33 +77,33 @@ class Host:
         return f"varlinkctl call -j {SOCKET} {full} {shlex.quote(json.dumps(parameters))}"
 
     def state(self, key: str) -> str:
-        """The state of a workload, "" if there is none."""
+        """Return the state of a workload, "" if there is none."""
         groups: dict[str, str] = {group["key"]: group["state"] for group in self.call("List")["groups"]}
         return groups.get(key, "")
 
-    # -- the kernel's side
+    # -- the kernel
 
     def groups(self, class_: str = "") -> list[str]:
-        """The monitoring groups that stand in a class."""
+        """Return the monitoring groups in a class."""
         return self.out(f"ls {TREE}/{class_ + '/' if class_ else ''}mon_groups").split()
 
     def membership(self, pid: int | str) -> tuple[str, str]:
-        """Class and monitoring group of a task, as the kernel says; ("/", "") for one in the root and no group."""
+        """Return the class and the monitoring group of a task from the kernel; ("/", "") for root and no group."""
         return parse_where(self.out(f"cat /proc/{pid}/cpu_resctrl_groups"))
 
     def identity(self, key: str, class_: str = "") -> str:
-        """Inode, group id and mtime of a group's directory."""
+        """Return the inode, group ID and mtime of a group's directory."""
         return self.out(f"stat -c '%i %g %y' {TREE}/{class_ + '/' if class_ else ''}mon_groups/{key}")
 
     def snapshot(self, key: str) -> dict[str, str]:
-        """The files of a workload's snapshot with their text, by path, with ";" between lines; links are marked."""
+        """Return the texts of a workload's snapshot by path, with ";" between lines; links are marked."""
         script = 'for f in $(find . -type f); do echo "$f=$(paste -sd";" $f)"; done; '
         script += 'find . -type l -printf "%p=LINK\\n"'
         lines = self.out(f"cd {RUN}/groups/{key} && {{ {script}; }}").splitlines()
         return dict(line.removeprefix("./").split("=", 1) for line in lines)
 
     def begins(self, key: str) -> dict[str, str]:
-        """The workload's begin values."""
+        """Return the begin values of the workload."""
         return {name: text for name, text in self.snapshot(key).items() if name.endswith(".begin")}
 
     def process(self, command: str) -> int:
@@ -111,7 +111,7 @@ class Host:
         return int(self.out(f"nohup setsid sh -c {shlex.quote(f'exec {command}')} >/dev/null 2>&1 & echo $!"))
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-        """Wait for something that must come true."""
+        """Wait for a condition."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"waited {seconds} s in vain for {what}"
@@ -120,7 +120,7 @@ class Host:
     # -- containers
 
     def make_root(self) -> None:
-        """A root filesystem that has nothing but busybox."""
+        """Return a root filesystem that contains only busybox."""
         applets = "sh cat sleep true ps"
         self.run(
             f"mkdir -p {BUSYBOX}/bin {BUSYBOX}/proc {BUSYBOX}/sys {BUSYBOX}/dev {BUSYBOX}/tmp && "
@@ -133,7 +133,7 @@ class Host:
         self.run(f"mkdir -p {folder} && ln -sf /usr/share/resctrlmond/hooks.d/*.json {folder}/")
 
     def bundle(self, name: str, command: str, annotations: dict[str, str], cgroup: str) -> str:
-        """An OCI bundle as CRI-O and containerd make them, with our hook in it; returns its folder."""
+        """Create an OCI bundle as CRI-O and containerd do, with the hook in it. Return its directory."""
         folder = f"/run/bundles/{name}"
         self.run(f"mkdir -p {folder} && cd {folder} && rm -f config.json && runc spec")
         spec = json.loads(self.guest.read(f"{folder}/config.json"))
@@ -147,6 +147,6 @@ class Host:
 
 
 def parse_where(text: str) -> tuple[str, str]:
-    """Class and group in the text of cpu_resctrl_groups."""
+    """Return the class and the group in the text of cpu_resctrl_groups."""
     fields = dict(line.split(":", 1) for line in text.splitlines())
     return fields["res"], fields["mon"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the project into a guest as a package would: the files, then what systemd and dbus must reread."""
+"""Install the project in a guest as a package does: the files, and a reload of systemd and dbus."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from .machine import Guest
 from .machine.tools import tool
 
 PROJECT = Path(__file__).parents[2]
-# An emulated processor is tens of times slower than the unit's time to start is meant for.
+# An emulated processor is tens of times slower than the start timeout of the unit assumes.
 PATIENCE = "/run/systemd/system/resctrlmond.service.d/emulated.conf"
 RELOAD_DBUS = "busctl call org.freedesktop.DBus /org/freedesktop/DBus org.freedesktop.DBus ReloadConfig"
 
 
 def stage(destdir: Path, project: Path = PROJECT) -> Path:
-    """Fill *destdir* with the tree that belongs at / of a Debian host, or BuildError with make's output."""
+    """Fill *destdir* with the tree of a Debian host's /. Raises BuildError with make's output."""
     tool(["make", "-C", project, "install", f"DESTDIR={destdir}", "PREFIX=/usr", "PYTHON=python3"])
     return destdir
 
 
 def install(guest: Guest, staged: Path) -> None:
-    """Unpack a staged tree in the guest and do what a package's postinst does, short of starting anything."""
+    """Unpack a staged tree in the guest and run the steps of a package's postinst, without starting anything."""
     guest.put(staged, "/")
     guest.write(PATIENCE, "[Service]\nTimeoutStartSec=300\n")
     compiled = " ".join(f"/usr/{path.relative_to(staged / 'usr')}" for path in _packages(staged))
@@ -41,5 +41,5 @@ def _packages(staged: Path) -> list[Path]:
 
 
 def _names(staged: Path, folder: str) -> str:
-    """The project's own files: without a name the tools would work through the whole system's."""
+    """Return the project's own files: without a name, the tools would process those of the whole system."""
     return " ".join(path.name for path in sorted((staged / folder).glob("*.conf"))) or "/dev/null"

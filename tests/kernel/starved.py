@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start many containers at once on a guest with one emulated CPU, and print what became of each of them.
+"""Start many containers at once on a guest with one emulated CPU, and print the outcome of each.
 
     python3 -m tests.kernel.starved [--profile monitoring-only] [--load 4] [COUNT ...]
 
-Exits with 1 if a container did not start or was not deleted, or if a container that executed outside its
-monitoring group is reported as exact.
+Exits with 1 if a container did not start or was not deleted, or if a container that executed outside its monitoring
+group is reported as exact.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether every container started and ended, and every figure that calls itself exact is."""
+        """Whether every container started and ended, and every exact figure is correct."""
         return self.started == self.deleted == self.count and not self.unsaid
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
     )
     _each(host, names, f"{prefix} crun run -d --bundle {_WORK}/$name $name </dev/null", "run")
     started = _succeeded(host, "run")
-    # One process for all of them: each fork takes seconds here.
+    # One process for all of them, because each fork takes seconds here.
     host.run(
         f"until test $(grep -l ^mon: {_WORK}/*/run.out | wc -l) -ge {len(started)}; do sleep 1; done",
         timeout=_SECONDS,
@@ -95,7 +95,7 @@ def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
 
 
 def _each(host: Host, names: str, command: str, step: str) -> None:
-    # Each exit status goes into a file; the shell waits for all.
+    # Each exit status goes into a file; the shell waits for all processes.
     path = f"{_WORK}/$name/{step}"
     loop = f"for name in {names}; do ({command} >{path}.out 2>&1; echo $? >{path}.status) & done; wait"
     host.run(loop, timeout=_SECONDS)
@@ -106,14 +106,14 @@ def _succeeded(host: Host, step: str) -> list[str]:
 
 
 def _lines(host: Host, file: str) -> list[tuple[str, str]]:
-    """The lines of each container's file, with the container's name."""
+    """Return the lines of each container's file, with the container's name."""
     printed = host.run(f"grep -H '' {_WORK}/*/{file}", check=False, timeout=_SECONDS).stdout.splitlines()
     found = (line.removeprefix(f"{_WORK}/").partition(f"/{file}:") for line in printed)
     return [(name, text) for name, _, text in found]
 
 
 def main() -> int:
-    """Print one line for each count; returns the exit status."""
+    """Print one line for each count. Return the exit status."""
     parser = argparse.ArgumentParser(prog="tests.kernel.starved", description=__doc__)
     parser.add_argument("counts", metavar="COUNT", type=int, nargs="*", default=list(COUNTS))
     parser.add_argument("--profile", default=PROFILE)

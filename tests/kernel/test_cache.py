@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A build is whole or absent, is made by one run at a time, and does not pile up."""
+"""A build is complete or missing, is done by one run at a time, and old builds are removed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_build_leaves_a_running_one_of_a_longer_name_alone(tmp_path: Path) -> 
     assert (cache.artifact("state-cat-6.12", "1", build) / "whole").exists()
 
 
-def test_a_key_tells_its_parts_apart(tmp_path: Path) -> None:
+def test_key_distinguishes_its_parts(tmp_path: Path) -> None:
     file = tmp_path / "recipe"
     file.write_text("ab")
     assert cache.key("ab", "c") != cache.key("a", "bc")

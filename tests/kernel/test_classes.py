@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes and threads on the real kernel: a group follows its first task, and allocations change only when asked."""
+"""Classes and threads on the real kernel: a group follows its first task, and allocations change only on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREADS = f"python3 -c '{_SPAWN}'"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """A host with the daemon and the class c1 of an administrator."""
+    """Return a host with the daemon and the class c1 of an administrator."""
     host = Host(installed_guest)
     host.run(f"mkdir {TREE}/c1")
     host.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of tests/conformance, which hold on the simulator, hold on the real kernel: the same files, run in it."""
+"""Run the rules of tests/conformance, which the simulator follows, on the real kernel: the same files, in a guest."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .conftest import Guests
 from .install import PROJECT
 
 FOUND = f"{THERE}/results"
-# The recorded sequences are for the simulator: the kernel does them below.
+# The recorded sequences are for the simulator; the kernel runs random ones below.
 IGNORE = "--ignore=tests/conformance/test_differential.py"
 PYTEST = f"python3 -m pytest tests/conformance -q -p no:cacheprovider {IGNORE}"
 RUN = f"cd {THERE} && RESCTRL_CONFORMANCE_ROOT=/sys/fs/resctrl RESCTRL_CONFORMANCE_RESULTS={FOUND} {PYTEST} 2>&1"
-SEED, OPERATIONS = 8, 150  # make conformance does many more, with another seed each time
+SEED, OPERATIONS = 8, 150  # make conformance runs many more, with another seed each time
 RESULTS = PROJECT / "build/conformance"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def table(request: pytest.FixtureRequest) -> Iterator[None]:
-    """At the end of the run: all targets' results side by side, those of the simulations from their own last run."""
+    """Print the results of all targets at the end; those of the simulations are from their own last run."""
 
     class Summary:
         def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers on the real kernel: in their group from their first instruction, with an end that is written."""
+"""Containers on the real kernel: in their group from their first instruction, with end values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PODMAN = f"podman run --network none --rootfs {BUSYBOX}"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """A host whose administrator enabled the daemon and the hooks."""
+    """Return a host on which the daemon and the hooks are enabled."""
     host = Host(installed_guest)
     host.make_root()
     host.enable_hooks()
@@ -46,7 +46,7 @@ def test_a_podman_container_finds_itself_in_its_group_in_its_first_instruction(h
     assert "LINK" not in snapshot.values(), "a link to a counter that is gone"
 
 
-def test_list_and_show_tell_of_a_running_container(host: Host) -> None:
+def test_list_and_show_display_a_running_container(host: Host) -> None:
     container = podman(host, "-d --name told", "sleep 30")
     listed = json.loads(host.out("resctrlctl list --json"))
     (group,) = [group for group in listed["groups"] if group["key"] == container]
@@ -144,7 +144,7 @@ def parent_is_watched(host: Host, cgroup: str) -> bool:
 
 
 def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> None:
-    """The kubelet starts a new container under the pod's UID: same directory, same RMID, and one run."""
+    """The kubelet starts a new container with the pod's UID: the same directory, the same RMID, and one run."""
     pod_cgroup = f"/kubepods/burstable/pod{POD}"
     begun = []
     for name in ("first", "second"):
@@ -166,7 +166,7 @@ def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> Non
 
 
 def test_a_member_that_leaves_children_behind_has_not_ended(host: Host) -> None:
-    # Without a PID namespace the end of the first process ends nothing else: the control group tells.
+    # Without a PID namespace, the end of the first process ends no other process: the control group shows them.
     bundle = host.bundle("left", "sleep 4 & sleep 0.1", {}, "/left")
     spec = json.loads(host.guest.read(f"{bundle}/config.json"))
     spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "pid"]
@@ -222,7 +222,7 @@ def test_a_hook_from_another_pid_namespace_is_refused(host: Host) -> None:
     assert "PID namespace" in host.out("journalctl -t resctrlmon-oci-hook --no-pager -n 3")
 
 
-def test_a_rootless_runtime_is_let_through_quietly(host: Host) -> None:
+def test_rootless_runtime_starts_without_a_message(host: Host) -> None:
     before = host.out("journalctl -t resctrlmon-oci-hook --no-pager -q | wc -l")
     state = '{"ociVersion":"1.2.0","id":"rootless","status":"creating","pid":5,"bundle":"/"}'
     done = host.run(
@@ -233,7 +233,7 @@ def test_a_rootless_runtime_is_let_through_quietly(host: Host) -> None:
 
 
 def test_every_container_starts_on_a_host_too_busy_to_schedule_the_hook_for_many_seconds(host: Host) -> None:
-    # 5 % of an emulated CPU: the interpreter alone needs longer than a short timeout of the runtime would give it.
+    # 5 % of an emulated CPU: the interpreter alone would exceed a short timeout of the runtime.
     outcome = start_at_once(host, 2, prefix="systemd-run --quiet --scope --property=CPUQuota=5%")
     assert outcome.started == outcome.deleted == 2, f"{outcome}: {outcome.errors}"
 

@@ -27,28 +27,28 @@ def test_features_are_bits_of_the_kernels_words() -> None:
         words(["no_such_feature"])
 
 
-def test_the_kernel_tells_its_addresses() -> None:
+def test_addresses_are_read_from_the_kernel() -> None:
     assert parsed("a line of QEMU's\n" + KALLSYMS) == ADDRESSES
 
 
 @pytest.mark.parametrize(
     "text", ["", KALLSYMS.partition("\n")[2], KALLSYMS.replace("ffffffff83e4b0c0", "0000000000000000")]
 )
-def test_a_kernel_that_tells_none_is_not_booted(text: str) -> None:
+def test_kernel_without_addresses_is_refused(text: str) -> None:
     with pytest.raises(BuildError, match="tells no addresses of early_cpu_init and cpu_caps_set"):
         parsed(text)
 
 
 @contextlib.contextmanager
 def conversation(*replies: str) -> Iterator[tuple[Stub, socket.socket]]:
-    """A stub whose replies are there already, and its end of the connection."""
+    """Yield a stub whose replies are already written, and its end of the connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"".join(b"+" + framed(reply) for reply in replies))
         yield Stub(ours), theirs
 
 
-def test_bits_are_added_between_the_stop_and_the_farewell() -> None:
+def test_bits_are_set_between_stop_and_detach() -> None:
     with conversation("OK", "T05thread:01;", "01000040", "OK", "OK", "OK") as (stub, theirs):
         stub.force(["cqm"], ADDRESSES)
         packets = ["Z1,ffffffff83a16c90,1", "c", "mffffffff83e4b0e4,4", "Mffffffff83e4b0e4,4:01100040"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors under a real systemd: busctl, varlinkctl, socket activation, reload, and starts that fail clearly."""
+"""The interfaces under a real systemd: busctl, varlinkctl, socket activation, reload, and failed starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUS = "org.resctrlmon1 /org/resctrlmon1 org.resctrlmon1.Manager"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """A host where the socket is started, and nothing else."""
+    """Return a host on which only the socket is started."""
     host = Host(installed_guest)
     host.run("systemctl start resctrlmond.socket")
     return host
@@ -94,7 +94,7 @@ def test_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad_one(host: Host
     assert "the new configuration is wrong" not in host.out("resctrlctl status")
 
 
-def test_systemctl_sets_and_tells_the_level_of_the_log(host: Host) -> None:
+def test_systemctl_sets_and_shows_the_log_level(host: Host) -> None:
     host.start()
     assert host.out("systemctl service-log-target resctrlmond") == "journal"
     host.run("systemctl service-log-level resctrlmond debug")
@@ -119,7 +119,7 @@ def test_the_journal_has_structured_fields(host: Host) -> None:
     ],
     ids=["not-mounted", "bad-configuration", "no-group"],
 )
-def test_a_start_that_cannot_be_fails_with_its_own_exit_code_and_a_sentence(
+def test_impossible_start_fails_with_its_exit_code_and_a_message(
     host: Host, prepare: str, undo: str, status: int, words: str
 ) -> None:
     host.run("systemctl stop resctrlmond.service resctrlmond.socket")
@@ -154,7 +154,7 @@ def test_list_and_show_read_the_tree_when_the_daemon_is_down(host: Host) -> None
     host.run(f"kill {pid}")
 
 
-def test_a_stopped_daemon_is_bitten_by_the_watchdog_and_comes_back(host: Host) -> None:
+def test_watchdog_restarts_a_stopped_daemon(host: Host) -> None:
     short = "/run/systemd/system/resctrlmond.service.d/short.conf"
     host.guest.write(short, "[Service]\nWatchdogSec=10\nRestartSec=0\n")
     host.run("systemctl daemon-reload && systemctl restart resctrlmond")

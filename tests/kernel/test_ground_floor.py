@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of tests/resctrl, which hold the simulator to the ground floor's promises, run on the real kernel."""
+"""Run the tests of tests/resctrl, which test the lowest layer on the simulator, on the real kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = f"cd {THERE} && RESCTRLMOND_TEST_ROOT=/sys/fs/resctrl {PYTEST} 2>&1"
 
 
 def run_inside(guest: Guest, place: Path) -> str:
-    """Put the ground floor and its tests into the guest and run them there; their output."""
+    """Copy the lowest layer and its tests into the guest, and run them there. Return their output."""
     for part in PARTS:
         source, target = PROJECT / part, place / part
         target.parent.mkdir(parents=True, exist_ok=True)

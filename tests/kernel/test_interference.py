@@ -17,7 +17,7 @@ WROTE = "another program wrote to {} of the group"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """A host with the daemon and the class c1 of an administrator."""
+    """Return a host with the daemon and the class c1 of an administrator."""
     host = Host(installed_guest)
     host.run(f"mkdir {TREE}/c1")
     host.start()

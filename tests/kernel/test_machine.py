@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest is what the other tests take it for: the real resctrl, a normal systemd, commands that tell the truth."""
+"""The guest has the properties that other tests rely on: a real resctrl, a normal systemd, correct results of
+commands.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ RESCTRL = "/sys/fs/resctrl"
 
 
 def wait_for(guest: Guest, command: str, seconds: float) -> None:
-    """Repeat a command until it succeeds; its last failure is raised when the time is over."""
+    """Repeat a command until it succeeds. Raise its last failure at the timeout."""
     deadline = time.monotonic() + seconds
     while guest.run(command, check=False).returncode != 0:
         if time.monotonic() > deadline:
@@ -68,7 +70,7 @@ def test_output_and_status(guest: Guest) -> None:
 
 
 def test_a_timeout_kills_the_whole_session(guest: Guest) -> None:
-    # The pipe's reader is a process of its own, as a shell's child often is.
+    # The pipe's reader is a separate process, as a shell's child often is.
     with pytest.raises(CommandTimeoutError, match="begun"):
         guest.run("echo begun; (sleep 4321 | cat); echo never", timeout=1)
     assert guest.run("pgrep -f 'sleep [4]321'", check=False).stdout == ""
@@ -162,7 +164,7 @@ def test_panic_is_reported_with_the_console(guests: Guests) -> None:
 
 
 def test_qemu_ends_with_a_killed_test_run(guests: Guests) -> None:
-    guests.start().close()  # says at once why, where no guest can be had
+    guests.start().close()  # fails early with the reason if no guest is possible
     program = (
         "import os, signal; from tests.kernel.machine import Machine; guest = Machine().start();"
         "print(guest.qemu.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"

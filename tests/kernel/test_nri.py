@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of real containerds, which call the adapter; a container's first instruction tells which group it is in.
+"""Pods of real containerds, which call the adapter; the first instruction of a container shows its group.
 
-All of it with both versions, one guest after the other: whatever they do differently, what comes of it is the same.
+All tests run with both versions, one guest after the other: the result is the same, whatever differs between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .cri.node import Node, Pod, serving
 from .host import WHERE, parse_where
 from .install import install
 
-# The first test of a version has the guest's start, the installation and containerd's start in its time.
+# The first test of a version includes the start of the guest, the installation and the start of containerd.
 pytestmark = pytest.mark.timeout(500)
 
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(500)
 def served(
     request: pytest.FixtureRequest, module_guests: Guests, staged: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Node]:
-    """A node with Debian 13's containerd, then one with unstable's."""
+    """Yield a node with Debian 13's containerd, then one with unstable's."""
     containerd: Containerd = request.param
     guest = module_guests.start("cat")
     try:
@@ -40,14 +40,14 @@ def served(
 
 @pytest.fixture
 def node(served: Node) -> Iterator[Node]:
-    """A node on which everything runs, whatever became of the test before."""
+    """Return a node on which everything runs, whatever the previous test has stopped."""
     served.renew()
     yield served
     served.tidy()
 
 
 def listed(node: Node, pod: Pod) -> list[tuple[str, str, str, bool]]:
-    """The containers of the only pod that there is, as an administrator has them listed."""
+    """Return the containers of the only pod, as *resctrlctl list* shows them."""
     [told] = json.loads(node.out("resctrlctl list --pods --json=short"))["pods"]
     assert (told["key"], told["namespace"], told["labels"]) == (pod.uid, "shop", {"app": "web"})
     return [(one["id"], one["name"], one["state"], one["monitored"]) for one in told["containers"]]
@@ -102,7 +102,7 @@ def test_a_replaced_sandbox_keeps_the_group(node: Node) -> None:
     assert node.state(pod.uid) == "completed"
 
 
-def test_an_exec_session_is_taken_in(node: Node) -> None:
+def test_exec_session_is_added_to_the_group(node: Node) -> None:
     pod = node.pod()
     container, _ = node.container(pod)
     done = node.cri(("ExecSync", {"containerId": container, "cmd": ["/bin/sh", "-c", f"sleep 12; {WHERE}"]}))
@@ -110,7 +110,7 @@ def test_an_exec_session_is_taken_in(node: Node) -> None:
     node.remove_sandbox(pod.sandbox)
 
 
-def test_containers_live_on_in_their_group_over_restarts_of_everybody(node: Node) -> None:
+def test_containers_stay_in_their_group_over_all_restarts(node: Node) -> None:
     pod = node.pod()
     old, _ = node.container(pod)
     identity, before = node.identity(pod.uid), node.group(pod)
@@ -135,7 +135,7 @@ def test_containers_live_on_in_their_group_over_restarts_of_everybody(node: Node
     node.until(lambda: node.state(pod.uid) == "completed", "the end of the pod", 100)
 
 
-def test_without_the_daemon_a_container_starts_all_the_same_and_is_taken_in_when_it_is_back(node: Node) -> None:
+def test_container_starts_without_the_daemon_and_is_added_later(node: Node) -> None:
     pod = node.pod()
     before, _ = node.container(pod)
     node.run("systemctl stop resctrlmond.socket resctrlmond.service")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages on a fresh Debian 13 and on sid, as an administrator meets them: install, upgrade, remove, purge."""
+"""The packages on a fresh Debian 13 and on sid, as an administrator uses them: install, upgrade, remove, purge."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .conftest import Guests
 from .host import BUSYBOX, RUN, TREE, Host, parse_where
 from .install import PATIENCE
 
-# A first run fetches a Debian to build the packages in.
+# The first run downloads a Debian system to build the packages in.
 pytestmark = pytest.mark.timeout(1800)
 PING = "busctl call org.resctrlmon1 /org/resctrlmon1 org.freedesktop.DBus.Peer Ping"
 FOREIGN = "11111111-2222-4333-8444-555555555555"
 REPOSITORIES = "/srv"
-# The guest's dpkg leaves documentation out, and its apt knows archives that a machine without network does not reach.
+# The guest's dpkg excludes documentation, and its apt has archives that need a network.
 APT = (
     "DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dir::Etc::sourcelist=/srv/sources.list "
     "-o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root -o Dpkg::Options::=--path-include=/usr/share/man/*"
@@ -32,13 +32,13 @@ LONG = 600.0
 
 @pytest.fixture(scope="session")
 def first() -> Path:
-    """The packages of this tree."""
+    """Return the packages of this tree."""
     return packages()
 
 
 @pytest.fixture(scope="session")
 def second() -> Path:
-    """The same, built again under a higher version."""
+    """Return the same packages, built again with a higher version."""
     return packages(next_entry(changelog(), "+next"))
 
 
@@ -61,7 +61,7 @@ class Administrator(Host):
         return [self.identity(FOREIGN), self.identity("inner", "theirs")]
 
     def check_foreign(self) -> None:
-        """Nobody touched what is not ours."""
+        """Check that the objects of others are unchanged."""
         assert self.identities() == self.foreign
         assert self.out(f"cat {TREE}/theirs/schemata") == self.schemata
         for place, pid in self.tasks.items():
@@ -72,7 +72,7 @@ class Administrator(Host):
         return self.run(f"{APT} update && {APT} {command}", timeout=LONG).output
 
     def container(self, name: str) -> str:
-        """Start a container in the background; its id, which is its key."""
+        """Start a container in the background. Return its ID, which is its key."""
         command = f"podman run -d --name {name} --network none --rootfs {BUSYBOX} sleep 1000"
         return self.out(command, timeout=LONG)
 
@@ -88,7 +88,7 @@ def install(host: Administrator) -> None:
     host.run("systemctl enable --now resctrlmond && resctrlctl hooks enable", timeout=LONG)
 
 
-# The guest has no network: 'make deb' has run on the host, and a local image has the name of Debian's.
+# The guest has no network: 'make deb' was run on the host, and a local image has the name of Debian's.
 MAKE = '#!/bin/sh\ntest "$*" = deb && mkdir -p build && cp -r /srv/deb build/\n'
 NO_NETWORK = '[containers]\nnetns = "none"\n'
 IMAGE = f"tar -C {BUSYBOX} -c . | podman import - docker.io/library/debian:13"
@@ -107,7 +107,7 @@ def test_the_first_session_of_the_readme_works_word_for_word(guests: Guests, fir
     host.guest.write("/root/clone/session", session)
     said = host.run("cd /root/clone && bash -eu session 2>&1", timeout=LONG).stdout
 
-    # The first program of the first container prints its own group; the second container was shown and removed.
+    # The program of the first container prints its own group; the second container was shown and removed.
     found = re.search(r"^res:/\nmon:([0-9a-f]{64})$", said, re.MULTILINE)
     assert found, said
     assert host.state(found[1]) == "completed"
@@ -140,7 +140,7 @@ def test_installing_starts_nothing_and_what_is_started_then_works(upgraded: Admi
     assert called.returncode != 0
     assert host.out("systemctl is-active resctrlmond.service || :") == "inactive"
 
-    # The package's own test of the service, which autopkgtest runs on a machine of its own.
+    # The package's own test of the service, which autopkgtest runs on a separate machine.
     host.guest.put(DEBIAN / "tests" / "service", "/root/service")
     host.run("sh -x /root/service", timeout=LONG)
     host.check_foreign()
@@ -190,7 +190,7 @@ def test_a_running_container_is_not_touched_by_whatever_is_restarted_or_reloaded
     host.check_foreign()
 
 
-def test_removing_and_purging_leaves_nothing_of_ours_behind(upgraded: Administrator) -> None:
+def test_remove_and_purge_leave_no_files(upgraded: Administrator) -> None:
     host = upgraded
     before = listing(host)
     install(host)
@@ -205,7 +205,7 @@ def test_removing_and_purging_leaves_nothing_of_ours_behind(upgraded: Administra
     assert host.groups("theirs") == ["inner"]
     assert host.membership(pid) == ("/", ""), "the container lost its group and runs on"
     assert "completed_at" in host.snapshot(key), "its end was not written"
-    # The links that enabled them stay until the purge, as with every package of Debian.
+    # The links that enabled them are kept until the purge, as for every package of Debian.
     assert host.out("systemctl list-units --all --plain --no-legend --state=loaded 'resctrlmond*' || :") == ""
     assert host.out(f"find {RUN} -type s") == ""
     assert host.out("ls -A /usr/share/containers/oci/hooks.d 2>/dev/null || :") == ""
@@ -221,12 +221,12 @@ def test_removing_and_purging_leaves_nothing_of_ours_behind(upgraded: Administra
 
 
 def listing(host: Administrator) -> set[str]:
-    """All that a package may leave on a disk and in /run; what podman and apt themselves remember aside."""
+    """Return all files that a package may leave on a disk and in /run, without those of podman and apt."""
     folders = "/etc /run /usr /var/lib/systemd /var/lib/dpkg/info /sys/fs/resctrl"
     others = "-path /run/crun -o -path /run/libpod -o -path /run/containers -o -path /run/systemd -o -path /run/lock"
     found = host.out(
         f"find {folders} \\( {others} -o -name '*.pyc' -o -path '{TREE}/theirs*' \\) -prune -o -print", LONG
     )
-    # As every Debian package, ours leaves its system group: a number that was given away is not given again.
+    # As every Debian package, this one keeps its system group, so that its number is not used again.
     allowed = ("/etc/group", "/etc/gshadow", "/etc/ld.so.cache")
     return {line for line in found.splitlines() if not line.startswith(allowed)}

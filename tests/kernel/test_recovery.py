@@ -15,7 +15,7 @@ FOREIGN = "11111111-2222-4333-8444-555555555555"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """A host with the daemon, the hooks, and a group that somebody made by hand with a pod UID for a name."""
+    """Return a host with the daemon, the hooks, and a group that somebody created with a pod UID as its name."""
     host = Host(installed_guest)
     host.make_root()
     host.enable_hooks()
@@ -26,7 +26,7 @@ def host(installed_guest: Guest) -> Host:
 
 @pytest.fixture
 def foreign(host: Host) -> Iterator[None]:
-    """Somebody else's groups, which survive the test."""
+    """Return somebody else's groups, which survive the test."""
     before = [host.identity(name) for name in (FOREIGN, "by-hand")]
     yield
     assert [host.identity(name) for name in (FOREIGN, "by-hand")] == before
@@ -77,7 +77,7 @@ def test_the_end_of_a_container_that_ended_while_the_daemon_was_stopped_is_still
 
 @pytest.mark.usefixtures("foreign")
 def test_an_upgrade_under_a_running_container_changes_nothing_of_what_is_counted(host: Host) -> None:
-    """Stop, other code in its place, start: the group, its baseline and its totals are what they were."""
+    """Stop, replace the code, and start: the group, its baseline and its totals are the same."""
     key = container(host, "upgraded", 600)
     pid = host.out("podman inspect -f '{{.State.Pid}}' upgraded")
     identity, begins = host.identity(key), host.begins(key)
@@ -103,7 +103,7 @@ def test_an_upgrade_under_a_running_container_changes_nothing_of_what_is_counted
 
 
 @pytest.mark.usefixtures("foreign")
-def test_a_group_of_ours_whose_record_is_lost_is_removed_if_empty_and_adopted_if_not(host: Host) -> None:
+def test_group_without_a_record_is_adopted_or_removed(host: Host) -> None:
     pid = host.process("sleep 60")
     host.call("Create", key="empty", claim="me")
     host.call("Assign", key="busy", pid=pid, claim="me")
@@ -118,7 +118,7 @@ def test_a_group_of_ours_whose_record_is_lost_is_removed_if_empty_and_adopted_if
 
 
 @pytest.mark.usefixtures("foreign")
-def test_a_workload_whose_group_somebody_else_removes_gets_a_new_one_and_says_so(host: Host) -> None:
+def test_workload_gets_a_new_group_after_a_removal(host: Host) -> None:
     host.call("Create", key="robbed", claim="me")
     host.run(f"rmdir {TREE}/mon_groups/robbed")
 
@@ -132,7 +132,7 @@ def test_a_workload_whose_group_somebody_else_removes_gets_a_new_one_and_says_so
     assert host.call("Release", key="robbed", claim="me")["completed"]
 
 
-def test_umount_is_never_refused_because_of_us_and_a_new_mount_is_used_again(host: Host) -> None:
+def test_umount_is_always_possible_and_a_new_mount_is_used(host: Host) -> None:
     host.call("Create", key="unmounted", claim="me")
     pid = host.process("sleep 600")
     host.call("Assign", key="living", pid=pid, claim="me")
@@ -158,7 +158,7 @@ def test_umount_is_never_refused_because_of_us_and_a_new_mount_is_used_again(hos
     assert host.call("Release", key="again", claim="me")["completed"]
 
 
-def test_a_mount_anew_between_two_looks_blames_nobody(host: Host) -> None:
+def test_quick_remount_is_not_reported_as_interference(host: Host) -> None:
     host.call("Create", key="went", claim="me")
     host.run(f"umount {TREE} && mount -t resctrl resctrl {TREE}")
     host.until(lambda: host.call("Get", key="went")["group"]["generation"] == 2, "a new group")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Out of RMIDs on the real kernel: an answer at once, with the kernel's reason, and adoption when one comes free."""
+"""Out of RMIDs on the real kernel: an immediate reply with the kernel's reason, and adoption when one is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THRESHOLD = f"{TREE}/info/L3_MON/max_threshold_occupancy"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """A host with the daemon and 64 RMIDs, 62 of them taken by somebody else's groups."""
+    """Return a host with the daemon and 64 RMIDs, 62 of which somebody else's groups use."""
     host = Host(installed_guest)
     host.start()
     host.run(f"cd {TREE}/mon_groups && for i in $(seq 62); do mkdir taken$i; done")
@@ -23,7 +23,7 @@ def host(installed_guest: Guest) -> Host:
     return host
 
 
-def test_with_all_rmids_in_use_the_answer_is_pending_at_once_and_status_tells_the_figures(host: Host) -> None:
+def test_reply_is_pending_at_once_if_all_rmids_are_in_use(host: Host) -> None:
     pid = host.process("sleep 300")
     started = time.monotonic()
     group = host.call("Assign", key="waits", pid=pid, claim="me")["group"]
@@ -49,8 +49,8 @@ def test_with_all_rmids_in_use_the_answer_is_pending_at_once_and_status_tells_th
     host.call("Release", key="waits", claim="me")
 
 
-def test_rmids_in_limbo_are_another_reason(host: Host) -> None:
-    # With a threshold of 0 a freed RMID is never clean: a limbo without end.
+def test_rmids_in_limbo_have_their_own_reason(host: Host) -> None:
+    # With a threshold of 0, a freed RMID is never clean: an endless limbo.
     host.run(f"mkdir {TREE}/mon_groups/taken1 2>/dev/null || sleep 2; mkdir -p {TREE}/mon_groups/taken1", check=False)
     host.run(f"echo 0 >{THRESHOLD} && rmdir {TREE}/mon_groups/taken2")
     try:

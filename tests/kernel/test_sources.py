@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mirror that the guest is built from is the one that the host itself uses, however that is written down."""
+"""The guest is built from the mirror that the host itself uses, in any format of its configuration."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units as systemd sees them: valid, closed, and open where they must be."""
+"""The units as systemd sees them: valid, restricted, and open only with a reason."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def host(installed_guest: Guest) -> Host:
     return Host(installed_guest)
 
 
-def test_systemd_has_nothing_against_the_units(host: Host) -> None:
+def test_systemd_analyze_verify_accepts_the_units(host: Host) -> None:
     done = host.run(f"cd /usr/lib/systemd/system && systemd-analyze verify --man=no {UNITS}", timeout=100)
     assert done.output == ""
 
 
 @pytest.mark.parametrize(("unit", "most"), [("resctrlmond.service", 15), ("resctrlmon-nri.service", 11)])
-def test_a_service_can_do_little_beside_its_job_and_says_why_it_can_do_that(host: Host, unit: str, most: int) -> None:
-    # The scale is from 0 (closed) to 10; tenths are given as whole numbers here.
+def test_service_is_restricted_and_exceptions_have_a_reason(host: Host, unit: str, most: int) -> None:
+    # The scale is from 0 (restricted) to 10; here, tenths are whole numbers.
     exposure = f"systemd-analyze security --offline=yes --threshold={most} {unit}"
     done = host.run(exposure, check=False, timeout=100)
     assert done.returncode == 0, done.output
@@ -42,7 +42,7 @@ def test_a_service_can_do_little_beside_its_job_and_says_why_it_can_do_that(host
     comments = re.findall(r"^#(.*)$", (SYSTEMD / unit).read_text(), re.MULTILINE)
     given = {name for comment in comments for name in re.findall(r"\b(\w+)=", comment)}
     assert left_open <= given, "what the unit leaves open has no reason there"
-    # Not each comment with a directive is about one that is left out: those of these lists are.
+    # Only the comments of these lists are about directives that are left out.
     left_out = {name for comment in comments if ": " in comment for name in re.findall(r"^ ([A-Z]\w+)=", comment)}
     assert left_out - left_open <= {"PrivateUsers", "PrivatePIDs", "MemoryHigh"}, (
         "a reason for what is not open (any more)"
@@ -50,7 +50,7 @@ def test_a_service_can_do_little_beside_its_job_and_says_why_it_can_do_that(host
 
 
 def test_users_outside_the_services_id_range_are_served(host: Host) -> None:
-    """PrivateUsers=identity gives it the ids below 65536; to it all others are nobody."""
+    """PrivateUsers=identity gives the service the IDs below 65536; it sees all others as nobody."""
     far = "setpriv --reuid 100000 --regid 100000 --groups resctrlmon"
     host.start()
     task = host.process(f"{far} sleep 300")
@@ -82,7 +82,7 @@ def test_the_journal_explains_what_asks_for_an_operator(host: Host) -> None:
 
 
 def test_files_of_earlier_starts_get_the_group_of_a_changed_configuration(host: Host) -> None:
-    """The service has no CAP_CHOWN, and most filters of system calls refuse chown(2)."""
+    """The service has no CAP_CHOWN, and most system call filters refuse chown(2)."""
     drop_in = "/etc/systemd/system/resctrlmond.service.d/group.conf"
     host.start()
     host.call("Create", key="stays", claim="me")

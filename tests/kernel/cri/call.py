@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRI calls, inside the guest: call.py SOCKET makes those that it is asked for, one connection a request.
+"""Make CRI calls inside the guest on request: call.py SOCKET, with one connection for each request.
 
-A request is a JSON array of [method, parameters], the reply one JSON object of all their answers, or what containerd
-had against one as "error". $NAME in a call's parameters stands for that field of an earlier answer. It stays there
-because to start Python with gRPC is slow in the guest.
+A request is a JSON array of [method, parameters], the reply one JSON object of all their replies, or containerd's
+error as "error". $NAME in the parameters of a call stands for that field of an earlier reply. The process stays in
+the guest because a start of Python with gRPC is slow there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ METHODS = {
 
 
 def call(channel: grpc.Channel, method: str, parameters: str) -> dict[str, Any]:
-    """Make one call; RpcError with what containerd says."""
+    """Make one call. Raises RpcError with containerd's error."""
     service, request, reply = METHODS[method]
     remote = channel.unary_unary(
         f"/{service}/{method}",
@@ -51,7 +51,7 @@ def call(channel: grpc.Channel, method: str, parameters: str) -> dict[str, Any]:
 def answers(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """Make the calls, one after the other, until one fails."""
     found: dict[str, Any] = {}
-    # A channel for each request: containerd may have been restarted meanwhile.
+    # A channel for each request, because containerd may have been restarted meanwhile.
     with grpc.insecure_channel(SOCKET) as channel:
         for method, parameters in calls:
             try:
@@ -62,7 +62,7 @@ def answers(calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def main(path: str) -> None:
-    """Until it is killed."""
+    """Relay until the process is killed."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()

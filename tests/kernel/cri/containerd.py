@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of containerd that the guest can run: Debian 13's own, and unstable's from a folder beside it."""
+"""The versions of containerd in the guest: Debian 13's own, and unstable's in a separate directory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ExecStart={_THERE}/containerd
 
 @dataclass(frozen=True)
 class Containerd:
-    """One version: its configuration, and the file that has the guest's service start it, "" for the guest's own."""
+    """One version: its configuration, and the file that makes the guest's service start it ("": the guest's own)."""
 
     series: str
     config: str
@@ -77,9 +77,10 @@ DROP_IN = "/run/systemd/system/containerd.service.d/unstable.conf"
 
 
 def programs() -> tuple[Path, str]:
-    """The folder with unstable's programs, and where it belongs in the guest.
+    """Return the directory with unstable's programs, and its place in the guest.
 
-    Only these two: they need no library but libc, and a container's runc and all other tools are the guest's own.
+    Only these two programs: they need no library except libc. A container's runc and all other tools are the guest's
+    own.
     """
     return cache.artifact("containerd", cache.key(Path(__file__)), _build), _THERE
 

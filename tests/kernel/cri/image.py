@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image of nothing but busybox, inside the guest: python3 image.py BUSYBOX ARCHIVE makes a docker-archive."""
+"""Create a docker-archive with an image of busybox, inside the guest: python3 image.py BUSYBOX ARCHIVE."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import sys
 import tarfile
 from pathlib import Path
 
-# The second one is what holds a pod's namespaces.
+# The second one holds the namespaces of a pod.
 COMMANDS = {"localhost/busybox:1": ["/bin/sh"], "localhost/pause:1": ["/bin/sleep", "1000000"]}
 APPLETS = ("sh", "sleep", "cat", "true")
 
 
 def entry(name: str, mode: int, kind: bytes, content: bytes = b"", target: str = "") -> tuple[tarfile.TarInfo, bytes]:
-    """One member of an archive."""
+    """Add one member to an archive."""
     made = tarfile.TarInfo(name)
     made.mode, made.type, made.linkname, made.size = mode, kind, target, len(content)
     return made, content
 
 
 def archive(entries: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    """A tar archive as bytes."""
+    """Return a tar archive as bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as made:
         for member, content in entries:
@@ -32,7 +32,7 @@ def archive(entries: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
 
 
 def image(busybox: bytes) -> bytes:
-    """The docker-archive: one layer, an image for each command."""
+    """Return the docker-archive: one layer, and an image for each command."""
     layer = archive(
         [
             *(entry(name, 0o755, tarfile.DIRTYPE) for name in ("bin", "proc", "sys", "dev", "etc", "tmp")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with a real containerd, driven as the kubelet does it."""
+"""A host with a real containerd, which is controlled as by the kubelet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 SERVICES = ("resctrlmond.socket", "resctrlmond", "resctrlmon-nri", "containerd")
 THERE = "/root/cri"
 LOGS = "/run/pod-logs"
-# Where call.py listens, and a client of it without anything to import.
+# The socket of call.py, and a client for it without imports.
 CALLS = "/run/cri-calls.sock"
 ASK = """
 import socket, sys
@@ -40,7 +40,7 @@ _SERIAL = itertools.count(1)
 
 @dataclass
 class Pod:
-    """A pod that runs; ``config`` is how it was asked for, by that runtime of containerd's, "" for its usual one."""
+    """A running pod; ``config`` is its request, for that runtime of containerd, "" for the default one."""
 
     uid: str
     config: dict[str, Any]
@@ -50,26 +50,26 @@ class Pod:
 
 
 class Node(Host):
-    """A host with containerd and the adapter in it; ``use`` starts a containerd."""
+    """A host with containerd and the adapter; ``use`` starts a containerd."""
 
     def __init__(self, guest: Guest) -> None:
         super().__init__(guest)
-        # Those that are not removed.
+        # The sandboxes that were not removed.
         self.sandboxes: set[str] = set()
 
     def renew(self) -> None:
-        """Have everything run, whatever was left stopped."""
+        """Start everything that a previous test stopped."""
         self.run(f"systemctl start {' '.join(SERVICES)}", timeout=100)
 
     def tidy(self) -> None:
-        """Remove the pods that were left."""
+        """Remove the remaining pods."""
         if self.sandboxes:
             self.renew()
         for sandbox in [*self.sandboxes]:
             self.remove_sandbox(sandbox)
 
     def cri(self, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-        """Calls of CRI, one after the other, and their answers in one."""
+        """Make calls of CRI, one after the other. Return their replies in one object."""
         request = json.dumps(calls).encode() + b"\n"
         done = self.guest.run(f"python3 -IS -c {shlex.quote(ASK)} {CALLS}", timeout=100, stdin=request)
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -77,11 +77,11 @@ class Node(Host):
         return answer
 
     def images(self) -> set[str]:
-        """The images that CRI knows of."""
+        """Return the images that CRI knows."""
         return {tag for image in self.cri(("ListImages", {})).get("images", ()) for tag in image.get("repoTags", ())}
 
     def pod(self, *, systemd: bool = False) -> Pod:
-        """Run a pod, without a container yet."""
+        """Run a pod, without a container."""
         number = next(_SERIAL)
         uid = f"7a1d4c52-90b1-4d5f-8a6e-{number:012x}"
         cgroup = f"/kubepods/burstable/pod{uid}"
@@ -101,7 +101,7 @@ class Node(Host):
         return pod
 
     def sandbox(self, pod: Pod) -> str:
-        """Give the pod a sandbox, another one if it had one."""
+        """Create a sandbox for the pod, or replace it."""
         pod.config["metadata"]["attempt"] = pod.config["metadata"].get("attempt", -1) + 1
         asked = {"config": pod.config, "runtimeHandler": pod.runtime}
         pod.sandbox = self.cri(("RunPodSandbox", asked))["podSandboxId"]
@@ -109,7 +109,7 @@ class Node(Host):
         return pod.sandbox
 
     def container(self, pod: Pod, command: str = f"{WHERE}; exec sleep 600") -> tuple[str, tuple[str, str]]:
-        """Start a container; its id, and class and group as its own first instruction saw them."""
+        """Start a container. Return its ID, and the class and group of its own first instruction."""
         log = f"{len(pod.containers)}.log"
         config = {
             "metadata": {"name": f"app-{len(pod.containers)}"},
@@ -129,40 +129,40 @@ class Node(Host):
         return container, parse_where(self.out(f"cut -d' ' -f4- {path}"))
 
     def remove_container(self, container: str) -> None:
-        """Stop it and remove it."""
+        """Stop the container and remove it."""
         self.cri(*((method, {"containerId": container}) for method in ("StopContainer", "RemoveContainer")))
 
     def remove_sandbox(self, sandbox: str) -> None:
-        """Stop it and remove it, and what is in it."""
+        """Stop the sandbox and remove it, with its containers."""
         self.sandboxes.discard(sandbox)
         self.cri(*((method, {"podSandboxId": sandbox}) for method in ("StopPodSandbox", "RemovePodSandbox")))
 
     def group(self, pod: Pod) -> dict[str, Any]:
-        """The pod's workload as the daemon has it."""
+        """Return the pod's workload as the daemon has it."""
         found: dict[str, Any] = self.call("Get", key=pod.uid)["group"]
         return found
 
     def living(self, pod: Pod) -> set[str]:
-        """The ids of its living members."""
+        """Return the IDs of its living members."""
         return {one["id"] for one in self.group(pod)["members"] if not one.get("endedAt")}
 
     def member(self, pod: Pod, name: str) -> dict[str, Any]:
-        """One of its members."""
+        """Return one of its members."""
         found: dict[str, Any] = next(one for one in self.group(pod)["members"] if one["id"] == name)
         return found
 
     def registrations(self) -> int:
-        """How often containerd has taken the adapter in."""
+        """Return how often containerd has registered the adapter."""
         return int(
             self.out("journalctl -t resctrlmon-nri --no-pager -q | grep -c 'registered with containerd' || true")
         )
 
     def registered_again(self, before: int) -> None:
-        """Wait until containerd has taken the adapter in once more."""
+        """Wait until containerd has registered the adapter once more."""
         self.until(lambda: self.registrations() > before, "the adapter's registration", 60)
 
     def use(self, containerd: Containerd) -> None:
-        """Start that containerd, and wait for the adapter to be in it."""
+        """Start that containerd, and wait for the adapter's registration."""
         before = self.registrations()
         self.guest.write("/etc/containerd/config.toml", containerd.config)
         if containerd.drop_in:

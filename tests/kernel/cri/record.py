@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make record: what real containerds and the adapter say to each other, as tests/nri/recordings has it."""
+"""Record the NRI messages of real containerds and the adapter into tests/nri/recordings (make record)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAP, _FILE = "/run/nri-tap.sock", "/run/nri-tap.json"
 
 
 def scenario(node: Node) -> None:
-    """Three connections: an empty one in which pods come and go, one of a new adapter, one of a new containerd."""
+    """Make three connections: one in which pods start and end, one of a new adapter, one of a new containerd."""
     pod, other = node.pod(), node.pod()
     first, _ = node.container(pod)
     second, _ = node.container(pod)
@@ -35,7 +35,7 @@ def scenario(node: Node) -> None:
 
 
 def record(containerd: Containerd, work: Path) -> None:
-    """Record one version, in a guest of its own."""
+    """Record one version, in a separate guest."""
     with Machine("cat").start() as guest:
         install(guest, stage(work / "staged"))
         with serving(guest, work, containerd) as node:

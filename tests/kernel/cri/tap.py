@@ -22,7 +22,7 @@ _SERIAL = itertools.count()
 async def pass_on(
     number: int, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, out: TextIO
 ) -> None:
-    """Frames of one direction until its end, which ends the other one too."""
+    """Relay frames of one direction until its end, which also ends the other one."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             header = await reader.readexactly(8)
@@ -34,7 +34,7 @@ async def pass_on(
 
 
 async def main(listen: str, connect: str, file: str) -> None:
-    """Until it is killed."""
+    """Relay until the process is killed."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(listen)
     with open(file, "a", encoding="ascii") as out:
