@@ -136,6 +136,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tools.interfaces --check
 
 PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
 
