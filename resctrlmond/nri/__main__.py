@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="resctrlmon-nri",
         description="Put the containers of containerd and CRI-O into the monitoring groups of their pods: a plugin "
-        "of the runtime (NRI) that asks resctrlmond for each.",
+        "of the runtime (NRI) that calls resctrlmond for each of them.",
     )
     manager = config.Config().varlink_socket
     parser.add_argument("--socket", default=NRI_SOCKET, metavar="PATH", help="the runtime's NRI socket (%(default)s)")
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--manager-socket", default=manager, metavar="PATH", help="resctrlmond's socket (%(default)s)"
     )
     parser.add_argument(
-        "--config", metavar="PATH", help=f"which pods are monitored ({settings.DEFAULT_PATH}, if it is there)"
+        "--config", metavar="PATH", help=f"the configuration file ({settings.DEFAULT_PATH}, if it exists)"
     )
     parser.add_argument("--name", type=_name, default="resctrlmond", help="the plugin's name (%(default)s)")
     parser.add_argument(
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_index,
         default="90",
         metavar="NN",
-        help="two digits: its place among the runtime's plugins, lower ones are called first (%(default)s)",
+        help="two digits: the position among the runtime's plugins; lower ones are called first (%(default)s)",
     )
     parser.add_argument("--log-level", choices=journal.LEVELS, default="info", help="(%(default)s)")
     parser.add_argument("--version", action="version", version=f"resctrlmon-nri {__version__}")
@@ -108,7 +108,7 @@ async def _run(options: argparse.Namespace, selection: Selection, by_runtime: la
     await asyncio.gather(*work, return_exceptions=True)
     for task in done:
         task.result()
-    log.info("stopped; the groups stay, and the next start continues with them")
+    log.info("stopped; the groups remain, and the next start continues with them")
     return 0
 
 

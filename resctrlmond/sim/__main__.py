@@ -49,44 +49,46 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?", help="an empty directory")
     made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    made.add_argument("--list-profiles", action="store_true", help="print the machines to choose from, and end")
+    made.add_argument("--list-profiles", action="store_true", help="print the machines with their events, and exit")
     made.add_argument("--profile", default="intel-aet", choices=PROFILES, help="the machine (default: %(default)s)")
     made.add_argument(
         "--kernel",
         default=Kernel.NEWEST.value,
         choices=[kernel.value for kernel in Kernel],
-        help="whose rules hold (default: %(default)s)",
+        help="the kernel version to simulate (default: %(default)s)",
     )
-    made.add_argument("--rmids", type=int, metavar="N", help="how many RMIDs it has, root's own included")
-    made.add_argument("--closids", type=int, metavar="N", help="how many control groups it has, root included")
-    made.add_argument("--domains", type=int, metavar="N", help="how many L3 caches and packages it has")
-    made.add_argument("--counters", type=int, metavar="N", help="how many assignable bandwidth counters an L3 has")
-    made.add_argument("--lag-ms", type=float, metavar="MS", help="how often telemetry is pushed (default: 2)")
+    made.add_argument("--rmids", type=int, metavar="N", help="the number of RMIDs, including that of the root")
+    made.add_argument("--closids", type=int, metavar="N", help="the number of control groups, including the root")
+    made.add_argument("--domains", type=int, metavar="N", help="the number of L3 caches and packages")
+    made.add_argument(
+        "--counters", type=int, metavar="N", help="the number of assignable bandwidth counters in an L3"
+    )
+    made.add_argument("--lag-ms", type=float, metavar="MS", help="the interval of telemetry pushes (default: 2)")
     made.add_argument("--telemetry-bits", type=int, metavar="N", help="where telemetry wraps (default: 63)")
     made.add_argument("--mbm-bits", type=int, metavar="N", help="where a bandwidth counter wraps (default: 32)")
-    made.add_argument("--cbm-bits", type=int, metavar="N", help="how many bits a class's mask of an L3 has")
+    made.add_argument("--cbm-bits", type=int, metavar="N", help="the number of bits in the mask of a class")
     made.add_argument(
         "--shareable-bits", type=_hexadecimal, metavar="MASK", help="the bits that the hardware uses too, hexadecimal"
     )
     made.add_argument("--sparse-masks", type=int, metavar="0|1", help="whether a mask may have holes (default: 0)")
-    made.add_argument("--events", metavar="NAMES", help="what an L3 counts, with commas: llc_occupancy,...")
+    made.add_argument("--events", metavar="NAMES", help="the events of an L3, separated by commas: llc_occupancy,...")
     made.add_argument(
         "--debug", action="store_true", help="as with mount -o debug: groups have mon_hw_id, ctrl_hw_id"
     )
-    made.add_argument("--cpus", type=int, metavar="N", help="how many CPUs it shows (default: those of this machine)")
+    made.add_argument("--cpus", type=int, metavar="N", help="the number of CPUs (default: that of this machine)")
     made.add_argument(
         "--residue",
         type=int,
         metavar="SEED",
-        help="telemetry begins with a pseudo-random history of every RMID, instead of Unavailable",
+        help="start telemetry with a pseudo-random history of every RMID, instead of Unavailable",
     )
     made.add_argument(
         "--virtual",
         type=int,
         metavar="CPUS",
-        help="no real tasks: they are made and run by orders, on CPUS virtual CPUs",
+        help="use virtual tasks on CPUS virtual CPUs; orders create and run them",
     )
-    made.add_argument("--until-eof", action="store_true", help="end when standard input ends")
+    made.add_argument("--until-eof", action="store_true", help="also exit at the end of standard input")
     return made
 
 
@@ -98,13 +100,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(profiles())
         return 0
     if options.mountpoint is None:
-        command.error("say where to mount: MOUNTPOINT is missing")
+        command.error("MOUNTPOINT is missing")
     try:
         for cpus in (options.virtual, options.cpus):
             if cpus is not None and not 1 <= cpus <= 1024:
                 raise ValueError(f"{cpus} CPUs cannot be simulated: give 1 to 1024")
         if options.virtual is not None and options.cpus is not None:
-            raise ValueError("virtual tasks have CPUs of their own: leave --cpus out, or --virtual")
+            raise ValueError("virtual tasks have their own CPUs: use either --cpus or --virtual")
         profile = profile_named(
             options.profile,
             rmids=options.rmids,

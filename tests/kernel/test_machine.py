@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest has the properties that other tests rely on: a real resctrl, a normal systemd, correct results of
-commands.
-"""
+"""The guest has the properties that other tests need: a real resctrl, a normal systemd, correct results."""
 
 from __future__ import annotations
 
