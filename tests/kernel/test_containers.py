@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from .host import BUSYBOX, RUN, TREE, WHERE, Host, parse_where
+from .host import BUSYBOX, HOOKS, RUN, TREE, WHERE, Host, parse_where
 from .machine import Guest
 from .starved import start_at_once
 
@@ -230,6 +230,21 @@ def test_rootless_runtime_starts_without_a_message(host: Host) -> None:
     )
     assert done.output == ""
     assert host.out("journalctl -t resctrlmon-oci-hook --no-pager -q | wc -l") == before
+
+
+@pytest.mark.timeout(600)
+def test_the_first_container_after_a_stop_of_the_service_is_in_its_group(host: Host) -> None:
+    """The socket still accepts it, and systemd starts the daemon for it."""
+    hook = json.loads(HOOKS["createRuntime"].read_text())
+    # An emulated processor needs many times longer for a start than the default allows.
+    hook["hook"]["args"] += ["--timeout", "15", "--start-timeout", "300"]
+    host.run("mkdir -p /run/patient && systemctl stop resctrlmond.service")
+    assert host.out("systemctl is-active resctrlmond.socket") == "active"
+    host.guest.write("/run/patient/hook.json", json.dumps(hook))
+    command = PODMAN.replace("podman run", "podman --hooks-dir /run/patient run --rm")
+    class_, group = parse_where(host.out(f"{command} {WHERE}", timeout=400))
+    assert (class_, len(group)) == ("/", 64)
+    assert host.call("Get", key=group)["group"]["baseline"] == "exact"
 
 
 def test_every_container_starts_on_a_host_too_busy_to_schedule_the_hook_for_many_seconds(host: Host) -> None:

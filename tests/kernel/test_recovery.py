@@ -39,6 +39,27 @@ def container(host: Host, name: str, seconds: int = 60) -> str:
     return host.out(command, timeout=100)
 
 
+def test_a_service_that_systemd_restarts_goes_on_late_and_this_is_logged(host: Host) -> None:
+    host.guest.write("/run/systemd/system/batch.service", "[Service]\nExecStart=/bin/sleep 600\n")
+    host.run("systemctl daemon-reload && systemctl start batch")
+    first = host.out("systemctl show -P MainPID batch")
+    host.run("resctrlctl assign batch --cgroup /sys/fs/cgroup/system.slice/batch.service")
+    assert host.membership(first) == ("/", "batch")
+    identity = host.identity("batch")
+    host.run("systemctl restart batch")
+    second = host.out("systemctl show -P MainPID batch")
+    assert second != first
+    host.until(lambda: host.membership(second) == ("/", "batch"), "the new process in the group")
+    host.until(lambda: host.state("batch") == "active", "the workload to be active again")
+    group = host.call("Get", key="batch")["group"]
+    said = host.out("journalctl -u resctrlmond --no-pager -q | grep batch")
+    after = host.identity("batch")
+    host.run("resctrlctl release batch; systemctl stop batch")
+    assert after == identity, "the service kept its group"
+    assert (group["baseline"], [member["late"] for member in group["members"]]) == ("late", [True])
+    assert "has tasks again" in said or "moved 1 task" in said
+
+
 @pytest.mark.usefixtures("foreign")
 def test_a_killed_daemon_comes_back_to_the_same_group_and_baseline_and_writes_the_end(host: Host) -> None:
     key = container(host, "killed")
