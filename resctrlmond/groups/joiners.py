@@ -32,6 +32,10 @@ _OUTSIDE = (
     "processes of {} used at least {:.2f} s of CPU time outside its control group, which hides processes that join "
     "it from outside and end"
 )
+_NOT_COUNTED = (
+    "the control group of {} has no CPU time, as in version 1, so tasks that join it and end between two looks "
+    "cannot be seen"
+)
 _AMOUNT = re.compile(r" used (?:about|at least) (\d+\.\d\d) s ")
 # The smallest amount (ns) that _FOUND can state.
 _CENTISECOND = 10_000_000
@@ -47,16 +51,23 @@ class Joiners:
         self._last: dict[str, dict[str, tuple[int, int]]] = {}
 
     def begin(self, record: Record, member: Member) -> Record:
-        """Note what the member's control group has used by now that is not of its init: this ran before."""
+        """Record what the member's control group has used by now that is not of its init: this ran before.
+
+        Mark the group late if that is not counted.
+        """
         if not member.cgroup or member.id in record.other_cpu_ns:
             return record
+        used = cgroups.cpu_time_ns(member.cgroup)
+        if used is None and cgroups.is_there(member.cgroup):
+            is_exact = record.home(member).baseline is Quality.EXACT
+            return record.with_late(member, _NOT_COUNTED.format(member.id)) if is_exact else record
         if not member.pid:
-            return self._with_other(record, member, cgroups.cpu_time_ns(member.cgroup) or 0)
+            return self._with_other(record, member, used or 0)
         tree = self._tree(member)
         # After the tree: what is used in between is taken for what ran before, and not for what joined.
         used = cgroups.cpu_time_ns(member.cgroup)
         if tree is None or used is None:
-            return record  # of a control group of v1 the kernel does not tell it
+            return record
         # Negative if the init has used more before it was in the control group.
         return self._with_other(record, member, used - tree.ns)
 

@@ -281,6 +281,39 @@ def test_a_process_that_joined_a_container_that_had_used_nothing_in_its_control_
     assert cpu_time_told(reason(host)) > 0.25
 
 
+@pytest.fixture
+def cgroup_v1(tmp_path: Path) -> Iterator[str]:
+    """A control group of a hierarchy of version 1."""
+    top = tmp_path / "v1"
+    top.mkdir()
+    subprocess.run(["mount", "-t", "cgroup", "-o", f"none,name=test{os.getpid()}", "none", str(top)], check=True)
+    (top / "c1").mkdir()
+    try:
+        yield str(top / "c1")
+    finally:
+        (top / "cgroup.procs").write_text((top / "c1" / "cgroup.procs").read_text() or str(os.getpid()))
+        (top / "c1").rmdir()
+        subprocess.run(["umount", str(top)], check=True)
+
+
+@pytest.mark.parametrize("is_container", [True, False])
+def test_a_control_group_that_does_not_count_cpu_time_is_late(
+    host: Host, cgroup_v1: str, process: Start, is_container: bool
+) -> None:
+    """Tasks that joined it and ended were seen by nobody, and the totals were exact."""
+    if is_container:
+        child = process()
+        join(cgroup_v1, child.pid)
+        host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", own_cgroup=cgroup_v1))
+    else:
+        host.manager.assign(assignment(CTR, None, "oci", member="c1", cgroup=cgroup_v1))  # type: ignore[arg-type]
+    assert reason(host) == (
+        "the control group of c1 has no CPU time, as in version 1, so tasks that join it and end between two looks "
+        "cannot be seen"
+    )
+    assert {total.quality for total in host.manager.release(CTR, owner="oci").totals} == {Quality.LATE}
+
+
 def test_what_a_container_used_before_it_was_in_its_control_group_hides_no_joiner(host: Host, cgroup: str) -> None:
     init = Init(os.path.dirname(cgroup))
     try:
