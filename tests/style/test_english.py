@@ -21,7 +21,6 @@ TO_DO = (
     "tests/daemon",
     "tests/groups",
     "tests/resctrl",
-    "tests/truth",
 )
 
 

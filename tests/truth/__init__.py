@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was reported of thousands of short workloads, held against what they used in truth."""
+"""Compare the reported figures of thousands of short workloads with their true use."""

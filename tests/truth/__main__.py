@@ -58,7 +58,7 @@ def main() -> int:
                 sys.stdout.write(f"BROKEN (make truth TRUTH='{part}'): {line}\n")
             sys.stdout.flush()
         reports = list(pool.imap(cases.play, options.machines))
-        # All is told: who is on its way out is waited for, and not told to end.
+        # All results are in: wait for the processes that are ending, without a signal.
         pool.close()
         pool.join()
     ours = tallies[0]

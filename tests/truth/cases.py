@@ -49,7 +49,7 @@ time.sleep(600)
 
 @dataclass
 class Report:
-    """What came of the cases on one machine. ``wrong`` names each figure that is called exact and is not."""
+    """The results of the cases on one machine. ``wrong`` names each wrong figure that is reported as exact."""
 
     profile: str
     cases: int = 0
@@ -128,7 +128,7 @@ class Machine:
             self.control.run(tid, 8 * PIECE_NS)
 
     def used(self, *tids: int) -> Use:
-        """What these tasks used in all, wherever."""
+        """Return the use of these tasks in all groups."""
         rows = [row for tid in tids for task in self.control.truth(tid=tid).tasks for row in task.used]
         return sum((Use(Decimal(row.picojoules) / _PICO, row.bytes) for row in rows), start=Use())
 
@@ -150,7 +150,7 @@ class Machine:
 
     def end(self, case: str, key: str, *tids: int) -> None:
         """Release the workload, whose tasks were these."""
-        # What the cores have counted has been pushed.
+        # The cores have pushed their counts by then.
         self.control.advance(1.0)
         self.report.add(case, self.host.manager.release(key, owner=OWNER).totals, self.used(*tids))
 

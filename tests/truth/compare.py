@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was reported, held against what was used: exact figures, exact rules, one table."""
+"""Compare reported figures with the true use: exact figures, exact rules, one table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def figures(life: Life) -> list[Figure]:
 
 @dataclass
 class Tally:
-    """What became of all workloads of one agent. ``lost`` and ``twice`` by event, without a mark and with one."""
+    """The results of all workloads of one agent. ``lost`` and ``twice`` by event, without a mark and with one."""
 
     name: str
     workloads: int = 0
@@ -124,7 +124,7 @@ def broken(life: Life, figure: Figure) -> list[str]:
         found.append("is not what its tasks used in the group")
     if figure.said is not None and figure.used >= figure.said > figure.counted:
         found.append("is more than was used in groups of its own")
-    # Of a group that somebody removed at most what was used since the last checkpoint is not known.
+    # If somebody removed the group, at most the use since the last checkpoint is unknown.
     was_removed = life.pieces_at_removal >= 0 and figure.event == ENERGY and not has(life, What.MISREAD)
     if was_removed and figure.said is not None and figure.counted - figure.said > figure.risked:
         found.append(f"is short of more than was used since the last checkpoint ({figure.risked})")

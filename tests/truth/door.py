@@ -51,7 +51,7 @@ class Door:
         self._client = Client(self._machine.socket, timeout_s=120)
         self._lives: dict[str, Life] = {}
         self._untold: set[str] = set()
-        # When the run that was reported last under a key began: a later one that nobody was told of is not that.
+        # The start of the run that was reported last under a key: a later run that was not reported is another one.
         self._reported: dict[str, str] = {}
         self._killers: list[threading.Timer] = []
         self.kills = 0
@@ -176,7 +176,7 @@ class Door:
         self._untold.discard(life.of.key)
 
     def left(self) -> list[str]:
-        """Groups of ours that stand when all is over; there must be none."""
+        """Return the daemon's groups that remain at the end; there must be none."""
         with contextlib.suppress(*_GONE):
             self._ask("Status")
         return self._machine.groups()

@@ -27,7 +27,7 @@ from tests.truth.world import Life, Reported
 
 T = TypeVar("T")
 OTHER = "other"  # a second owner of the same workload
-# What the daemon does by the clock it does here by the seconds of the script.
+# The intervals of the daemon, here in seconds of the script.
 SWEEP_S = 5
 CHECKPOINT_S = 10
 _NEVER = 1e9
@@ -88,7 +88,7 @@ class Ours:
         self._lives: dict[str, Life] = {}
         self.restarts = self.kills = 0
         self._untold: set[str] = set()
-        # When the run that was reported last under a key began: a later one that nobody was told of is not that.
+        # The start of the run that was reported last under a key: a later run that was not reported is another one.
         self._reported: dict[str, str] = {}
         self._is_down = False
         self._time_for_checkpoints(False)
@@ -216,7 +216,7 @@ class Ours:
 
 
 def unseen(life: Life, expected: bool) -> Reported:
-    """What no record speaks of; ``expected`` where the daemon was killed as the hook asked it, and nowhere else."""
+    """Return the figures of a workload without a record. ``expected``: the daemon was killed in the hook's call."""
     if not expected:
         life.problems.append("was taken in, and no record speaks of it")
     return Reported(None, None, dict.fromkeys(PROMISED, UNSEEN), UNSEEN)
@@ -225,7 +225,7 @@ def unseen(life: Life, expected: bool) -> Reported:
 def reported(
     life: Life, folder: str, said: dict[str, tuple[int | Decimal | None, str]], state: str, reason: str
 ) -> Reported:
-    """What is told of a run that is over: ``said`` by the daemon, and borne out by the files in ``folder``."""
+    """Return the figures of an ended run: ``said`` by the daemon, and confirmed by the files in ``folder``."""
     for event, number in from_files(folder).items():
         told, mark = said.get(event, (None, "none"))
         if state == State.COMPLETED and mark in ("exact", "late") and told != number:

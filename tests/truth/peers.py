@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of two other owners of monitoring groups, as their sources describe what they do; no code of theirs.
+"""Small models of two other owners of monitoring groups, as their sources describe them; without their code.
 
-They run the same script on the same simulated machine, but within this process: neither looks at processes, so none
-need be there. What is modelled is which system calls they make on resctrl, when, and what a reader of their figures
-is told; not how fast they are, nor what else they offer.
+They run the same script on the same simulated machine, but within this process: neither of them reads processes, so
+no process needs to exist. The models have the system calls on resctrl, their times, and the figures that a reader
+gets; not their speed, nor their other features.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InProcess(Control):
         name = TRUTH if tid is None else f"{TRUTH}.{tid}"
         return msgspec.json.decode(self._orders.get(name) or b"", type=Truth)
 
-    # What a process does with the files
+    # -- file operations of a process
 
     def exists(self, path: str) -> bool:
         try:
@@ -94,7 +94,7 @@ class _Clock(Stopwatch):
 
 
 class _Peer:
-    """What both have in common: one group for each pod, in which the first process of each container is put."""
+    """The common part of both: one group for each pod, which gets the first process of each container."""
 
     def __init__(self, machine: InProcess, seed: int, restarts: float = 0.03) -> None:
         self.machine = machine
@@ -157,8 +157,8 @@ class _Peer:
         try:
             self.machine.lab.mkdir(self.path(uid))
         except OSError as error:
-            # One that stands is adopted, whoever made it. Without an RMID the pod goes unmonitored: ENOSPC, and
-            # EBUSY, which is not told from other failures.
+            # An existing group is adopted, whatever its owner. Without an RMID, the pod is unmonitored: ENOSPC, or
+            # EBUSY, which they do not distinguish from other failures.
             return error.errno == errno.EEXIST
         return True
 
@@ -223,8 +223,8 @@ class NriResctrlMon(_Peer):
 class GoresctrlMonitor(_Peer):
     """goresctrl's pkg/monitor with its OpenTelemetry bridge (pull request 192, its last push that was read).
 
-    What it tells of a group is the cumulative counter that it last exported: it begins with the first raw value,
-    adds what a counter rises, drops what it falls, and after a group was made anew goes on from there.
+    It reports the cumulative counter of a group that it last exported: it starts with the first raw value, adds each
+    rise of a counter, ignores each fall, and continues with a group that was created again.
     """
 
     def __init__(self, machine: InProcess, seed: int) -> None:

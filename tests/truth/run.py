@@ -42,12 +42,12 @@ class Part:
 
 
 def end_orderly() -> None:
-    """Have this process, when it is told to end, unmount its machine and end its processes first."""
+    """Unmount the machine and end its processes when this process gets a signal to end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def run(part: Part) -> list[Tally]:
-    """What came of it, for us and for both models."""
+    """Run the part for resctrlmond and for both models, and return the results."""
     # Sessions are found every five seconds of the clock, of which none goes by here.
     script = write(part.seed, part.workloads, sessions=not part.by_door)
     ours = Tally(NAMES[0])

@@ -21,10 +21,10 @@ EXEC_S = 7
 
 
 class Owner(enum.StrEnum):
-    """Whose word begins the workload, which says how it ends."""
+    """The owner of the claim, which determines the end of the workload."""
 
-    HOOK = "oci"  # a container: nobody tells of its end, it is seen
-    POD = "nri"  # a pod, whose sandbox's removal is told
+    HOOK = "oci"  # a container: its end is not reported, but detected
+    POD = "nri"  # a pod: the removal of its sandbox is reported
     CLIENT = "batch"  # a program that asks and releases
 
 
@@ -42,7 +42,7 @@ class Event:
 
 
 class What(enum.Enum):
-    """What happens."""
+    """The kinds of events."""
 
     START = "its first task is there, and has not run yet"
     ADOPT = "the owner of monitoring groups is told of it, late"
@@ -61,7 +61,7 @@ class What(enum.Enum):
 
 @dataclass(slots=True)
 class Workload:
-    """One life. ``late_s``: how long it ran before anybody was told; ``again``: its key had another life before."""
+    """One life. ``late_s``: how long it ran before its Assign; ``again``: its key had another life before."""
 
     number: int
     key: str
@@ -84,9 +84,9 @@ class Script:
 
 
 def write(seed: int, count: int, *, starts_per_s: float = 3.0, sessions: bool = True, rivals: bool = True) -> Script:
-    """The script of ``count`` workloads; the same for the same arguments.
+    """Return the script of ``count`` workloads; the same for the same arguments.
 
-    ``sessions``: with processes that join from outside, or are moved there; ``rivals``: with somebody who removes
+    ``sessions``: with processes that join from outside, or are moved there; ``rivals``: with an agent that removes
     groups.
     """
     chance = random.Random(f"{seed}/{count}")
@@ -180,7 +180,7 @@ class _Story:
         if self.end - self.start > 2:
             if chance.random() < 0.05:
                 self.at(chance.randrange(self.start + 1, self.end), What.MOVE, class_=chance.choice(CLASSES))
-            # What is moved out of its group is found when it is looked through next: it lives that long.
+            # A task that is moved out of its group lives until the next search finds it.
             last = self.end - EXEC_S
             may_stray = self.strays and last > self.start and one.owner is not Owner.POD and not one.late_s
             if may_stray and chance.random() < 0.1:
@@ -199,7 +199,7 @@ class _Story:
         """One of its tasks begins or ends, or none."""
         dice = self.chance.random()
         if dice < 0.15:
-            # What is forked before anybody is told of the workload is found through its control group alone.
+            # A task that is forked before the Assign is found only by its control group.
             by = self.chance.choice(self.living)
             self.parents.add(by)
             self.begin(second, self.chance.choice([What.FORK, What.THREAD]), by=by)

@@ -34,7 +34,7 @@ def test_nothing_is_lost_unsaid_and_nothing_is_counted_twice(part: Part) -> None
     for event in (ENERGY, TRAFFIC):
         assert ours.lost[event, False] == 0
         assert sum(amount for (name, _), amount in ours.twice.items() if name == event) == 0
-    # It was put to the test: killed, told late, and most of it as it usually is.
+    # The sample includes kills, late workloads, and mostly the usual ones.
     assert ours.kills > 0
     assert ours.marks["late"] > 0
     assert ours.exact > part.workloads / 2
@@ -125,7 +125,7 @@ def test_figures_that_are_not_given_are_lost() -> None:
 
 
 def scraped(model: type[NriResctrlMon | GoresctrlMonitor], monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the model tells after each reading of a counter that reads 100, 150, 148 and 200."""
+    """Return the model's report after each reading of a counter that reads 100, 150, 148 and 200."""
     machine = InProcess(8, 1)
     agent = model(machine, 1)
     one = Life(Workload(0, "0f8fad5b-d9cb-469f-a165-70867728950e", Owner.POD))

@@ -58,7 +58,7 @@ class Use:
 
 @dataclass
 class Reported:
-    """What is said of a workload when it is over; None for a figure that is not given. ``marks`` by event."""
+    """The figures of a workload at its end; None for a figure that is not reported. ``marks`` by event."""
 
     joules: Decimal | None
     bytes: int | None
@@ -141,7 +141,7 @@ class World:
         self._faults: dict[int, Fault] = {}
         for class_ in CLASSES:
             make_class(class_)
-        # What is used in a class, or nowhere, is in no group of a workload.
+        # The use in a class, or in no group, is not the use of a workload.
         self._not_groups = {row.rmid for row in control.truth().rmids if row.group in ("", *CLASSES)} | {0}
 
     def play(self, script: Script, agent: Agent, over: Callable[[Life], None]) -> None:
@@ -230,10 +230,10 @@ class World:
             self._misread(life, Fault(group=group, event="core_energy", domain="mon_PERF_PKG_01", answer="Error"))
 
     def _work(self, event: Event, life: Life) -> None:
-        """What its tasks do."""
+        """Run an event of its tasks."""
         match event.what:
             case What.RUN:
-                # Of an L3 that is offline no CPU runs.
+                # No CPU of an offline L3 runs.
                 cpu = event.cpu % 2 if self._is_off else event.cpu
                 self.control.run(life.tasks[event.task].tid, event.pieces * PIECE_NS, cpu)
                 life.pieces += event.pieces
@@ -277,7 +277,7 @@ class World:
         by = life.tasks[event.by].tid
         if event.what is What.THREAD and life.is_adopted:
             return Task(self.control.thread(by, tid=next(self._numbers)))
-        # What is there before anybody is told of the workload is found by its real number, in its control group.
+        # A process that runs before the Assign is found by its real pid, in its control group.
         is_to_be_found = self.crew and life.cgroup and not life.is_adopted
         pid = self.crew.start(0, life.cgroup)[0] if self.crew and is_to_be_found else 0
         return Task(self.control.fork(by, tid=pid or next(self._numbers)), pid)
