@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -61,13 +61,21 @@ class Daemon:
     socket: str = SOCKET
     timeout_s: float = _TIMEOUT_S
 
-    def call(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> _T:
+    def call(
+        self,
+        what: str,
+        method: str,
+        parameters: msgspec.Struct | None,
+        reply: type[_T],
+        descriptors: Sequence[int] = (),
+    ) -> _T:
         """Call ``method`` of the manager; ``what`` says in words what it is for ("release 'web'").
 
-        Raises DaemonDown, Disconnected, or Failure with the daemon's reason.
+        The daemon gets a copy of each of ``descriptors``. Raises DaemonDown, Disconnected, or Failure with the
+        daemon's reason.
         """
         with self._explaining(what), Client(self.socket, self.timeout_s) as client:
-            return client.call(f"{INTERFACE}.{method}", parameters, reply=reply)
+            return client.call(f"{INTERFACE}.{method}", parameters, reply=reply, descriptors=descriptors)
 
     def stream(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> list[_T]:
         """As ``call``, for a method that answers with any number of replies."""

@@ -103,7 +103,7 @@ class HeldChild:
         os.close(gate_read)
         os.close(refused_write)
         # Nobody but us reaps the child, so until we do the number is its own; the pidfd is so ever after.
-        self._pidfd = os.pidfd_open(self.pid)
+        self.pidfd = os.pidfd_open(self.pid)
         threading.Thread(target=self._forward, args=(forwarded - before,), name="signals", daemon=True).start()
         found = processes.stat(self.pid)
         self.start_time = found.start_time if found else 0
@@ -123,7 +123,7 @@ class HeldChild:
             if info.si_signo in _FROM_TERMINAL and info.si_code == _SI_KERNEL:
                 continue
             with contextlib.suppress(ProcessLookupError):  # it has ended, and the report is being written
-                signal.pidfd_send_signal(self._pidfd, info.si_signo)
+                signal.pidfd_send_signal(self.pidfd, info.si_signo)
 
     def let_go(self) -> float:
         """Let the child execute the command; the monotonic time (s) when it was told to.
@@ -153,14 +153,14 @@ class HeldChild:
     def kill(self) -> int:
         """End the child, which was not let go and has executed nothing; KILLED, or the status it had ended with."""
         # Before the gate is closed, at which the child would exit by itself.
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         os.close(self._gate)
         os.close(self._refused)
         return self._reap()[0]
 
     def _reap(self) -> tuple[int, resource.struct_rusage]:
         # Kept before the child is reaped, because nobody can ask the kernel for it afterwards.
-        status = self._status = _status_of(os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT))
+        status = self._status = _status_of(os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT))
         _, _, usage = os.wait4(self.pid, 0)
         return status, usage
 
@@ -169,7 +169,7 @@ class HeldChild:
         if self._status is not None:
             return self._status
         try:
-            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         except ChildProcessError:
             return self._status  # reaped meanwhile
         return None if found is None else _status_of(found)

@@ -126,7 +126,7 @@ def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.G
     _refuse_used(daemon, key, what)
     request = types.AssignRequest(
         key=key,
-        pid=child.pid,
+        pid_fd=0,
         class_=args.class_,
         # A class that was asked for by name is meant; the process is ours and has not begun.
         allow_class_change=args.class_ not in (None, types.FOLLOW) or None,
@@ -140,7 +140,7 @@ def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.G
         allow_pending=False,
     )
     try:
-        reply = daemon.call(what, "Assign", request, types.AssignReply)
+        reply = daemon.call(what, "Assign", request, types.AssignReply, [child.pidfd])
         if reply.tasks_outside:
             raise Failure(
                 f"cannot {what}: resctrlctl itself is in another monitoring group, and so is what it starts. "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 
 from resctrlctl.ask import OK, Daemon
@@ -12,6 +13,7 @@ from resctrlctl.render import class_name, state_sentence, totals_table
 from resctrlctl.screen import Json, Screen
 from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.resctrl.processes import Descriptor
 
 # In whose name a person speaks who types.
 CLAIM = "cli"
@@ -45,9 +47,11 @@ def create(args: argparse.Namespace, screen: Screen) -> int:
 
 def assign(args: argparse.Namespace, screen: Screen) -> int:
     """Put a process or a control group into the workload's group."""
+    pidfd = _pidfd(args.pid)
     request = types.AssignRequest(
         key=args.key,
-        pid=args.pid,
+        pid=args.pid if pidfd is None else None,
+        pid_fd=None if pidfd is None else 0,
         cgroup=args.cgroup,
         include_descendants=args.tree or None,
         class_=args.class_,
@@ -60,7 +64,11 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
         priority=args.priority,
     )
     whom = f"process {args.pid}" if args.pid is not None else printable(args.cgroup)
-    reply = Daemon(args.socket).call(f"assign {whom} to {args.key!r}", "Assign", request, types.AssignReply)
+    with contextlib.closing(pidfd) if pidfd is not None else contextlib.nullcontext():
+        descriptors = [] if pidfd is None else [pidfd.fileno()]
+        reply = Daemon(args.socket).call(
+            f"assign {whom} to {args.key!r}", "Assign", request, types.AssignReply, descriptors
+        )
     member = _member(reply.group, args)
     if screen.json is not Json.OFF:
         screen.answer(reply)
@@ -79,6 +87,17 @@ def assign(args: argparse.Namespace, screen: Screen) -> int:
         below = count(reply.descendants_outside, "descendant")
         screen.note(f"{below} of the process stayed outside: use --tree to move them too")
     return OK
+
+
+def _pidfd(pid: int | None) -> Descriptor | None:
+    """The pidfd of a process, which names it in every PID namespace; None for the daemon to explain what is wrong."""
+    if pid is None:
+        return None
+    try:
+        return Descriptor(os.pidfd_open(pid))
+    except OSError:
+        # ESRCH: it has ended. EINVAL, ENOENT: it is a thread, by which the daemon finds the process.
+        return None
 
 
 def release(args: argparse.Namespace, screen: Screen) -> int:

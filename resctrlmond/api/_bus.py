@@ -55,9 +55,8 @@ class BusUnavailable(ConnectionError):
 class Bus(MessageBus):
     """A connection to a bus. Made within a coroutine only: dbus-next asks for the running loop when it is made.
 
-    Unix file descriptors are not negotiated: the bus then lets nobody send us any, which the libraries would
-    never close. ``cause`` says why the connection ended, once it has. ``gate`` keeps from the library what it must
-    not decode.
+    ``cause`` says why the connection ended, once it has. ``gate`` keeps from the library what it must not decode, and
+    all file descriptors, which the library would never close.
     """
 
     def __init__(self, address: str, gate: Gate) -> None:
@@ -67,7 +66,7 @@ class Bus(MessageBus):
         self._ended = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         try:
-            super().__init__(bus_address=address, bus_type=BusType.SYSTEM)
+            super().__init__(bus_address=address, bus_type=BusType.SYSTEM, negotiate_unix_fd=True)
         except BaseException:
             self._release()
             raise

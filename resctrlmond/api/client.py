@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -69,13 +69,27 @@ class Client:
             self._socket = None
 
     @overload
-    def call(self, method: str, parameters: Parameters | None = None) -> dict[str, Any]: ...
+    def call(
+        self, method: str, parameters: Parameters | None = None, *, descriptors: Sequence[int] = ()
+    ) -> dict[str, Any]: ...
     @overload
-    def call(self, method: str, parameters: Parameters | None = None, *, reply: type[T]) -> T: ...
-    def call(self, method: str, parameters: Parameters | None = None, *, reply: Any = dict) -> Any:
-        """Call a method, by its full name, and return its reply's parameters as ``reply``."""
+    def call(
+        self, method: str, parameters: Parameters | None = None, *, reply: type[T], descriptors: Sequence[int] = ()
+    ) -> T: ...
+    def call(
+        self,
+        method: str,
+        parameters: Parameters | None = None,
+        *,
+        reply: Any = dict,
+        descriptors: Sequence[int] = (),
+    ) -> Any:
+        """Call a method, by its full name, and return its reply's parameters as ``reply``.
+
+        The server gets a copy of each of ``descriptors``.
+        """
         deadline = time.monotonic() + self._timeout_s
-        self._send(Call(method, wire.encode_parameters(parameters)), deadline)
+        self._send(Call(method, wire.encode_parameters(parameters)), deadline, descriptors)
         answer = self._receive(deadline)
         if answer.continues:
             self.close()
@@ -128,12 +142,15 @@ class Client:
             self._frames = FrameBuffer(_MAX_REPLY_BYTES)
         return self._socket
 
-    def _send(self, call: Call, deadline: float) -> None:
+    def _send(self, call: Call, deadline: float, descriptors: Sequence[int] = ()) -> None:
         message = wire.encode(call)
         connection = self._connected()
         with self._closing_on_failure():
             connection.settimeout(_remaining(deadline))
-            connection.sendall(message)
+            # They come with the first byte that is sent (unix(7), SCM_RIGHTS).
+            sent = socket.send_fds(connection, [message], descriptors) if descriptors else 0
+            connection.settimeout(_remaining(deadline))
+            connection.sendall(message[sent:])
 
     def _receive(self, deadline: float | None) -> Reply:
         connection = self._socket

@@ -32,6 +32,8 @@ _BASIC: dict[type[inspect.Type], str] = {
 def signature(shape: inspect.Type) -> str:
     """The D-Bus type for a field: ``X | None`` is as X, for what is not there is left out."""
     shape = _present(shape)
+    if isinstance(shape, inspect.Metadata):
+        return "h"  # types.DescriptorIndex, the only one
     if isinstance(shape, inspect.ListType | inspect.VarTupleType):
         return "a" + signature(shape.item_type)
     if isinstance(shape, inspect.DictType):
@@ -91,8 +93,9 @@ def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Vari
     for name in options:
         if name in given:
             raise DBusError(INVALID_ARGS, f"{name} is no option here: it is an argument already")
+    chosen = {name: _option(kind, name, value) for name, value in options.items()}
     try:
-        return msgspec.convert({**given, **{name: _plain(name, value) for name, value in options.items()}}, kind)
+        return msgspec.convert({**given, **chosen}, kind)
     except msgspec.ValidationError as error:
         raise DBusError(INVALID_ARGS, text(_fault(kind, parameter_at_fault(error)))) from error
 
@@ -106,10 +109,18 @@ def _fault(kind: type[Request], name: str) -> str:
     return f"{name}: the value is not valid. Give {wanted}{inside}"
 
 
+def _option(kind: type[Request], name: str, value: Variant) -> Any:
+    if name in fields(kind) and signature(fields(kind)[name]) == "h":
+        if value.signature != "h":
+            raise DBusError(INVALID_ARGS, _fault(kind, name))
+        return value.value
+    return _plain(name, value)
+
+
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Variant):
         if "h" in value.signature:
-            # An index into descriptors that never came, and a number like any other to whoever reads it.
+            # The index of a descriptor, and a number like any other to whoever reads it.
             raise DBusError(INVALID_ARGS, f"{name}: file descriptors are not taken")
         return _plain(name, value.value)
     if isinstance(value, dict):

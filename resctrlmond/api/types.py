@@ -10,6 +10,7 @@ scdoc(5): \*name\*, \_value\_.
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -20,6 +21,9 @@ from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Status
 
 FOLLOW = "follow"
+
+# The index of a file descriptor among those that come with a message: int in varlink, h over D-Bus.
+DescriptorIndex = Annotated[int, msgspec.Meta(extra={"dbus": "h"})]
 
 # Types that have another name at the interfaces than in the layer that they come from.
 PUBLIC_NAMES: dict[type[enum.StrEnum], str] = {Kind: "EventKind", Status: "ReadingStatus", Mode: "BandwidthMode"}
@@ -325,10 +329,10 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     pid: int | None = None
     """A process, by its id in the daemon's PID namespace. A caller in another PID namespace gets *PermissionDenied*.
     """
-    pid_fd: int | None = None
+    pid_fd: DescriptorIndex | None = None
     """A process, by the index of a pidfd (*pidfd_open*(2)) among the file descriptors that are passed together with
-    the message (SCM_RIGHTS), as *varlinkctl --push-fd=* does it. A pidfd names the process from every PID namespace,
-    and never another one. D-Bus has no such descriptors: it refuses *pidFd*.
+    the message: over varlink with SCM_RIGHTS, as *varlinkctl --push-fd=* does it, over D-Bus as a value of type h. A
+    pidfd names the process from every PID namespace, and never another one.
     """
     cgroup: str | None = None
     """A control group, by its directory."""

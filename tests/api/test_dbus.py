@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import threading
 from typing import Any
 from xml.etree import ElementTree
 
 import dbus_fast
+import dbus_fast.aio
 import pytest
 from dbus_fast import Variant
 
@@ -26,6 +28,7 @@ from tests.api.dbus_lab import (
     BusctlError,
     Client,
     Lab,
+    descriptors,
     eventually,
 )
 
@@ -347,5 +350,47 @@ def test_no_answer_for_who_wants_none(lab: Lab) -> None:
             assert await eventually(lambda: lab.manager.book.get("quiet") is not None)
             assert (await client.call("Get", "s", "quiet"))["key"] == "quiet"
             assert len(answers) == 1
+
+    asyncio.run(run())
+
+
+def test_a_pidfd_comes_as_a_unix_fd(lab: Lab, process: subprocess.Popen[bytes]) -> None:
+    """From another PID namespace nothing else names a process."""
+
+    async def run() -> None:
+        async with lab.door() as door, Client(lab.address) as client:
+            pidfd = os.pidfd_open(process.pid)
+            other = os.open("/dev/null", os.O_RDONLY)
+            before = descriptors()
+            bus = await dbus_fast.aio.MessageBus(bus_address=lab.address, negotiate_unix_fd=True).connect()
+            try:
+                for index, passed in ((0, [pidfd]), (1, [other, pidfd])):
+                    options = {"pidFd": Variant("h", index), "takeOver": Variant("b", True)}
+                    reply = await bus.call(
+                        dbus_fast.Message(
+                            destination=NAME,
+                            path=ROOT,
+                            interface=MANAGER,
+                            member="Assign",
+                            signature="sa{sv}",
+                            body=[
+                                f"by-pidfd-{index}",
+                                {"pidFd": Variant("h", index), "takeOver": Variant("b", True)},
+                            ],
+                            unix_fds=passed,
+                        )
+                    )
+                    assert reply is not None
+                    result = dbus_fast.unpack_variants(reply.body)[0]
+                    assert result["group"]["members"][0]["pid"] == process.pid, result
+            finally:
+                bus.disconnect()
+                os.close(other)
+                os.close(pidfd)
+            assert (await client.refused("Assign", "sa{sv}", "key", {"pidFd": Variant("x", 0)}))[0] == INVALID_ARGS
+            error, text = await client.refused("Create", "sa{sv}", "key", {"priority": Variant("h", 0)})
+            assert (error, text) == (INVALID_ARGS, "priority: file descriptors are not taken")
+            assert not door._connection._bus.gate._descriptors
+            assert await eventually(lambda: descriptors() <= before)
 
     asyncio.run(run())

@@ -28,6 +28,7 @@ from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.inventory import Noted, Report
 from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.counters import Kind, Status
+from resctrlmond.resctrl.processes import pidfd_numbers
 
 INTERFACE = "org.resctrlmon.Manager"
 NOW = "2026-11-21T11:13:22.500000Z"
@@ -93,6 +94,8 @@ class FakeManager:
     left: int = 0
     descendants: int = 0
     seen_at_assign: list[bytes] = field(default_factory=list)
+    # The processes that were passed as pidfds.
+    by_pidfd: list[int] = field(default_factory=list)
 
     def called(self, name: str) -> list[Any]:
         """The parameters of each call of that method."""
@@ -135,7 +138,11 @@ class FakeManager:
         return Interface(INTERFACE, text, {name: self._method(name, kind) for name, kind in requests.items()})
 
     def _method(self, name: str, request: type[msgspec.Struct]) -> Method[Any]:
-        async def handle(parameters: Any, _peer: Peer) -> msgspec.Struct:
+        async def handle(parameters: Any, peer: Peer) -> msgspec.Struct:
+            if isinstance(parameters, types.AssignRequest) and parameters.pid_fd is not None:
+                (pid,) = pidfd_numbers(peer.descriptors[parameters.pid_fd].fileno())
+                self.by_pidfd.append(pid)
+                parameters = msgspec.structs.replace(parameters, pid=pid, pid_fd=None)
             self.calls.append((name, parameters))
             if self.cuts.get(name):
                 self.cuts[name] -= 1

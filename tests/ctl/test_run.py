@@ -84,7 +84,7 @@ def test_the_command_does_not_execute_before_it_is_in_its_group(
 
 def test_the_command_is_the_process_that_was_assigned(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "--", "sh", "-c", "echo $$")
-    assert [int(done.stdout)] == [request.pid for request in manager.called("Assign")]
+    assert [int(done.stdout)] == [request.pid for request in manager.called("Assign")] == manager.by_pidfd
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, 125, 255])

@@ -58,6 +58,7 @@ def test_assign_a_process(manager: FakeManager, ctl: Ctl) -> None:
     assert done.stdout == f"web: active in class / ({manager.tree}/web)\n3 tasks moved in 2 passes.\n"
     request = types.AssignRequest(key="web", pid=os.getpid(), claim="me", member="m1")
     assert manager.called("Assign") == [request]
+    assert manager.by_pidfd == [os.getpid()]
 
 
 def test_assign_notes_descendants_that_stayed_outside(manager: FakeManager, ctl: Ctl) -> None:

@@ -14,6 +14,8 @@ from tools.interfaces.declaration import Field, Method, Type, filled, plain
 _WIDTH = 120
 _INDENT = "  "
 _PLAIN = {shapes.StrType: "string", shapes.BoolType: "bool", shapes.IntType: "int", shapes.FloatType: "float"}
+# types.DescriptorIndex, the only one.
+_PLAIN[shapes.Metadata] = "int"
 
 
 def interface(name: str) -> str:
