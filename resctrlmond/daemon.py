@@ -115,6 +115,7 @@ class Daemon:
             log.info("ready: %s", self._status())
             opened.callback(self._notify.stopping)
             await self._tick_until_stopped()
+            self._manager.upkeep.is_stopping = True
             # A caller that comes from now on wakes the next daemon.
             self._start_lock.take()
             self._start_lock.release_after(PROGRESS_S)

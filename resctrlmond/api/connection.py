@@ -38,7 +38,8 @@ class Limits:
     ``reserved_for_root`` are for uid 0 only; any other uid may hold ``connections_per_uid``. One process of uid 0 may
     hold ``connections_per_process``: every container's hook is a process of its own, so an agent that leaks
     connections cannot lock hooks out. At each of these limits, the connection that has been idle longest makes room
-    if it has been idle for ``idle_s``.
+    if it has been idle for ``idle_s``. If all ``connections`` are taken, an idle one of the process with the most
+    makes room at once for a process of uid 0 with fewer.
     """
 
     message_bytes: int = 2 * 1024 * 1024

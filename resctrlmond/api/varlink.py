@@ -166,8 +166,12 @@ class Server:
         now = asyncio.get_running_loop().time()
         if uid and now - self._full.get(uid, -math.inf) < _FULL_S:
             return False
-        if self._close_idle(rivals):
+        if self._close_idle(rivals, self._limits.idle_s):
             return True
+        if uid == 0 and len(self._connections) >= self._limits.connections:
+            largest, most = self._by_process.most_common(1)[0]
+            if most > self._by_process[pid] + 1:
+                return self._close_idle(lambda other: other.pid == largest, 0.0)
         self._full[uid] = now
         return False
 
@@ -184,9 +188,9 @@ class Server:
             return lambda other: other.uid != 0
         return None
 
-    def _close_idle(self, is_rival: Callable[[Peer], bool]) -> bool:
+    def _close_idle(self, is_rival: Callable[[Peer], bool], idle_s: float) -> bool:
         """Close the rival connection that has been idle longest; whether one has been idle for long enough."""
-        before = asyncio.get_running_loop().time() - self._limits.idle_s
+        before = asyncio.get_running_loop().time() - idle_s
         idle = [
             (connection.idle_since, task)
             for task, connection in self._connections.items()

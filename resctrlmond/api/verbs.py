@@ -163,6 +163,13 @@ def _owner(claim: str | None, caller: Caller) -> str:
     """The owner that a client claims for. Raises InvalidRequest for a name of the daemon's own."""
     if claim in plan.RESERVED_OWNERS:
         raise InvalidRequest(f"the claim {claim} is resctrlmond's own", remedy="Choose another name")
+    return _named(claim, caller)
+
+
+def _named(claim: str | None, caller: Caller) -> str:
+    """The owner of a claim. Raises InvalidRequest for an empty name."""
+    if claim == "":
+        raise InvalidRequest("the claim has no name", remedy=f"Name its owner, or leave it out for uid:{caller.uid}")
     return claim or f"uid:{caller.uid}"
 
 
@@ -239,7 +246,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
 
 def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) -> types.ReleaseReply:
     # Also the daemon's own claims: the only way for root to end one by hand.
-    owner = request.claim or f"uid:{caller.uid}"
+    owner = _named(request.claim, caller)
     done = manager.release(request.key, owner=owner, reason=request.reason or "released")
     return types.ReleaseReply(
         group=group_of(manager, done.record),

@@ -62,11 +62,11 @@ MAX_DESCRIPTORS = 16
 _NONE = msgspec.Raw()
 
 
-class Call(msgspec.Struct, omit_defaults=True):
+class Call(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A request as it is on the wire.
 
-    Unknown keys beside these are ignored: the protocol lets vendors extend the envelope under names of their
-    own. ``parameters`` stay undecoded until the method, and so their type, is known.
+    Other keys make it no call, as for sd-varlink: a misspelt "oneway" must not go unseen. ``parameters`` stay
+    undecoded until the method, and so their type, is known.
     """
 
     method: str

@@ -69,6 +69,7 @@ class Upkeep:
         self._tries: dict[str, tuple[int, float, int]] = {}
         # When a tick went on to the next workload (time.monotonic()): a long one is no tick that hangs.
         self.went_on = self._swept
+        self.is_stopping = False
         self.complain: Callable[[str, ResctrlError | OSError], None] = _log_complaint
 
     def tick(self) -> None:
@@ -76,6 +77,9 @@ class Upkeep:
         settings = self.settings()
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for record in self.book.all():
+            if self.is_stopping:
+                # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
+                return
             # Who is being worked on is left to its verb, which may hang, and seen to a second later.
             with self._logged(record.key), self.book.writing_if_free(record.key) as is_free:
                 if not is_free:

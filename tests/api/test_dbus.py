@@ -359,9 +359,10 @@ def test_a_pidfd_comes_as_a_unix_fd(lab: Lab, process: subprocess.Popen[bytes]) 
 
     async def run() -> None:
         async with lab.door() as door, Client(lab.address) as client:
+            await client.call("Status")
+            before = descriptors()
             pidfd = os.pidfd_open(process.pid)
             other = os.open("/dev/null", os.O_RDONLY)
-            before = descriptors()
             bus = await dbus_fast.aio.MessageBus(bus_address=lab.address, negotiate_unix_fd=True).connect()
             try:
                 for index, passed in ((0, [pidfd]), (1, [other, pidfd])):
@@ -373,10 +374,7 @@ def test_a_pidfd_comes_as_a_unix_fd(lab: Lab, process: subprocess.Popen[bytes]) 
                             interface=MANAGER,
                             member="Assign",
                             signature="sa{sv}",
-                            body=[
-                                f"by-pidfd-{index}",
-                                {"pidFd": Variant("h", index), "takeOver": Variant("b", True)},
-                            ],
+                            body=[f"by-pidfd-{index}", options],
                             unix_fds=passed,
                         )
                     )

@@ -52,6 +52,7 @@ def cpu_of_thread(server: Running) -> float:
         b'{"method":null}\0',
         b'{"method":"a.b"}x\0',
         b'{"method":"a.b","more":1}\0',
+        b'{"method":"a.b","oneWay":true}\0',
         b'{"method":"a.b","parameters":5}\0',
         b'{"method":"a.b","parameters":[1]}\0',
         b'{"method":"a.b","parameters":"{}"}\0',
@@ -224,6 +225,31 @@ def test_a_process_that_leaks_connections_leaves_room_for_those_of_others(tmp_pa
             assert refused.is_cut()
         hook = [sys.executable, "-m", "tests.api.test_varlink_hostile", server.path]
         assert subprocess.run(hook, check=False, timeout=100).returncode == 0
+
+
+HOLD = """
+import socket, sys
+held = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
+for connection in held:
+    connection.connect(sys.argv[1])
+    connection.sendall(b'{"method":"org.example.Lab.Either"}' + bytes(1))
+    connection.recv(100)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_that_leak_connections_together_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    limits = Limits(connections=6, connections_per_uid=6, connections_per_process=3, reserved_for_root=0)
+    path = str(tmp_path / "socket")
+    with running(path, limits), contextlib.ExitStack() as stack:
+        for _ in range(2):
+            command = [sys.executable, "-c", HOLD, path, "3"]
+            leak = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert leak.stdout is not None
+            assert leak.stdout.readline() == b"held\n"
+        hook = [sys.executable, "-m", "tests.api.test_varlink_hostile", path]
+        assert subprocess.run(hook, check=False, timeout=100).returncode == (0 if os.getuid() == 0 else 1)
 
 
 def test_a_full_door_closes_what_has_been_idle_longest_and_nothing_else(tmp_path: Path) -> None:

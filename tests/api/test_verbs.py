@@ -69,6 +69,8 @@ class Idl:
 def shape_of(one: object) -> Shape:
     """The shape of a Python annotation as the wire has it."""
     origin, arguments = typing.get_origin(one), typing.get_args(one)
+    if origin is typing.Annotated:
+        return shape_of(arguments[0])
     if origin in (typing.Union, builtin_types.UnionType):
         [inner] = [argument for argument in arguments if argument is not type(None)]
         return ["?", shape_of(inner)]

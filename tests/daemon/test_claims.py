@@ -49,6 +49,24 @@ def test_a_client_cannot_claim_under_a_name_of_the_daemons_own(machine: Machine,
     assert machine.groups() == ["other"]
 
 
+def test_an_empty_name_of_an_owner_is_refused(machine: Machine, process: Start) -> None:
+    machine.start()
+    machine.call("Create", key="other", claim="me")
+    calls = {
+        "Create": {"key": "k"},
+        "Assign": {"key": "k", "pid": process().pid},
+        "AddMember": {"key": "other", "member": "m"},
+        "Release": {"key": "other"},
+        "Reconcile": {"keys": []},
+        "ReportPods": {},
+    }
+    for verb, parameters in calls.items():
+        with pytest.raises(VarlinkError, match="the claim has no name") as refused:
+            machine.call(verb, claim="", **parameters)
+        assert refused.value.name == f"{ERRORS}.InvalidRequest", verb
+    assert machine.groups() == ["other"]
+
+
 @pytest.mark.parametrize("owner", ["run", "nri", "cli", "engine"])
 def test_an_owners_name_alone_ends_no_claim(machine: Machine, process: Start, owner: str) -> None:
     machine.start()

@@ -35,6 +35,25 @@ def end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
+def test_a_tick_ends_between_two_workloads_when_the_daemon_stops(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 60 groups on a busy machine the stop found the tick at work, and reported a call that hangs."""
+    for key in ("first", "second"):
+        host.manager.assign(assignment(key, process().pid))
+    upkeep, checkpoint = host.manager.upkeep, host.manager.life.checkpoint
+    seen: list[str] = []
+
+    def stopped(record: Record) -> None:
+        seen.append(record.key)
+        upkeep.is_stopping = True
+        checkpoint(record)
+
+    monkeypatch.setattr(host.manager.life, "checkpoint", stopped)
+    upkeep.tick()
+    assert len(seen) == 1
+
+
 def test_a_containers_group_ends_with_it(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
