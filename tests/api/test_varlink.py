@@ -40,7 +40,7 @@ def test_call_and_reply(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(
-    "envelope", ["", ',"parameters":null', ',"parameters":{}', ',"parameters": null ,"more":null,"x.y":{}']
+    "envelope", ["", ',"parameters":null', ',"parameters":{}', ',"parameters": null ,"more":null']
 )
 def test_parameters_may_be_omitted_null_or_empty(wire: Wire, envelope: str) -> None:
     wire.send(b'{"method":"org.example.Lab.Either"%s}\0' % envelope.encode())
