@@ -18,7 +18,7 @@ from resctrlmond.api.wire import ProtocolError, VarlinkError
 INTERFACE = "org.resctrlmon.Manager"
 SOCKET = f"/run/resctrlmond/{INTERFACE}"
 
-# The other exit statuses stand with the errors that they are for, in resctrlmond.api.errors.
+# resctrlmond.api.errors has the other exit statuses, with their errors.
 OK = 0
 USAGE = 2
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Failure(Exception):
-    """What could not be done and why, in one sentence, and the exit status that says so to scripts.
+    """An error message of one sentence, and the exit status of resctrlctl.
 
     ``name`` is the varlink error's name without its interface, "" where it was none.
     """

@@ -126,7 +126,7 @@ class HeldChild:
                 signal.pidfd_send_signal(self.pidfd, info.si_signo)
 
     def let_go(self) -> float:
-        """Let the child execute the command; the monotonic time (s) when it was told to.
+        """Let the child execute the command; return the monotonic time (s) before that.
 
         Returns once it did, or once it ended before (by a signal). Raises CannotExecute, with the child reaped.
         """

@@ -115,7 +115,7 @@ def _output(path: str | None) -> Iterator[TextIO]:
     try:
         yield opened
     finally:
-        with contextlib.suppress(OSError):  # what could not be written was told when it was
+        with contextlib.suppress(OSError):  # an earlier write reported the error
             opened.close()
 
 
@@ -147,7 +147,7 @@ def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.G
                 "Use --take-over to take the command out of it"
             )
     except Failure as error:
-        # What resctrlmond refuses, it undoes. Otherwise the group may stand.
+        # resctrlmond undoes what it refuses. After another error the group may exist.
         if not error.name:
             _abandon(daemon, key)
         raise
@@ -167,7 +167,7 @@ def _refuse_used(daemon: Daemon, key: str, what: str) -> None:
 
 def _abandon(daemon: Daemon, key: str) -> None:
     request = types.ReleaseRequest(key=key, claim=CLAIM, reason="the command was not executed")
-    # What failed before is told already; that there is nothing to release is the usual case.
+    # The first error is reported already, and usually there is nothing to release.
     with contextlib.suppress(Failure):
         daemon.call("release", "Release", request, types.ReleaseReply)
 
@@ -268,7 +268,7 @@ def _print(report: Report, screen: Screen, out: TextIO) -> None:
 def _tasks_left(daemon: Daemon, key: str) -> int | None:
     """How many tasks the group holds now, from the kernel's own list; None where it cannot be read."""
     try:
-        # Asked anew: the group may have been moved to another class meanwhile.
+        # Asked again: the group may have been moved to another class meanwhile.
         path = daemon.call(f"look for {key!r}", "Get", types.KeyRequest(key=key), types.GroupReply).group.path
         if path is None:
             return None
@@ -299,7 +299,7 @@ def _text(report: Report) -> str:
         lines.append(f"No totals: {prose(report.problem)}.")
         lines.append(f"When resctrlmond runs, it ends the workload. The totals are then in: resctrlctl show {key}")
     elif group and not report.completed:
-        lines.append("The workload goes on: other owners claim it too.")
+        lines.append("The workload continues, because it has other claims.")
     return "\n".join(["", *lines, ""])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``create``, ``assign``, ``release`` and ``move``: steering what is monitored."""
+"""The verbs ``create``, ``assign``, ``release`` and ``move``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.processes import Descriptor
 
-# In whose name a person speaks who types.
+# The owner of claims that a person makes.
 CLAIM = "cli"
 
 _ELSEWHERE = "they are in other monitoring groups. Use --take-over to take them"

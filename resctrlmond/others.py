@@ -66,9 +66,9 @@ class Running:
 
 
 def running(programs: tuple[Program, ...] = PROGRAMS, proc: str = "/proc") -> Iterator[Running]:
-    """Root's processes with a name of these programs, in the order of their ids.
+    """Return root's processes with a name of these programs, in the order of their ids.
 
-    Any user may call a process by such a name, but only root may write to resctrl or to the processors' registers.
+    Any user can give a process such a name, but only root can write to resctrl or to the processors' registers.
     """
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
         with contextlib.suppress(OSError):
