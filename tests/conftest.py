@@ -17,5 +17,6 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # nohup(1) ignores this one, and resctrlctl then rightly does not forward it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The developer's own bus and daemon are not the tests'.
-for name in ("DBUS_SESSION_BUS_ADDRESS", "RESCTRLMOND_SOCKET"):
+# Nor are the options of the make that runs them a test's: --keep-going would make a failing make go on.
+for name in ("DBUS_SESSION_BUS_ADDRESS", "RESCTRLMOND_SOCKET", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(name, None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,3 +21,13 @@ def test_signals_that_nohup_and_a_background_job_ignore_have_their_defaults_agai
         [sys.executable, "-c", ignore + run, reset], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False"] * 3
+
+
+def test_a_make_that_a_test_runs_does_not_have_the_options_of_the_make_that_runs_the_tests() -> None:
+    """``make check-fast`` runs with --keep-going and a job server."""
+    program = "import os, tests.conftest; print({'MAKEFLAGS', 'MFLAGS', 'MAKELEVEL'} & os.environ.keys())"
+    environment = os.environ | {"MAKEFLAGS": "k -j2", "MFLAGS": "-k -j2", "MAKELEVEL": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
