@@ -471,6 +471,7 @@ def test_a_start_that_hangs_in_the_kernel_is_not_waited_for(host: Host, starting
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_the_next_daemon_is_asked_if_one_that_stops_closes_the_connection(host: Host, is_reset: bool) -> None:
     host.listen()
+    host.daemon.settimeout(30)
     with running(host, "createRuntime", "--timeout", "60") as hook:
         connection, _ = host.daemon.accept()
         with connection:
@@ -492,6 +493,7 @@ def test_the_next_daemon_is_asked_if_one_that_stops_closes_the_connection(host: 
 
 def test_a_daemon_that_closes_each_connection_is_asked_twice(host: Host) -> None:
     host.listen()
+    host.daemon.settimeout(30)
     with running(host, "createRuntime", "--timeout", "60") as hook:
         for _ in range(2):
             connection, _ = host.daemon.accept()
