@@ -18,7 +18,7 @@ import dbus_fast
 import msgspec
 
 from resctrlmond.api import dbus_values, types, wire
-from resctrlmond.api._dbus_gate import parse_frame, parse_header
+from resctrlmond.api._dbus_gate import parse_fields, parse_frame
 from resctrlmond.api.oci import InvalidOciState, parse_state, workload_of
 from resctrlmond.groups import checkpoint, record
 from resctrlmond.groups.record import Claim, EndRule, Member, Record, State, UnreadableRecord
@@ -54,7 +54,7 @@ def _state(data: bytes) -> None:
 
 def _header(data: bytes) -> None:
     frame = parse_frame(data.ljust(16, b"\0"))
-    parse_header(frame, data[16 : 16 + frame.padded_fields_bytes])
+    parse_fields(frame.order, data[16 : 16 + frame.padded_fields_bytes], frame.fields_bytes)
 
 
 def _body(data: bytes) -> None:
