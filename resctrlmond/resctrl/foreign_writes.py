@@ -230,9 +230,9 @@ class ForeignWrites:
 
     def _note_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
-            is_watched = self._watch_new(path)
-            if is_watched and event.mask & IN_CREATE and path != self._expected:
-                # Tasks may have been written to it before it was watched.
+            self._watch_new(path)
+            if event.mask & IN_CREATE and path != self._expected and _has_tasks_file(path):
+                # Tasks may have been written to it before it was watched; it may be gone again.
                 self._written.is_incomplete = True
         elif event.mask & IN_DELETE:
             self._forget_below(path)
@@ -246,15 +246,10 @@ class ForeignWrites:
             for name in self._names(""):
                 self._watch_new(name)
 
-    def _watch_new(self, path: str) -> bool:
-        """Watch a class with its groups, or a group; False for another directory."""
-        above, name = os.path.split(path)
-        if os.path.basename(above) == _MON_GROUPS:
-            return self._add(path)
-        if above or name in _NOT_CLASSES or not self._add(path):
-            return False
-        self._watch_groups(path)
-        return True
+    def _watch_new(self, path: str) -> None:
+        """Watch a class with its groups, or a group."""
+        if _has_tasks_file(path) and self._add(path) and "/" not in path:
+            self._watch_groups(path)
 
     def _watch_groups(self, class_: str) -> None:
         groups = os.path.join(class_, _MON_GROUPS)
@@ -299,3 +294,9 @@ class ForeignWrites:
     def _forget_below(self, directory: str) -> None:
         for path in [path for path in self._watches if not directory or f"{path}/".startswith(f"{directory}/")]:
             self._forget(path)
+
+
+def _has_tasks_file(path: str) -> bool:
+    """Whether a directory below the root of the tree is a class or a group."""
+    above, name = os.path.split(path)
+    return os.path.basename(above) == _MON_GROUPS or not (above or name in _NOT_CLASSES)

@@ -125,6 +125,19 @@ def test_a_descendant_that_is_moved_to_a_group_of_another_program_makes_its_work
     said(host, Quality.LATE, TAKEN)
 
 
+@pytest.mark.parametrize("directory", ["mon_groups/theirs", "theirs"])
+def test_a_descendant_that_was_in_a_group_of_another_program_that_is_gone_makes_its_workload_late(
+    host: Host, workload: Record, puppet: Puppet, directory: str
+) -> None:
+    """The group was created, written to and removed before the daemon could watch it."""
+    child = ask(puppet, "fork")
+    react(host)
+    os.mkdir(os.path.join(host.mountpoint, directory))
+    write(host, f"{directory}/tasks", child)
+    os.rmdir(os.path.join(host.mountpoint, directory))
+    said(host, Quality.LATE, TAKEN)
+
+
 def test_a_process_whose_parent_has_ended_is_missed_as_well(
     host: Host, class_: str, workload: Record, puppet: Puppet
 ) -> None:
