@@ -18,7 +18,7 @@ from resctrlmond.resctrl.tree import Found
 def group(record: Record, path: str | None, snapshot: str | None = None) -> types.Group:
     """A record; ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files, if there."""
     caveats: dict[str, str] = {}
-    baseline = record.worst_baseline
+    baseline = record.as_reported().worst_baseline
     for one in record.groups:
         caveats = together(caveats, one.caveats)
     return types.Group(

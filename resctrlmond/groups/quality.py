@@ -112,6 +112,7 @@ def _quality(line: str) -> Quality:
 
 def _rests_on(record: Record) -> Record:
     """The record without what no total depends on."""
+    record = record.as_reported()
     return msgspec.structs.replace(
         record,
         state=State.ACTIVE if record.state in _STANDING else record.state,

@@ -280,6 +280,17 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw
         baseline = worst(group.baseline, quality)
         return self.with_group(msgspec.structs.replace(group, baseline=baseline, late_reasons=reasons))
 
+    def as_reported(self) -> Record:
+        """The record with a late baseline for each group that a member is being put into.
+
+        Its caller may have stopped waiting, so that it runs outside. That is found out only after the last move.
+        """
+        record = self
+        for member in self.living:
+            if member.joining:
+                record = record.with_late(member, f"{member.id} is being put into its group")
+        return record
+
     def member(self, member_id: str) -> Member | None:
         """The member of that id, living or ended."""
         return next((member for member in self.members if member.id == member_id), None)

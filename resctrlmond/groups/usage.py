@@ -21,6 +21,7 @@ def used(snapshots: Snapshots, record: Record, live: Live, completed_at: str = "
 
     ``completed_at``: when the end values of the first group were read, where its seal is not written yet.
     """
+    record = record.as_reported()
     counted = [group for group in record.groups if snapshots.exists(group.place)]
     parts = [
         _late(
@@ -39,6 +40,7 @@ def used(snapshots: Snapshots, record: Record, live: Live, completed_at: str = "
 
 def at_baseline(group: Record, readings: Sequence[Reading]) -> list[Total]:
     """The totals of a workload at the moment when the ``readings`` of its first group are its baseline."""
+    group = group.as_reported()
     part = _late(group, totals(readings, readings, group.baseline, caveats=group.caveats))
     if group.earlier is None:
         return part

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.api.translate import group
 from resctrlmond.groups.accounting import Total
 from resctrlmond.groups.quality import text, worse
 from resctrlmond.groups.record import State
@@ -231,3 +232,20 @@ def test_of_two_texts_each_event_has_the_worse_line() -> None:
     assert worse("a exact\nb late\n", "a unknown why\nb exact\nc late\n") == "a unknown why\nb late\nc late\n"
     assert worse("", "a exact\n") == "a exact\n"
     assert worse("a better\n", "a late\n") == "a late\n"
+
+
+def test_no_total_is_exact_while_a_member_is_being_put_in(host: Host, spawn: Callable[[], int]) -> None:
+    """Its caller may have stopped waiting by now: this is found out after the last move only."""
+    seen: list[tuple[dict[str, str], str, set[str]]] = []
+
+    def observe() -> bool:
+        record, _, totals = host.manager.read("k")
+        seen.append((qualities(host), group(record, None).baseline, {total.quality.value for total in totals}))
+        return True
+
+    host.manager.assign(assignment("k", spawn(), is_awaited=observe))
+    assert seen == [(all_of("late"), "late", {"late"})]
+    record, _, totals = host.manager.read("k")
+    assert (qualities(host), group(record, None).baseline) == (all_of("exact"), "exact")
+    assert {total.quality.value for total in totals} == {"exact"}
+    host.check()

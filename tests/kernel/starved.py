@@ -13,9 +13,11 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .host import SOCKET, WHERE, Host
 from .install import install, stage
@@ -74,11 +76,10 @@ def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
         timeout=_SECONDS,
     )
     places = {name: line.removeprefix("mon:") for name, line in _lines(host, "run.out") if line.startswith("mon:")}
-    listed = host.out(f"varlinkctl call --timeout=600 -j {SOCKET} org.resctrlmon.Manager.List", _SECONDS)
-    groups = {group["key"]: group for group in json.loads(listed)["groups"]}
+    groups = _groups(host)
     outside = [name for name, place in places.items() if place != name]
     known = [name for name in outside if name in groups]
-    unsaid = [name for name in known if not any(member.get("late") for member in groups[name]["members"])]
+    unsaid = [name for name in known if groups[name]["baseline"] == "exact"]
     _each(host, names, "crun delete --force $name", "delete")
     printed = (line for output in ("run.out", "delete.out") for _, line in _lines(host, output))
     errors = Counter(line for line in printed if not line.startswith(("mon:", "res:")))
@@ -92,6 +93,16 @@ def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
         unsaid=unsaid,
         errors="\n".join(f"{number:5} times: {line}" for line, number in errors.most_common(10)),
     )
+
+
+def _groups(host: Host) -> dict[str, dict[str, Any]]:
+    """Return the workloads by key, as soon as no container is being put into its group any more."""
+    while True:
+        listed = host.out(f"varlinkctl call --timeout=600 -j {SOCKET} org.resctrlmon.Manager.List", _SECONDS)
+        groups = {group["key"]: group for group in json.loads(listed)["groups"]}
+        if not any(member.get("joining") for group in groups.values() for member in group["members"]):
+            return groups
+        time.sleep(1)
 
 
 def _each(host: Host, names: str, command: str, step: str) -> None:
