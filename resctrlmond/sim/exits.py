@@ -24,7 +24,7 @@ _TASKSTATS_TYPE_PID, _TASKSTATS_TYPE_STATS, _TASKSTATS_TYPE_AGGR_PID = 1, 3, 4
 _CPU_RUN_VIRTUAL_TOTAL = 72  # its offset in struct taskstats: the scheduler's count, in nanoseconds
 _BROKEN_LAYOUT = 15  # the only version with other fields before it
 _SO_RCVBUFFORCE = 33
-_BUFFER_BYTES = 4 << 20
+_BUFFER_BYTES = 64 << 20
 _MOST_BYTES = 16 << 10
 
 _NETLINK_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -74,7 +74,7 @@ class ExitRecords:
     """A subscription to the exits on all CPUs (kernel/taskstats.c).
 
     The record of an exit is in the queue before any process can wait for the thread. It does not have the work of the
-    kernel after that, such as freeing its memory. Records are lost while the queue of 4 MiB is full; ``has_missed``
+    kernel after that, such as freeing its memory. Records are lost while the queue of 64 MiB is full; ``has_missed``
     states that some were.
     """
 

@@ -17,7 +17,7 @@ _PROC_CN_MCAST_LISTEN = 1
 _PROC_EVENT_FORK = 1
 _NLMSG_DONE = 3
 _SO_RCVBUFFORCE = 33
-_BUFFER_BYTES = 4 << 20
+_BUFFER_BYTES = 64 << 20
 
 _NETLINK_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _CONNECTOR_HEADER = struct.Struct("=IIIIHH")  # idx, val, sequence, ack, length, flags
@@ -34,7 +34,7 @@ class ForkEvents:
     """A subscription to the process connector (drivers/connector/cn_proc.c).
 
     The event of a fork is in the queue before fork(2) returns. For a new process, it names the thread that forked it
-    or, after CLONE_PARENT, the parent of that thread. Events are lost while the queue of 4 MiB is full;
+    or, after CLONE_PARENT, the parent of that thread. Events are lost while the queue of 64 MiB is full;
     ``has_missed`` states that some were.
     """
 

@@ -153,6 +153,11 @@ class Tasks:
         for ghost in ghosts.values():
             self._bury(ghost)
 
+    def skip(self) -> None:
+        """Drop the reports of forks and exits until now, while there is no member."""
+        self._table.exits()
+        self._table.forks()
+
     def _be_forked(self, fork: Fork, ghosts: dict[int, Member]) -> None:
         parent = fork.parent if fork.child == fork.tgid else fork.tgid
         ghost = ghosts.get(parent) or self._ghosts.get(parent)

@@ -397,3 +397,15 @@ class AnyOrderTold(AnyOrder):
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrderTold = AnyOrderTold.TestCase
 TestAnyOrder.settings = TestAnyOrderTold.settings = settings(deadline=None, max_examples=50, stateful_step_count=40)
+
+
+def test_forks_and_exits_are_read_while_no_task_is_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the kernel's queues fill up while a simulation is idle, and it is inexact from then on."""
+    lab = Lab(tells_forks=True)
+    read: list[str] = []
+    monkeypatch.setattr(lab.tasks, "forks", lambda: read.append("forks") or [])
+    monkeypatch.setattr(lab.tasks, "exits", lambda: read.append("exits") or [])
+    lab.poll()
+    assert sorted(read) == ["exits", "forks"]
+    lab.poll()
+    assert len(read) == 2, "not more often than tasks are sampled"
