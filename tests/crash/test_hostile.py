@@ -82,7 +82,7 @@ def test_no_descriptor_left(site: Make) -> None:
         assert not here.is_dead()
         assert here.machine.group(key)["state"] == "active", number
         here.check()
-    assert "NotRead" in names
+    assert names, "no call needed a descriptor"
     here.drain()
 
 
