@@ -407,5 +407,3 @@ def test_forks_and_exits_are_read_while_no_task_is_in_a_group(monkeypatch: pytes
     monkeypatch.setattr(lab.tasks, "exits", lambda: read.append("exits") or [])
     lab.poll()
     assert sorted(read) == ["exits", "forks"]
-    lab.poll()
-    assert len(read) == 2, "not more often than tasks are sampled"
