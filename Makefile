@@ -85,7 +85,7 @@ proto:
 # What the interfaces are is declared in resctrlmond/api (types.py, verbs.py, errors.py): this writes their descriptions.
 # The generated files are committed.
 interfaces: setup
-	$(BIN)/python -m tools.interfaces
+	$(BIN)/python -m tests.interfaces
 
 # Thousands of random operations on real kernels and on the simulator, compared; other ones each time.
 conformance: setup
@@ -136,7 +136,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m tools.interfaces --check
+	$(BIN)/python -m tests.interfaces --check
 
 PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
 

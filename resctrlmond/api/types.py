@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The types of the public interface, with their descriptions: the only declaration of what callers send and receive.
 
-``python -m tools.interfaces`` writes the varlink and D-Bus descriptions and the reference in the manual pages from
+``python -m tests.interfaces`` writes the varlink and D-Bus descriptions and the reference in the manual pages from
 this module and from the rows of ``verbs.VERBS`` and ``errors.ERRORS``. The docstring of a struct describes the type,
 the text below a field the field; a field without one is described in ``Common``. The texts are in the markup of
 scdoc(5): \*name\*, \_value\_.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("resctrlmond", "resctrlctl", "tests", "tools")
+PACKAGES = ("resctrlmond", "resctrlctl", "tests")
 
 # A sentence that begins like this has no verb, or no noun as its subject.
 _FUNCTION_WORD = re.compile(r"(?:Who|What|Whose|Which|Of)\b")

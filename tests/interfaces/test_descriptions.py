@@ -13,10 +13,9 @@ from resctrlmond.api import dbus_interfaces as bus
 from resctrlmond.api import dbus_values
 from resctrlmond.api.errors import DBUS_PREFIX, VARLINK_PREFIX
 from resctrlmond.api.verbs import VERBS
-from tools.interfaces import declaration, pages
-from tools.interfaces.__main__ import outdated
-
-from .test_pages import ROOT, section
+from tests.interfaces import declaration, pages
+from tests.interfaces.__main__ import outdated
+from tests.man.test_pages import ROOT, section
 
 VARLINK = ROOT / "man" / "org.resctrlmon.Manager.5.scd"
 DBUS = ROOT / "man" / "org.resctrlmon1.5.scd"

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from msgspec import inspect as shapes
 
 from resctrlmond.api.verbs import INTERFACES, MANAGER
-from tools.interfaces import declaration
-from tools.interfaces.declaration import Field, Method, Type, filled, plain
+from tests.interfaces import declaration
+from tests.interfaces.declaration import Field, Method, Type, filled, plain
 
 _WIDTH = 120
 _INDENT = "  "

@@ -11,8 +11,8 @@ from resctrlmond.api import dbus_interfaces as bus
 from resctrlmond.api.dbus_values import signature
 from resctrlmond.api.types import ErrorParameters, Group
 from resctrlmond.api.verbs import HOOK, MANAGER
-from tools.interfaces import dbus, declaration, varlink
-from tools.interfaces.declaration import Error, Field, Method, Type, filled
+from tests.interfaces import dbus, declaration, varlink
+from tests.interfaces.declaration import Error, Field, Method, Type, filled
 
 _WIDTH = 120
 # A page of 80 columns, less the indentation of a literal block.

@@ -11,8 +11,8 @@ from resctrlmond.api import types
 from resctrlmond.api.dbus_interfaces import GROUP, MANAGER, property_name
 from resctrlmond.api.dbus_values import signature
 from resctrlmond.api.verbs import MANAGER as VARLINK_MANAGER
-from tools.interfaces import declaration
-from tools.interfaces.declaration import Field, Method, plain
+from tests.interfaces import declaration
+from tests.interfaces.declaration import Field, Method, plain
 
 _DOC = "org.gtk.GDBus.DocString"
 _EMITS = "org.freedesktop.DBus.Property.EmitsChangedSignal"
@@ -130,7 +130,7 @@ def node() -> ElementTree.Element:
     node = ElementTree.Element("node")
     node.append(_manager())
     node.append(_group())
-    node.extend(ElementTree.fromstring(f"<node>{_STANDARD}</node>"))  # noqa: S314
+    node.extend(ElementTree.fromstring(f"<node>{_STANDARD}</node>"))
     ElementTree.indent(node)
     return node
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m tools.interfaces: write the descriptions of the interfaces ("make interfaces"); --check only compares."""
+"""python -m tests.interfaces: write the descriptions of the interfaces ("make interfaces"); --check only compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from resctrlmond.api.verbs import INTERFACES
-from tools.interfaces import dbus, pages, varlink
+from tests.interfaces import dbus, pages, varlink
 
 ROOT = Path(__file__).parents[2]
 _API = "resctrlmond/api"
@@ -38,7 +38,7 @@ def _text(path: str) -> str:
 
 def main() -> int:
     """Write the files, or compare them."""
-    parser = argparse.ArgumentParser(prog="python -m tools.interfaces", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.interfaces", description=__doc__)
     parser.add_argument("--check", action="store_true", help="name the files that are out of date, and write nothing")
     is_check = parser.parse_args().check
     old = outdated()
