@@ -128,12 +128,20 @@ class Host:
         )
 
     def enable_hooks(self) -> None:
-        """Enable the hook for Podman, as an administrator does."""
+        """Enable the hook for Podman, as an administrator of a slow host does: with a longer timeout."""
         folder = "/usr/share/containers/oci/hooks.d"
-        self.run(f"mkdir -p {folder} && ln -sf /usr/share/resctrlmond/hooks.d/*.json {folder}/")
+        self.run(f"mkdir -p {folder}")
+        for file in HOOKS.values():
+            whole = json.loads(file.read_text())
+            self.guest.write(f"{folder}/{file.name}", json.dumps(whole | {"hook": _patient(whole["hook"])}))
 
-    def bundle(self, name: str, command: str, annotations: dict[str, str], cgroup: str) -> str:
-        """Create an OCI bundle as CRI-O and containerd do, with the hook in it. Return its directory."""
+    def bundle(
+        self, name: str, command: str, annotations: dict[str, str], cgroup: str, *, as_shipped: bool = False
+    ) -> str:
+        """Create an OCI bundle as CRI-O and containerd do, with the hook in it. Return its directory.
+
+        The hook has the timeout that it is shipped with, or a longer one for an emulated processor.
+        """
         folder = f"/run/bundles/{name}"
         self.run(f"mkdir -p {folder} && cd {folder} && rm -f config.json && runc spec")
         spec = json.loads(self.guest.read(f"{folder}/config.json"))
@@ -141,9 +149,15 @@ class Host:
         spec["root"] = {"path": BUSYBOX, "readonly": True}
         spec["annotations"] = annotations
         spec["linux"]["cgroupsPath"] = cgroup
-        spec["hooks"] = {stage: [json.loads(file.read_text())["hook"]] for stage, file in HOOKS.items()}
+        hooks = {stage: json.loads(file.read_text())["hook"] for stage, file in HOOKS.items()}
+        spec["hooks"] = {stage: [hook if as_shipped else _patient(hook)] for stage, hook in hooks.items()}
         self.guest.write(f"{folder}/config.json", json.dumps(spec))
         return folder
+
+
+def _patient(hook: dict[str, Any]) -> dict[str, Any]:
+    """Return the hook with a timeout of a minute."""
+    return hook | {"args": [*hook["args"], "--timeout", "60", "--start-timeout", "300"]}
 
 
 def parse_where(text: str) -> tuple[str, str]:

@@ -61,7 +61,7 @@ def start_at_once(host: Host, count: int, *, prefix: str = "") -> Outcome:
 
     ``prefix`` is put before 'crun run', for example a command that limits its CPU time.
     """
-    bundle = host.bundle("starved", f"{WHERE}; exec sleep 3600", {}, "/starved/NAME")
+    bundle = host.bundle("starved", f"{WHERE}; exec sleep 3600", {}, "/starved/NAME", as_shipped=True)
     names = f"$(seq -f starved-%g {count})"
     host.run(
         f"rm -rf {_WORK} && mkdir -p {_WORK} && for name in {names}; do mkdir {_WORK}/$name && "
