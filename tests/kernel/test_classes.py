@@ -160,8 +160,8 @@ def test_move_takes_the_whole_group_to_another_class(host: Host, pid: int) -> No
 def test_a_workload_that_somebody_moves_to_another_class_takes_its_group_along(host: Host, pid: int) -> None:
     host.call("Assign", key="taken", pid=pid, claim="me")
     identity = host.identity("taken")
-    # The kernel drops a task from its monitoring group when its class changes.
-    assert host.membership(in_c1(host, pid)) == ("c1", "")
+    # The kernel drops a task from its monitoring group when its class changes; the daemon may have looked already.
+    assert host.membership(in_c1(host, pid)) in {("c1", ""), ("c1", "taken")}
     host.until(lambda: host.membership(pid) == ("c1", "taken"), "its group to follow")
     assert host.identity("taken", "c1") == identity, "renamed, with its RMID, not made anew"
     group = host.call("Get", key="taken")["group"]

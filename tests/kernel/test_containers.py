@@ -47,7 +47,7 @@ def test_a_podman_container_finds_itself_in_its_group_in_its_first_instruction(h
 
 
 def test_list_and_show_display_a_running_container(host: Host) -> None:
-    container = podman(host, "-d --name told", "sleep 30")
+    container = podman(host, "-d --name told", "sleep 600")
     listed = json.loads(host.out("resctrlctl list --json"))
     (group,) = [group for group in listed["groups"] if group["key"] == container]
     assert group["state"] == "active"
