@@ -65,7 +65,7 @@ def test_list_and_show_display_a_running_container(host: Host) -> None:
 def test_a_podman_container_is_listed_by_its_name(host: Host, runtime: str) -> None:
     name = f"shop-{runtime}"
     command = PODMAN.replace("podman run", f"podman --runtime {runtime} run -d --name {name}")
-    container = host.out(f"{command} sleep 60", timeout=100)
+    container = host.out(f"{command} sleep 600", timeout=100)
     (listed,) = [line for line in host.out("resctrlctl list").splitlines() if container[:12] in line]
     group = host.call("Get", key=container)["group"]
     host.run(f"podman rm -f -t 0 {name}")
@@ -111,7 +111,7 @@ def test_two_containers_of_a_pod_share_its_group_for_each_uid_format(host: Host,
     for name, given, uid in (("crio", CRIO, POD), ("containerd", CONTAINERD, COMPACT)):
         field = next(iter(given))
         bundle = host.bundle(
-            f"{runtime}-{name}", f"{WHERE}; sleep 60", given | {field: uid}, f"{pod_cgroup}/{runtime}-{name}"
+            f"{runtime}-{name}", f"{WHERE}; sleep 600", given | {field: uid}, f"{pod_cgroup}/{runtime}-{name}"
         )
         output = f"/run/{runtime}-{name}.out"
         host.run(f"{runtime} run -d --bundle {bundle} {runtime}-{name} </dev/null >{output} 2>&1")
@@ -149,7 +149,7 @@ def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> Non
     begun = []
     for name in ("first", "second"):
         bundle = host.bundle(
-            name, f"{WHERE}; sleep 60", CRIO | {"io.kubernetes.pod.uid": POD}, f"{pod_cgroup}/{name}"
+            name, f"{WHERE}; sleep 600", CRIO | {"io.kubernetes.pod.uid": POD}, f"{pod_cgroup}/{name}"
         )
         host.run(f"crun run -d --bundle {bundle} {name} </dev/null >/run/{name}.out 2>&1")
         host.until(lambda path=f"/run/{name}.out": "mon:" in host.out(f"cat {path}"), "its first line")  # type: ignore[misc]

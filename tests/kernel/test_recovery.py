@@ -125,7 +125,7 @@ def test_an_upgrade_under_a_running_container_changes_nothing_of_what_is_counted
 
 @pytest.mark.usefixtures("foreign")
 def test_group_without_a_record_is_adopted_or_removed(host: Host) -> None:
-    pid = host.process("sleep 60")
+    pid = host.process("sleep 600")
     host.call("Create", key="empty", claim="me")
     host.call("Assign", key="busy", pid=pid, claim="me")
     host.run("systemctl stop resctrlmond.service resctrlmond.socket && rm -r /run/resctrlmond")
