@@ -163,7 +163,7 @@ def test_watchdog_restarts_a_stopped_daemon(host: Host) -> None:
     host.until(
         lambda: host.pid() not in (0, old) and host.out("systemctl show -P ActiveState resctrlmond") == "active",
         "the watchdog",
-        60,
+        300,
     )
     assert host.call("Status")["mounted"] is True
     host.run(f"rm {short} && systemctl daemon-reload")

@@ -110,7 +110,8 @@ def test_runtime_that_does_not_read_leaks_no_descriptor(node: Node) -> None:
         plugin.raw(unknown_calls(400) + struct.pack(">II", PLUGIN, 0xFFFFFFFF))
     with node.connected() as plugin:
         plugin.greet()
-        assert descriptors(node) <= counted[0]
+        # The last of them may be closed a moment later.
+        node.until(lambda: descriptors(node) <= counted[0], "the earlier connections to be closed")
         assert "this is not NRI" in node.said()
     for plugin in kept:
         plugin.socket.close()
