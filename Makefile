@@ -53,6 +53,8 @@ ON_KERNEL = $(LONGEST_KERNEL) $(filter-out $(LONGEST_KERNEL) tests/kernel/test_p
 check-fast: setup
 	$(APART) $(FAST:%=pytest/%)
 
+# One guest at a time: emulated processors are slow enough.
+check-kernel: JOBS = 1
 check-kernel: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(APART) $(ON_KERNEL:%=pytest/%)

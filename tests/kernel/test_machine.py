@@ -118,7 +118,8 @@ def test_systemd_is_up(guest: Guest) -> None:
 def test_the_clock_is_the_hosts(guest: Guest) -> None:
     before = time.time()
     there = float(guest.run("date +%s.%N").stdout)
-    assert before - 2 < there < time.time() + 2
+    # A busy host lets its guest wait; a clock of its own would be hours away.
+    assert before - 60 < there < time.time() + 60
 
 
 def test_python_has_what_the_project_needs(guest: Guest) -> None:
