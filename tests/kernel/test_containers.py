@@ -167,7 +167,7 @@ def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> Non
 
 def test_a_member_that_leaves_children_behind_has_not_ended(host: Host) -> None:
     # Without a PID namespace, the end of the first process ends no other process: the control group shows them.
-    bundle = host.bundle("left", "sleep 4 & sleep 0.1", {}, "/left")
+    bundle = host.bundle("left", "sleep 20 & sleep 0.1", {}, "/left")
     spec = json.loads(host.guest.read(f"{bundle}/config.json"))
     spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "pid"]
     host.guest.write(f"{bundle}/config.json", json.dumps(spec))
