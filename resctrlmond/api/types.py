@@ -531,7 +531,7 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     group: Group
     """The workload."""
     readings: list[Reading]
-    """The counters now, in each domain. Empty if the workload is over."""
+    """The current counters in each domain. Empty if the workload is over."""
     totals: list[Total]
     """What was used since the baseline, over all domains."""
 
@@ -542,7 +542,7 @@ class ReadForeignReply(Reply, frozen=True, kw_only=True):
     foreign: Foreign
     """The monitoring group."""
     readings: list[Reading]
-    """The counters now, in each domain."""
+    """The current counters in each domain."""
 
 
 class StatusReply(Reply, frozen=True, kw_only=True):

@@ -562,7 +562,7 @@ Return one workload.
         _read,
         errors=(InvalidKey, NoSuchGroup),
         description="""
-Return one workload with its counters now, and with what it used since its baseline.
+Return one workload with its current counters, and with what it used since its baseline.
 """,
     ),
     Verb(
@@ -574,7 +574,7 @@ Return one workload with its counters now, and with what it used since its basel
         _read_foreign,
         errors=(InvalidClass, NoSuchGroup),
         description="""
-Return a monitoring group of another program with its counters now. The group is never changed. There are no
+Return a monitoring group of another program with its current counters. The group is never changed. There are no
 totals, because its baseline is not known.
 """,
     ),

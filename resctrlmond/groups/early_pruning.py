@@ -59,9 +59,9 @@ class EarlyPruning:
                 surplus -= sizes[run.key, run.generation]
                 self._removed += 1
         if self._removed and time.monotonic() - self._logged >= _LOG_EVERY_S:
-            text = "removed %d ended runs before snapshot_ttl, because the files of all took more than %d MiB. "
+            text = "removed %d ended run%s before snapshot_ttl, because the files of all took more than %d MiB. "
             text += "Set a shorter snapshot_ttl, or collect the values sooner"
-            log.warning(text, self._removed, self.most_bytes >> 20)
+            log.warning(text, self._removed, "" if self._removed == 1 else "s", self.most_bytes >> 20)
             self._removed, self._logged = 0, time.monotonic()
 
     def _ended(self) -> Iterator[_Run]:

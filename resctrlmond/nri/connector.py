@@ -50,7 +50,7 @@ class Connector:
             except (OSError, EOFError, MuxError) as error:
                 if self._runtime and time.monotonic() - began >= LASTING_S:
                     self._wait_s, self._said = RECONNECT_S[0], ""
-                self._send_inventory(getattr(error, "strerror", None) or str(error))
+                self._report_wait(getattr(error, "strerror", None) or str(error))
             await asyncio.sleep(self._wait_s)
             self._wait_s = min(2 * self._wait_s, RECONNECT_S[1])
 
@@ -73,7 +73,7 @@ class Connector:
         self._say(f"registered with {runtime}")
         self._runtime = runtime
 
-    def _send_inventory(self, reason: str) -> None:
+    def _report_wait(self, reason: str) -> None:
         if reason != self._said:
             log.log(journal.NOTICE, "no runtime at %s: %s; waiting for one", self._socket, reason)
             self._say(f"waiting for a runtime at {self._socket}: {reason}")

@@ -32,7 +32,7 @@ def test_the_runs_that_ended_first_go_while_all_take_more_than_the_limit(
     host.manager.tick()
     assert host.folder("groups") == ["lives", "second", "third"]
     assert host.folder("records") == ["lives.json", "second.json", "third.json"]
-    assert caplog.text.count("removed 1 ended runs before snapshot_ttl") == 1
+    assert caplog.text.count("removed 1 ended run before snapshot_ttl") == 1
     host.manager.tick()
     assert host.folder("groups") == ["lives", "second", "third"]
     run_and_end(host, "fourth")

@@ -50,7 +50,8 @@ SIGNALS = (
     Signal(
         "GroupRemoved",
         (("key", "s"), ("path", "o")),
-        "A workload is no longer listed: _snapshot_ttl_ after its end. *GroupStateChanged* reports the end.",
+        "A workload is no longer listed, because _snapshot_ttl_ has passed since its end. *GroupStateChanged* "
+        "reports the end.",
     ),
     Signal("GroupStateChanged", (("key", "s"), ("state", "s")), "A workload is in another state."),
 )
