@@ -75,26 +75,26 @@ class ErrorName:
 ERRORS: dict[type[ResctrlError], ErrorName] = {
     NoSuchGroup: ErrorName(
         "NoSuchGroup",
-        "There is no such workload, it is over, or its group was removed during the call.",
+        "There is no such workload, it has ended, or its group was removed during the call.",
         exit_code=NO_SUCH_WORKLOAD,
     ),
     InvalidKey: ErrorName(
         "InvalidKey",
-        "The text cannot name a workload or member.",
+        "The text is not a valid key or member id.",
     ),
     InvalidClass: ErrorName(
         "InvalidClass",
-        "The text cannot name a class.",
+        "The text is not a valid name of a class.",
     ),
     InvalidAttributes: ErrorName(
         "InvalidAttributes",
-        "The attributes are too many or too long, or hold control or format characters (such as U+202E). A "
-        "workload has at most 64 attributes, which take at most 64 KiB together; a name has at most 128 "
-        "characters, a value at most 4096.",
+        "There are too many attributes, or an attribute is too long or contains control or format characters (such "
+        "as U+202E). A workload has at most 64 attributes, which take at most 64 KiB together; a name has at most "
+        "128 characters, a value at most 4096.",
     ),
     InvalidOciState: ErrorName(
         "InvalidOciState",
-        "The text that a hook hands over is not the state of an OCI container.",
+        "The text that the hook sent is not the state of an OCI container.",
     ),
     InvalidRequest: ErrorName(
         "InvalidRequest",
@@ -102,9 +102,9 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ),
     LimitExceeded: ErrorName(
         "LimitExceeded",
-        "A workload has at most 64 claims, 1,000 living members and a record of 1 MiB; all records together "
-        "take at most 32 MiB, ended workloads included until _snapshot_ttl_ is over. The OCI hook has 16 "
-        "MiB more. A list in one reply takes at most 2 MiB.",
+        "A limit was reached. A workload has at most 64 claims, 1,000 living members and a record of 1 MiB. All "
+        "records together take at most 32 MiB, or 48 MiB for requests of the OCI hook; those of ended workloads "
+        "count until _snapshot_ttl_ is over. A list in one reply takes at most 2 MiB.",
     ),
     NoSuchClass: ErrorName(
         "NoSuchClass",
@@ -112,17 +112,16 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ),
     NoSuchClaim: ErrorName(
         "NoSuchClaim",
-        "The workload lives, and the owner has no claim on it: there is nothing to release.",
+        "The workload exists, but the owner has no claim on it.",
         exit_code=NO_SUCH_WORKLOAD,
     ),
     ClassMismatch: ErrorName(
         "ClassMismatch",
-        "The task is in another class than the group: resctrl moves no task between classes through a "
-        "monitoring group.",
+        "The task is in another class than the group. A monitoring group accepts only tasks of its own class.",
     ),
     AlreadyMonitored: ErrorName(
         "AlreadyMonitored",
-        "The process is in another monitoring group. A task has one RMID and counts for one group.",
+        "The process is in another monitoring group. A task can be in one monitoring group only.",
     ),
     RmidsExhausted: ErrorName(
         "RmidsExhausted",
@@ -132,7 +131,7 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ),
     NoSuchProcess: ErrorName(
         "NoSuchProcess",
-        "The process does not exist any more.",
+        "The process does not exist.",
         exit_code=NO_SUCH_WORKLOAD,
     ),
     NoSuchCgroup: ErrorName(
@@ -142,7 +141,7 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ),
     ProcessChanged: ErrorName(
         "ProcessChanged",
-        "The process ended while it was being moved, and its number may belong to another process now.",
+        "The process ended while it was being moved, and its id may belong to another process now.",
     ),
     NotMounted: ErrorName(
         "NotMounted",
@@ -151,30 +150,30 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ),
     MonitoringUnavailable: ErrorName(
         "MonitoringUnavailable",
-        "resctrl is mounted and monitors nothing.",
+        "resctrl is mounted but does not monitor.",
         exit_code=NOT_RUNNING,
     ),
     GroupExists: ErrorName(
         "GroupExists",
-        "A directory of that name exists.",
+        "A directory with that name exists already.",
     ),
     ForeignGroup: ErrorName(
         "ForeignGroup",
-        "A monitoring group of that name belongs to another program. It is not changed.",
+        "A monitoring group with that name belongs to another program. It is not changed.",
     ),
     PermissionDenied: ErrorName(
         "PermissionDenied",
-        "The caller may not do this; or no caller may do it to this process: process 1, a kernel thread or "
-        "*resctrlmond* itself.",
+        "The caller may not do this, or the process cannot be monitored for any caller: process 1, a kernel "
+        "thread or *resctrlmond* itself.",
         exit_code=DENIED,
     ),
     KernelRefused: ErrorName(
         "KernelRefused",
-        "The kernel refused for a reason of its own; *status* has its words.",
+        "The kernel refused the operation; *status* has its explanation.",
     ),
     OutOfResources: ErrorName(
         "OutOfResources",
-        "*resctrlmond* or the machine lacks descriptors or memory. A later call may succeed.",
+        "*resctrlmond* or the machine lacks file descriptors or memory. A later call may succeed.",
     ),
     NotWritten: ErrorName(
         "NotWritten",
@@ -182,12 +181,11 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     ),
     NotRead: ErrorName(
         "NotRead",
-        "A file that the answer needs cannot be read: in _/proc_, in a control group, or of the daemon "
-        "below _/run/resctrlmond_.",
+        "A file that the reply requires cannot be read: in _/proc_, in a control group, or below _/run/resctrlmond_.",
     ),
 }
 INTERNAL_ERROR = "InternalError"
-INTERNAL_ERROR_DESCRIPTION = "A bug of *resctrlmond*. The error has no fields; the journal says more."
+INTERNAL_ERROR_DESCRIPTION = "A bug in *resctrlmond*. The error has no fields; the journal has the details."
 
 _EXIT_CODES = {row.name: row.exit_code for row in ERRORS.values()} | {INTERNAL_ERROR: FAILURE}
 

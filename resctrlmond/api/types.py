@@ -41,32 +41,31 @@ class Common(Reply, frozen=True, kw_only=True):
     """The fields that mean the same in every request and reply, unless a type describes its own."""
 
     key: str
-    r"""The workload: a pod's UID, a container's id, a unit's name, or another word of at most 200 ASCII letters,
-    digits, backslashes and "@:.\_-+,=~", beginning with neither "." nor "-". Pod UIDs are accepted in any form and
-    answered in lower case with dashes.
+    r"""The workload: a pod's UID, a container's id, a unit's name, or another name of at most 200 ASCII letters,
+    digits, backslashes and "@:.\_-+,=~" that begins with neither "." nor "-". Pod UIDs are accepted in any form and
+    returned in lower case with dashes.
     """
     claim: str
-    """The owner of the claim. Default: _uid:_ and the caller's user id. A workload ends with its last claim. The
-    names _oci_ and _recovered_ are reserved for the daemon: only *Release* accepts them. No other name has a meaning
-    to the daemon.
+    """The owner of the claim. Default: _uid:_ and the caller's user id. The names _oci_ and _recovered_ are reserved
+    for the daemon: only *Release* accepts them. The daemon does not interpret any other name.
     """
     end_rule: EndRule
-    """The rule by which the claim ends. Default: _release_ for a new claim; an existing claim keeps its rule. _tasks_
-    is refused.
+    """The rule by which the claim ends. Default: _release_ for a new claim; an existing claim keeps its rule. A
+    request with _tasks_ is refused.
     """
     attributes: dict[str, str]
-    """Words about the workload, such as a pod's name: at most 64. They are shown and not interpreted. An attribute
-    that another owner set does not change while that owner claims the workload.
+    """Names and values that describe the workload, such as a pod's name: at most 64. The daemon shows them and does
+    not interpret them. An attribute that another owner set does not change while that owner claims the workload.
     """
     group: Group
-    """The workload, as it is after the call."""
+    """The workload after the call."""
     allow_pending: bool
-    """What to do if no RMID is free. _false_: create nothing and return *RmidsExhausted*. Otherwise the workload is
-    _pending_, and gets its group when an RMID is free.
+    """Whether the workload may wait if no RMID is free. _true_, the default: it is _pending_, and gets its group when
+    an RMID is free. _false_: nothing is created, and the error is *RmidsExhausted*.
     """
     priority: int
-    """The order in which pending workloads get free RMIDs: -1000 to 1000, the highest first, and the oldest first at
-    one priority. 0 until a caller sets it.
+    """The order in which pending workloads get free RMIDs: -1000 to 1000, the highest first; at the same priority,
+    the oldest first. 0 until a caller sets it.
     """
 
 
@@ -91,44 +90,44 @@ class Member(Reply, frozen=True):
     kind: str
     """What the member is, such as _container_, _sandbox_ or _process_."""
     owner: str
-    """The owner of the claim with which the member came."""
+    """The owner of the claim with which the member was added."""
     pid: int = 0
     """The first process of the member."""
     start_time: int = 0
-    """Field 22 of _/proc/PID/stat_ of that process: together with *pid* it names one process for ever."""
+    """Field 22 of _/proc/PID/stat_ of that process. *pid* and *startTime* together identify a process uniquely."""
     cgroup: str = ""
     """The directory of the control group that holds this member and nothing else."""
     started_at: str = ""
     """When the member was added."""
     ended_at: str = ""
-    """When the member ended. Absent as long as it lives."""
+    """When the member ended. Absent while it lives."""
     late: bool = False
-    """The member, or a task that joined it from outside, had run already when it was put into the group."""
+    """Whether the member, or a task that joined it from outside, had already run when it was put into the group."""
     tasks_outside: int = 0
-    """How many of its tasks are outside of the workload's groups."""
+    """How many of its tasks are outside the workload's groups."""
     reason: str = ""
     """Why the member, or a part of it, is not in the workload's group."""
     snapshot_folder: str = ""
-    """The folder below _classes/_ in the snapshot, of the further group in which the member counts. Absent for the
-    first group.
+    """The directory below _classes/_ in the snapshot, for a member that is counted in a further group of the
+    workload. Absent if the member is counted in the first group.
     """
     take_over: bool = False
-    """Its *Assign* allowed this; kept while the member waits for its group."""
+    """As in the *Assign* that added the member; kept while the member waits for its group."""
     allow_class_change: bool = False
-    """Its *Assign* allowed this; kept while the member waits for its group."""
+    """As in the *Assign* that added the member; kept while the member waits for its group."""
     joining: bool = False
-    """The tasks of the member are being moved."""
+    """Whether the tasks of the member are being moved."""
     include_descendants: bool = False
-    """Its *Assign* allowed this; kept while the member waits for its group."""
+    """As in the *Assign* that added the member; kept while the member waits for its group."""
     cpu_time_before_ns: int = 0
-    """The most CPU time, in nanoseconds, that the member can have used before it was put into the group. It bounds
-    CPU time, and neither joules nor bytes.
+    """The most CPU time, in nanoseconds, that the member can have used before it was put into the group. This does
+    not bound joules or bytes.
     """
     descendants_outside: int = 0
-    """How many processes that the member had started stayed outside when it was put into the group."""
+    """How many descendants of the member stayed outside when it was put into the group."""
     dormant: bool = False
-    """The member is a control group, as of a service, that is empty or removed. As long as its owner claims the
-    workload, tasks that appear at its path are put into the group, _late_.
+    """Whether the member is a control group, such as that of a service, that is empty or was removed. As long as its
+    owner claims the workload, tasks that appear at its path are put into the group, and the totals are _late_.
     """
 
     @property
@@ -144,28 +143,28 @@ class Group(Reply, frozen=True, kw_only=True):
     class_: str = msgspec.field(name="class")
     """The class of its first group, by the name of the control group; "" is the root."""
     classes: tuple[str, ...] | None = None
-    """All classes in which the workload has a group, if there are several: readings and totals are the sums."""
+    """All classes in which the workload has a group, if there are several. Readings and totals are then the sums."""
     state: State
-    """Where the workload is in its life."""
+    """The state of the workload."""
     reason: str | None = None
     """Why the workload is in this state."""
     in_limbo: bool = False
-    """With _pending_: RMIDs were freed, and can be used in 1 to 2 s, when their cache lines are gone."""
+    """With _pending_: whether RMIDs are in limbo, that is, freed but not usable until their cache lines are gone."""
     priority: int = 0
     path: str | None = None
-    """The directory in resctrl. Absent while there is none."""
+    """The directory of the group in resctrl. Absent while there is none."""
     snapshot: str | None = None
     """The directory with the begin and end files; see *resctrlmond*(8), *FILES*."""
     generation: int
     """The number of this run, counted from 1 for each key."""
     loss: str | None = None
-    """When and why the workload lost an earlier group. Totals are of all its runs then, and say what is missing."""
+    """When and why the workload lost an earlier group. Its totals then cover all runs, and state what is missing."""
     baseline: Quality
     """The quality of the begin values as a whole: _estimated_ if there are caveats."""
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
-    """For each event, why none of its totals is exact, whatever its counters read, and what to do: no bandwidth
-    counter was free when the group was created, the processor reallocates its bandwidth counters, or another program
-    changed what they count.
+    """For each event whose totals cannot be exact, whatever its counters read: the reason, and what to do. No
+    bandwidth counter was free when the group was created, the processor reallocates its bandwidth counters, or
+    another program changed what they count.
     """
     claims: tuple[Claim, ...]
     """The claims on the workload."""
@@ -179,7 +178,7 @@ class Group(Reply, frozen=True, kw_only=True):
 
 
 class Foreign(Reply, frozen=True, kw_only=True):
-    """A monitoring group without the daemon's mark: another program's. It is listed, and never changed."""
+    """A monitoring group without the daemon's mark: another program created it. It is listed, and never changed."""
 
     class_: str = msgspec.field(name="class")
     """The class, by the name of its control group; "" is the root."""
@@ -197,17 +196,17 @@ class Reading(Reply, frozen=True, kw_only=True):
     event: str
     """The file in that directory; *resctrlmond*(7) lists the events."""
     kind: Kind
-    """What a difference of two values means."""
+    """What the difference of two values means."""
     unit: str
     """_bytes_, _joules_, _farads_, _cycles_, or "" for a count."""
     status: Status
-    """What the kernel says of the value. Only _ok_ comes with a number; none of the others means 0."""
+    """Whether the value is a number and, if not, why."""
     value: str | None = None
     """The number. Absent if there is none."""
     text: str
-    """The text, as the kernel wrote it."""
+    """The text that the kernel wrote."""
     nested: bool
-    """The domain is inside another one, whose reading already contains this one: add up one or the other."""
+    """Whether the domain is inside another one, whose reading already contains this one: do not add up both."""
 
 
 class Total(Reply, frozen=True, kw_only=True):
@@ -226,13 +225,13 @@ class Total(Reply, frozen=True, kw_only=True):
 
 
 class Failure(Reply, frozen=True, kw_only=True):
-    """The error of one key in a call that has many."""
+    """The error of one key, in the reply of a call with several keys."""
 
     key: str
     error: str
     """The name of the error."""
     message: str
-    """What failed and why, one sentence."""
+    """What failed and why, in one sentence."""
 
 
 class Capacity(Reply, frozen=True, kw_only=True):
@@ -241,7 +240,7 @@ class Capacity(Reply, frozen=True, kw_only=True):
     resource: str
     """The directory in _info_ of resctrl, such as _L3_MON_."""
     rmids: int
-    """How many RMIDs it has."""
+    """The number of its RMIDs."""
     events: tuple[str, ...]
     """The events that it counts."""
 
@@ -252,20 +251,20 @@ class Counters(Reply, frozen=True, kw_only=True):
     domain: str
     """The L3 cache, such as _mon_L3_00_."""
     counters: int
-    """How many counters the cache has, for all groups."""
+    """The number of counters of the cache, for all groups."""
     available: int | None = None
-    """How many of them are free. Absent unless the mode is _assigned_."""
+    """The number of free counters. Absent unless the mode is _assigned_."""
 
 
 class Bandwidth(Reply, frozen=True, kw_only=True):
     """How the machine counts memory bandwidth."""
 
     mode: Mode
-    """Which RMID has a counter."""
+    """How RMIDs get their counters."""
     can_assign: bool
-    """The kernel offers the mode _mbm_event_."""
+    """Whether the kernel offers the mode _mbm_event_."""
     counters: tuple[Counters, ...]
-    """The assignable counters of each L3 cache that has such."""
+    """The L3 caches that have assignable counters."""
 
 
 class Container(Reply, frozen=True, kw_only=True):
@@ -282,9 +281,9 @@ class Container(Reply, frozen=True, kw_only=True):
     pid: int | None = None
     """Its first process."""
     monitored: bool
-    """The container counts in its pod's group."""
+    """Whether the container is counted in its pod's group."""
     reason: str | None = None
-    """Why a running container is in no group."""
+    """Why the container is not in a group although it runs."""
 
 
 class Pod(Reply, frozen=True, kw_only=True):
@@ -298,7 +297,7 @@ class Pod(Reply, frozen=True, kw_only=True):
     labels: dict[str, str]
     """The labels of the pod."""
     sandboxes: list[str]
-    """The ids of its sandboxes: several while one is replaced."""
+    """The ids of its sandboxes: more than one while a sandbox is replaced."""
     containers: list[Container]
     """The containers of the pod."""
     reason: str | None = None
@@ -331,38 +330,38 @@ class AssignRequest(Request, frozen=True, kw_only=True):
     """
     pid_fd: DescriptorIndex | None = None
     """A process, by the index of a pidfd (*pidfd_open*(2)) among the file descriptors that are passed together with
-    the message: over varlink with SCM_RIGHTS, as *varlinkctl --push-fd=* does it, over D-Bus as a value of type h. A
-    pidfd names the process from every PID namespace, and never another one.
+    the message: over varlink with SCM_RIGHTS, as with *varlinkctl --push-fd=*, over D-Bus as a value of type h. A
+    pidfd works from every PID namespace, and never refers to another process.
     """
     cgroup: str | None = None
-    """A control group, by its directory."""
+    """The directory of a control group."""
     own_cgroup: str | None = None
     """With *pid*: the directory of the control group that holds the process and nothing else. Tasks that join it
     later are put into the group.
     """
     late: bool | None = None
-    """With *pid*: whether the process has run user code already. If it has, the quality of its totals is _late_. With
-    _false_ the caller states that the process has not run, and that it holds the process until the reply comes or the
-    connection is closed; if the caller has ended or hung up before the process is in the group, the process is _late_
-    all the same. If the field is absent, the daemon looks: a process that has used CPU time has run. With *cgroup*
-    the daemon always looks.
+    """With *pid*: whether the process has already run user code. If it has, its totals are _late_. With _false_, the
+    caller states that the process has not run, and that it keeps the process from running until the reply arrives or
+    the connection is closed; if the caller ends or closes the connection before the process is in the group, the
+    totals are _late_ nevertheless. If the field is absent, the daemon checks: a process that has used CPU time has
+    run. With *cgroup*, the daemon always checks.
     """
     include_descendants: bool | None = None
-    """With *pid*: move all descendants of the process too. Without it they stay outside, except those that the
-    process starts later. A descendant whose parent has ended cannot be found: use *cgroup* for it.
+    """With *pid*: whether to move all existing descendants of the process too. Processes that it starts later are in
+    the group in any case. A descendant whose parent has ended cannot be found: use *cgroup* for it.
     """
     class_: str | None = msgspec.field(default=None, name="class")
-    """The class that the tasks are to be in, by the name of its control group; "" is the root. _follow_, the default:
-    the class in which the process is. If the workload has its group in another class, it gets a further group there.
+    """The class for the tasks, by the name of its control group; "" is the root. _follow_, the default: the class in
+    which the tasks are. If the workload has its group in another class, it gets a further group there.
     """
     allow_class_change: bool | None = None
-    """Write the tasks to *class* first, if they are in another one. That changes what is allocated to them. Without
-    it they are refused with *ClassMismatch*, as by the kernel.
+    """Whether to move tasks that are in another class to *class*, which changes their allocation of cache and
+    bandwidth. Without this, the error is *ClassMismatch*.
     """
     take_over: bool | None = None
-    """Take tasks out of other monitoring groups, which then count them no longer; a workload that loses tasks is
-    _late_. Without it a target whose first task is in another monitoring group is refused with *AlreadyMonitored*,
-    and further tasks that are in one stay there.
+    """Whether to take tasks out of other monitoring groups, which then no longer count them; the totals of a workload
+    that loses tasks become _late_. Without this, the error is *AlreadyMonitored* if the first task is in another
+    monitoring group, and further tasks that are in another one stay there.
     """
     claim: str | None = None
     end_rule: EndRule | None = None
@@ -382,7 +381,7 @@ class ReleaseRequest(Request, frozen=True, kw_only=True):
     claim: str | None = None
     """The owner of the claim. Default: _uid:_ and the caller's user id."""
     reason: str | None = None
-    """Why the claim ends, in words."""
+    """Why the claim ends, for the record."""
 
 
 class AddMemberRequest(Request, frozen=True, kw_only=True):
@@ -403,7 +402,7 @@ class RemoveMemberRequest(Request, frozen=True, kw_only=True):
     member: str
     """The id of the member."""
     reason: str | None = None
-    """Why it ended, in words."""
+    """Why the member ended, for the record."""
 
 
 class ReconcileRequest(Request, frozen=True, kw_only=True):
@@ -412,7 +411,7 @@ class ReconcileRequest(Request, frozen=True, kw_only=True):
     claim: str
     """The owner of the claims."""
     keys: list[str]
-    """All workloads of the owner that live."""
+    """The keys of all workloads that the owner still uses."""
 
 
 class MoveRequest(Request, frozen=True, kw_only=True):
@@ -433,7 +432,7 @@ class ReportPodsRequest(Request, frozen=True, kw_only=True):
     removed: list[str] | None = None
     """The ids of sandboxes that were removed."""
     replace_all: bool | None = None
-    """Forget all earlier reports of this owner first."""
+    """Whether to forget all earlier reports of this owner first."""
 
 
 class KeyRequest(Request, frozen=True, kw_only=True):
@@ -466,15 +465,15 @@ class AssignReply(Reply, frozen=True, kw_only=True):
 
     group: Group
     moved: int
-    """How many tasks were written to the group."""
+    """How many tasks were moved into the group."""
     passes: int
-    """How often the tasks were listed, until no new one was found."""
+    """How often the tasks were listed until no new task was found."""
     tasks_outside: int
     """How many tasks stayed outside: they are in another monitoring group, or in a class where the workload's group
     waits for an RMID.
     """
     descendants_outside: int
-    """How many processes that the process had started stayed outside."""
+    """How many descendants of the process stayed outside."""
 
 
 class ReleaseReply(Reply, frozen=True, kw_only=True):
@@ -482,21 +481,21 @@ class ReleaseReply(Reply, frozen=True, kw_only=True):
 
     group: Group
     completed: bool
-    """It was the last claim: the workload has ended."""
+    """Whether it was the last claim, so that the workload has ended."""
     totals: list[Total]
-    """What was used from the baseline to now; with *completed*, to the end."""
+    """What was used from the baseline until now or, with *completed*, until the end."""
 
 
 class ReconcileReply(Reply, frozen=True, kw_only=True):
     """The answer of Reconcile."""
 
     kept: list[str]
-    """The keys of *keys* that the owner claims."""
+    """Those of *keys* that the owner claims."""
     released: list[str]
     """The workloads on which the owner's claim was ended."""
     failures: list[Failure]
-    """The keys of *keys* that the owner does not claim, to *Create* or *Assign* anew; and workloads on which its
-    claim could not be ended.
+    """Those of *keys* that the owner does not claim and can claim again with *Create* or *Assign*, and the workloads
+    on which its claim could not be ended.
     """
 
 
@@ -513,7 +512,7 @@ class ReportPodsReply(Reply, frozen=True, kw_only=True):
     """The answer of ReportPods."""
 
     count: int
-    """How many sandboxes of the owner are known now."""
+    """How many sandboxes of the owner the daemon knows now."""
 
 
 class ListPodsReply(Reply, frozen=True, kw_only=True):
@@ -553,18 +552,18 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     mount: str
     """The directory where resctrl is, or is expected to be, mounted."""
     mounted: bool
-    """resctrl is mounted there."""
+    """Whether resctrl is mounted there."""
     simulation: str | None = None
     """The profile of the simulator. Absent on a real kernel. See *resctrlmond-sim*(1)."""
     rmids: int
-    """How many RMIDs the machine has for all programs: the least number of all its resources."""
+    """The number of RMIDs of the machine, for all programs: the smallest number among its monitoring resources."""
     rmids_used: int
-    """How many RMIDs all groups of all programs use, the root's included."""
+    """The number of RMIDs that the classes, including the root, and the groups of all programs use."""
     pending: int
     """How many workloads wait for an RMID."""
     in_limbo: bool | None = None
-    """Pending workloads wait for RMIDs that were freed and whose cache lines are still counted. Absent if no workload
-    waits: the kernel says it only when an RMID is requested.
+    """Whether pending workloads wait for RMIDs in limbo. Absent if no workload waits, because the kernel reports this
+    only when an RMID is requested.
     """
     groups: int
     """How many workloads have a monitoring group."""
@@ -577,9 +576,9 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     bandwidth: Bandwidth | None = None
     """How memory bandwidth is counted. Absent if resctrl is not mounted."""
     problems: list[str]
-    """Problems for an operator, in sentences: what was wrong at the start; which system calls hang; whether another
-    program removes monitoring groups of the daemon, and which processes may be at fault; which workloads lack
-    bandwidth counters.
+    """Problems for an operator, one sentence each: what was wrong at the start, which system calls hang,
+    whether another program removes monitoring groups of the daemon and which processes may be the cause, and which
+    workloads lack bandwidth counters.
     """
 
 
@@ -587,11 +586,12 @@ class RunRequest(Request, frozen=True, kw_only=True):
     """The parameters of org.resctrlmon.Hook.Run."""
 
     stage: str
-    """The stage of the hook. _createRuntime_ or _prestart_: put the container's init into its workload's group,
-    before it executes the container's program. _poststop_: the container has ended. Other stages change nothing.
+    """The stage of the hook. _createRuntime_ or _prestart_: put the container's first process into its workload's
+    group before that process executes the container's program. _poststop_: record that the container has ended. Other
+    stages change nothing.
     """
     state: str
-    """The container's state (OCI runtime specification, "State"), the JSON text as the runtime gave it."""
+    """The container's state (OCI runtime specification, "State"): the JSON text that the runtime wrote."""
 
 
 class RunReply(Reply, frozen=True, kw_only=True):
@@ -601,26 +601,26 @@ class RunReply(Reply, frozen=True, kw_only=True):
     state: str | None = None
     """The *State* of the workload."""
     moved: int | None = None
-    """How many tasks were written to the group."""
+    """How many tasks were moved into the group."""
 
 
 class ErrorParameters(Reply, frozen=True, kw_only=True):
     """The fields of every error but *InternalError*."""
 
     message: str
-    """What failed and why, one sentence."""
+    """What failed and why, in one sentence."""
     path: str | None = None
     """The file or directory."""
     errno: str | None = None
     """The name of the errno, such as _EINVAL_."""
     status: str | None = None
-    """What the kernel wrote to _info/last_cmd_status_ for it."""
+    """The kernel's explanation, from _info/last_cmd_status_."""
     remedy: str | None = None
-    """What to do about it."""
+    """What to do."""
 
 
 class ExhaustedParameters(ErrorParameters, frozen=True, kw_only=True):
     """The fields of *RmidsExhausted*."""
 
     in_limbo: bool
-    """RMIDs were freed, and can be used when their cache lines are gone."""
+    """Whether RMIDs are in limbo, and can be used when their cache lines are gone."""

@@ -66,8 +66,8 @@ Root may call every method. Root and the members of the group resctrlmon may cal
 Times are RFC 3339 in UTC. Values of counters are strings, exactly as the kernel wrote them. A field with "?" may be
 absent.
 
-Every error but InternalError has a message, which says what failed and why, and, as far as they are known, the path,
-the name of the errno, what the kernel wrote to last_cmd_status for it (status), and what to do about it (remedy).
+Every error except InternalError has a message, which states what failed and why, and, if they are known, the path,
+the name of the errno, the kernel's explanation from last_cmd_status (status), and what to do (remedy).
 """,
     HOOK: """
 The interface of the OCI hook, resctrlmon-oci-hook. Its errors are those of org.resctrlmon.Manager.
@@ -414,8 +414,8 @@ _TABLE = (
         _create,
         errors=_CREATE_ERRORS,
         description="""
-Create a workload's monitoring group, without a task yet, and claim the workload. If the workload lives already,
-only add the claim and the attributes, and return the group as it is.
+Create a workload's monitoring group, without a task yet, and claim the workload. If the workload exists and has not
+ended, only add the claim and the attributes; its group does not change.
 """,
     ),
     Verb(
@@ -427,9 +427,9 @@ only add the claim and the attributes, and return the group as it is.
         _assign,
         errors=_ASSIGN_ERRORS,
         description="""
-Put a process with all its threads, or a control group with all below it, into the workload's group. Exactly one
-of *pid*, *pidFd* and *cgroup* names it. If the workload does not exist, create it, as *Create* does. Claim the
-workload. The baseline is read before the first task joins.
+Put a process with all its threads, or a control group with all control groups below it, into the workload's group,
+and claim the workload. Exactly one of *pid*, *pidFd* and *cgroup* is required. If the workload does not exist, create
+it, as *Create* does. The baseline is read before the first task joins.
 """,
     ),
     Verb(
@@ -441,8 +441,8 @@ workload. The baseline is read before the first task joins.
         _release,
         errors=(InvalidKey, NoSuchGroup, NoSuchClaim),
         description="""
-End an owner's claim. With the last claim the workload ends: the end values are read and written, the group is
-removed and its RMID is free.
+End an owner's claim. A workload ends with its last claim: the end values are read and written, the group is removed,
+and its RMID becomes free.
 """,
     ),
     Verb(
@@ -467,7 +467,7 @@ workload.
         _remove_member,
         errors=(InvalidKey, NoSuchGroup),
         description="""
-Record that a member has ended. The daemon sees by itself when a member that has tasks ends.
+Record that a member has ended. The daemon itself detects the end of a member that has tasks.
 """,
     ),
     Verb(
@@ -479,8 +479,8 @@ Record that a member has ended. The daemon sees by itself when a member that has
         _reconcile,
         errors=(InvalidKey,),
         description="""
-Compare an owner's claims with the workloads that live, and end its claims on all others. Claims of other owners
-do not change. An owner that was away calls it when it is back.
+End an owner's claims on all workloads except *keys*. Claims of other owners do not change. An owner that was not
+running calls this method when it starts again.
 """,
     ),
     Verb(
@@ -492,8 +492,8 @@ do not change. An owner that was away calls it when it is back.
         _move,
         errors=(InvalidKey, InvalidClass, NoSuchGroup, NoSuchClass, ClassMismatch, GroupExists, ForeignGroup),
         description="""
-Move the whole group to another class. Its RMID and its counters stay; its tasks change class. *ClassMismatch*
-refuses a workload that has groups in several classes, and one that has tasks if the kernel moves no groups
+Move the whole group to another class. It keeps its RMID and its counters; its tasks change class. The error is
+*ClassMismatch* if the workload has groups in several classes, or if it has tasks and the kernel cannot move groups
 (before Linux 6.5).
 """,
     ),
@@ -506,8 +506,8 @@ refuses a workload that has groups in several classes, and one that has tasks if
         _report_pods,
         errors=(InvalidKey, InvalidAttributes, LimitExceeded),
         description="""
-Report the pods that an owner knows, also those without a group. Reports are kept in memory only and change no
-group: after a restart of the daemon an owner reports again.
+Report the pods that an owner knows, also those without a group, for *ListPods*. A report changes no group. Reports
+are kept in memory only: an owner must report again after a restart of the daemon.
 """,
     ),
     Verb(
@@ -522,9 +522,9 @@ group: after a restart of the daemon an owner reports again.
         description="""
 List all workloads, and the monitoring groups of other programs, without counters.
 
-Over varlink a call with *more* is answered in several replies of some 256 KiB each, *foreign* in the first of
-them, however many workloads there are; *varlinkctl* has the option *--more*. Without *more*, and over D-Bus,
-*LimitExceeded* refuses a list of more than 2 MiB.
+Over varlink, a call with *more* (*varlinkctl --more*) returns a list of any length, in several replies of about 256
+KiB; *foreign* is in the first one. Without *more*, and over D-Bus, a list of more than 2 MiB fails with
+*LimitExceeded*.
 """,
     ),
     Verb(
@@ -537,8 +537,8 @@ them, however many workloads there are; *varlinkctl* has the option *--more*. Wi
         _pod_pages,
         errors=(LimitExceeded,),
         description="""
-List all pods that an owner reported, and those that have a group which is not over. Long lists are answered as
-by *List*, *reported* in the first reply.
+List all pods that an owner reported, and all other pods with a workload that has not ended. Long lists are returned
+as by *List*, with *reported* in the first reply.
 """,
     ),
     Verb(
@@ -574,8 +574,8 @@ Return one workload with its current counters, and with what it used since its b
         _read_foreign,
         errors=(InvalidClass, NoSuchGroup),
         description="""
-Return a monitoring group of another program with its current counters. The group is never changed. There are no
-totals, because its baseline is not known.
+Return a monitoring group of another program with its current counters. There are no totals, because its baseline is
+not known.
 """,
     ),
     Verb(
@@ -599,7 +599,7 @@ Return the state of the daemon and of the machine.
         interface=HOOK,
         errors=(InvalidOciState, *_ASSIGN_ERRORS),
         description="""
-Handle one hook of an OCI runtime: *resctrlmon-oci-hook*(8) calls it.
+Handle one stage of a container's life, for *resctrlmon-oci-hook*(8).
 """,
     ),
 )

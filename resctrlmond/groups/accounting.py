@@ -17,15 +17,15 @@ class Quality(enum.StrEnum):
     """How far a total can be trusted."""
 
     EXACT = "exact"
-    """Everything from before the first task to after the last one was counted."""
+    """Everything was counted, from before the first task to after the last one."""
     LATE = "late"
-    """The workload, or a task that joined it from outside, ran already when it was put into the group, and what it
-    used before is missing; or a task stayed outside.
+    """Some use is missing: the workload, or a task that joined it from outside, had already run when it was put into
+    the group, or a task was outside the group.
     """
     ESTIMATED = "estimated"
-    """A rule replaced a missing reading, or the hardware may have reset the counter; see *reason* of *Total*."""
+    """A missing reading was replaced by a rule, or the counter may not be right; see *reason* of *Total*."""
     UNKNOWN = "unknown"
-    """No number can be given."""
+    """There is no number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,24 +37,26 @@ MAX_RECORD_BYTES = 1024 * 1024
 
 
 class State(enum.StrEnum):
-    """Where a workload is in its life."""
+    """The state of a workload."""
 
     PENDING = "pending"
-    """No RMID is free yet; see *reason* and *inLimbo* of *Group*. The daemon retries by itself."""
+    """The workload waits for its group, most often because no RMID is free; see *reason* and *inLimbo* of *Group*.
+    The daemon retries by itself.
+    """
     ACTIVE = "active"
     """The workload has a group and members."""
     IDLE = "idle"
-    """The workload has a group and no member."""
+    """The workload has a group but no members."""
     ENDING = "ending"
     """The end values are being written."""
     COMPLETED = "completed"
-    """Over: the end values are written, and kept for _snapshot_ttl_."""
+    """The workload has ended. The end values are written, and kept for _snapshot_ttl_."""
     LOST = "lost"
-    """Over: another program removed the group, or unmounted resctrl. The values that were read last are the end
-    values. While the workload is claimed, the daemon begins another run.
+    """The run has ended because somebody else removed the group or unmounted resctrl. The values that were read last
+    are the end values. While the workload is claimed, the daemon begins another run.
     """
     FAILED = "failed"
-    """Over: no group could be created; see *reason* of *Group*."""
+    """The run has ended because the group could not be created; see *reason* of *Group*."""
 
     @property
     def has_group(self) -> bool:
@@ -71,15 +73,15 @@ class EndRule(enum.StrEnum):
     """The rule by which a claim ends. Every claim also ends when its owner releases it."""
 
     RELEASE = "release"
-    """The claim ends by no other event."""
+    """The claim ends only when its owner releases it."""
     MEMBERS = "members"
-    """The claim ends 10 seconds after the workload's last member ended: so long its owner can ask for the totals.
-    *resctrlctl run* uses this rule.
+    """The claim ends 10 seconds after the workload's last member, so that the owner has time to release the claim and
+    get the totals. *resctrlctl run* uses this rule.
     """
     CONTAINER = "container"
-    """The claim on a pod ends with the pod's control group. Any other claim ends _linger_ (if the control group of a
-    pod is not known, _pod_linger_) after the last member ended, if the claim's owner brought a member. The hook uses
-    this rule.
+    """The claim on a pod ends with the pod's control group. If that is not known, the claim ends _pod_linger_ after
+    the last member. The claim on another workload ends _linger_ after the last member. If its owner has added no
+    member, only the end of the control group ends a claim. The hook uses this rule.
     """
     TASKS = "tasks"
     """The claim ends with the last task in the group. The daemon uses this rule for a group whose record was lost,

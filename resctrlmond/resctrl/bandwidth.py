@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 class Mode(enum.StrEnum):
-    """Which RMID has a bandwidth counter."""
+    """How RMIDs get bandwidth counters."""
 
     DEDICATED = "dedicated"
     """Each RMID has a counter of its own."""

@@ -15,12 +15,12 @@ from resctrlmond.resctrl.errors import LACKS
 
 
 class Kind(enum.StrEnum):
-    """What a difference of two values means."""
+    """What the difference of two values means."""
 
     GAUGE = "gauge"
-    """A difference means nothing."""
+    """The difference has no meaning."""
     CUMULATIVE = "cumulative"
-    """The difference is the use in between."""
+    """The difference is the use between the two readings."""
     UNKNOWN = "unknown"
     """This version does not know the event."""
 
@@ -94,7 +94,7 @@ def offered(mon_features: str) -> tuple[str, ...]:
 
 
 class Status(enum.StrEnum):
-    """What the kernel says of a value. Only _ok_ comes with a number; none of the others means 0."""
+    """Whether a value is a number and, if not, why. A value that is not a number is not 0."""
 
     OK = "ok"
     """The value is a number."""
