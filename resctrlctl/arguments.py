@@ -34,7 +34,7 @@ exit status:
   1    failure
   2    the command line is wrong
   3    resctrlmond is not running, or resctrl is not mounted or does not monitor
-  4    no such workload or process
+  4    no such workload, process or control group
   5    no RMID is free
   77   access denied
 'run' exits with the command's status (128+N if signal N ended it), with 125 if resctrlctl fails before the
@@ -135,10 +135,10 @@ def _common(*, first: bool) -> Parser:
         choices=("short", "pretty", "off"),
         metavar="MODE",
         default=default("off"),
-        help="print JSON: short (one line), pretty or off; without MODE the same as -j",
+        help="print JSON: short (one line), pretty or off; without MODE, the same as -j",
     )
     options.add_argument(
-        "-j", dest="json", action="store_const", const="auto", help="print JSON: pretty on a terminal, else short"
+        "-j", dest="json", action="store_const", const="auto", help="print JSON: pretty on a terminal, short elsewhere"
     )
     options.add_argument(
         "--no-legend", action="store_true", default=default(False), help="print no headings and no footer"
@@ -167,7 +167,7 @@ def _common(*, first: bool) -> Parser:
 
 
 def _list(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--pods", action="store_true", help="list pods with their containers, also unmonitored ones")
+    verb.add_argument("--pods", action="store_true", help="list pods with their containers, including unmonitored ones")
     _root(verb)
 
 
@@ -192,8 +192,8 @@ def _assign(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     whom = verb.add_mutually_exclusive_group(required=True)
     whom.add_argument("--pid", type=_process, metavar="PID", help="a process with all its threads")
-    whom.add_argument("--cgroup", metavar="PATH", help="the directory of a control group, with all groups below it")
-    verb.add_argument("--tree", action="store_true", help="with --pid: also all its descendants")
+    whom.add_argument("--cgroup", metavar="PATH", help="the directory of a control group, with all control groups below it")
+    verb.add_argument("--tree", action="store_true", help="with --pid: move all its descendants too")
     _class(verb)
     verb.add_argument(
         "--allow-class-change", action="store_true", help="move the tasks to the class if they are in another one"
@@ -208,7 +208,7 @@ def _assign(verb: argparse.ArgumentParser) -> None:
 def _release(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     _claim(verb)
-    verb.add_argument("--reason", metavar="TEXT", help="the reason, kept in the record of the workload")
+    verb.add_argument("--reason", metavar="TEXT", help="the reason, for the record of the workload")
 
 
 def _move(verb: argparse.ArgumentParser) -> None:
@@ -314,7 +314,7 @@ VERBS = {
     "status": ("show the state of resctrlmond and of the machine", inspect.status, _none),
     "create": ("create a workload with an empty group", steer.create, _create),
     "assign": ("move a process or a control group into a workload's group", steer.assign, _assign),
-    "release": ("end a claim; with the last one the workload ends", steer.release, _release),
+    "release": ("end a claim; the workload ends with its last claim", steer.release, _release),
     "move": ("move a workload's group to another class, with its counters", steer.move, _move),
     "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", hooks.hooks, _hooks),
     "run": ("run a command as a workload, and print what it used", run.run, _run),

@@ -34,19 +34,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="check the configuration, its group and its folders, and exit; a daemon that runs is not affected",
+        help="check the configuration, its group and its directories, and exit; a running daemon is not affected",
     )
     parser.add_argument(
         "--simulate",
         metavar="DIRECTORY",
         help="manage a simulated resctrl on DIRECTORY/resctrl, with all other files in DIRECTORY. A simulator that "
-        "is mounted there already is used; the simulator outlives a daemon that is killed",
+        "is already mounted there is used. The simulator outlives a daemon that is killed",
     )
     parser.add_argument("--profile", default="intel-aet", help="the machine to simulate (default: intel-aet)")
     parser.add_argument(
         "--release-all",
         action="store_true",
-        help="end every workload, remove every monitoring group with our mark, and exit",
+        help="end every workload, remove all monitoring groups with the mark of resctrlmond, and exit",
     )
     parser.add_argument("--version", action="version", version=f"resctrlmond {__version__}")
     return parser
