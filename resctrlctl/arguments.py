@@ -138,7 +138,11 @@ def _common(*, first: bool) -> Parser:
         help="print JSON: short (one line), pretty or off; without MODE, the same as -j",
     )
     options.add_argument(
-        "-j", dest="json", action="store_const", const="auto", help="print JSON: pretty on a terminal, short elsewhere"
+        "-j",
+        dest="json",
+        action="store_const",
+        const="auto",
+        help="print JSON: pretty on a terminal, short elsewhere",
     )
     options.add_argument(
         "--no-legend", action="store_true", default=default(False), help="print no headings and no footer"
@@ -167,7 +171,9 @@ def _common(*, first: bool) -> Parser:
 
 
 def _list(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--pods", action="store_true", help="list pods with their containers, including unmonitored ones")
+    verb.add_argument(
+        "--pods", action="store_true", help="list pods with their containers, including unmonitored ones"
+    )
     _root(verb)
 
 
@@ -192,7 +198,9 @@ def _assign(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     whom = verb.add_mutually_exclusive_group(required=True)
     whom.add_argument("--pid", type=_process, metavar="PID", help="a process with all its threads")
-    whom.add_argument("--cgroup", metavar="PATH", help="the directory of a control group, with all control groups below it")
+    whom.add_argument(
+        "--cgroup", metavar="PATH", help="the directory of a control group, with all control groups below it"
+    )
     verb.add_argument("--tree", action="store_true", help="with --pid: move all its descendants too")
     _class(verb)
     verb.add_argument(
