@@ -6,13 +6,14 @@ The tree is made of plain files here, laid out as resctrl is: what is under test
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from resctrlctl import inspect
+from resctrlctl import inspect, tree_view
 from resctrlctl.arguments import parse
 from resctrlctl.ask import Failure
 from resctrlctl.screen import Json, Screen
@@ -216,6 +217,6 @@ def test_a_socket_that_is_not_the_machines_does_not_fall_back_to_the_machines_tr
 def test_the_mark_is_the_group_of_the_records(root: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another group can be configured than resctrlmon."""
     monkeypatch.setattr(Tree, "open", lambda path, **_: Tree(path, None))
-    os.chown(run / "records", -1, NOBODY)
+    monkeypatch.setattr(tree_view, "MARK", "nogroup")
     view, _ = TreeView.open(str(root), run=str(run))
-    assert view.gid == NOBODY
+    assert view.gid == (run / "records").stat().st_gid != grp.getgrnam("nogroup").gr_gid
