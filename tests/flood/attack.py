@@ -103,6 +103,11 @@ def bus_unread(_path: str, bus: str) -> None:
     _pour(bus, _message("Status", "", []) * 100)
 
 
+def bus_unread_lists(_path: str, bus: str) -> None:
+    """Lists of more than a MiB whose replies are not read, from 8 connections."""
+    _pour(bus, b"".join(_message("List", "", [], serial=serial) for serial in range(2, 102)))
+
+
 def bus_left(_path: str, bus: str) -> None:
     """Connections that send one call and close."""
     call = _message("Read", "s", ["long-0"])
@@ -134,7 +139,9 @@ def _on_raw_bus(address: str) -> socket.socket:
     return connection
 
 
-def _message(member: str, signature: str, body: list[object], flags: dbus_fast.MessageFlag | None = None) -> bytes:
+def _message(
+    member: str, signature: str, body: list[object], flags: dbus_fast.MessageFlag | None = None, serial: int = 2
+) -> bytes:
     message = dbus_fast.Message(
         destination="org.resctrlmon1",
         path="/org/resctrlmon1",
@@ -143,7 +150,7 @@ def _message(member: str, signature: str, body: list[object], flags: dbus_fast.M
         signature=signature,
         body=body,
         flags=flags or dbus_fast.MessageFlag.NONE,
-        serial=2,
+        serial=serial,
     )
     return bytes(message._marshall(False))
 
@@ -185,6 +192,7 @@ FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
     "D-Bus lists": bus_lists,
     "D-Bus unheard": bus_unheard,
     "D-Bus unread": bus_unread,
+    "D-Bus unread lists": bus_unread_lists,
     "D-Bus left": bus_left,
 }
 
