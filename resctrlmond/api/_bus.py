@@ -10,7 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from resctrlmond.api._dbus_gate import BUS_NAME, Gate
+from resctrlmond.api._dbus_gate import BUS_NAME, SEND_BUFFER_BYTES, Gate
 
 __all__ = ["BUS_NAME", "LIBRARY", "Bus", "BusUnavailable", "DBusError", "Message", "MessageType", "Variant"]
 
@@ -91,6 +91,7 @@ class Bus(MessageBus):
             # Whatever it is: the libraries have no common type for an address that makes no sense.
             raise BusUnavailable(f"cannot connect to the bus: {_words(error)}") from error
         writer: Any = bus._writer
+        writer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         writer.sock = _PatientSocket(writer.sock)
         bus._watcher = asyncio.create_task(bus._watch())
         return bus
@@ -152,12 +153,17 @@ class Bus(MessageBus):
         finally:
             ended.cancel()
 
-    async def ask(self, member: str, signature: str, *body: Any) -> Any:
+    async def ask(self, member: str, signature: str, *body: Any, interface: str = BUS_NAME) -> Any:
         """Call a method of the bus itself and return its first value. Raises DBusError, BusUnavailable."""
         if not self.connected:
             raise BusUnavailable("the bus went away")
         call = Message(
-            destination=BUS_NAME, path=_BUS_PATH, interface=BUS_NAME, member=member, signature=signature, body=[*body]
+            destination=BUS_NAME,
+            path=_BUS_PATH,
+            interface=interface,
+            member=member,
+            signature=signature,
+            body=[*body],
         )
         try:
             reply = await self.call(call)

@@ -35,6 +35,8 @@ MAX_FIELDS_BYTES = 8 * 1024
 # The pods of a whole node in one ReportPods.
 MAX_LARGE_BODY = 1024 * 1024
 _RECEIVE_BYTES = 65536
+# Small, because root's answers come after what is in the buffers.
+SEND_BUFFER_BYTES = 8 * 1024
 _REMEMBERED_HEADERS = 512
 _MOST_REMEMBERED_BYTES = 1024
 # The most that come with one message, unless the bus is configured otherwise (dbus-daemon(1), max_message_unix_fds).
@@ -71,6 +73,7 @@ class Fields(NamedTuple):
     member: str = ""
     sender: str = ""
     signature: str = ""
+    destination: str = ""
 
 
 class Frame(NamedTuple):
@@ -95,7 +98,7 @@ class Header:
     __slots__ = ("body_bytes", "interface", "member", "path", "sender", "serial", "signature", "wants_reply")
 
     def __init__(self, frame: Frame, fields: Fields) -> None:
-        self.path, self.interface, self.member, self.sender, self.signature = fields
+        self.path, self.interface, self.member, self.sender, self.signature, _ = fields
         self.serial = frame.serial
         self.body_bytes = frame.body_bytes
         self.wants_reply = frame.kind == METHOD_CALL and not frame.flags & _NO_REPLY_EXPECTED
@@ -104,9 +107,9 @@ class Header:
 _FIXED_PART = {order: struct.Struct(f"{order}4B3I") for order in "<>"}
 
 
-def parse_frame(data: bytes) -> Frame:
+def parse_frame(data: bytes | bytearray) -> Frame:
     """Read the first 16 bytes of a message. Raises ValueError if they do not begin one."""
-    order = {b"l": "<", b"B": ">"}.get(data[:1])
+    order = {b"l": "<", b"B": ">"}.get(bytes(data[:1]))
     if order is None or data[3] != _PROTOCOL_VERSION:
         raise ValueError("this is not the beginning of a D-Bus message")
     _, kind, flags, _, body_bytes, serial, fields_bytes = _FIXED_PART[order].unpack_from(data)
@@ -144,6 +147,39 @@ def parse_fields(order: str, fields: bytes, size: int) -> Fields:
 _parse_again = functools.lru_cache(_REMEMBERED_HEADERS)(parse_fields)
 
 
+class MessageSizes:
+    """Reads the destinations and sizes of the messages in a stream that comes in parts of any length."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        # The bytes of the header, as far as they are known, and of the body that have not come yet.
+        self._wanted = _FIXED
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, int]]:
+        """The destination ("" for none) and size of each message whose header ends in ``data``. Raises ValueError."""
+        at = 0
+        while True:
+            skipped = min(self._left, len(data) - at)
+            self._left -= skipped
+            at += skipped
+            part = data[at : at + self._wanted - len(self._head)]
+            self._head += part
+            at += len(part)
+            if len(self._head) < self._wanted:
+                return
+            frame = parse_frame(self._head)
+            whole = _FIXED + frame.padded_fields_bytes
+            if self._wanted < whole:
+                self._wanted = whole
+                continue
+            fields = parse_fields(frame.order, bytes(self._head[_FIXED:]), frame.fields_bytes)
+            self._head.clear()
+            self._wanted = _FIXED
+            self._left = frame.body_bytes
+            yield fields.destination, whole + frame.body_bytes
+
+
 class HeldCall:
     """A method call, complete and not decoded."""
 
@@ -168,11 +204,15 @@ class Gate:
     many calls of others came before it. So the gate must read faster than the bus sends.
 
     File descriptors are taken off the stream and go to the call that they came with: the library gets none.
+
+    ``on_sent`` gets the destination ("" for a signal) and the size of each message to the bus.
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.wants_call: Callable[[Header], bool] = lambda _header: False
         self.on_call: Callable[[HeldCall], None] = lambda _call: None
+        self.on_sent: Callable[[str, int], None] = lambda _destination, _size: None
         self._bus = connection
         self._library: socket.socket | None = None
         self._begun = False
@@ -275,11 +315,17 @@ class Gate:
     async def _outward(self) -> None:
         assert self._library is not None
         loop = asyncio.get_running_loop()
+        sizes = MessageSizes()
         last = b""
         while data := await loop.sock_recv(self._library, _RECEIVE_BYTES):
-            # The bus sends its first message after this line.
-            self._begun = self._begun or b"\r\nBEGIN\r\n" in last + data
-            last = data[-16:]
+            messages = data
+            if not self._begun:
+                # The bus sends its first message after this line.
+                _, begin, messages = (last + data).partition(b"\r\nBEGIN\r\n")
+                self._begun = bool(begin)
+                last = data[-16:]
+            for destination, size in sizes.feed(messages):
+                self.on_sent(destination, size)
             await loop.sock_sendall(self._bus, data)
 
     async def _inward(self) -> None:

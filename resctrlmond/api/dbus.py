@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from resctrlmond.api import dbus_values as values
@@ -20,7 +20,9 @@ from resctrlmond.api.dbus_admission import Admission, Admitted
 from resctrlmond.api.dbus_callers import Callers
 from resctrlmond.api.dbus_interfaces import NAME, PEER
 from resctrlmond.api.dbus_objects import LogControl, Objects
+from resctrlmond.api.dbus_pace import Pace
 from resctrlmond.api.dbus_signals import Announcer
+from resctrlmond.api.dbus_unread import Unread
 from resctrlmond.api.errors import DBUS_PREFIX, ERRORS, name_of
 from resctrlmond.api.verbs import Service
 from resctrlmond.groups.record import Record
@@ -72,6 +74,7 @@ class DBusDoor:
         self._address = address
         self._objects = Objects(service, LogControl(get_log_level, set_log_level, log_target))
         self._budget = ReplyBudget(MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID)
+        self._pace = Pace()
         self._connection: _Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -107,7 +110,7 @@ class DBusDoor:
 
     async def _connect(self) -> _Connection:
         bus = await Bus.open(self._address, self._folder)
-        connection = _Connection(bus, self._service, self._objects, self._budget)
+        connection = _Connection(bus, self._service, self._objects, self._budget, self._pace)
         try:
             await connection.take_name()
         except BaseException:
@@ -138,7 +141,7 @@ class DBusDoor:
 class _Connection:
     """One connection to the bus, with the calls that came over it."""
 
-    def __init__(self, bus: Bus, service: Service, objects: Objects, budget: ReplyBudget) -> None:
+    def __init__(self, bus: Bus, service: Service, objects: Objects, budget: ReplyBudget, pace: Pace) -> None:
         self._bus = bus
         self._budget = budget
         self._service = service
@@ -147,13 +150,18 @@ class _Connection:
         self._calls: set[asyncio.Task[None]] = set()
         self._refusals: deque[tuple[Header, Exception]] = deque()
         self._has_refusals = asyncio.Event()
-        self._admission = Admission(bus.gate, self._callers, service.policy, objects, self._refuse)
-        self.announcer = Announcer(service, bus.post, self._flush)
+        self._unread = Unread(bus, self._callers)
+        self._pace = pace
+        self._admission = Admission(
+            bus.gate, self._callers, service.policy, objects, unread=self._unread, refuse=self._refuse
+        )
+        self.announcer = Announcer(service, bus.post, self._settle_signals)
         bus.add_message_handler(self._on_message)
         self._tasks = [asyncio.create_task(work) for work in (self.announcer.run(), self._send_refusals())]
 
     async def take_name(self) -> None:
         """Own our name. Raises NameTaken, DBusError where the bus's policy refuses it, BusUnavailable."""
+        await self._unread.start()
         if not await self._bus.own(NAME):
             owner = await self._bus.ask("GetNameOwner", "s", NAME)
             caller = await self._callers.named(owner)
@@ -179,6 +187,7 @@ class _Connection:
 
     async def _stop_tasks(self) -> None:
         await self._admission.close()
+        await self._unread.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -232,13 +241,15 @@ class _Connection:
             waits = self._presence(call, sender, time.monotonic())
             caller = replace(admitted.caller, waits=waits, descriptors=admitted.descriptors)
             size = self._objects.reply_bytes(call)
-            async with self._budget.lease(caller.uid, size):
+            is_trusted = self._service.policy.may_everything(caller)
+            # Root's calls that change something never wait for what has not been read.
+            async with self._lease(caller.uid, size, is_limited=bool(size) or not is_trusted):
                 signature, body = await self._objects.answer(call, caller)
-                if wants_reply(call):
-                    self._bus.post(Message.new_method_return(call, signature, body))
-                del body
-                # The bus stops reading from us when a caller does not read what the bus holds for it.
-                await self._flush()
+                async with contextlib.nullcontext() if is_trusted else self._pace.turn(self._bus, body):
+                    if wants_reply(call):
+                        self._bus.post(Message.new_method_return(call, signature, body))
+                    del body
+                    await self._flush()
         except BusUnavailable:
             _log.debug("the bus went away with a call of %s", sender)
         except Exception as error:
@@ -249,6 +260,19 @@ class _Connection:
         finally:
             self._admission.end(admitted)
 
+    @contextlib.asynccontextmanager
+    async def _lease(self, uid: int, size: int, *, is_limited: bool) -> AsyncIterator[None]:
+        """Hold memory for a reply, after the user has read enough of the earlier ones. Raises DBusError."""
+        while True:
+            if is_limited:
+                # Without memory, which others need.
+                await self._unread.room(uid)
+            async with self._budget.lease(uid, size):
+                if is_limited and self._unread.is_full(uid):
+                    continue  # other calls of the user were answered meanwhile
+                yield
+                return
+
     async def _flush(self) -> None:
         """Return when the bus has taken all replies. Disconnect from a bus that stalls: the door connects anew."""
         try:
@@ -258,6 +282,15 @@ class _Connection:
             if self._bus.connected:
                 _log.warning("the bus has taken no reply for %d s: disconnecting from it", _FLUSH_TIMEOUT_S)
                 self._bus.disconnect()
+
+    async def _settle_signals(self) -> None:
+        """Return when the bus has taken all signals. Connect anew before unread ones make it stop reading from us."""
+        await self._flush()
+        if await self._unread.is_bus_full():
+            _log.warning("subscribers of %s do not read its signals: connecting to the bus anew", NAME)
+            if self._calls:
+                await asyncio.wait(self._calls, timeout=_GRACE_S)
+            self._bus.disconnect()
 
     def _presence(self, call: Message, sender: str, begun: float) -> Callable[[], bool]:
         """Whether the caller waits for the answer to this call; to be asked from another thread.

@@ -14,10 +14,8 @@ from resctrlmond.api._dbus_gate import MAX_LARGE_BODY, Gate, Header, HeldCall
 from resctrlmond.api.access import Caller, Policy
 from resctrlmond.api.dbus_callers import Callers
 from resctrlmond.api.dbus_objects import Objects
+from resctrlmond.api.dbus_unread import LIMITS_EXCEEDED, NAME_HAS_NO_OWNER, Unread
 from resctrlmond.resctrl.processes import Descriptor
-
-LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
-_NAME_HAS_NO_OWNER = "org.freedesktop.DBus.Error.NameHasNoOwner"
 
 # A reader's call has the key of a workload, or the names of an interface and a property, as its arguments.
 MAX_SMALL_BODY = 16 * 1024
@@ -48,7 +46,8 @@ class Admission:
 
     Lives in the event loop. Calls of callers that may do everything pass at once. The calls of a reader are checked
     first, and wait in the queue of the reader's user, so that a flood costs no more than the parsing of its headers.
-    ``refuse`` gets what is not decoded, with the reason.
+    ``refuse`` gets what is not decoded, with the reason. Calls of a user that leaves too many replies unread get no
+    answer.
     """
 
     def __init__(
@@ -57,12 +56,15 @@ class Admission:
         callers: Callers,
         policy: Policy,
         objects: Objects,
+        *,
+        unread: Unread,
         refuse: Callable[[Header, Exception], None],
     ) -> None:
         self._gate = gate
         self._callers = callers
         self._policy = policy
         self._objects = objects
+        self._unread = unread
         self._refuse = refuse
         # By sender: all calls until they have ended, those whose credentials are asked for, those in the library.
         self._calls: Counter[str] = Counter()
@@ -106,10 +108,13 @@ class Admission:
         if not header.wants_reply and not self._objects.changes(header):
             return False  # nobody would see the answer
         caller = self._callers.known(header.sender)
+        if caller is not None and self._floods(caller):
+            return False
         error: Exception | None = self._limit(header, caller)
         if error is None and caller is not None and not self._policy.may_everything(caller):
             error = self._denial(header, caller)
-        if error is not None:
+        # Also a caller that is not known yet must not fill the bus with errors. Its other calls may be root's.
+        if error is not None and (caller is not None or not self._unread.is_flooded(None)):
             self._refuse(header, error)
         return error is None
 
@@ -137,7 +142,7 @@ class Admission:
             pass
         except Exception as error:
             # Most have left already: nobody waits for the answer.
-            if not (isinstance(error, DBusError) and error.type == _NAME_HAS_NO_OWNER):
+            if not (isinstance(error, DBusError) and error.type == NAME_HAS_NO_OWNER):
                 problem = error
         finally:
             calls = self._unknown.pop(sender)
@@ -152,6 +157,9 @@ class Admission:
     def _admit(self, call: HeldCall, caller: Caller) -> None:
         if self._policy.may_everything(caller):
             self._forward(call, caller)
+            return
+        if self._floods(caller):
+            self._drop(call, None)
             return
         queue = self._queues.get(caller.uid, ())
         error = self._denial(call.header, caller)
@@ -189,6 +197,9 @@ class Admission:
         self._calls[sender] -= 1
         if not self._calls[sender]:
             del self._calls[sender]
+
+    def _floods(self, caller: Caller) -> bool:
+        return not self._policy.may_everything(caller) and self._unread.is_flooded(caller.uid)
 
     def _limit(self, header: Header, caller: Caller | None) -> DBusError | None:
         """The reason why a call is too long, or one too many."""

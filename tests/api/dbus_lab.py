@@ -43,20 +43,24 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
     <allow own="*"/>
     <allow send_destination="*" eavesdrop="true"/>
     <allow eavesdrop="true"/>
+    {rule}
   </policy>
 </busconfig>
 """
 
 
 class PrivateBus:
-    """A dbus-daemon of our own that lets every user in; it can be killed and started again."""
+    """A dbus-daemon of our own that lets every user in; it can be killed and started again.
 
-    def __init__(self, folder: Path) -> None:
+    ``rule`` is one more of its policy.
+    """
+
+    def __init__(self, folder: Path, rule: str = "") -> None:
         folder.chmod(0o755)
         self.folder = str(folder)
         self.address = f"unix:path={folder}/bus"
         self._config = folder / "bus.conf"
-        self._config.write_text(_CONFIG.format(path=folder / "bus"))
+        self._config.write_text(_CONFIG.format(path=folder / "bus", rule=rule))
         self._socket = folder / "bus"
         self._daemon: subprocess.Popen[str] | None = None
 
