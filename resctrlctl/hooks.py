@@ -75,7 +75,9 @@ class Folder:
             self._check_program(name)
             if self.state(name) == FOREIGN:
                 path = printable(os.path.join(self.target, name))
-                raise Failure(f"cannot enable the hooks: {path} exists and is not our link. Remove it first")
+                raise Failure(
+                    f"cannot enable the hooks: {path} exists and is not a link to the hook file. Remove it first"
+                )
         os.makedirs(self.target, exist_ok=True)
         new = [name for name in names if self.state(name) == DISABLED]
         for name in new:

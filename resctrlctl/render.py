@@ -279,7 +279,7 @@ def _member_text(member: Member) -> str:
 
 def _ran_before(member: Member) -> str:
     used = f", for up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time" if member.cpu_time_before_ns else ""
-    return f"was already running when it was put in{used}"
+    return f"was already running when it was put into the group{used}"
 
 
 def _reading_row(reading: Reading) -> Row:

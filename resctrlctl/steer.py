@@ -18,11 +18,11 @@ from resctrlmond.resctrl.processes import Descriptor
 # The owner of claims that a person makes.
 CLAIM = "cli"
 
-_ELSEWHERE = "they are in other monitoring groups. Use --take-over to take them"
+_ELSEWHERE = "they are in other monitoring groups. Use --take-over to take them out"
 
 
 _OWN_CLASS = (
-    "the tasks stay in their class, where the workload has one more group: its totals are the sums of its groups. "
+    "the tasks stay in their class, where the workload has a further group; its totals are the sums of its groups. "
     "To move tasks to a class, name it with --class, and use --allow-class-change"
 )
 

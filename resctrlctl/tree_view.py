@@ -132,7 +132,7 @@ class TreeView:
             key=found.ref.name,
             class_=found.ref.class_,
             state=State.ACTIVE if self.tree.tasks(found.ref) else State.IDLE,
-            reason="no record of it can be read",
+            reason="its record cannot be read",
             path=found.path,
             generation=1,
             baseline=Quality.UNKNOWN,

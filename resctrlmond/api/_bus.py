@@ -36,7 +36,7 @@ else:
                     return importlib.import_module(name)
                 except ImportError as error:
                     missing = error
-        raise ImportError(f"the D-Bus door needs {wanted or 'dbus_fast or dbus_next'}") from missing
+        raise ImportError(f"D-Bus requires {wanted or 'dbus_fast or dbus_next'}") from missing
 
     _package = _library()
     LIBRARY = _package.__name__
@@ -156,7 +156,7 @@ class Bus(MessageBus):
     async def ask(self, member: str, signature: str, *body: Any, interface: str = BUS_NAME) -> Any:
         """Call a method of the bus itself and return its first value. Raises DBusError, BusUnavailable."""
         if not self.connected:
-            raise BusUnavailable("the bus went away")
+            raise BusUnavailable("the connection to the bus was lost")
         call = Message(
             destination=BUS_NAME,
             path=_BUS_PATH,
@@ -168,9 +168,9 @@ class Bus(MessageBus):
         try:
             reply = await self.call(call)
         except (OSError, EOFError) as error:
-            raise BusUnavailable(f"the bus went away: {_words(error)}") from error
+            raise BusUnavailable(f"the connection to the bus was lost: {_words(error)}") from error
         if reply is None:
-            raise BusUnavailable("the bus went away")
+            raise BusUnavailable("the connection to the bus was lost")
         if reply.message_type is MessageType.ERROR:
             raise DBusError(reply.error_name or f"{BUS_NAME}.Error.Failed", str(reply.body[0]) if reply.body else "")
         return reply.body[0] if reply.body else None

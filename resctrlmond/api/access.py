@@ -41,9 +41,9 @@ class Caller:
             where = (
                 "runs in another PID namespace"
                 if self.pid_namespaces
-                else "has ended, or is in no PID namespace of ours"
+                else "has ended, or is in an unknown PID namespace"
             )
-            raise PermissionDenied(f"the caller {where}: its pid {pid} means nothing here", remedy=remedy)
+            raise PermissionDenied(f"the caller {where}, so its pid {pid} cannot be used", remedy=remedy)
 
 
 class Policy:
@@ -67,7 +67,7 @@ class Policy:
             return
         raise PermissionDenied(
             f"user {caller.uid} may not call {verb}",
-            remedy="Ask as root"
+            remedy="Call as root"
             if access is Access.WRITE
-            else f"Ask as root, or as a member of the group with id {self._readers}",
+            else f"Call as root, or as a member of the group with id {self._readers}",
         )

@@ -31,7 +31,7 @@ class NotRunning(ConnectionError):
 
     def __init__(self, path: str, cause: OSError) -> None:
         remedy = "start it with 'systemctl start resctrlmond.socket'"
-        super().__init__(cause.errno, f"resctrlmond does not run ({cause.strerror}); {remedy}", path)
+        super().__init__(cause.errno, f"resctrlmond is not running ({cause.strerror}); {remedy}", path)
         self.path = path
 
 
@@ -175,7 +175,7 @@ class Client:
             raise TimeoutError(errno.ETIMEDOUT, "resctrlmond did not answer in time", self._path) from error
         except (ConnectionResetError, BrokenPipeError) as error:
             self.close()
-            text = "resctrlmond closed the connection: it stops, or has too many (see its journal)"
+            text = "resctrlmond closed the connection: it is stopping, or has too many connections (see its journal)"
             raise ConnectionError(error.errno, text, self._path) from error
         except BaseException:
             self.close()
@@ -221,4 +221,4 @@ def _parameters(method: str, answer: Reply, kind: Any) -> Any:
     try:
         return wire.decode_parameters(answer.parameters, kind)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"{method} answered with something else than was expected: {error}") from error
+        raise ProtocolError(f"the reply to {method} is not valid: {error}") from error

@@ -114,7 +114,7 @@ class Connection:
                 self.idle_since = asyncio.get_running_loop().time()
         except OSError as error:
             # Also ProtocolError and TimeoutError. Handlers' own errors never come here.
-            _log.debug("connection of process %d, uid %d, cut: %s", self.peer.pid, self.peer.uid, error)
+            _log.debug("closed the connection of process %d, uid %d: %s", self.peer.pid, self.peer.uid, error)
 
     async def _receive(self) -> bytes | None:
         # The next message; None at the end of file, be it in the middle of a message.

@@ -125,7 +125,9 @@ class DBusDoor:
             if self._connection is not None:
                 cause = await self._connection.until_ended()
                 self._connection = None
-                _log.warning("%s lost its connection to the bus (%s); it comes back with the bus", NAME, cause)
+                _log.warning(
+                    "%s lost its connection to the bus (%s), and connects again when the bus is back", NAME, cause
+                )
                 pause, trouble = _FIRST_PAUSE_S, None
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -204,7 +206,7 @@ class _Connection:
             task.add_done_callback(self._calls.discard)
             return True
         if (message.sender, message.member) == (BUS_NAME, "NameLost") and message.body == [NAME]:
-            _log.warning("the bus took the name %s away from us", NAME)
+            _log.warning("the name %s on the bus was lost", NAME)
             self._bus.disconnect()
         return False
 
@@ -251,7 +253,7 @@ class _Connection:
                     del body
                     await self._flush()
         except BusUnavailable:
-            _log.debug("the bus went away with a call of %s", sender)
+            _log.debug("the connection to the bus was lost during a call of %s", sender)
         except Exception as error:
             name, text = _error_reply(error, f"{call.interface}.{call.member}")
             if wants_reply(call):
@@ -318,5 +320,5 @@ def _error_reply(error: Exception, what: str) -> tuple[str, str]:
         return error.type, error.text
     if isinstance(error, ResctrlError) and type(error) in ERRORS:
         return name_of(error).dbus, str(error)
-    _log.error("%s failed in a way that it should not", what, exc_info=error)
-    return INTERNAL_ERROR, "resctrlmond failed; its journal says why"
+    _log.error("%s failed unexpectedly", what, exc_info=error)
+    return INTERNAL_ERROR, "resctrlmond failed: see its journal"

@@ -50,7 +50,7 @@ class Callers:
 
 def _caller(credentials: dict[str, Any]) -> Caller:
     if "UnixUserID" not in credentials:
-        raise DBusError("org.freedesktop.DBus.Error.AccessDenied", "the bus does not know who calls")
+        raise DBusError("org.freedesktop.DBus.Error.AccessDenied", "the bus does not know the caller")
     # Lowest first, so that the primary one cannot be told. A bus that does not tell groups grants none.
     groups = credentials["UnixGroupIDs"].value if "UnixGroupIDs" in credentials else []
     pid = credentials["ProcessID"].value if "ProcessID" in credentials else 0

@@ -54,7 +54,7 @@ class Announcer:
                 # While the bus takes nothing, further changes of one workload become one.
                 await self._flush()
             except Exception:
-                _log.exception("the bus could not be told of a change")
+                _log.exception("cannot send a signal to the bus")
 
     async def _tell_all(self) -> None:
         changed, self._changed = self._changed, {}

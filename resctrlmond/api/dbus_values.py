@@ -92,7 +92,7 @@ def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Vari
     """The request that the arguments and options of a call make. Raises DBusError InvalidArgs with the field."""
     for name in options:
         if name in given:
-            raise DBusError(INVALID_ARGS, f"{name} is no option here: it is an argument already")
+            raise DBusError(INVALID_ARGS, f"{name} is not an option: it is an argument of the method")
     chosen = {name: _option(kind, name, value) for name, value in options.items()}
     try:
         return msgspec.convert({**given, **chosen}, kind)
@@ -103,7 +103,7 @@ def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Vari
 def _fault(kind: type[Request], name: str) -> str:
     shape = fields(kind).get(name)
     if shape is None:
-        return f"{name[:64]}: there is no such option here. Known options are {', '.join(sorted(fields(kind)))}"
+        return f"{name[:64]}: there is no such option. Known options are {', '.join(sorted(fields(kind)))}"
     wanted = "an integer" if signature(shape) == "x" else f"a value of the D-Bus type {signature(shape)}"
     inside = ", with the fields of org.resctrlmon.Manager.varlink" if "{sv}" in signature(shape) else ""
     return f"{name}: the value is not valid. Give {wanted}{inside}"
@@ -121,7 +121,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Variant):
         if "h" in value.signature:
             # The index of a descriptor, and a number like any other to whoever reads it.
-            raise DBusError(INVALID_ARGS, f"{name}: file descriptors are not taken")
+            raise DBusError(INVALID_ARGS, f"{name}: file descriptors are not accepted")
         return _plain(name, value.value)
     if isinstance(value, dict):
         return {key: _plain(name, one) for key, one in value.items()}

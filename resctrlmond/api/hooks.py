@@ -41,7 +41,7 @@ def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
 def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
     caller.check_pid(state.pid, remedy="Run the container engine in the host's PID namespace")
     if state.pid == 0:
-        raise InvalidOciState(f"the state of container {state.id} names no process")
+        raise InvalidOciState(f"the state of container {state.id} does not name a process")
     workload, own, pod = _placement(state)
     done = manager.assign(
         Assignment(
@@ -70,7 +70,7 @@ def _end(manager: Manager, state: State) -> RunReply:
         workload = own_workload(state)
     try:
         record = manager.remove_member(
-            workload.key, workload.member, reason="its runtime says it has stopped", confirms=True
+            workload.key, workload.member, reason="its runtime reported that it has stopped", confirms=True
         )
     except NoSuchGroup:
         # Started before us, or refused at its start: there is nothing to end.
@@ -97,9 +97,9 @@ def _placement(state: State) -> tuple[Workload, str, str]:
     if not is_pod_uid(workload.key):
         pod = ""
     elif uid != workload.key:
-        where = f"in the control group of pod {uid}" if uid else "in no control group of a pod"
+        where = f"in the control group of pod {uid}" if uid else "not in the control group of a pod"
         log.warning(
-            "container %s claims to be of pod %s, but is %s (%s): it is counted under its own id",
+            "container %s claims to be of pod %s, but is %s (%s): it is counted as a workload of its own",
             state.id,
             workload.key,
             where,

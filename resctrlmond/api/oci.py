@@ -74,7 +74,7 @@ def parse_state(text: str) -> State:
         state = _decoder.decode(text)
         check_member_id(state.id)
     except InvalidKey as error:
-        raise InvalidOciState(f"the OCI state has an id that is none: {error.message}") from error
+        raise InvalidOciState(f"the id in the OCI state is not valid: {error.message}") from error
     # Deep nesting in a field that is passed over is a RecursionError, a lone surrogate a UnicodeEncodeError.
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise InvalidOciState(f"the OCI state cannot be read: {error}") from error
@@ -89,11 +89,13 @@ def workload_of(state: State) -> Workload:
     """
     name, uid = _first(state, _POD_UID)
     if name and not is_pod_uid(uid):
-        raise InvalidOciState(f"the annotation {name} of container {state.id} is no pod UID: {uid[:64]!a}")
+        raise InvalidOciState(f"the annotation {name} of container {state.id} is not a pod UID: {uid[:64]!a}")
     try:
         key = canonical_key(uid if name else state.id)
     except InvalidKey as error:
-        raise InvalidOciState(f"the container's id can be no key: {error.message}", remedy=error.remedy) from error
+        raise InvalidOciState(
+            f"the container's id is not a valid key: {error.message}", remedy=error.remedy
+        ) from error
     values = {attribute: _first(state, names)[1] for attribute, names in _ATTRIBUTES.items()}
     values["bundle"] = state.bundle
     attributes = {attribute: attribute_value(value) for attribute, value in values.items() if value}
@@ -106,7 +108,7 @@ def own_workload(state: State) -> Workload:
     workload = workload_of(msgspec.structs.replace(state, annotations=_without(state.annotations, _POD_UID)))
     if is_pod_uid(workload.key):
         raise InvalidOciState(
-            f"the container's id {state.id} has the form of a pod's UID, and can be no key of its own"
+            f"the container's id {state.id} has the form of a pod's UID, and cannot be the key of a container"
         )
     attributes = {name: value for name, value in workload.attributes.items() if not name.startswith("pod.")}
     return dataclasses.replace(workload, attributes=attributes)

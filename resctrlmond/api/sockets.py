@@ -70,7 +70,7 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise AddressInUse(errno.EADDRINUSE, "not a socket, and so not replaced by one; remove it", path)
+        raise AddressInUse(errno.EADDRINUSE, "not a socket; remove it", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         # EAGAIN, at once, is a listener whose backlog is full.
         probe.setblocking(False)
@@ -94,7 +94,7 @@ def passed_sockets() -> dict[str, socket.socket]:
     if pid != str(os.getpid()) or not count:
         return {}
     if not count.isdecimal():
-        raise ValueError(f"LISTEN_FDS={count!r} is no number of descriptors; start the service by its socket unit")
+        raise ValueError(f"LISTEN_FDS={count!r} is not a number of descriptors; start the service by its socket unit")
     listed = names.split(":") if names else ["unknown"] * int(count)
     if len(listed) != int(count):
         raise ValueError(f"LISTEN_FDNAMES={names!r} does not name LISTEN_FDS={count} descriptors")

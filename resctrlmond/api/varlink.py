@@ -118,7 +118,7 @@ class Server:
             except OSError as error:
                 # Mostly EMFILE or ENFILE. The connection stays in the backlog and the listener readable, so the
                 # loop would spin without the pause.
-                self._complain("accept", f"cannot accept connections, will try again: {error}")
+                self._complain("accept", f"cannot accept connections, and will retry: {error}")
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
                 self._listeners[listener] = loop.call_later(_ACCEPT_PAUSE_S, self._resume, listener)

@@ -160,7 +160,7 @@ def decode_call(message: bytes) -> Call:
     """The request in a message. Raises ProtocolError for whatever is no varlink call."""
     call = _decode(message, Call)
     if call.oneway and call.more:
-        raise ProtocolError("a call asks for no reply and for several")
+        raise ProtocolError("a call has both oneway and more")
     return call
 
 
@@ -180,7 +180,7 @@ def decode_parameters(raw: msgspec.Raw, kind: type[_T]) -> _T:
     except msgspec.ValidationError:
         raise
     except _NOT_JSON as error:
-        raise ProtocolError(f"parameters are no JSON: {error}") from error
+        raise ProtocolError(f"parameters are not JSON: {error}") from error
 
 
 def parameter_at_fault(error: msgspec.ValidationError) -> str:
@@ -196,9 +196,9 @@ def _decode(message: bytes, kind: type[_Envelope]) -> _Envelope:
         message.decode()
         envelope = msgspec.json.decode(message, type=kind)
     except _NOT_JSON as error:
-        raise ProtocolError(f"a message is no varlink {kind.__name__.lower()}: {error}") from error
+        raise ProtocolError(f"a message is not a varlink {kind.__name__.lower()}: {error}") from error
     if not _object(envelope.parameters).startswith(b"{"):
-        raise ProtocolError("the parameters of a message are no JSON object")
+        raise ProtocolError("the parameters of a message are not a JSON object")
     return envelope
 
 

@@ -77,4 +77,4 @@ def _typed(call: Callable[[], T]) -> T:
         return call()
     except OSError as error:
         # What is expected was given its type where it came from; this has at least its path and its name.
-        raise not_read(error, "carry it out") from error
+        raise not_read(error, "carry out the call") from error

@@ -177,7 +177,7 @@ def _counted(run: _Run) -> _Delta:
         return _Delta(
             max(0, past.carried + end.number - base),
             Quality.ESTIMATED,
-            f"{domain} began from 0 during the run, or was without a counter: some of it is missing",
+            f"{domain} began from 0 again during the run, or had no counter for a time: some use is missing",
         )
     if begin is None:
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")
@@ -185,12 +185,12 @@ def _counted(run: _Run) -> _Delta:
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
     if end.number < base:
         if base - end.number <= base * _NOISE:
-            return _Delta(0, Quality.ESTIMATED, f"{domain} went back a little: nothing that it could tell was used")
+            return _Delta(0, Quality.ESTIMATED, f"{domain} went back slightly: the use was too small to be counted")
         # It was reset (its domain was offline, or the mode changed): what it shows now was counted since.
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")
     if past.has_gap:
         # The hardware may have reset the counter meanwhile (see ``Unavailable``).
-        reason = f"{domain} had no number at some reading in between: what was used then may be missing"
+        reason = f"{domain} had no number at a reading during the run: use at that time may be missing"
         return _Delta(end.number - base, Quality.ESTIMATED, reason)
     return _Delta(end.number - base, Quality.EXACT)
 
@@ -218,14 +218,14 @@ def _without_end(run: _Run, end: Value) -> _Delta:
     base = _base(run)
     number = 0 if base is None else (run.past.carried or 0) + (run.past.known or 0) - base
     if number > 0:
-        reason = f"{run.domain} read {end.text!r} at the end: what it had counted until then"
+        reason = f"{run.domain} read {end.text!r} at the end: the total is what was counted before"
         return _Delta(number, Quality.ESTIMATED, reason)
     return _Delta(None, Quality.UNKNOWN, f"{run.domain} read {end.text!r} at the end")
 
 
 def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:
     if baseline is Quality.UNKNOWN:
-        return Total(of, None, Quality.UNKNOWN, "nobody knows when its baseline was read")
+        return Total(of, None, Quality.UNKNOWN, "the baseline is not known")
     return _sum_known(of, deltas, baseline)
 
 

@@ -102,7 +102,7 @@ class Book:
         """
         if len(record.claims) > MAX_CLAIMS:
             raise LimitExceeded(
-                f"{record.key} has {MAX_CLAIMS} claims already", remedy="Release claims that are not needed any more"
+                f"{record.key} has {MAX_CLAIMS} claims already", remedy="Release claims that are no longer needed"
             )
         if len(record.living) > MAX_LIVING_MEMBERS:
             raise LimitExceeded(

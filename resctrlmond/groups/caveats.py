@@ -9,18 +9,19 @@ from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Reading, Status, event
 
 _REALLOCATED = (
-    "this processor takes bandwidth counters from one RMID for another and resets them, so some of it may be missing "
-    "(where info/L3_MON/mbm_assign_mode offers mbm_event, that mode prevents it)"
+    "this processor takes bandwidth counters from one RMID for another and resets them, so some use may be missing "
+    "(the mode mbm_event prevents this, if info/L3_MON/mbm_assign_mode offers it)"
 )
 
 _UNASSIGNED = (
-    "when its group was created, and what it uses until it gets one is in no figure: end other workloads, or "
-    "unassign counters of groups that need none (mbm_L3_assignments); the highest priority gets the next free one"
+    "when its group was created, and its use until it gets one is not counted: end other workloads, or unassign "
+    "counters of groups that do not need them (mbm_L3_assignments); the workload with the highest priority gets the "
+    "next free one"
 )
 _CHANGED = "which memory transactions it counts was changed during the run (info/{})"
 _UNSEEN_END = (
-    "it ended while resctrlmond was not running, and what processes that {} had started used from then until the end "
-    "values were read is counted too"
+    "it ended while resctrlmond was not running, and the use of processes that {} had started is counted until the "
+    "end values were read"
 )
 _MOST_NAMED = 5
 
@@ -114,7 +115,7 @@ def lacking_sentence(keys: Iterable[str]) -> str:
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
         f"no bandwidth counter is free for {', '.join(named[:_MOST_NAMED])}{more}: end other workloads, or unassign "
-        "counters of groups that need none (mbm_L3_assignments)"
+        "counters of groups that do not need them (mbm_L3_assignments)"
     )
 
 

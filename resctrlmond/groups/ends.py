@@ -20,7 +20,7 @@ from resctrlmond.resctrl.tree import GroupRef
 
 log = logging.getLogger(__name__)
 
-_AWAITED = "its control group is empty or gone; tasks that appear at its path are taken in"
+_AWAITED = "its control group is empty or gone; tasks that appear at its path are moved into the group"
 
 
 class Ends:
@@ -95,7 +95,9 @@ class Ends:
         # A service has a new control group of the same path after each restart.
         record = self.end_member(record, replace(member, awaited=True, reason=""), _AWAITED)
         if record.claimed_by(member.owner):
-            text = "%s: control group %s is empty or gone; tasks that appear at this path are taken in, late"
+            text = (
+                "%s: control group %s is empty or gone; tasks that appear at this path are moved into the group, late"
+            )
             log.info(text, record.key, printable(member.cgroup))
         return record
 

@@ -7,7 +7,7 @@ from resctrlmond.groups.lifecycle import replace
 from resctrlmond.groups.manager import Manager
 from resctrlmond.resctrl.errors import ResctrlError
 
-REASON = "resctrlmond gave up its groups"
+REASON = "resctrlmond released all its groups"
 
 
 def release_all(manager: Manager) -> list[str]:

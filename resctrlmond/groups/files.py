@@ -13,11 +13,13 @@ from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for, undoing
 
 # A record or snapshot file is a few kilobytes; what is larger was not written by us.
 _LIMIT = 4 * 1024 * 1024
-_TOO_LARGE = "This is a defect of resctrlmond, which should have refused what made the file grow: report it"
-_NO_ROOM = "See that /run is writable and has space and inodes: df /run, df -i /run"
+_TOO_LARGE = (
+    "This is a bug in resctrlmond, which should have refused the request that made the file too large: report it"
+)
+_NO_ROOM = "Check that /run is writable and has free space and inodes: df /run, df -i /run"
 _IN_THE_WAY = "Somebody put something else in the place of a file of resctrlmond: move it away"
 _REMEDIES = {
-    errno.ENOENT: "Somebody removed a folder of resctrlmond: 'systemctl restart resctrlmond' makes it anew",
+    errno.ENOENT: "Somebody removed a directory of resctrlmond: 'systemctl restart resctrlmond' creates it again",
     errno.EFBIG: _TOO_LARGE,
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP), _IN_THE_WAY),
 }
@@ -30,7 +32,7 @@ def writing(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise NotWritten(
-            "cannot write what has to be remembered",
+            "cannot write the state of a workload",
             path=str(error.filename or path),
             errno=error.errno or 0,
             remedy=remedy_for(error.errno or 0) or _REMEDIES.get(error.errno or 0, _NO_ROOM),
@@ -76,7 +78,7 @@ def read_file(path: str) -> bytes:
         return _read_file(path)
     except OSError as error:
         if error.errno in LACKS or error.errno == errno.EIO:
-            raise not_read(error, "read what was remembered", path) from error
+            raise not_read(error, "read the saved state of a workload", path) from error
         raise
 
 

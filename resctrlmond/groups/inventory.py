@@ -115,7 +115,7 @@ class Inventory:
             if len(after) > MAX_SANDBOXES:
                 raise InvalidRequest(f"{len(after)} sandboxes are more than {MAX_SANDBOXES}")
             if owner not in self._noted and len(self._noted) >= MAX_OWNERS:
-                raise InvalidRequest(f"{MAX_OWNERS} owners tell of pods already")
+                raise InvalidRequest(f"{MAX_OWNERS} owners report pods already")
             others = [one for name, noted in self._noted.items() if name != owner for one in noted.values()]
             size = sum(one.size for one in (*others, *after.values()))
             if size > MAX_BYTES:

@@ -25,22 +25,21 @@ log = logging.getLogger(__name__)
 # A process that gets another parent during one walk through the tree is missed by it, and not by all of three.
 _WALKS = 3
 _FOUND = (
-    "processes that joined {} from outside and ended used at least {:.2f} s of CPU time: "
-    "what they did is in no figure"
+    "processes that joined {} from outside and ended used at least {:.2f} s of CPU time: their use is not counted"
 )
 _OUTSIDE = (
     "processes of {} used at least {:.2f} s of CPU time outside its control group, which hides processes that join "
     "it from outside and end"
 )
 _NOT_COUNTED = (
-    "the control group of {} has no CPU time, as in version 1, so tasks that join it and end between two looks "
-    "cannot be seen"
+    "the control group of {} does not count CPU time, as in version 1, so tasks that join it and end between two "
+    "checks are not detected"
 )
 _AMOUNT = re.compile(r" used (?:about|at least) (\d+\.\d\d) s ")
 # The smallest amount (ns) that _FOUND can state.
 _CENTISECOND = 10_000_000
-_RAN = "tasks ran and ended in control group {} between two looks, and used {:.6f} s of CPU time outside the group"
-_REMOVED = "control group {} was removed, so tasks that ran in it between two looks cannot be seen"
+_RAN = "tasks ran and ended in control group {} between two checks, and used {:.6f} s of CPU time outside the group"
+_REMOVED = "control group {} was removed, so tasks that ran in it between two checks are not detected"
 
 
 class Joiners:

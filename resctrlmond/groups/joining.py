@@ -192,7 +192,7 @@ class Joining:
         """The record of a run that goes on. Raises NoSuchGroup."""
         record = self.living(key) or self.book.known(key)
         if record.state.is_over:
-            raise NoSuchGroup(f"the workload {key} is over ({record.state})")
+            raise NoSuchGroup(f"the workload {key} has ended ({record.state})")
         return record
 
     def _in_place(
@@ -217,9 +217,9 @@ class Joining:
             return record
         if any(member.has_tasks for member in record.living):
             raise ClassMismatch(
-                f"the group of {record.key} stands in class {record.class_ or '/'}, not in {class_ or '/'}",
+                f"the group of {record.key} is in class {record.class_ or '/'}, not in {class_ or '/'}",
                 path=self.tree.full_path(record.ref),
-                remedy="Move takes the whole group to another class",
+                remedy="Use Move (resctrlctl move) to move the whole group to another class",
             )
         return self.life.relocate(replace(record, follows=False), class_)
 
@@ -251,7 +251,7 @@ class Joining:
         self.book.put(restored)
 
 
-_GIVEN_UP = "{}: its caller did not wait until it was put in, so a part of it may have run outside"
+_GIVEN_UP = "{}: its caller did not wait for the reply, so it may have run before it was in the group"
 
 # Kinds of members that processes may join from outside; what a process starts is in its group.
 _CONTAINERS = frozenset({"container", "sandbox"})
@@ -284,11 +284,11 @@ def _hides_joiners(member: Member) -> str:
     """
     if member.cgroup or member.kind not in _CONTAINERS:
         return ""
-    return f"{member.id} has no control group of its own, so processes that join it from outside cannot be seen"
+    return f"{member.id} has no control group of its own, so processes that join it from outside are not detected"
 
 
 def _outside_until_again(member: Member) -> str:
-    return f"tasks of {member.id} were outside until it was assigned again"
+    return f"tasks of {member.id} were outside the group until it was assigned again"
 
 
 def _with_quality_of(stands: Record, restored: Record, nonces: Mapping[str, int]) -> Record:
@@ -309,11 +309,11 @@ def _with_quality_of(stands: Record, restored: Record, nonces: Mapping[str, int]
 def _ran_before(member: Member) -> str:
     """Why the member is late, in a sentence for those who read its totals."""
     used = f" and had used up to {member.ran_before_ns / 1e9:.3f} s of CPU time" if member.ran_before_ns else ""
-    text = f"{member.id} ran{used} before it was put in"
+    text = f"{member.id} ran{used} before it was put into the group"
     if not member.descendants:
         return text
-    are = "descendant of it is" if member.descendants == 1 else "descendants of it are"
-    return f"{text}; {member.descendants} {are} outside"
+    stayed = "1 descendant" if member.descendants == 1 else f"{member.descendants} descendants"
+    return f"{text}; {stayed} stayed outside"
 
 
 def _joined(record: Record, member: Member, assignment: Assignment) -> Record:

@@ -102,7 +102,7 @@ def valid_class(name: str) -> str:
         raise InvalidClass(f"the class {name[:64]!a}... is longer than {MAX_CLASS_BYTES} bytes")
     if name in (".", "..") or name in _RESCTRL_DIRECTORIES:
         raise InvalidClass(
-            f"{name!a} is no class", remedy="Name a control group of /sys/fs/resctrl; '/' is the root class"
+            f"{name!a} is not a class", remedy="Name a control group of /sys/fs/resctrl; '/' is the root class"
         )
     return name
 
@@ -121,26 +121,26 @@ def check_word(parameter: str, text: str, longest: int = MAX_WORD_LENGTH) -> Non
     if not 1 <= len(text) <= longest:
         raise InvalidRequest(f"{parameter} has {len(text)} characters, not 1 to {longest}")
     if _UNPRINTABLE.search(text):
-        raise InvalidRequest(f"{parameter} {text[:64]!a} holds control or format characters")
+        raise InvalidRequest(f"{parameter} {text[:64]!a} contains control or format characters")
 
 
 def check_attributes(attributes: Mapping[str, str]) -> None:
     """Raise InvalidAttributes unless the attributes keep to the bounds.
 
     They are at most 64, with 64 KiB of names and values in UTF-8; a name has 1 to 128 characters, a value at most
-    4096. Neither holds control or format characters: they are shown on terminals and written line by line.
+    4096. Neither contains control or format characters: they are shown on terminals and written line by line.
     """
     _check_sum(attributes)
     for name, value in attributes.items():
         shown = ascii(name[:64])
         if not 1 <= len(name) <= MAX_ATTRIBUTE_NAME_LENGTH:
             raise InvalidAttributes(
-                f"the name of the attribute {shown} has not 1 to {MAX_ATTRIBUTE_NAME_LENGTH} characters"
+                f"the name of the attribute {shown} does not have 1 to {MAX_ATTRIBUTE_NAME_LENGTH} characters"
             )
         if len(value) > MAX_ATTRIBUTE_LENGTH:
             raise InvalidAttributes(f"the attribute {shown} is longer than {MAX_ATTRIBUTE_LENGTH} characters")
         if _UNPRINTABLE.search(name) or _UNPRINTABLE.search(value):
-            raise InvalidAttributes(f"the attribute {shown} holds control or format characters")
+            raise InvalidAttributes(f"the attribute {shown} contains control or format characters")
 
 
 def _check_sum(attributes: Mapping[str, str]) -> None:
@@ -163,8 +163,8 @@ def merged_attributes(before: Mapping[str, str], new: Mapping[str, str], *, fitt
     except InvalidAttributes as error:
         if not fitting:
             raise InvalidAttributes(
-                f"{error.message} that one workload may have with the attributes that it has already",
-                remedy="Use fewer names: a value under a known name replaces the earlier one",
+                f"{error.message} that one workload may have, together with those that it has already",
+                remedy="Use fewer names: a new value of an existing attribute replaces the earlier value",
             ) from error
         merged = dict(before)
         for name, value in new.items():

@@ -107,7 +107,7 @@ class Lifecycle:
             with undoing(record.key):
                 self.tree.remove(record.ref)
             raise KernelRefused(
-                f"the new group has group id {found.gid} instead of our mark {self.mark.gid}",
+                f"the new group has group id {found.gid} instead of the mark of resctrlmond, {self.mark.gid}",
                 path=found.path,
                 remedy="Run resctrlmond with the group resctrlmon (Group= in its unit)",
             )
@@ -143,7 +143,7 @@ class Lifecycle:
                 raise
             if standing.gid != self.mark.gid:
                 raise ForeignGroup(
-                    "a monitoring group of this name exists and is not ours: another program created it",
+                    "a monitoring group with this name exists already: another program created it",
                     path=standing.path,
                     remedy="Choose another key, or remove the group if it is not needed",
                 ) from error
@@ -187,13 +187,18 @@ class Lifecycle:
             if not strangers:
                 if moved:
                     time.sleep(REPORTING_LAG_S)  # what it used until now is not of the group
-                    log.info("%s: tasks of others were in the new group, and were moved out: %d", record.key, moved)
+                    log.info(
+                        "%s: tasks that do not belong to it were in the new group, and were moved out: %d",
+                        record.key,
+                        moved,
+                    )
                 return record, quality
             for tid in strangers:
                 with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
                     self.tree.write_task(self.tree.membership(tid).class_, tid)
                     moved += 1
-        why = f"tasks of others were in the group at its baseline and could not be moved out: {len(strangers)}"
+        count = len(strangers)
+        why = f"tasks that do not belong to it were in the group at its baseline and could not be moved out: {count}"
         reasons = (*record.late_reasons, why)[:MAX_LATE_REASONS]
         return replace(record, late_reasons=reasons), worst(quality, Quality.ESTIMATED)
 
@@ -236,7 +241,7 @@ class Lifecycle:
             log.warning("%s: somebody renamed its group to %s; renamed back", group.key, printable(found.ref.path))
             return group
         path = printable(found.ref.path)
-        log.info("%s: somebody renamed its group to %s, and the workload goes on in it", group.key, path)
+        log.info("%s: somebody renamed its group to %s, and the workload continues in it", group.key, path)
         return self.relocated(group, found.ref)
 
     def went_with_mount(self, group: Record) -> bool:
@@ -256,7 +261,7 @@ class Lifecycle:
             raise ClassMismatch(
                 f"the tasks of {record.key} are in several classes, with a group in each",
                 path=self.tree.full_path(record.ref),
-                remedy="There is no group to move that has them all",
+                remedy="Only a workload with a single group can be moved",
             )
         if not record.state.has_group:
             return self.book.put(replace(record, class_=class_))
@@ -268,7 +273,7 @@ class Lifecycle:
             # Without a task, but with a past: its counters would be lost.
             if record.members or self.tree.tasks(record.ref):
                 raise ClassMismatch(
-                    f"the group stands in class {record.class_ or '/'} and this kernel does not move groups",
+                    f"the group is in class {record.class_ or '/'}, and this kernel cannot move groups",
                     path=error.path,
                     errno=error.errno,
                     status=error.status,

@@ -58,7 +58,7 @@ class Making:
 
     def _queued_behind(self, first: Record, record: Record) -> RmidsExhausted:
         return RmidsExhausted(
-            "cannot create the monitoring group: groups of the same or a higher priority already wait for an RMID",
+            "cannot create the monitoring group: workloads of the same or a higher priority already wait for an RMID",
             path=self.life.tree.full_path(record.ref),
             in_limbo=first.in_limbo,
             remedy=no_rmid_remedy(first.in_limbo),

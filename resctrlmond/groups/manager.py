@@ -235,7 +235,7 @@ class Manager:
                 kept.append(record.key)
                 continue
             try:
-                self.release(record.key, owner=owner, reason="its owner knows it no longer")
+                self.release(record.key, owner=owner, reason="not in its owner's Reconcile list")
                 released.append(record.key)
             except ResctrlError as error:
                 failures[record.key] = error

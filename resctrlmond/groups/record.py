@@ -372,14 +372,15 @@ def decode(data: bytes, path: str) -> Record:
         if version != VERSION:
             raise UnreadableRecord(
                 path,
-                f"written by another resctrlmond (version {version}, not {VERSION}), and left alone: start that "
-                "version to go on with it, or remove the file and start this one again to give it up",
+                f"written by another version of resctrlmond (record format {version}, not {VERSION}), and not "
+                "changed: install that version to continue with it, or remove the file and restart this one to "
+                "give it up",
                 is_of_other_version=True,
             )
         record = msgspec.json.decode(data, type=Record)
         _check_names(record)
     except (msgspec.DecodeError, UnicodeError, RecursionError, InvalidKey, InvalidClass) as error:
-        raise UnreadableRecord(path, f"no valid record: {error}") from error
+        raise UnreadableRecord(path, f"not a valid record: {error}") from error
     return record
 
 
@@ -468,7 +469,7 @@ class Records:
             try:
                 record = decode(read_file(path), path)
                 if record.key + _SUFFIX != name:
-                    raise UnreadableRecord(path, f"speaks of another workload, {record.key!r}")
+                    raise UnreadableRecord(path, f"is about another workload, {record.key!r}")
             except (UnreadableRecord, NotRead, OSError) as error:
                 # What we lack will pass; a page of /run that is lost (EIO) stays so, and the others are to be served.
                 if isinstance(error, NotRead) and error.errno != errno.EIO:

@@ -102,7 +102,7 @@ class Recovery:
             problems.append(Problem(f"{what}: {error}", lasts))
         except Exception as error:
             # A mistake of ours with one workload keeps nobody from being served, at this start and all that follow.
-            log.exception("%s: could not be taken up, in a way that it should not", what)
+            log.exception("%s: recovery failed unexpectedly", what)
             problems.append(Problem(f"{what}: {error!r}", lasts))
 
     def _is_kept(self, item: UnreadableRecord) -> bool:
@@ -151,18 +151,22 @@ class Recovery:
         name = found.ref.name.removeprefix(self.settings().group_prefix)
         if any(item.is_of_other_version and item.key == name for item in self.unreadable):
             yield Problem(
-                f"{found.path}: has our mark, and another version of resctrlmond wrote its record: left alone", left
+                f"{found.path}: has the mark of resctrlmond, and another version wrote its record: not changed", left
             )
             return
         if not self.life.tree.tasks(found.ref):
             self.life.tree.remove(found.ref)
-            yield Problem(f"{found.path}: had our mark, but no record and no tasks: removed", _until_the_first_tick)
+            yield Problem(
+                f"{found.path}: had the mark of resctrlmond, but no record and no tasks: removed",
+                _until_the_first_tick,
+            )
             return
         try:
             key = canonical_key(name)
         except InvalidKey as error:
             yield Problem(
-                f"{found.path}: has our mark, but no record, and its name is not a valid key: {error}", left
+                f"{found.path}: has the mark of resctrlmond, but no record, and its name is not a valid key: {error}",
+                left,
             )
             return
         adopted = functools.partial(self._is_adopted, key, found)
@@ -173,11 +177,14 @@ class Recovery:
                     # Its workload was found in another class just now.
                     self._take_over(replace(self._unrecorded(key, found), part=found.ref.class_ or ROOT_PART))
                     yield Problem(
-                        f"{found.path}: had our mark, but no record: adopted with an unknown baseline", adopted
+                        f"{found.path}: had the mark of resctrlmond, but no record: adopted with an unknown baseline",
+                        adopted,
                     )
                     return
                 yield Problem(
-                    f"{found.path}: has our mark, but the record of {key} is about another group: left alone", left
+                    f"{found.path}: has the mark of resctrlmond, but the record of {key} is about another group: "
+                    "not changed",
+                    left,
                 )
                 return
             if standing is not None:
@@ -185,7 +192,9 @@ class Recovery:
             generation = standing.generation + 1 if standing else 1
             claims = (Claim(RECOVERED, utc_now(), EndRule.TASKS),)
             self._take_over(replace(self._unrecorded(key, found), generation=generation, claims=claims))
-        yield Problem(f"{found.path}: had our mark, but no record: adopted with an unknown baseline", adopted)
+        yield Problem(
+            f"{found.path}: had the mark of resctrlmond, but no record: adopted with an unknown baseline", adopted
+        )
 
     def _unrecorded(self, key: str, found: Found) -> Record:
         return Record(

@@ -52,5 +52,5 @@ class Resuming:
             total.event.name: "" if total.number is None else digits(total.number)
             for total in self.life.totals(record, {})
         }
-        reason = f"its group was lost at {record.completed_at} ({record.reason}), and what ran until it had a new one"
-        return Earlier(totals, reason + " is in no figure", losses_in_a_row(record))
+        reason = f"its group was lost at {record.completed_at} ({record.reason}), and its use until it had a new one"
+        return Earlier(totals, reason + " is not counted", losses_in_a_row(record))

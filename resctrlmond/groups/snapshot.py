@@ -255,7 +255,7 @@ class Snapshots:
     def _values(self, place: str, suffix: str) -> list[Reading]:
         top = os.path.join(self.path(place), "mon_data")
         found = []
-        with errors.reading("list what was remembered", top):
+        with errors.reading("list the saved values", top):
             for directory, folders, names in os.walk(top, onerror=_refused):
                 domain = os.path.relpath(directory, top)
                 # A file of ours that somebody made a folder of is still to be told.
@@ -418,7 +418,7 @@ def _refused(error: OSError) -> None:
 
 def _mode(path: str) -> int:
     """What stands there, as st_mode, links not followed; 0 for nothing."""
-    with errors.reading("look for what was remembered", path):
+    with errors.reading("look for the saved values", path):
         try:
             return os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):

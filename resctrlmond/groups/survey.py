@@ -71,10 +71,10 @@ class Survey:
 
     def _old(self, since: str) -> Seen:
         last = self._last
-        told = f"what is told of it is from {last.time}" if last.time else "nothing is known of it yet"
+        shown = f"the state shown is from {last.time}" if last.time else "its state is not known yet"
         hangs = (
-            f"{self._tree.path}: no answer since {since}, {told}. A system call hangs: "
-            "the kernel's log (journalctl -k) may say in what"
+            f"{self._tree.path}: no answer since {since}, {shown}. A system call hangs: "
+            "the kernel's log (journalctl -k) may show the reason"
         )
         return replace(last, hangs=hangs)
 

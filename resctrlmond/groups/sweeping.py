@@ -71,7 +71,7 @@ class Sweeping:
                 except NotRead as error:
                     if error.errno in LACKS:
                         raise
-                    late = record.with_late(member, f"tasks that return to {member.id} cannot be seen: {error}")
+                    late = record.with_late(member, f"tasks that return to {member.id} are not detected: {error}")
                     record = self.book.put(late) if late != record else record
                     continue
                 if not is_populated:
@@ -80,9 +80,9 @@ class Sweeping:
                     continue
                 # Its tasks have run outside until now. On disk before the first of them is moved.
                 back = replace(member, ended_at="", awaited=False, started_at=utc_now(), late=True, left=0, reason="")
-                why = f"{member.id} ran outside between its return and the next look at its control group"
+                why = f"{member.id} ran outside the group between its return and the next check of its control group"
                 record = self.book.put(record.with_member(back).with_late(back, why))
-                text = "%s: control group %s has tasks again; they are taken in, and the baseline is late"
+                text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
                 log.info(text, key, printable(member.cgroup))
                 record = self._take_in(record, back)
 
@@ -97,7 +97,7 @@ class Sweeping:
             if member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
                 # As EACCES or too many control groups: no later sweep is going to see them either.
                 record = record.with_late(
-                    member, f"processes that join {member.id} from outside cannot be seen: {error}"
+                    member, f"processes that join {member.id} from outside are not detected: {error}"
                 )
             return self.book.put(record)
         if moved.moved:
@@ -160,7 +160,7 @@ class Sweeping:
             # Killed as it joined: nobody was answered, and nobody knows when its caller let it go.
             joined = replace(joined, joining=False, late=joined.late or member.joining)
             record = record.with_member(joined)
-            why = f"resctrlmond was killed while {member.id} was put in"
+            why = f"resctrlmond was killed while {member.id} was put into the group"
             record = self.book.put(record.with_late(joined, why) if member.joining else record)
 
     def where(self, member: Member) -> Membership | None:

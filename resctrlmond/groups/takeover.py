@@ -58,7 +58,7 @@ class TakeOver:
             record = self._book.get(owner.key)
             group = _part(record, where) if record is not None else None
             if record is not None and group is not None:
-                self._book.put(record.made_late(group, f"a task of it was taken over by workload {key}"))
+                self._book.put(record.made_late(group, f"workload {key} took over one of its tasks"))
 
 
 def _part(record: Record, where: Membership) -> Record | None:

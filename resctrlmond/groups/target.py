@@ -119,10 +119,12 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
     Raises InvalidRequest, NoSuchProcess, NoSuchCgroup, and PermissionDenied for what nobody may move.
     """
     if sum(one is not None for one in (assignment.pid, assignment.pidfd, assignment.cgroup)) != 1:
-        raise InvalidRequest("Assign takes a pid, a pidfd or a control group, and exactly one of them")
+        raise InvalidRequest("Assign requires exactly one of pid, pidFd and cgroup")
     if assignment.cgroup is not None:
         if assignment.tree:
-            raise InvalidRequest("tree goes with a pid: a control group is put in with all below it anyway")
+            raise InvalidRequest(
+                "includeDescendants requires a process: a control group always includes all control groups below it"
+            )
         check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
         yield _Cgroup(tree, cgroups.check(assignment.cgroup))
         return
@@ -130,7 +132,7 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
     with _process(assignment) as process:
         _refuse_the_host_itself(process)
         if own and not cgroups.member_test(own)(process.pid):
-            raise InvalidRequest(f"process {process.pid} is not in its own control group: {own}")
+            raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
         yield _Process(tree, process, own, assignment.tree)
 
 

@@ -167,7 +167,7 @@ class Upkeep:
         except Exception as error:
             # A mistake of ours with one workload: the others, and those that wait for an RMID, do without it.
             if self._complaints.get(about) != repr(error):
-                log.exception("%s: upkeep failed in a way that it should not", key)
+                log.exception("%s: maintenance failed unexpectedly", key)
             self._complaints[about] = repr(error)
         else:
             self._complaints.pop(about, None)

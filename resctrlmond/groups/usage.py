@@ -132,7 +132,7 @@ def _earlier(name: str, text: str, earlier: Earlier) -> Total:
 def _without(total: Total, missing: Iterable[Record]) -> Total:
     """The total, which is short of what was used in classes where there was no group."""
     for group in missing:
-        reason = f"class {group.class_ or '/'} is not in it: {group.reason}"
+        reason = f"class {group.class_ or '/'} is not included: {group.reason}"
         reason = f"{total.reason}; {reason}" if total.reason else reason
         total = dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
     return total

@@ -387,7 +387,7 @@ def test_a_pidfd_comes_as_a_unix_fd(lab: Lab, process: subprocess.Popen[bytes]) 
                 os.close(pidfd)
             assert (await client.refused("Assign", "sa{sv}", "key", {"pidFd": Variant("x", 0)}))[0] == INVALID_ARGS
             error, text = await client.refused("Create", "sa{sv}", "key", {"priority": Variant("h", 0)})
-            assert (error, text) == (INVALID_ARGS, "priority: file descriptors are not taken")
+            assert (error, text) == (INVALID_ARGS, "priority: file descriptors are not accepted")
             assert not door._connection._bus.gate._descriptors
             assert await eventually(lambda: descriptors() <= before)
 

@@ -122,7 +122,7 @@ def test_a_lost_name_is_taken_back(lab: Lab, caplog: pytest.LogCaptureFixture) -
             assert "version" in await client.call("Status")
 
     asyncio.run(run())
-    assert "took the name" in caplog.text
+    assert "on the bus was lost" in caplog.text
 
 
 def test_closing_answers_what_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,7 +277,7 @@ def test_access_is_checked_before_the_arguments(lab: Lab) -> None:
         ({"attributes": dbus_fast.Variant("s", "")}, "Give a value of the D-Bus type a{ss}"),
         (
             {"sesame": dbus_fast.Variant("s", "")},
-            "sesame: there is no such option here. Known options are allow",
+            "sesame: there is no such option. Known options are allow",
         ),
     ],
 )

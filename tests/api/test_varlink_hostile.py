@@ -363,7 +363,7 @@ def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
     assert done.stdout == '{"parameters":{"number":1}}\n'
-    assert done.stderr.count("cannot accept connections, will try again") == 1, done.stderr
+    assert done.stderr.count("cannot accept connections, and will retry") == 1, done.stderr
     assert "Too many open files" in done.stderr
 
 

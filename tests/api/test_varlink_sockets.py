@@ -196,8 +196,8 @@ def test_sockets_passed_to_somebody_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "text"),
     [
-        ({"LISTEN_FDS": "two"}, "no number of descriptors"),
-        ({"LISTEN_FDS": "-1"}, "no number of descriptors"),
+        ({"LISTEN_FDS": "two"}, "not a number of descriptors"),
+        ({"LISTEN_FDS": "-1"}, "not a number of descriptors"),
         ({"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a"}, "does not name"),
         ({"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:a"}, "two sockets of one name"),
         ({"LISTEN_FDS": "2"}, "two sockets of one name"),

@@ -225,7 +225,7 @@ def test_who_may(caller: Caller, allowed: set[Access], access: Access) -> None:
     if access in allowed:
         policy.check(caller, access, "Verb")
     else:
-        with pytest.raises(PermissionDenied, match=rf"user {caller.uid} may not call Verb.*Ask as root"):
+        with pytest.raises(PermissionDenied, match=rf"user {caller.uid} may not call Verb.*Call as root"):
             policy.check(caller, access, "Verb")
 
 

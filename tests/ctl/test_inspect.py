@@ -102,7 +102,7 @@ def test_show(manager: FakeManager, ctl: Ctl) -> None:
         "         Run: 1\n"
         "    Baseline: exact\n"
         "      Claims: oci since 2026-11-21 11:13:22\n"
-        "     Members: c1: container of oci, process 4711, was already running when it was put in, "
+        "     Members: c1: container of oci, process 4711, was already running when it was put into the group, "
         "2 tasks stayed outside\n"
         "              c0: container of oci, process 4710, ended 2026-11-21 11:20:00\n"
         "  Attributes: container.name=app\n"

@@ -102,7 +102,7 @@ def test_groups_with_a_record_are_told_by_it(root: Path, run: Path) -> None:
 def test_a_group_of_ours_without_a_record_says_so(root: Path, run: Path) -> None:
     stray = next(group for group in view(root, run).groups().groups if group.key == "stray")
     assert (stray.class_, stray.state, stray.baseline) == ("gold", State.ACTIVE, Quality.UNKNOWN)
-    assert stray.reason == "no record of it can be read"
+    assert stray.reason == "its record cannot be read"
 
 
 def test_a_record_that_speaks_of_another_directory_is_not_believed(root: Path, run: Path) -> None:

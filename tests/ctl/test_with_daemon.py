@@ -122,7 +122,7 @@ def test_a_command_in_a_group_already_is_refused_unless_taken_over(host: Host) -
     assert done.returncode == 0
     # The outer one lost the inner one's command.
     for total in json.loads(done.stderr)["totals"]:
-        assert (total["quality"], total["reason"]) == ("late", "a task of it was taken over by workload inner")
+        assert (total["quality"], total["reason"]) == ("late", "workload inner took over one of its tasks")
 
 
 def test_the_life_of_a_workload(host: Host, sleeper: int) -> None:
@@ -222,7 +222,7 @@ def test_a_task_in_another_class_stays_there_in_a_second_group_and_this_is_shown
     assert host.ask("create", "two", "--class", "gold").returncode == 0
     done = host.ask("assign", "two", "--pid", str(sleeper))
     assert done.stdout.startswith("two: active in classes gold, / (")
-    assert "the tasks stay in their class, where the workload has one more group" in done.stderr
+    assert "the tasks stay in their class, where the workload has a further group" in done.stderr
     assert host.tree.membership(sleeper) == Membership("", "two")
     refused = host.ask("assign", "two", "--pid", str(sleeper), "--class", "gold")
     assert refused.returncode == 1

@@ -246,7 +246,7 @@ def test_assign_of_a_process_by_hand_is_late(machine: Machine, process: Start) -
     assert member["late"] and member["cpuTimeBeforeNs"] > 0
     totals = machine.call("Release", key="mine", claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"late"}
-    assert all("of CPU time before it was put in" in total["reason"] for total in totals)
+    assert all("of CPU time before it was put into the group" in total["reason"] for total in totals)
 
 
 def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Machine, process: Start) -> None:

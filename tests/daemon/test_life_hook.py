@@ -280,7 +280,7 @@ def test_a_container_whose_hook_gave_up_while_it_was_assigned_is_late(machine: M
     assert member["late"] and member["cpuTimeBeforeNs"] > 0
     totals = machine.call("Read", key=CTR)["totals"]
     assert {total["quality"] for total in totals} == {"late"}
-    assert all("its caller did not wait until it was put in" in total["reason"] for total in totals)
+    assert all("its caller did not wait for the reply" in total["reason"] for total in totals)
 
 
 def test_each_of_50_containers_that_start_at_once_is_in_its_group_when_its_hook_ends_or_marked(

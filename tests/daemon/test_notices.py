@@ -149,7 +149,7 @@ def test_without_a_descriptor_left_a_loss_is_told_and_no_verb_fails_over_it(tree
 
 
 def test_records_that_cannot_be_read_and_work_that_fails(tree: Tree, told: Told) -> None:
-    Notices.unreadable(UnreadableRecord("/run/r/k.json", "no valid record"))
+    Notices.unreadable(UnreadableRecord("/run/r/k.json", "not a valid record"))
     Notices.unreadable(UnreadableRecord("/run/r/k.json", "version 2", is_of_other_version=True))
     Notices.unfinished("web", KernelRefused("cannot", path="/sys/x", errno=5))
     damaged, other, failed = told()

@@ -64,7 +64,7 @@ def test_a_group_without_a_counter_marks_its_baseline_with_reason_and_remedy(
     assert second.baseline is Quality.ESTIMATED
     assert set(second.caveats) == {TRAFFIC, "mbm_local_bytes"}
     assert "no counter was free in mon_L3_00, mon_L3_01" in second.caveats[TRAFFIC]
-    assert "unassign counters of groups that need none" in second.caveats[TRAFFIC]
+    assert "unassign counters of groups that do not need them" in second.caveats[TRAFFIC]
     total = traffic(host.manager.release("second", owner="test").totals)
     assert (total.number, total.quality) == (None, Quality.UNKNOWN)
     assert second.caveats[TRAFFIC] in total.reason

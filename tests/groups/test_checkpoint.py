@@ -270,10 +270,10 @@ def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
         assert first.number
         without = used_with("_")
         assert (without.number, without.quality) == (first.number, Quality.ESTIMATED)
-        assert "read 'Unassigned' at the end: what it had counted until then" in without.reason
+        assert "read 'Unassigned' at the end: the total is what was counted before" in without.reason
         again = used_with("e")
         assert (again.number, again.quality) == (2 * int(first.number), Quality.ESTIMATED)
-        assert "without a counter" in again.reason
+        assert "had no counter for a time" in again.reason
         # The other event had its counter all the time.
         totals = host.manager.release("k", owner="test").totals
         assert total(totals, "mbm_local_bytes").quality is Quality.EXACT

@@ -209,7 +209,7 @@ def test_a_group_of_somebody_else_in_one_class_leaves_the_others(host: Host, pro
     first, second = process(), process()
     before = host.manager.assign(assignment(UID, first.pid, "nri")).record
     host.tree.write_task("gold", second.pid)
-    with pytest.raises(Exception, match="not ours"):
+    with pytest.raises(Exception, match="another program created it"):
         host.manager.assign(assignment(UID, second.pid, "nri"))
     assert host.manager.get(UID) == before
     assert host.tree.find(foreign) is not None
@@ -226,7 +226,7 @@ def test_without_an_rmid_the_further_group_waits_and_is_late(tight: Host, proces
     assert "ENOSPC" in record.members[1].reason
     _, _, totals = tight.manager.read(UID)
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
-    assert all("class silver is not in it" in total.reason for total in totals)
+    assert all("class silver is not included" in total.reason for total in totals)
     with pytest.raises(RmidsExhausted):
         child = process()
         tight.manager.assign(assignment(UID, child.pid, "nri", may_wait=False))

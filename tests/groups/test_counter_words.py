@@ -135,7 +135,7 @@ def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_pa
         mode.write_text("mbm_event\n")
         ended = at_end(host)
         assert ended.quality is Quality.ESTIMATED
-        assert "offers mbm_event" in ended.reason
+        assert "mbm_event prevents this" in ended.reason
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_where_groups_cannot_be_renamed_a_second_one_is_made(
     host.tree.write_task(gold, child.pid)
 
     def refuse(*_: object) -> None:
-        raise ClassMismatch("this kernel does not move groups")
+        raise ClassMismatch("this kernel cannot move groups")
 
     monkeypatch.setattr(host.manager.life, "relocate", refuse)
     host.manager.upkeep.tick()
@@ -222,7 +222,7 @@ def test_a_call_that_fails_on_the_second_class_leaves_no_group_in_the_first(
     host.tree.write_task(gold, pids[1])
     host.tree.write_task("silver", pids[2])
     foreign = host.make_foreign(UID, "silver")
-    with pytest.raises(Exception, match="not ours"):
+    with pytest.raises(Exception, match="another program created it"):
         host.manager.assign(by_cgroup(cgroup))
     assert host.manager.records() == []
     assert host.ours() == []

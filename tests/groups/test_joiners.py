@@ -113,7 +113,7 @@ def reason(host: Host) -> str:
 def cpu_time_told(said: str) -> float:
     found = re.fullmatch(
         r"processes that joined c1 from outside and ended used at least (\d+\.\d\d) s of CPU time: "
-        r"what they did is in no figure",
+        r"their use is not counted",
         said,
     )
     assert found is not None, said
@@ -206,7 +206,7 @@ def test_a_container_whose_control_groups_cannot_be_looked_through_is_marked(
             for _ in range(2):
                 host.manager.upkeep.sweeping.sweep(CTR)
             assert host.manager.get(CTR).late_reasons == (
-                f"processes that join c1 from outside cannot be seen: {init.cgroup}: "
+                f"processes that join c1 from outside are not detected: {init.cgroup}: "
                 "has more than 3 control groups below it, and is not looked through",
             )
         totals = host.manager.release(CTR, owner="oci").totals
@@ -308,8 +308,8 @@ def test_a_control_group_that_does_not_count_cpu_time_is_late(
     else:
         host.manager.assign(assignment(CTR, None, "oci", member="c1", cgroup=cgroup_v1))  # type: ignore[arg-type]
     assert reason(host) == (
-        "the control group of c1 has no CPU time, as in version 1, so tasks that join it and end between two looks "
-        "cannot be seen"
+        "the control group of c1 does not count CPU time, as in version 1, so tasks that join it and end between two "
+        "checks are not detected"
     )
     assert {total.quality for total in host.manager.release(CTR, owner="oci").totals} == {Quality.LATE}
 

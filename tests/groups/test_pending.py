@@ -268,7 +268,7 @@ def test_a_foreign_group_of_its_name_makes_a_pending_one_fail(small: Host) -> No
     foreign = small.make_foreign("k")
     small.manager.upkeep.tick()
     record = small.manager.get("k")
-    assert (record.state, "not ours" in record.reason) == (State.FAILED, True)
+    assert (record.state, "another program created it" in record.reason) == (State.FAILED, True)
     assert small.tree.find(foreign) is not None
 
 
@@ -330,7 +330,7 @@ def test_who_asks_now_does_not_overtake_who_waits(small: Host) -> None:
     # An RMID is free, and the tick that gives it to who waits is yet to come.
     late = small.manager.create("late", owner="a")
     assert late.state is State.PENDING
-    assert "mon_groups/late: cannot create the monitoring group: groups of the same or a higher" in late.reason
+    assert "mon_groups/late: cannot create the monitoring group: workloads of the same or a higher" in late.reason
     with pytest.raises(RmidsExhausted):
         small.manager.create("impatient", owner="a", may_wait=False)
     assert small.manager.create("urgent", owner="a", priority=1).state is State.IDLE

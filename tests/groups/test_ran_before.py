@@ -65,7 +65,8 @@ def test_a_process_that_has_run_is_late_and_says_for_how_long(host: Host, puppet
     assert 200_000_000 <= member.ran_before_ns <= (processes.cpu_time_ns(puppet.pid) or 0)
     (reason,) = reasons(host.manager, "k")
     assert reason == (
-        f"pid-{puppet.pid} ran and had used up to {member.ran_before_ns / 1e9:.3f} s of CPU time before it was put in"
+        f"pid-{puppet.pid} ran and had used up to {member.ran_before_ns / 1e9:.3f} s of CPU time "
+        "before it was put into the group"
     )
     assert {total.quality for total in host.manager.release("k", owner="test").totals} == {Quality.LATE}
 
@@ -106,7 +107,7 @@ def test_a_daemon_that_was_killed_as_a_process_joined_calls_it_late(host: Host, 
     host.manager.book.put(record.with_member(joining))
     after = host.restart().get("k")
     assert (after.members[0].late, after.members[0].joining, after.baseline) == (True, False, Quality.LATE)
-    assert reasons(host.manager, "k") == {f"resctrlmond was killed while {joining.id} was put in"}
+    assert reasons(host.manager, "k") == {f"resctrlmond was killed while {joining.id} was put into the group"}
 
 
 def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(host: Host, puppet: Puppet) -> None:
@@ -123,7 +124,7 @@ def test_descendants_that_there_are_stay_outside_and_are_counted(host: Host, pup
     done = host.manager.assign(assignment("k", puppet.pid, late=None))
     assert host.tree.membership(child) == Membership("", "")
     assert (done.descendants, done.moved.outside, done.record.baseline) == (1, 0, Quality.LATE)
-    assert "1 descendant of it is outside" in reasons(host.manager, "k").pop()
+    assert "1 descendant stayed outside" in reasons(host.manager, "k").pop()
     # A later one is its parent's in all.
     assert host.tree.membership(int(puppet.do("fork"))) == Membership("", "k")
     # One that the workload has already is not outside.
@@ -184,7 +185,7 @@ def test_a_tree_that_waits_for_an_rmid_is_put_in_whole(host: Host, puppet: Puppe
 
 
 def test_a_tree_goes_with_a_process_only(host: Host, cgroup: str) -> None:
-    with pytest.raises(InvalidRequest, match="tree"):
+    with pytest.raises(InvalidRequest, match="includeDescendants"):
         host.manager.assign(assignment("k", None, cgroup=cgroup, tree=True))  # type: ignore[arg-type]
 
 

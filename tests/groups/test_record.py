@@ -96,7 +96,7 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
 def test_a_record_with_a_name_that_leads_elsewhere_is_refused(names: dict[str, Any]) -> None:
     """What is in it meets paths in resctrl and in /run, and folders there are removed whole."""
     data = encode(msgspec.structs.replace(RECORD, **names))
-    with pytest.raises(UnreadableRecord, match="no valid record"):
+    with pytest.raises(UnreadableRecord, match="not a valid record"):
         decode(data, "file")
 
 

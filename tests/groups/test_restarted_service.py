@@ -62,7 +62,7 @@ def test_a_service_that_is_restarted_goes_on_late_and_this_is_logged(
     if meanwhile == "tick":
         host.manager.upkeep.tick()
         assert host.manager.get(KEY).state is State.IDLE
-        assert "are taken in, late" in caplog.text
+        assert "are moved into the group, late" in caplog.text
     elif meanwhile == "restart of the daemon":
         host.restart()
     start(cgroup, second)

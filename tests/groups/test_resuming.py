@@ -99,7 +99,7 @@ def test_what_was_used_before_the_loss_is_in_the_totals(host: Host, puppet: Pupp
     puppet.do("burn 0.1")
     found = total(host.manager.release("k", owner="test").totals)
     assert found.quality is Quality.ESTIMATED
-    assert "is in no figure" in found.reason
+    assert "use until it had a new one is not counted" in found.reason
     assert found.number is not None
     since = [Path(host.run, "groups/k/mon_data", "mon_L3_00", f"{TRAFFIC}.{at}") for at in ("begin", "end")]
     assert found.number >= known.number
@@ -277,7 +277,7 @@ def test_a_rivals_group_of_its_name_is_left_alone_and_the_loss_stands(
         host.manager.upkeep.tick()
     record = host.manager.get("k")
     assert (record.state, record.is_interrupted, record.generation) == (State.LOST, True, 1)
-    assert len([entry for entry in caplog.records if "not ours" in entry.message]) == 1
+    assert len([entry for entry in caplog.records if "another program created it" in entry.message]) == 1
     assert "completed_at" in host.files("k")
     with pytest.raises(ForeignGroup):
         host.manager.create("k", owner="test")

@@ -70,4 +70,4 @@ def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
     assert record.baseline is Quality.ESTIMATED
     totals = one_rmid.manager.read("k")[2]
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
-    assert all("tasks of others were in the group" in total.reason for total in totals)
+    assert all("tasks that do not belong to it were in the group" in total.reason for total in totals)

@@ -80,7 +80,7 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
     assert has_moved
     record = host.manager.get("k")
     assert record.baseline is Quality.LATE
-    assert record.late_reasons == ("tasks of m were outside until it was assigned again",)
+    assert record.late_reasons == ("tasks of m were outside the group until it was assigned again",)
     totals = host.manager.release("k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.LATE}
 

@@ -258,13 +258,13 @@ def test_ours_without_a_record_is_adopted_if_it_has_tasks_and_removed_if_not(hos
     assert host.tree.find(foreign) is not None
     record_path = host.tree.full_path(record.ref)
     assert [line.split(": ", 1)[1] for line in host.manager.problems] == [
-        "had our mark, but no record: adopted with an unknown baseline",
-        "had our mark, but no record and no tasks: removed",
+        "had the mark of resctrlmond, but no record: adopted with an unknown baseline",
+        "had the mark of resctrlmond, but no record and no tasks: removed",
     ]
     assert all(total.number is None for total in host.manager.read("busy")[2])
     assert record.claimed_by(RECOVERED)
     host.manager.tick()
-    adopted = f"{record_path}: had our mark, but no record: adopted with an unknown baseline"
+    adopted = f"{record_path}: had the mark of resctrlmond, but no record: adopted with an unknown baseline"
     assert host.manager.problems == [adopted]
     end(child)
     host.manager.tick()
@@ -421,7 +421,7 @@ def test_an_unreadable_record_is_kept_and_its_group_adopted(host: Host, process:
     host.restart()
     assert (host.manager.get("k").state, host.manager.get("k").baseline) == (State.ACTIVE, Quality.UNKNOWN)
     assert Path(f"{path}.unreadable").read_bytes() == damaged
-    assert any("no valid record" in problem for problem in host.manager.problems)
+    assert any("not a valid record" in problem for problem in host.manager.problems)
 
 
 def test_an_unreadable_record_is_removed_after_the_snapshot_ttl_and_this_is_logged(
@@ -567,7 +567,7 @@ def test_a_mistake_with_one_workload_keeps_no_other_from_upkeep(
     host.manager.upkeep.tick()
     assert host.manager.get("b").state is State.COMPLETED
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [
-        "a: upkeep failed in a way that it should not"
+        "a: maintenance failed unexpectedly"
     ]
     assert host.restart().get("b").state is State.COMPLETED
     assert "a: RuntimeError('a mistake')" in host.manager.problems

@@ -79,11 +79,11 @@ def test_why_a_container_is_not_monitored(node: Node) -> None:
         pod, foreign = node.pod(), node.pod(OTHER)
         plugin.tell(Event.START_CONTAINER, pod, node.container(pod, 0, name="unfound"))
         plugin.tell(Event.START_CONTAINER, foreign, node.container(foreign, node.process()))
-        node.until(lambda: "is not ours" in listed(node).get(OTHER, {}).get("reason", ""), "both pods")
+        node.until(lambda: "another program created it" in listed(node).get(OTHER, {}).get("reason", ""), "both pods")
         [unfound] = listed(node)[UID]["containers"]
         assert (unfound["monitored"], unfound["reason"]) == (False, "it is not in its pod's group")
         [refused] = listed(node)[OTHER]["containers"]
-        assert "is not ours" in refused["reason"]
+        assert "another program created it" in refused["reason"]
 
 
 def test_daemon_without_an_inventory_is_supported(

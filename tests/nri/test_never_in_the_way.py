@@ -143,7 +143,7 @@ def test_refusal_is_logged_once_and_the_container_starts(node: Node, event: Even
         pod = node.pod()
         for _ in range(3):
             plugin.tell(event, pod, node.container(pod, node.process()) if event is Event.START_CONTAINER else None)
-        assert "is not ours" in node.said()
+        assert "another program created it" in node.said()
         assert node.said().count("pod shop/web-0 is unmonitored") == 1
         assert node.machine.groups() == [UID]
 
