@@ -111,7 +111,7 @@ def test_what_a_later_version_wrote_is_left_alone_until_that_is_back(
     later = rewritten(host, VERSION, VERSION + 1)
 
     manager = host.restart()
-    told = [problem for problem in manager.problems if f"version {VERSION + 1}, not {VERSION}" in problem]
+    told = [problem for problem in manager.problems if f"format {VERSION + 1}, not {VERSION}" in problem]
     assert len(told) == 1
     assert str(Path(host.run, "records", "k.json")) in told[0]
     assert any("another version wrote its record: not changed" in problem for problem in manager.problems)
