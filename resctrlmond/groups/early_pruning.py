@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from resctrlmond.groups.lifecycle import Lifecycle
+from resctrlmond.groups.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class EarlyPruning:
         self.most_bytes = most_bytes
         # By the key and generation of a run. Its files do not change any more.
         self._sizes: dict[tuple[str, int], int] = {}
+        # What had ended, and the limit, when all files were found to fit.
+        self._fitting: object = None
         self._removed = 0
         self._logged = float("-inf")
 
@@ -47,6 +50,18 @@ class EarlyPruning:
 
         Raises NotWritten.
         """
+        current = {(record.key, record.generation) for record in self._ended_records()}
+        ended = current, self._life.snapshots.changes, self.most_bytes
+        if ended != self._fitting:
+            self._fitting = ended if self._prune() else None
+        if self._removed and time.monotonic() - self._logged >= _LOG_EVERY_S:
+            text = "removed %d ended run%s before snapshot_ttl, because the files of all took more than %d MiB. "
+            text += "Set a shorter snapshot_ttl, or collect the values sooner"
+            log.warning(text, self._removed, "" if self._removed == 1 else "s", self.most_bytes >> 20)
+            self._removed, self._logged = 0, time.monotonic()
+
+    def _prune(self) -> bool:
+        """Remove the oldest runs until the others fit. Returns whether they do."""
         runs = sorted(self._ended())
         sizes = {(run.key, run.generation): self._size(run) for run in runs}
         self._sizes = sizes
@@ -58,16 +73,14 @@ class EarlyPruning:
             if sizes[run.key, run.generation] and self._remove(run):
                 surplus -= sizes[run.key, run.generation]
                 self._removed += 1
-        if self._removed and time.monotonic() - self._logged >= _LOG_EVERY_S:
-            text = "removed %d ended run%s before snapshot_ttl, because the files of all took more than %d MiB. "
-            text += "Set a shorter snapshot_ttl, or collect the values sooner"
-            log.warning(text, self._removed, "" if self._removed == 1 else "s", self.most_bytes >> 20)
-            self._removed, self._logged = 0, time.monotonic()
+        return surplus <= 0
+
+    def _ended_records(self) -> Iterator[Record]:
+        return (record for record in self._life.book.all() if record.state.is_over and not record.is_interrupted)
 
     def _ended(self) -> Iterator[_Run]:
-        for record in self._life.book.all():
-            if record.state.is_over and not record.is_interrupted:
-                yield _Run(record.completed_ns, record.key, record.generation, True)
+        for record in self._ended_records():
+            yield _Run(record.completed_ns, record.key, record.generation, True)
         for key, generation, completed_ns in self._life.snapshots.set_aside_runs():
             yield _Run(completed_ns, key, generation, False)
 

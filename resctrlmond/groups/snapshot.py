@@ -42,9 +42,11 @@ class Snapshots:
         self.completed = completed
         # Of every folder here; whoever cannot enter a folder cannot open what is in it.
         self._mode = 0o755
-        # When the set-aside runs were completed, by path and the time in their file (times.boot_ns()): no step of the
-        # time of day makes a run old or young that this daemon has ended or seen before.
-        self._completed_ns: dict[tuple[str, str], int] = {}
+        # When the set-aside runs were completed, by path (times.boot_ns()): no step of the time of day makes a run
+        # old or young that this daemon has ended or seen before.
+        self._completed_ns: dict[str, int] = {}
+        # How often a run was set aside or brought back.
+        self.changes = 0
         # For what readers without the key change too: the checkpoint and the file ``quality``. Held while files in
         # memory are read and written, never during a call on resctrl.
         self.lock = threading.RLock()
@@ -277,14 +279,18 @@ class Snapshots:
             _make_folders(os.path.dirname(target), self._mode)
             _remove(target)
             os.rename(self.path(key), target)
+        self._completed_ns.pop(target, None)
         if completed_ns:
-            self._completed_ns[target, _text(os.path.join(target, "completed_at"))] = completed_ns
+            self._completed_ns[target] = completed_ns
+        self.changes += 1
 
     def bring_back(self, key: str, generation: int) -> None:
         """Undo ``set_aside``: the run stands under its key again. Raises NotWritten."""
         source = self.aside(key, generation)
         with writing(source), contextlib.suppress(FileNotFoundError):
             os.rename(source, self.path(key))
+        self._completed_ns.pop(source, None)
+        self.changes += 1
 
     def aside(self, key: str, generation: int) -> str:
         """The directory of an earlier run that was set aside."""
@@ -325,7 +331,7 @@ class Snapshots:
         run = self.aside(key, generation)
         with writing(run):
             _remove(run)
-            self._forget(run)
+            self._completed_ns.pop(run, None)
 
     def prune(self, key: str, ttl_s: float) -> None:
         """Remove the set-aside runs of that key that were completed longer than ``ttl_s`` seconds ago.
@@ -338,7 +344,7 @@ class Snapshots:
                 run = os.path.join(folder, generation)
                 if self._completed_since_s(run) >= ttl_s:
                     _remove(run)
-                    self._forget(run)
+                    self._completed_ns.pop(run, None)
             if not os.listdir(folder):
                 os.rmdir(folder)
 
@@ -349,15 +355,12 @@ class Snapshots:
 
     def _completed_at_ns(self, run: str) -> int | None:
         """When the set-aside run was completed (``times.boot_ns()``); None if its files do not say."""
-        text = _text(os.path.join(run, "completed_at"))
-        then = self._completed_ns.get((run, text), boot_ns_at(text))
+        then = self._completed_ns.get(run)
+        if then is None:
+            then = boot_ns_at(_text(os.path.join(run, "completed_at")))
         if then is not None:
-            self._completed_ns[run, text] = then
+            self._completed_ns[run] = then
         return then
-
-    def _forget(self, run: str) -> None:
-        for about in [about for about in self._completed_ns if about[0] == run]:
-            del self._completed_ns[about]
 
     def _make_folder(self, path: str) -> None:
         """Make a folder of ours, with those that it is in. A file or link that somebody put in its place goes: the

@@ -61,3 +61,28 @@ def test_a_run_that_was_lost_and_is_to_be_resumed_stays(host: Host) -> None:
     host.manager.tick()
     assert host.manager.get("lost").is_interrupted
     assert "lost.json" in host.folder("records")
+
+
+def test_ended_runs_are_looked_at_again_only_after_another_has_ended(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        run_and_end(host, "again")
+    host.manager.tick()
+    looks: list[int] = []
+    pruning = host.manager.upkeep.early_pruning
+    prune = pruning._prune
+
+    def counted() -> bool:
+        looks.append(1)
+        return prune()
+
+    monkeypatch.setattr(pruning, "_prune", counted)
+    host.manager.tick()
+    assert looks == []
+    run_and_end(host, "again")
+    pruning.most_bytes = size(host, "again")
+    host.manager.tick()
+    assert looks == [1]
+    assert os.listdir(Path(host.run, "completed")) == ["again"]
+    assert os.listdir(Path(host.run, "completed", "again")) == []

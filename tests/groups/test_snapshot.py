@@ -162,6 +162,18 @@ def test_a_step_of_the_clock_makes_no_ended_run_old_or_young(
     assert stamp.exists()
 
 
+def test_the_end_of_an_earlier_run_is_read_once(snapshots: Snapshots) -> None:
+    """It was read twice a second for each ended run."""
+    snapshots.begin("k", OLD, "/live", values("1"))
+    snapshots.end("k", utc_now(), values("2"))
+    snapshots.set_aside("k", 1)
+    snapshots.prune("k", 3600)
+    stamp = Path(snapshots.completed) / "k" / "1" / "completed_at"
+    stamp.unlink()
+    snapshots.prune("k", 3600)
+    assert [generation for _, generation, _ in snapshots.set_aside_runs()] == [1]
+
+
 def test_a_strange_file_among_the_ended_runs_is_told_not_fatal(snapshots: Snapshots) -> None:
     (Path(snapshots.completed) / "junk").write_text("?")
     with pytest.raises(NotWritten, match="junk"):
