@@ -99,7 +99,9 @@ class Daemon:
             dbus = self._dbus_door()
             self._follow_changes(loop, watch, dbus)
             interference = self._manager.upkeep.interference
-            reaction = Reaction(self._workers, self._manager.upkeep.react, interference.fd)
+            reaction = Reaction(
+                self._workers, self._manager.upkeep.react, lambda: interference.rest_s, interference.fd
+            )
             interference.wake = reaction.wake
             opened.callback(reaction.close)
             varlink = varlink_door.server(self._service)
@@ -114,7 +116,7 @@ class Daemon:
             self._notify.ready(self._status())
             log.info("ready: %s", self._status())
             opened.callback(self._notify.stopping)
-            await self._tick_until_stopped()
+            await self._tick_until_stopped(lambda: reaction.wait_for(interference.fd))
             self._manager.upkeep.is_stopping = True
             # A caller that comes from now on wakes the next daemon.
             self._start_lock.take()
@@ -237,11 +239,12 @@ class Daemon:
         except ResctrlError as error:
             self._notices.unfinished(key, error)
 
-    async def _tick_until_stopped(self) -> None:
+    async def _tick_until_stopped(self, at_each: Callable[[], None]) -> None:
         watchdog_s = watchdog_interval_s()
         reported = ""
         while not self._stopping.is_set():
             self._ticker.step()
+            at_each()
             self._manager.alerts["upkeep"] = self._ticker.problem
             if watchdog_s is not None and not self._ticker.is_stuck:
                 self._notify.watchdog()

@@ -13,31 +13,38 @@ from resctrlmond.resctrl.errors import ResctrlError
 
 log = logging.getLogger(__name__)
 
-# A write raises several events, and a program that moves a process writes once for each thread.
-_BATCH_S = 0.002
-# A call is followed by a pause of so many times its length, up to a longest one: a program that writes to schemata
-# all the time costs a small part of one processor.
-_PAUSES = 20
-_LONGEST_PAUSE_S = 0.25
+# A write raises several events. A task that is moved may end soon after that.
+_BATCH_S = 0.001
 _AFTER_FAILURE_S = 1.0
 
 
 class Reaction:
     """Calls ``react`` in a thread of its own, once at a time, when ``fd`` is readable or ``wake`` is called.
 
-    ``react`` returns after how many seconds it is to be called again, 0 if only after the next event. Lives in the
-    event loop. Without a descriptor (-1) only the ticks react.
+    ``react`` returns after how many seconds it is to be called again, 0 if only after the next event. ``rest_s``
+    returns for how many seconds it is not to be called at all after a call. Lives in the event loop. Without a
+    descriptor (-1) only the ticks react.
     """
 
-    def __init__(self, workers: Workers, react: Callable[[], float], fd: int) -> None:
+    def __init__(self, workers: Workers, react: Callable[[], float], rest_s: Callable[[], float], fd: int) -> None:
         self._workers = workers
         self._react = react
-        self._fd = fd
+        self._rest_s = rest_s
+        self._fd = -1
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._is_wanted = False
         self._not_before = 0.0
-        if fd >= 0:
+        self.wait_for(fd)
+
+    def wait_for(self, fd: int) -> None:
+        """Wait for another descriptor from now on. The one before, if any, is open."""
+        if fd == self._fd:
+            return
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+        self._fd = fd
+        if fd >= 0 and self._task is None:
             self._loop.add_reader(fd, self._begin)
 
     def wake(self) -> None:
@@ -47,9 +54,7 @@ class Reaction:
 
     def close(self) -> None:
         """Stop waiting for events."""
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-        self._fd = -1
+        self.wait_for(-1)
         if self._task is not None:
             self._task.cancel()
 
@@ -67,7 +72,6 @@ class Reaction:
         while pause or self._is_wanted:
             await asyncio.sleep(max(pause, _BATCH_S, self._not_before - self._loop.time()))
             self._is_wanted = False
-            begun = self._loop.time()
             try:
                 pause = await self._workers.run(Lane.WRITES, self._react)
             except ResctrlError as error:
@@ -76,8 +80,7 @@ class Reaction:
             except Exception:
                 log.exception("the look for what another program wrote to resctrl failed in a way that it should not")
                 pause = _AFTER_FAILURE_S
-            now = self._loop.time()
-            self._not_before = now + min(_LONGEST_PAUSE_S, _PAUSES * (now - begun))
+            self._not_before = self._loop.time() + self._rest_s()
         self._task = None
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self._begin)

@@ -43,6 +43,8 @@ class Sweeping:
         self.tree = life.tree
         self.making = making
         self.joiners = Joiners()
+        # Called with the place of each task of a member that was found outside and is moved into its group.
+        self.found_outside: Callable[[Membership], None] = lambda _: None
 
     def sweep(self, key: str) -> None:
         """Take in what joined the members from outside, and follow those that somebody moved to another class."""
@@ -212,14 +214,18 @@ class Sweeping:
             record = record.with_member(replace(member, late=True))
             record = self.book.put(record.with_late(replace(member, part=group.part), _was_outside(member)))
 
+        past: dict[int, tuple[int, Membership]] = {}
         how = How(
             take_over=member.take_over,
             may_take=self.take_over.marker(record.key),
             through_class=member.allow_class_change,
             among=None if member.allow_class_change else [standing.ref for standing in record.standing],
             first=say_so if late else None,
+            past=past if late else None,
         )
         moved = move(group.ref, how)
+        for _, before in past.values():
+            self.found_outside(before)
         return record, moved
 
     def _group_in(self, record: Record, class_: str, moved: Moved) -> tuple[Record, Record]:

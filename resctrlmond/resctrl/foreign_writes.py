@@ -61,8 +61,8 @@ class OwnWrites:
         self._begun: Counter[str] = Counter()
         self._running = 0
         self._sequence = 0
-        # When a thread was moved last, in clock ticks since boot.
-        self._moved: dict[int, int] = {}
+        # When a thread was moved last to which directory, in clock ticks since boot.
+        self._moved: dict[int, dict[str, int]] = {}
 
     @contextlib.contextmanager
     def counted(self, directory: str, tid: int = 0) -> Iterator[None]:
@@ -72,7 +72,7 @@ class OwnWrites:
             self._sequence += 1
             self._running += 1
             if tid:
-                self._note(tid)
+                self._note(tid, directory)
         try:
             yield
         except BaseException:
@@ -83,9 +83,15 @@ class OwnWrites:
         with self._guard:
             self._running -= 1
 
-    def moved_since(self, tid: int, ticks: int) -> bool:
-        """Whether the daemon has moved that thread since then (clock ticks since boot)."""
-        return self._moved.get(tid, -1) >= ticks
+    def moved_since(self, tid: int, ticks: int, directory: str | None = None) -> bool:
+        """Whether the daemon has moved that thread, to that directory, since then (clock ticks since boot)."""
+        moved = self._moved.get(tid, {}).copy()
+        return any(at >= ticks for name, at in moved.items() if directory in (None, name))
+
+    def begun(self, directory: str) -> int:
+        """How many writes to that directory have begun since they were settled last."""
+        with self._guard:
+            return self._begun[directory]
 
     def quiet(self) -> int | None:
         """A number of this moment for ``settle``; None while a write runs."""
@@ -104,33 +110,48 @@ class OwnWrites:
                 self._begun.clear()
             return begun, is_settled
 
-    def _note(self, tid: int) -> None:
+    def _note(self, tid: int, directory: str) -> None:
         now = boot_ticks()
         if len(self._moved) >= _MOST_MOVES:
-            self._moved = {tid: at for tid, at in self._moved.items() if now - at < _REMEMBERED_S * TICKS_PER_S}
-        self._moved[tid] = now
+            oldest = now - _REMEMBERED_S * TICKS_PER_S
+            self._moved = {tid: moved for tid, moved in self._moved.items() if max(moved.values()) > oldest}
+        self._moved[tid] = {**self._moved.get(tid, {}), directory: now}
 
 
 @dataclass(slots=True)
 class Written:
     """What other programs wrote to: the tasks file, or the cpus files, of these directories, relative to the tree.
 
+    ``tasks`` has how often, as far as the events tell: the kernel merges two writes through one open file.
+    ``closed`` has how often each tasks file was closed after being open for writing, by the daemon too.
+    ``created`` and ``renamed`` are new directories and new names of other programs. ``missed`` are directories that
+    are gone, and that were not watched from their first moment on, or were written to.
     ``is_incomplete``: events were missed, or directories came that were not watched from their first moment on.
+    ``is_lost``: the queue overflowed.
     """
 
-    tasks: set[str] = field(default_factory=set)
+    tasks: Counter[str] = field(default_factory=Counter)
+    closed: Counter[str] = field(default_factory=Counter)
     cpus: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)
+    renamed: set[str] = field(default_factory=set)
+    missed: set[str] = field(default_factory=set)
     is_incomplete: bool = False
+    is_lost: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.cpus or self.is_incomplete)
+        return bool(self.tasks or self.cpus or self.renamed or self.missed or self.is_incomplete)
 
 
 class ForeignWrites:
     """Watches every class and every monitoring group of a tree. For any thread.
 
     ``fd`` is readable when ``take`` may have something to return; -1 without inotify, and then nothing is seen.
-    ``trouble`` says why not all is seen, "" if all is.
+    ``trouble`` says why not all is seen, "" if all is; ``look_around`` tries again.
+
+    The kernel raises IN_MODIFY for a write that it carries out. One that it refuses raises none, but for O_TRUNC,
+    which raises one when the file is opened (``echo 1 >tasks``). It also refuses a list of tasks (``1,2``, since
+    Linux 6.7) at the first task that it cannot move, and has moved those before it.
     """
 
     def __init__(self, root: str, own: OwnWrites) -> None:
@@ -140,19 +161,22 @@ class ForeignWrites:
         self._paths: dict[int, str] = {}
         self._watches: dict[str, int] = {}
         self._modified: Counter[str] = Counter()
+        # How often a tasks file was written to after being opened, and those that are open since.
+        self._sessions: Counter[str] = Counter()
+        self._being_written: set[str] = set()
+        # The directories that were created during this call of _read.
+        self._new: set[str] = set()
         self._written = Written()
         self._expected = ""
         self._mounting: Mounting | None = None
         self._inotify: Inotify | None = None
+        self._is_closed = False
         self.trouble = ""
-        try:
-            self._inotify = Inotify()
-        except OSError as error:
-            self.trouble = f"no inotify ({error.strerror}; raise fs.inotify.max_user_instances or LimitNOFILE=)"
 
     def close(self) -> None:
         """Let go of the descriptor, and with it of every watch."""
         with self._guard:
+            self._is_closed = True
             if self._inotify is not None:
                 self._inotify.close()
                 self._inotify = None
@@ -165,13 +189,42 @@ class ForeignWrites:
         """The descriptor to wait for; -1 if there is none."""
         return self._inotify.fd if self._inotify is not None else -1
 
-    def look_around(self, mounting: Mounting) -> None:
-        """Watch all directories of this mount, unless they are watched already."""
+    @property
+    def watches(self) -> int:
+        """How many directories are watched."""
+        return len(self._watches)
+
+    @property
+    def directories(self) -> set[str]:
+        """The classes and groups that are watched."""
+        return {path for path in self._watches.copy() if not path or _has_tasks_file(path)}
+
+    def is_being_written(self, directory: str) -> bool:
+        """Whether the tasks file was written to and has not been closed since."""
+        return directory in self._being_written
+
+    def look_around(self, mounting: Mounting) -> bool:
+        """Watch all directories of this mount, unless they are watched already.
+
+        Returns whether all are watched from now on that were not before.
+        """
         with self._guard:
-            if self._inotify is not None and (mounting != self._mounting or self.trouble):
-                self.trouble = ""
-                self._mounting = mounting
-                self._watch_all()
+            if self._is_closed or (mounting == self._mounting and not self.trouble):
+                return False
+            had_trouble = bool(self.trouble)
+            self.trouble = ""
+            if self._inotify is None:
+                try:
+                    self._inotify = Inotify()
+                except OSError as error:
+                    hint = "raise fs.inotify.max_user_instances or LimitNOFILE="
+                    self.trouble = f"no inotify ({error.strerror}; {hint})"
+                    return False
+            self._mounting = mounting
+            self._watch_all()
+            # Some directories have not been watched until now.
+            self._written.is_incomplete |= had_trouble and not self.trouble
+            return not self.trouble
 
     def watch(self, directory: str) -> None:
         """Watch a new group of ours from its first moment on."""
@@ -193,6 +246,8 @@ class ForeignWrites:
         if self._inotify is None:
             return
         since = self._own.quiet()
+        continued = self._being_written.copy()
+        self._new.clear()
         for _ in range(_MOST_READS):
             events = self._inotify.read()
             if not events:
@@ -204,17 +259,20 @@ class ForeignWrites:
         begun, is_settled = self._own.settle(since)
         for directory, number in self._modified.items():
             if number > begun[directory]:
-                self._written.tasks.add(directory)
-                self._modified[directory] = begun[directory]
+                least = 0 if directory in continued else 1
+                self._written.tasks[directory] += max(self._sessions[directory] - begun[directory], least)
+                self._modified[directory] = self._sessions[directory] = begun[directory]
         if is_settled:
             self._modified.clear()
+            self._sessions.clear()
 
     def _note(self, event: Event) -> None:
         if event.mask & IN_Q_OVERFLOW:
-            self._forget_below("")
             self._modified.clear()
+            self._sessions.clear()
+            self._forget_below("")
             self._watch_all()
-            self._written.is_incomplete = True
+            self._written.is_incomplete = self._written.is_lost = True
             return
         directory = self._paths.get(event.wd)
         if directory is None:
@@ -225,20 +283,40 @@ class ForeignWrites:
             self._note_directory(event, os.path.join(directory, event.name))
         elif event.mask & IN_MODIFY and event.name == TASKS:
             self._modified[directory] += 1
+            if directory not in self._being_written:
+                self._being_written.add(directory)
+                self._sessions[directory] += 1
+        elif event.mask & IN_CLOSE_WRITE and event.name == TASKS:
+            self._being_written.discard(directory)
+            self._written.closed[directory] += 1
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)
 
     def _note_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
             self._watch_new(path)
-            if event.mask & IN_CREATE and path != self._expected and _has_tasks_file(path):
-                # Tasks may have been written to it before it was watched; it may be gone again.
-                self._written.is_incomplete = True
+            if _has_tasks_file(path) and path != self._expected:
+                self._note_new(event, path)
         elif event.mask & IN_DELETE:
+            if path in self._new:
+                self._written.missed.add(path)
             self._forget_below(path)
         elif event.mask & IN_MOVED_FROM:
             # Its watch goes on, and gets its new path by IN_MOVED_TO.
             self._watches.pop(path, None)
+
+    def _note_new(self, event: Event, path: str) -> None:
+        if event.mask & IN_MOVED_TO:
+            self._written.renamed.add(path)
+            return
+        self._new.add(path)
+        # Tasks may have been written to it before it was watched; it may be gone again.
+        self._written.is_incomplete = True
+        if path in self._watches:
+            self._written.created.add(path)
+            self._written.created.update(below for below in self.directories if below.startswith(f"{path}/"))
+        else:
+            self._written.missed.add(path)
 
     def _watch_all(self) -> None:
         if self._add(""):
@@ -285,7 +363,10 @@ class ForeignWrites:
         wd = self._watches.pop(directory, None)
         if wd is None:
             return
-        self._modified.pop(directory, None)
+        if self._modified.pop(directory, 0) > self._own.begun(directory):
+            self._written.missed.add(directory)
+        self._sessions.pop(directory, None)
+        self._being_written.discard(directory)
         if self._paths.get(wd) == directory:
             del self._paths[wd]
             assert self._inotify is not None

@@ -172,7 +172,11 @@ class Tree:
 
     def tasks(self, ref: GroupRef) -> list[int]:
         """The thread ids in the group. The kernel walks every thread of the machine for it: not for a loop."""
-        text = self._read_text(os.path.join(ref.path, "tasks"), "list the tasks of the group")
+        return self.tasks_in(ref.path)
+
+    def tasks_in(self, directory: str) -> list[int]:
+        """The thread ids in a group, or in a class with all of its groups, by its path in the tree; see ``tasks``."""
+        text = self._read_text(os.path.join(directory, "tasks"), "list the tasks of the group")
         return [int(line) for line in text.split()]
 
     def cpus(self, ref: GroupRef) -> str:

@@ -20,7 +20,7 @@ from tests.sim.conftest import Puppet
 @contextlib.asynccontextmanager
 async def reacting(react: Callable[[], float], fd: int) -> AsyncIterator[Reaction]:
     workers = Workers()
-    reaction = Reaction(workers, react, fd)
+    reaction = Reaction(workers, react, lambda: 0.0, fd)
     try:
         yield reaction
     finally:
@@ -70,6 +70,28 @@ def test_a_workload_is_reacted_for_when_it_asks() -> None:
         with contextlib.closing(Inotify()) as inotify:
             async with reacting(react, inotify.fd) as reaction:
                 await asyncio.to_thread(reaction.wake)
+                await called.wait()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_a_descriptor_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    """The host had no inotify instance left at the start."""
+
+    async def scene() -> None:
+        called = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(Inotify()) as inotify:
+            inotify.add(str(tmp_path), IN_MODIFY)
+
+            def react() -> float:
+                if inotify.read():
+                    loop.call_soon_threadsafe(called.set)
+                return 0
+
+            async with reacting(react, -1) as reaction:
+                reaction.wait_for(inotify.fd)
+                (tmp_path / "tasks").write_text("1")
                 await called.wait()
 
     asyncio.run(asyncio.wait_for(scene(), 60))

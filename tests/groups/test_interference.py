@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from resctrlmond.groups import interference
 from resctrlmond.groups.accounting import Quality
 from resctrlmond.groups.record import Record
-from resctrlmond.resctrl import foreign_writes
+from resctrlmond.resctrl import foreign_writes, processes
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.foreign_writes import boot_ticks
+from resctrlmond.resctrl.inotify import IN_MODIFY
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control import Control
 from tests.groups.conftest import Host, assignment, join
@@ -24,16 +28,19 @@ from tests.sim.conftest import Puppet
 Start = Callable[[], "subprocess.Popen[bytes]"]
 TAKEN = "another program moved tasks out of the group"
 WROTE = "another program wrote to {} of the group"
+ENDED = "a task that it moved had ended before it could be seen; it may have been one of this workload"
+GONE = "before resctrlmond could see which tasks were moved there"
 
 
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that gives no inotify instance any more."""
 
-    def none() -> None:
-        raise OSError(24, "Too many open files")
+    monkeypatch.setattr(foreign_writes, "Inotify", no_instance)
 
-    monkeypatch.setattr(foreign_writes, "Inotify", none)
+
+def no_instance() -> None:
+    raise OSError(24, "Too many open files")
 
 
 @pytest.fixture
@@ -67,6 +74,11 @@ def wait_a_tick() -> None:
     """Until what has been started is older than what comes, by the kernel's clock of start times."""
     now = boot_ticks()
     while boot_ticks() == now:
+        time.sleep(0.001)
+
+
+def wait_until_gone(tid: int) -> None:
+    while (found := processes.stat(tid)) is not None and not found.is_exiting:
         time.sleep(0.001)
 
 
@@ -208,7 +220,174 @@ def test_a_task_that_is_moved_out_and_put_back_is_seen(
     write(host, "tasks", pid)
     write(host, f"{ref.path}/tasks", pid)
     said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
-    is_exact(host, "k")
+
+
+def test_a_living_task_that_is_moved_out_to_its_class_marks_its_own_workload_only(
+    host: Host, workload: Record, puppet: Puppet, process: Start
+) -> None:
+    """It was in the list of the class before, which has the tasks of its groups too."""
+    child, pid = ask(puppet, "fork"), process().pid
+    host.manager.assign(assignment("other", pid))
+    host.restart()
+    write(host, "tasks", child)
+    said(host, Quality.LATE, TAKEN)
+    is_exact(host, "other")
+    write(host, "tasks", pid)
+    said(host, Quality.LATE, "pid-", "other")
+    assert host.manager.get("k").baseline is Quality.LATE
+
+
+# -- a task that has ended before anybody looks
+
+
+@pytest.fixture
+def other(host: Host, process: Start) -> Record:
+    """A second workload."""
+    return host.manager.assign(assignment("other", process().pid)).record
+
+
+@pytest.mark.parametrize("directory", ["c1", "", "mon_groups/theirs"])
+def test_a_task_that_is_moved_out_and_ends_at_once_makes_every_workload_estimated(
+    host: Host, workload: Record, other: Record, puppet: Puppet, directory: str
+) -> None:
+    """Nothing was found of it, and the total of its workload stayed exact."""
+    host.make_class("c1")
+    host.make_foreign("theirs")
+    thread = ask(puppet, "thread")
+    react(host)
+    write(host, f"{directory}/tasks".lstrip("/"), thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    said(host, Quality.ESTIMATED, ENDED)
+    said(host, Quality.ESTIMATED, os.path.join(host.mountpoint, directory, "tasks"), "other")
+
+
+def test_a_task_that_is_moved_to_another_workload_and_ends_at_once_makes_both_estimated(
+    host: Host, workload: Record, other: Record, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{other.ref.path}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    said(host, Quality.ESTIMATED, ENDED)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+
+
+def test_a_zombie_explains_no_write(host: Host, class_: str, workload: Record, puppet: Puppet) -> None:
+    child = ask(puppet, "fork")
+    write(host, f"{class_}/tasks", child)
+    os.kill(child, signal.SIGKILL)
+    wait_until_gone(child)
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_task_of_another_program_that_ends_at_once_makes_every_workload_estimated(
+    host: Host, class_: str, workload: Record, process: Start
+) -> None:
+    """Nobody can tell that it was none of the workload's."""
+    ended = process()
+    write(host, f"{class_}/tasks", ended.pid)
+    ended.kill()
+    ended.wait()
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_living_task_explains_one_write_only(
+    host: Host, class_: str, workload: Record, process: Start, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    puppet.do(f"end {thread}")
+    write(host, f"{class_}/tasks", process().pid)
+    wait_until_gone(thread)
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_task_that_was_forked_in_a_class_explains_no_write_to_it(
+    host: Host, class_: str, workload: Record, puppet: Puppet
+) -> None:
+    with contextlib.closing(Puppet()) as theirs:
+        write(host, f"{class_}/tasks", theirs.pid)
+        is_exact(host)
+        thread = ask(puppet, "thread")
+        write(host, f"{class_}/tasks", thread)
+        puppet.do(f"end {thread}")
+        wait_until_gone(thread)
+        ask(theirs, "fork")
+        ask(theirs, "thread")
+        said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_workload_that_is_created_after_the_write_stays_exact(
+    host: Host, class_: str, workload: Record, process: Start, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    host.manager.assign(assignment("later", process().pid))
+    said(host, Quality.ESTIMATED, ENDED)
+    is_exact(host, "later")
+
+
+def test_a_workload_that_ends_before_anybody_looks_is_estimated(
+    host: Host, class_: str, workload: Record, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all(ENDED in total.reason for total in totals)
+
+
+def test_a_task_that_ends_before_its_workload_is_looked_at_makes_it_late(
+    host: Host, class_: str, workload: Record, other: Record, puppet: Puppet
+) -> None:
+    """It lived when its class was listed, so that no other workload is marked."""
+    looks = host.manager.upkeep.interference
+    looks._not_before = float("inf")
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    host.manager.upkeep.react()
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    looks._not_before = 0.0
+    said(host, Quality.LATE, TAKEN)
+    is_exact(host, "other")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_group_that_is_gone_before_anybody_looks_makes_every_workload_estimated(
+    host: Host, workload: Record, puppet: Puppet, is_new: bool
+) -> None:
+    theirs = host.make_foreign("theirs")
+    if not is_new:
+        react(host)
+    thread = ask(puppet, "thread")
+    write(host, f"{theirs.path}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    os.rmdir(host.tree.full_path(theirs))
+    said(host, Quality.ESTIMATED, GONE)
+
+
+def test_events_that_the_kernel_dropped_make_every_workload_estimated(
+    host: Host, workload: Record, tmp_path: Path
+) -> None:
+    foreign = host.manager.upkeep.interference._foreign
+    assert foreign is not None
+    assert foreign._inotify is not None
+    # A faster filesystem fills the same queue.
+    foreign._inotify.add(str(tmp_path), IN_MODIFY)
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(b"")
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    for number in range(most + 2):
+        os.truncate(files[number % 2], 0)
+    said(host, Quality.ESTIMATED, "too often for each write to be seen")
 
 
 # -- into a group
@@ -296,6 +475,25 @@ def test_writes_of_the_daemon_hide_no_write_of_another_program(
     said(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
+def test_inotify_that_the_host_gives_later_is_used(
+    host: Host, workload: Record, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.make_class("c1")
+    with monkeypatch.context() as full:
+        full.setattr(foreign_writes, "Inotify", no_instance)
+        host.restart()
+        react(host)
+        assert host.manager.upkeep.interference.fd == -1
+        child = ask(puppet, "fork")
+        write(host, "c1/tasks", child)
+    said(host, Quality.LATE, TAKEN)
+    assert host.manager.upkeep.interference.fd >= 0
+    host.manager.release("k", owner="test")
+    host.manager.assign(assignment("k", puppet.pid, late=False))
+    write(host, f"{host.manager.get('k').ref.path}/tasks", process().pid)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+
+
 # -- what marks nothing
 
 
@@ -325,10 +523,53 @@ def test_what_others_do_with_their_own_tasks_marks_nothing(
         pid = process().pid
         write(host, f"{class_}/tasks", pid)
         write(host, f"{theirs.path}/tasks", pid)
+        is_exact(host)
+        write(host, f"{class_}/tasks", pid)
+        is_exact(host)
         write(host, "tasks", pid)
         ask(puppet, "fork")
         ask(puppet, "thread")
         is_exact(host)
+
+
+def test_a_runtime_that_puts_a_container_into_a_class_marks_nothing(
+    host: Host, class_: str, workload: Record, process: Start
+) -> None:
+    """The daemon moves the container into a group of that class before it looks for what the runtime wrote."""
+    pid = process().pid
+    write(host, f"{class_}/tasks", pid)
+    host.manager.assign(assignment("container", pid))
+    assert host.manager.get("container").class_ == class_
+    for key in ("k", "container"):
+        is_exact(host, key)
+
+
+def test_a_process_that_is_moved_with_its_threads_and_children_marks_nothing(
+    host: Host, class_: str, workload: Record
+) -> None:
+    """Each of them is written, as by a shell's loop over a control group."""
+    with contextlib.closing(Puppet()) as theirs:
+        tids = [theirs.pid, ask(theirs, "thread"), ask(theirs, "thread"), ask(theirs, "fork")]
+        for tid in tids:
+            write(host, f"{class_}/tasks", tid)
+        is_exact(host)
+        for tid in tids:
+            write(host, "tasks", tid)
+        is_exact(host)
+
+
+def test_a_write_that_is_refused_because_its_task_has_ended_marks_nothing(
+    host: Host, class_: str, workload: Record, process: Start
+) -> None:
+    """A shell opens the file with O_TRUNC, which raises an event although nothing is written."""
+    ended = process()
+    ended.kill()
+    ended.wait()
+    fd = os.open(os.path.join(host.mountpoint, class_, "tasks"), os.O_WRONLY | os.O_TRUNC)
+    with pytest.raises(ProcessLookupError):
+        os.write(fd, b"%d\n" % ended.pid)
+    os.close(fd)
+    is_exact(host)
 
 
 def test_writes_elsewhere_cost_a_bounded_part_of_a_processor(
@@ -340,8 +581,23 @@ def test_writes_elsewhere_cost_a_bounded_part_of_a_processor(
     looks: list[str] = []
     monkeypatch.setattr(host.manager.upkeep.interference, "inspect", looks.append)
     write(host, f"{class_}/tasks", process().pid)
-    assert host.manager.upkeep.react() > 3000, "not before the pause is over"
+    while (pause := host.manager.upkeep.react()) < 3000:
+        assert pause, "not before the pause is over"
+        time.sleep(pause)
     assert looks == []
+
+
+def test_lists_of_tasks_cost_a_bounded_part_of_a_processor(
+    host: Host, class_: str, workload: Record, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(host, f"{class_}/tasks", process().pid)
+    monkeypatch.setattr(interference, "_PAUSES", 1e9)
+    assert host.manager.upkeep.react() == 0
+    write(host, f"{class_}/tasks", process().pid)
+    lists: list[str] = []
+    monkeypatch.setattr(host.manager.upkeep.interference._arrivals, "look", lists.append)
+    assert host.manager.upkeep.react() > 0
+    assert lists == []
 
 
 # -- the tree changes

@@ -71,6 +71,20 @@ def test_a_fork_that_is_moved_to_a_class_makes_its_workload_late(
     assert TAKEN in becomes(host, key, "late")
 
 
+def test_a_task_that_is_moved_out_and_ends_at_once_makes_its_workload_estimated(
+    host: Host, workload: Workload
+) -> None:
+    key, pid, child = workload
+    host.run(f"kill {child}")
+    host.until(lambda: host.out(f"pgrep -P {pid} || true") not in ("", str(child)), "the next child")
+    fork = host.out(f"pgrep -P {pid}")
+    assert host.membership(fork) == ("/", key)
+    # While the daemon is stopped, it cannot see the task alive.
+    host.run(f"kill -STOP {host.pid()}; echo {fork} >{TREE}/c1/tasks; kill -9 {fork}; kill -CONT {host.pid()}")
+    reason = becomes(host, key, "estimated")
+    assert f"another program wrote to {TREE}/c1/tasks, and a task that it moved had ended" in reason
+
+
 def test_a_task_that_is_moved_out_and_put_back_makes_its_workload_estimated(host: Host, workload: Workload) -> None:
     key, _, child = workload
     host.run(f"echo {child} >{TREE}/tasks; echo {child} >{TREE}/mon_groups/{key}/tasks")
@@ -93,9 +107,12 @@ def test_a_group_that_gets_cpus_makes_its_workload_estimated(host: Host, workloa
 
 
 def test_tasks_of_others_that_change_class_mark_nothing(host: Host, workload: Workload) -> None:
+    """A shell opens the file with O_TRUNC: the last write raises an event, although its task has ended."""
     key, _, _ = workload
-    other = host.process("sleep 1000")
-    host.run(f"for n in 1 2 3; do echo {other} >{TREE}/c1/tasks; echo {other} >{TREE}/tasks; done")
+    for other in [host.process("sleep 1000") for _ in range(3)]:
+        host.run(f"echo {other} >{TREE}/c1/tasks")
+    ended = host.process("sleep 1000")
+    host.run(f"kill -9 {ended}; while [ -e /proc/{ended} ]; do sleep 0.1; done; ! echo {ended} >{TREE}/c1/tasks")
     assert host.call("Read", key=key)["group"]["baseline"] == "exact"
     totals = host.call("Release", key=key, claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"exact"}

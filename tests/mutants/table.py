@@ -52,6 +52,34 @@ MUTANTS = (
         "tests/groups/test_interference.py tests/groups",
     ),
     Mutant(
+        "a task that is moved out and ends before it is seen leaves its workload exact",
+        _GROUPS + "interference.py",
+        "            self._hit_groups(doubt.groups, self._why(doubt))\n",
+        "            pass\n",
+        "tests/groups/test_interference.py tests/groups",
+    ),
+    Mutant(
+        "a task that was forked in a class explains a write to it",
+        _RESCTRL + "arrivals.py",
+        "        if origin in self.before.tids:\n            return True\n",
+        "",
+        "tests/groups/test_interference.py tests/groups",
+    ),
+    Mutant(
+        "a refused write makes every workload estimated",
+        _GROUPS + "interference.py",
+        "writes = Counter(dict.fromkeys(writes, 0))",
+        "pass",
+        "tests/groups/test_interference.py tests/groups",
+    ),
+    Mutant(
+        "a task that is taken back into its group makes every workload estimated",
+        _GROUPS + "sweeping.py",
+        "            self.found_outside(before)\n",
+        "            pass\n",
+        "tests/groups/test_interference.py tests/groups",
+    ),
+    Mutant(
         "completed_at is written before the links are gone",
         _GROUPS + "snapshot.py",
         """\
