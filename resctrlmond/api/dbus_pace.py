@@ -23,7 +23,7 @@ _PAUSE_S = 1.0
 # may be flooded only while we send.
 _SLOW_S = 2.0
 _FIRST_REST_S = 60.0
-_LONGEST_REST_S = 3600.0
+_LONGEST_REST_S = 600.0
 
 _OVERHEAD_BYTES = 8
 
