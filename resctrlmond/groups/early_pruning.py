@@ -14,8 +14,8 @@ from resctrlmond.groups.record import Record
 
 log = logging.getLogger(__name__)
 
-# Files in /run count against MemoryMax= of the unit. A run takes 130 KiB on a machine with two L3 caches and core
-# energy, and 1 MiB on one with 32 L3 caches: 2000 runs in snapshot_ttl would fill the 2 GiB.
+# Files in /run count against MemoryMax= of the unit. A run that used 32 L3 caches takes up to 1 MiB, because each
+# value that no other file of the run has takes a page: 2000 runs in snapshot_ttl would fill the 2 GiB.
 MAX_ENDED_BYTES = 512 << 20
 # Of an inode with its entry in the directory (shmem_inode_cache and dentry in /proc/slabinfo).
 _INODE_BYTES = 1024
@@ -90,15 +90,16 @@ class EarlyPruning:
             return known
         snapshots = self._life.snapshots
         top = snapshots.path(run.key) if run.is_current else snapshots.aside(run.key, run.generation)
-        found = 0
+        found: dict[int, int] = {}
         for directory, folders, names in os.walk(top):
             for name in (*folders, *names):
                 try:
-                    blocks = os.lstat(os.path.join(directory, name)).st_blocks
+                    status = os.lstat(os.path.join(directory, name))
                 except FileNotFoundError:
                     continue
-                found += blocks * 512 + _INODE_BYTES
-        return found
+                # Equal values are links to one file.
+                found[status.st_ino] = status.st_blocks * 512 + _INODE_BYTES
+        return sum(found.values())
 
     def _remove(self, run: _Run) -> bool:
         book, snapshots = self._life.book, self._life.snapshots

@@ -111,10 +111,11 @@ class Snapshots:
         _remove(new)
         os.mkdir(new, self._mode)
         write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
+        written: dict[str, str] = {}
         for reading in readings:
             folder = os.path.join(new, "mon_data", reading.domain)
             _make_folders(folder, self._mode)
-            _write_value(folder, reading, _BEGIN)
+            _write_value(folder, reading, _BEGIN, written)
             os.symlink(_live(live, reading), os.path.join(folder, reading.event))
 
     def relink(self, place: str, live: str) -> None:
@@ -209,8 +210,9 @@ class Snapshots:
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
             for folder in folders.values():
                 self._make_folder(folder)
+            written: dict[str, str] = {}
             for reading in readings:
-                _write_value(folders[reading.domain], reading, _END)
+                _write_value(folders[reading.domain], reading, _END, written)
             for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
                 for name in names:
                     # os.path.islink() would take an error for "not a link", and the link would stay for ever.
@@ -399,8 +401,20 @@ def _live(group: str, reading: Reading) -> str:
     return os.path.join(group, "mon_data", reading.domain, reading.event)
 
 
-def _write_value(folder: str, reading: Reading, suffix: str) -> None:
-    write_file(os.path.join(folder, reading.event + suffix), reading.value.text.encode() + b"\n")
+def _write_value(folder: str, reading: Reading, suffix: str, written: dict[str, str]) -> None:
+    """Write a value to its file; ``written`` has a file of this run for each text that was written before.
+
+    Equal values, as the 0 of most L3 caches, are links to one file: each file takes a page of memory in /run, and its
+    inode 1 KiB more, which is 2.5 GiB for 4096 workloads on a machine with 32 L3 caches.
+    """
+    path = os.path.join(folder, reading.event + suffix)
+    first = written.setdefault(reading.value.text, path)
+    if first != path:
+        # It exists if an earlier end was interrupted. EMLINK, EPERM: the filesystem of groups_dir refuses the link.
+        with contextlib.suppress(OSError):
+            os.link(first, path)
+            return
+    write_file(path, reading.value.text.encode() + b"\n")
 
 
 def _value(path: str) -> Value:
