@@ -13,6 +13,7 @@ from resctrlctl.ask import SOCKET, USAGE
 from resctrlctl.child import OWN_FAILURE
 from resctrlmond import __version__
 from resctrlmond.api.types import FOLLOW
+from resctrlmond.arguments import not_empty
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -84,6 +85,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if not command:
             args.parser.error("the command is missing")
         args.command = command
+    if args.verb is steer.assign and args.tree and args.pid is None:
+        args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     return args
 
 
@@ -163,6 +166,7 @@ def _common(*, first: bool) -> Parser:
     )
     options.add_argument(
         "--socket",
+        type=not_empty,
         metavar="PATH",
         default=default(os.environ.get("RESCTRLMOND_SOCKET") or SOCKET),
         help=f"the socket of resctrlmond (default: $RESCTRLMOND_SOCKET, else {SOCKET})",
@@ -199,7 +203,10 @@ def _assign(verb: argparse.ArgumentParser) -> None:
     whom = verb.add_mutually_exclusive_group(required=True)
     whom.add_argument("--pid", type=_process, metavar="PID", help="a process with all its threads")
     whom.add_argument(
-        "--cgroup", metavar="PATH", help="the directory of a control group, with all control groups below it"
+        "--cgroup",
+        type=not_empty,
+        metavar="PATH",
+        help="the directory of a control group, with all control groups below it",
     )
     verb.add_argument("--tree", action="store_true", help="with --pid: move all its descendants too")
     _class(verb)
@@ -226,19 +233,26 @@ def _move(verb: argparse.ArgumentParser) -> None:
 
 def _run(verb: argparse.ArgumentParser) -> None:
     verb.usage = "resctrlctl run [options] -- COMMAND [ARGUMENT...]"
-    verb.add_argument("--key", metavar="KEY", help="the workload's key (default: run-PID-STARTTIME)")
+    verb.add_argument("--key", type=not_empty, metavar="KEY", help="the workload's key (default: run-PID-STARTTIME)")
     _class(verb)
     _take_over(verb)
     verb.add_argument(
         "--best-effort", action="store_true", help="if the command cannot be monitored, run it unmonitored"
     )
-    verb.add_argument("-o", "--output", metavar="FILE", help="write the report to FILE instead of standard error")
+    verb.add_argument(
+        "-o",
+        "--output",
+        type=not_empty,
+        metavar="FILE",
+        help="write the report to FILE instead of standard error",
+    )
 
 
 def _hooks(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("action", choices=("enable", "disable", "status"), help="what to do with the OCI hooks")
     verb.add_argument(
         "--hooks-dir",
+        type=not_empty,
         metavar="PATH",
         default=hooks.TARGET,
         help=f"the directory that the runtimes read (default: {hooks.TARGET})",
@@ -248,6 +262,7 @@ def _hooks(verb: argparse.ArgumentParser) -> None:
 def _root(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--root",
+        type=not_empty,
         metavar="PATH",
         help="read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond",
     )
@@ -268,7 +283,11 @@ def _class(verb: argparse.ArgumentParser) -> None:
 
 def _claim(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--claim", metavar="OWNER", default=steer.CLAIM, help=f"the owner of the claim (default: {steer.CLAIM})"
+        "--claim",
+        type=not_empty,
+        metavar="OWNER",
+        default=steer.CLAIM,
+        help=f"the owner of the claim (default: {steer.CLAIM})",
     )
 
 
@@ -288,9 +307,8 @@ def _take_over(verb: argparse.ArgumentParser) -> None:
 
 
 def _waiting(verb: argparse.ArgumentParser) -> None:
-    how = verb.add_mutually_exclusive_group()
-    how.add_argument("--no-pending", action="store_true", help="fail if no RMID is free, instead of waiting for one")
-    how.add_argument(
+    verb.add_argument("--no-pending", action="store_true", help="fail if no RMID is free, instead of waiting for one")
+    verb.add_argument(
         "--priority",
         type=int,
         metavar="N",

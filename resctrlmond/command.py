@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 
 from resctrlmond import __version__, config, journal
+from resctrlmond.arguments import not_empty
 from resctrlmond.config import Config
 from resctrlmond.daemon import PROGRESS_S, Daemon
 from resctrlmond.groups.farewell import release_all
@@ -23,6 +24,9 @@ from resctrlmond.startup import Exit, StartupError, as_startup_error, check_fold
 
 log = logging.getLogger("resctrlmond")
 
+# systemd and Debian assign the ids from 65520 to 65533 to nobody. It exists in containers with 65536 ids.
+_UNUSED_GID = 65533
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -30,7 +34,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Manage the resctrl monitoring groups of this host, for pods, containers, services and commands.",
         epilog="For the exit status see resctrlmond(8).",
     )
-    parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})")
+    parser.add_argument(
+        "--config", type=not_empty, metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})"
+    )
     parser.add_argument(
         "--check-config",
         action="store_true",
@@ -38,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--simulate",
+        type=not_empty,
         metavar="DIRECTORY",
         help="manage a simulated resctrl on DIRECTORY/resctrl, with all other files in DIRECTORY. A simulator that "
         "is already mounted there is used. The simulator outlives a daemon that is killed",
@@ -146,8 +153,11 @@ def _gid(loaded: Config) -> int:
 
 
 def _simulation_gid(loaded: Config) -> int:
-    """Return the mark in a simulation: the configured group if it exists, else any but root's."""
+    """Return the mark in a simulation: the configured group if it exists, else the user's own.
+
+    For root, the latter would mark every group that root creates, so it is a group without members.
+    """
     try:
         return loaded.group_id()
     except ResctrlError:
-        return os.getegid() or 65534
+        return os.getegid() or _UNUSED_GID

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from resctrlmond import __version__, config, journal
+from resctrlmond.arguments import not_empty
 from resctrlmond.notify import Notify
 from resctrlmond.nri import launched, settings
 from resctrlmond.nri.connector import Connector
@@ -38,12 +39,25 @@ def _parser() -> argparse.ArgumentParser:
         "of the runtime (NRI) that calls resctrlmond for each of them.",
     )
     manager = config.Config().varlink_socket
-    parser.add_argument("--socket", default=NRI_SOCKET, metavar="PATH", help="the runtime's NRI socket (%(default)s)")
     parser.add_argument(
-        "--manager-socket", default=manager, metavar="PATH", help="resctrlmond's socket (%(default)s)"
+        "--socket",
+        type=not_empty,
+        default=NRI_SOCKET,
+        metavar="PATH",
+        help="the runtime's NRI socket (%(default)s)",
     )
     parser.add_argument(
-        "--config", metavar="PATH", help=f"the configuration file ({settings.DEFAULT_PATH}, if it exists)"
+        "--manager-socket",
+        type=not_empty,
+        default=manager,
+        metavar="PATH",
+        help="resctrlmond's socket (%(default)s)",
+    )
+    parser.add_argument(
+        "--config",
+        type=not_empty,
+        metavar="PATH",
+        help=f"the configuration file ({settings.DEFAULT_PATH}, if it exists)",
     )
     parser.add_argument("--name", type=_name, default="resctrlmond", help="the plugin's name (%(default)s)")
     parser.add_argument(

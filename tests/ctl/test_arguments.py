@@ -146,6 +146,13 @@ def test_dashes_end_the_options_of_any_verb() -> None:
         ["create", "k", "--attribute", "novalue"],
         ["create", "k", "--attribute", "=v"],
         ["move", "k"],
+        ["assign", "k", "--cgroup", "/x", "--tree"],
+        ["assign", "k", "--cgroup", ""],
+        ["create", "k", "--claim", ""],
+        ["--socket", "", "list"],
+        ["list", "--socket", ""],
+        ["list", "--root", ""],
+        ["hooks", "status", "--hooks-dir", ""],
     ],
     ids=" ".join,
 )
@@ -159,6 +166,14 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("resctrlctl")
     assert "--help'" in err
+
+
+@pytest.mark.parametrize("option", ["--key", "--output"])
+def test_run_refuses_an_empty_key_or_file(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["run", option, "", "--", "true"])
+    assert ended.value.code == 125
+    assert f"{option}: the value is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["make"], ["make", "-j8"], []], ids=" ".join)

@@ -44,8 +44,14 @@ def test_who_waits_may_have_a_priority(manager: FakeManager, ctl: Ctl) -> None:
     ctl("create", "web", "--priority", "-5")
     ctl("assign", "web", "--pid", str(os.getpid()), "--priority", "1000")
     assert [request.priority for verb in ("Create", "Assign") for request in manager.called(verb)] == [-5, 1000]
-    for wrong in (["--priority", "high"], ["--priority", "1", "--no-pending"]):
-        assert ctl("create", "web", *wrong).returncode == 2
+    assert ctl("create", "web", "--priority", "high").returncode == 2
+
+
+def test_a_workload_that_must_not_wait_may_have_a_priority(manager: FakeManager, ctl: Ctl) -> None:
+    """The priority also decides about bandwidth counters, and about an RMID for which others wait."""
+    assert ctl("create", "web", "--priority", "1", "--no-pending").returncode == 0
+    (request,) = manager.called("Create")
+    assert (request.priority, request.allow_pending) == (1, False)
 
 
 def test_create_leaves_out_what_was_not_said(manager: FakeManager, ctl: Ctl) -> None:

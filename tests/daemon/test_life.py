@@ -134,6 +134,14 @@ def test_a_wrong_configuration(tmp_path: Path, text: str) -> None:
     assert "bad.yaml:1" in said or "root" in said
 
 
+@pytest.mark.parametrize("option", ["--simulate", "--config"])
+def test_an_empty_path_on_the_command_line_is_refused(option: str) -> None:
+    """With an unset variable, --simulate "$dir" started the daemon of the host."""
+    code, said = failing(option, "")
+    assert code == Exit.USAGE
+    assert f"argument {option}: the value is empty" in said
+
+
 def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
     config = tmp_path / "resctrlmond.yaml"
     for text, status in (("log_level: info\n", Exit.OK), ("log_levle: info\n", Exit.CONFIG)):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import grp
 import os
+import pwd
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +63,16 @@ def test_a_daemon_that_stops_ends_its_simulator(alone: Machine) -> None:
     assert not (alone.top / "simulator.pid").exists()
     assert "groups stay" not in alone.log.read_text()
     assert f"the simulator on {alone.top}/resctrl was ended, and its groups are gone" in alone.log.read_text()
+
+
+def test_a_simulation_of_root_without_the_group_belongs_to_no_other_user(alone: Machine) -> None:
+    """It belonged to nogroup: the user nobody could connect to the socket and read the records."""
+    alone.config.write_text("group: no-such-group-here\n")
+    alone.start()
+    groups = {os.stat(path).st_gid for path in (alone.socket, alone.run / "records")}
+    users = {user.pw_gid for user in pwd.getpwall()} | {group.gr_gid for group in grp.getgrall()}
+    assert groups.isdisjoint(users)
+    assert alone.stop() == Exit.OK
 
 
 def test_a_second_daemon_that_may_not_start_leaves_the_simulator_of_the_first(alone: Machine) -> None:

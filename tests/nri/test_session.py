@@ -305,6 +305,9 @@ def test_a_container_is_not_held_by_an_event_that_came_with_the_end_of_the_conne
         ("--index", "\u0660\u0661"),
         ("--name", "a b"),
         ("--name", ""),
+        ("--socket", ""),
+        ("--manager-socket", ""),
+        ("--config", ""),
         ("--log-level", "x"),
     ],
 )
