@@ -38,7 +38,9 @@ _FORK_TICKS = TICKS_PER_S
 # How soon workloads that a call has locked are looked at again, and a tasks file that is still open for writing.
 _AGAIN_S = 0.1
 _OPEN_S = 0.005
-# A call of react is followed by a pause of _PAUSES times the CPU time of its quick part, up to this one.
+# A call of react is followed by a pause of _PAUSES times the CPU time of its quick part, within these limits: a
+# program that writes to schemata all the time costs about 5% of a processor, with the threads that wake each other.
+_SHORTEST_REST_S = 0.02
 _LONGEST_REST_S = 0.25
 # So many lists of directories that are gone do not matter.
 _FEW = 100
@@ -147,7 +149,8 @@ class Interference:
             begun = time.thread_time()
             self._look_around()
             self._collect()
-            self.rest_s = min(_LONGEST_REST_S, _PAUSES * (time.thread_time() - begun))
+            rest_s = _PAUSES * (time.thread_time() - begun)
+            self.rest_s = min(_LONGEST_REST_S, max(_SHORTEST_REST_S, rest_s))
             is_busy = self._mark_all(guard)
             if self._suspects and time.monotonic() >= self._not_before:
                 begun = time.thread_time()

@@ -18,9 +18,9 @@ from tests.sim.conftest import Puppet
 
 
 @contextlib.asynccontextmanager
-async def reacting(react: Callable[[], float], fd: int) -> AsyncIterator[Reaction]:
+async def reacting(react: Callable[[], float], fd: int, rest_s: float = 0.0) -> AsyncIterator[Reaction]:
     workers = Workers()
-    reaction = Reaction(workers, react, lambda: 0.0, fd)
+    reaction = Reaction(workers, react, lambda: rest_s, fd)
     try:
         yield reaction
     finally:
@@ -71,6 +71,29 @@ def test_a_workload_is_reacted_for_when_it_asks() -> None:
             async with reacting(react, inotify.fd) as reaction:
                 await asyncio.to_thread(reaction.wake)
                 await called.wait()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_writes_during_the_rest_are_not_reacted_to(tmp_path: Path) -> None:
+    """A program that writes to schemata all the time would cost a processor."""
+
+    async def scene() -> None:
+        seen: list[int] = []
+        with contextlib.closing(Inotify()) as inotify:
+            inotify.add(str(tmp_path), IN_MODIFY)
+
+            def react() -> float:
+                seen.append(len(inotify.read()))
+                return 0
+
+            async with reacting(react, inotify.fd, rest_s=3600.0):
+                for _ in range(20):
+                    (tmp_path / "schemata").write_text("1")
+                    while not seen:
+                        await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.005)
+                assert len(seen) == 1
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
