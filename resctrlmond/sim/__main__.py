@@ -63,7 +63,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--counters", type=int, metavar="N", help="the number of assignable bandwidth counters in an L3"
     )
-    made.add_argument("--lag-ms", type=float, metavar="MS", help="the interval of telemetry pushes (default: 2)")
+    made.add_argument(
+        "--lag-ms",
+        type=float,
+        metavar="MS",
+        help="the interval of telemetry pushes; above 2, no figure is exact (default: 2)",
+    )
     made.add_argument("--telemetry-bits", type=int, metavar="N", help="where telemetry wraps (default: 63)")
     made.add_argument("--mbm-bits", type=int, metavar="N", help="where a bandwidth counter wraps (default: 32)")
     made.add_argument("--cbm-bits", type=int, metavar="N", help="the number of bits in the mask of a class")
@@ -93,13 +98,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Return the exit status: 0 after an orderly end, 1 if the simulation could not be mounted."""
+    """Run the command. Return the exit status: 0 after an orderly end, 1 if the simulation could not be mounted.
+
+    A wrong command line ends the process with the exit status 2.
+    """
     command = parser()
     options = command.parse_args(arguments)
     if options.list_profiles:
         print(profiles())
         return 0
-    if options.mountpoint is None:
+    if not options.mountpoint:
         command.error("MOUNTPOINT is missing")
     try:
         for cpus in (options.virtual, options.cpus):
@@ -123,6 +131,9 @@ def main(arguments: list[str] | None = None) -> int:
             events=options.events,
             debug=options.debug,
         )
+    except ValueError as error:
+        command.error(str(error))
+    try:
         serve(
             options.mountpoint,
             profile,
@@ -131,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
             virtual_cpus=options.virtual,
             until_eof=options.until_eof,
         )
-    except (ResctrlError, ValueError) as failure:
+    except ResctrlError as failure:
         print(f"{PROGRAM}: {failure}", file=sys.stderr)
         return 1
     return 0

@@ -21,13 +21,17 @@ from resctrlmond.sim.hotplug import Hotplug
 from resctrlmond.sim.info import InfoFiles
 from resctrlmond.sim.joining import TasksFile
 from resctrlmond.sim.messages import Operation, Truth
-from resctrlmond.sim.profiles import Event, Kind, Profile
+from resctrlmond.sim.profiles import HARDWARE_LAG_SECONDS, Event, Kind, Profile
 from resctrlmond.sim.readings import Readings
 from resctrlmond.sim.rmids import RmidPool
 from resctrlmond.sim.tasks import DEFAULT, Ids, TaskTable
 from resctrlmond.sim.tree import Caller, Directory, Node, error, walk
 from resctrlmond.sim.truth import Ledger
 
+_LAGS = (
+    "its telemetry lags by {:g} ms, longer than the 2 ms of hardware that a reader waits for, so the last use of a "
+    "task may be missing"
+)
 # The maximum age of the CPU time in a counter file; telemetry lags as much on real hardware.
 FRESH_SECONDS = 0.002
 ROOT_MODE = 0o555  # as kernfs makes it; info, mon_groups and mon_data inherit it
@@ -156,7 +160,9 @@ class Resctrl:
     @property
     def inexact(self) -> str:
         """Return why the use of tasks may be missing from their groups, "" if nothing can be missing."""
-        return self._table.inexact
+        lag = self.profile.lag_seconds
+        lags = self.profile.package_events and lag > HARDWARE_LAG_SECONDS
+        return self._table.inexact or (_LAGS.format(lag * 1000) if lags else "")
 
     def rmid_counts(self) -> str:
         """Return the numbers of used RMIDs (including root's), in limbo, and free. resctrl has no file for this."""

@@ -52,13 +52,13 @@ class Orders:
     def _truth(self, tid: int | None, rmid: int | None) -> bytes:
         truth = self._model.truth(tid, rmid)
         data = msgspec.json.encode(truth)
+        if len(data) > MOST_BYTES:
+            truth.rmids = [row for row in truth.rmids if row.group is not None]
+            data = msgspec.json.encode(truth)
         while len(data) > MOST_BYTES and truth.tasks:
             # The oldest first; each can still be requested by its number.
             dropped = len(truth.tasks) // 2 + 1
             truth.tasks, truth.left_off = truth.tasks[dropped:], truth.left_off + dropped
-            data = msgspec.json.encode(truth)
-        if len(data) > MOST_BYTES:
-            truth.rmids = [row for row in truth.rmids if row.group is not None]
             data = msgspec.json.encode(truth)
         if len(data) > MOST_BYTES:
             raise error(errno.ERANGE)

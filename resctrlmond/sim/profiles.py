@@ -18,6 +18,8 @@ TELEMETRY_BITS = 63  # of a register; bit 63 says that it is valid (intel_aet.c)
 
 # As in the modalias of the processor (arch/x86/include/asm/processor.h, X86_VENDOR_*).
 INTEL = "0000"
+# The interval at which cores push their counts (the cover letter of the series that added intel_aet.c).
+HARDWARE_LAG_SECONDS = 0.002
 
 
 class Kind(enum.Enum):
@@ -111,7 +113,7 @@ class Profile:
     debug: bool = False
     kernel: Kernel = Kernel.NEWEST
     mbm_bits: int = MBM_BITS
-    lag_seconds: float = 0.002
+    lag_seconds: float = HARDWARE_LAG_SECONDS
     telemetry_bits: int = TELEMETRY_BITS
     vendor: str = INTEL
     mbm_tracked: int | None = None

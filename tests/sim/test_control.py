@@ -300,6 +300,18 @@ def test_the_truth_of_many_tasks_fits_and_each_can_be_asked_for(fs: Mounted, con
     assert sum(row.cpu_ns for row in used(control, first).values()) == 7
 
 
+def test_the_truth_has_every_task_although_that_of_all_rmids_does_not_fit(tmp_path: Path) -> None:
+    """With the history of 576 RMIDs, all tasks were left out of a text of 760 bytes."""
+    with Simulation(str(tmp_path), "intel-aet", residue=3, virtual_cpus=2) as simulation:
+        fs, control = Mounted(simulation.mountpoint), Control(simulation.mountpoint)
+        fs.mkdir(A)
+        tid = control.spawn()
+        fs.write(A + "/tasks", str(tid))
+        control.run(tid, 7)
+        truth = control.truth()
+        assert ([task.tid for task in truth.tasks], truth.left_off) == ([tid], 0)
+
+
 def test_the_truth_of_many_rmids_fits_and_each_can_be_asked_for(tmp_path: Path) -> None:
     with Simulation(str(tmp_path), "intel-aet", residue=3, virtual_cpus=2) as simulation:
         fs, control = Mounted(simulation.mountpoint), Control(simulation.mountpoint)

@@ -213,19 +213,29 @@ def test_a_second_one_on_the_same_mount_point_is_refused_and_the_first_goes_on(
 
 @pytest.mark.parametrize(
     "options",
-    [["--rmids", "1"], ["--domains", "0"], ["--rmids", "99999"], ["--virtual", "0"], ["--lag-ms", "nan"]],
+    [
+        ["--rmids", "1"],
+        ["--domains", "0"],
+        ["--rmids", "99999"],
+        ["--virtual", "0"],
+        ["--lag-ms", "nan"],
+        ["--profile", "amd-abmc", "--counters", "-1"],
+        ["--events", "foo"],
+    ],
 )
 def test_numbers_that_cannot_be_simulated(
     mountpoint: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    assert main([str(mountpoint), *options]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        main([str(mountpoint), *options])
     assert "cannot be simulated" in capsys.readouterr().err
 
 
 def test_a_machine_that_the_kernel_could_not_drive_is_refused(
     mountpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(mountpoint), "--kernel", "6.12"]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        main([str(mountpoint), "--kernel", "6.12"])
     assert "intel-aet needs a newer kernel than 6.12" in capsys.readouterr().err
 
 
@@ -245,9 +255,12 @@ def test_the_profiles_are_listed_with_what_they_have(capsys: pytest.CaptureFixtu
     )
 
 
-def test_without_a_mount_point_the_command_line_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], [""]])
+def test_without_a_mount_point_the_command_line_is_wrong(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main([])
+        main(arguments)
     assert "MOUNTPOINT is missing" in capsys.readouterr().err
 
 

