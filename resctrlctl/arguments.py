@@ -35,7 +35,7 @@ exit status:
   1    failure
   2    the command line is wrong
   3    resctrlmond is not running, or resctrl is not mounted or does not monitor
-  4    no such workload, process or control group
+  4    no such workload, claim, process or control group
   5    no RMID is free
   77   access denied
 'run' exits with the command's status (128+N if signal N ended it), with 125 if resctrlctl fails before the

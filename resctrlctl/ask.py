@@ -74,7 +74,8 @@ class Daemon:
         The daemon gets a copy of each of ``descriptors``. Raises DaemonDown, Disconnected, or Failure with the
         daemon's reason.
         """
-        with self._explaining(what), Client(self.socket, self.timeout_s) as client:
+        # The client connects within the call, so that the time of both is limited.
+        with self._explaining(what), contextlib.closing(Client(self.socket, self.timeout_s)) as client:
             return client.call(f"{INTERFACE}.{method}", parameters, reply=reply, descriptors=descriptors)
 
     def stream(self, what: str, method: str, parameters: msgspec.Struct | None, reply: type[_T]) -> list[_T]:

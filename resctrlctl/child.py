@@ -190,5 +190,8 @@ def _wait_and_execute(command: list[str], gate: int, refused: int) -> NoReturn:
             os.execvp(command[0], command)  # noqa: S606 (no shell is the point)
     except OSError as error:
         os.write(refused, b"%d" % (error.errno or errno.ENOEXEC))
+    except ValueError:
+        # Python refuses an empty name itself; execve(2) has ENOENT for it.
+        os.write(refused, b"%d" % errno.ENOENT)
     finally:
         os._exit(OWN_FAILURE)

@@ -272,7 +272,7 @@ def _member_text(member: Member) -> str:
         _ran_before(member) if member.late else "",
         f"{count(member.descendants_outside, 'descendant')} outside" if member.descendants_outside else "",
         f"{count(member.tasks_outside, 'task')} stayed outside" if member.tasks_outside else "",
-        member.reason,
+        member.reason if member.reason != "ended" else "",
     ]
     return prose(f"{member.id}: {', '.join(filter(None, facts))}")
 

@@ -22,6 +22,7 @@ from resctrlctl.layout import Column, Row, Table, plain
 from resctrlctl.render import class_name, total_figure
 from resctrlctl.screen import Json, Screen, complain, encode
 from resctrlmond.api import types
+from resctrlmond.api.translate import text
 from resctrlmond.groups.keys import attribute_value
 from resctrlmond.groups.record import EndRule
 from resctrlmond.resctrl.errors import printable
@@ -136,7 +137,7 @@ def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.G
         claim=CLAIM,
         # If resctrlctl is killed, nobody is left to release the claim.
         end_rule=EndRule.MEMBERS,
-        attributes={"command": attribute_value(shlex.join(args.command))},
+        attributes={"command": attribute_value(shlex.join(map(text, args.command)))},
         allow_pending=False,
     )
     try:
@@ -237,7 +238,7 @@ def _report(
     problem: str = "",
 ) -> Report:
     return Report(
-        command=[os.fsencode(word).decode("utf-8", "replace") for word in command],
+        command=[text(word) for word in command],
         exit_status=ended.status,
         elapsed=round(ended.elapsed_s, 6),
         user=round(ended.user_s, 6),

@@ -106,14 +106,14 @@ def release(args: argparse.Namespace, screen: Screen) -> int:
     reply = Daemon(args.socket).call(f"release {args.key!r}", "Release", request, types.ReleaseReply)
     if screen.json is not Json.OFF:
         screen.answer(reply)
-    elif not screen.quiet:
+    else:
         if reply.completed:
-            screen.line(state_sentence(reply.group))
+            screen.confirm(state_sentence(reply.group))
         else:
             others = ", ".join(printable(claim.owner) for claim in reply.group.claims)
-            screen.line(f"{printable(args.key)}: still claimed by {others or 'its members'}")
+            screen.confirm(f"{printable(args.key)}: still claimed by {others or 'its members'}")
         if reply.totals:
-            screen.line("")
+            screen.confirm("")
             screen.show([totals_table(reply.totals)])
     return OK
 

@@ -78,7 +78,7 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setu
     """Check the machine, create the folders, and lock out other daemons. Raises StartupError."""
     try:
         _set_group(gid)
-        lock = _lock(config.runtime_dir)
+        lock = _lock(config.runtime_dir, is_service=not allow_simulation)
         tree = Tree.open(config.resctrl, allow_simulation=allow_simulation)
         tree.capacity()
         if tree.simulation is None:
@@ -222,7 +222,7 @@ def _set_group(gid: int) -> None:
         ) from error
 
 
-def _lock(runtime_dir: str) -> int:
+def _lock(runtime_dir: str, *, is_service: bool) -> int:
     """Lock the runtime folder for the lifetime of this process; return the descriptor."""
     os.makedirs(runtime_dir, 0o755, exist_ok=True)
     path = os.path.join(runtime_dir, "lock")
@@ -235,7 +235,8 @@ def _lock(runtime_dir: str) -> int:
             ResctrlError(
                 "another resctrlmond is running and owns this folder",
                 path=path,
-                remedy="Use that daemon, or stop it: systemctl stop resctrlmond",
+                remedy="Use that daemon, or stop it "
+                + ("(systemctl stop resctrlmond)" if is_service else "with Ctrl-C or SIGTERM"),
             ),
             Exit.ALREADY_RUNNING,
         ) from error

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -97,13 +97,14 @@ def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Vari
     try:
         return msgspec.convert({**given, **chosen}, kind)
     except msgspec.ValidationError as error:
-        raise DBusError(INVALID_ARGS, text(_fault(kind, parameter_at_fault(error)))) from error
+        raise DBusError(INVALID_ARGS, text(_fault(kind, parameter_at_fault(error), given))) from error
 
 
-def _fault(kind: type[Request], name: str) -> str:
+def _fault(kind: type[Request], name: str, given: Iterable[str] = ()) -> str:
     shape = fields(kind).get(name)
     if shape is None:
-        return f"{name[:64]}: there is no such option. Known options are {', '.join(sorted(fields(kind)))}"
+        known = ", ".join(sorted(fields(kind).keys() - given))
+        return f"{name[:64]}: there is no such option. Known options are {known}"
     wanted = "an integer" if signature(shape) == "x" else f"a value of the D-Bus type {signature(shape)}"
     inside = ", with the fields of org.resctrlmon.Manager.varlink" if "{sv}" in signature(shape) else ""
     return f"{name}: the value is not valid. Give {wanted}{inside}"

@@ -75,7 +75,8 @@ class ErrorName:
 ERRORS: dict[type[ResctrlError], ErrorName] = {
     NoSuchGroup: ErrorName(
         "NoSuchGroup",
-        "There is no such workload, it has ended, or its group was removed during the call.",
+        "There is no such workload, its group was removed during the call, or it has ended (*Get*, *Read* and "
+        "*Release* answer until _snapshot_ttl_ is over).",
         exit_code=NO_SUCH_WORKLOAD,
     ),
     InvalidKey: ErrorName(

@@ -206,8 +206,8 @@ def _pidfd(request: types.AssignRequest, caller: Caller) -> Descriptor | None:
         return None
     if not 0 <= request.pid_fd < len(caller.descriptors):
         raise InvalidRequest(
-            f"pidFd is {request.pid_fd}, but {len(caller.descriptors)} descriptors came with the message",
-            remedy="It is the index of a pidfd that is passed over a Unix socket together with the message",
+            f"there is no descriptor {request.pid_fd} for pidFd: {len(caller.descriptors)} came with the message",
+            remedy="Pass a pidfd together with the message, and give its index, counted from 0",
         )
     return caller.descriptors[request.pid_fd]
 
@@ -442,7 +442,7 @@ it, as *Create* does. The baseline is read before the first task joins.
         errors=(InvalidKey, NoSuchGroup, NoSuchClaim),
         description="""
 End an owner's claim. A workload ends with its last claim: the end values are read and written, the group is removed,
-and its RMID becomes free.
+and its RMID becomes free. If the workload has already ended, return its totals again, for any *claim*.
 """,
     ),
     Verb(

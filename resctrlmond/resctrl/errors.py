@@ -162,7 +162,9 @@ def reading(what: str, path: str) -> Iterator[None]:
 
 # The kernel's text for a task whose closid is not that of the mon_group's parent
 # (fs/resctrl/rdtgroup.c, __rdtgroup_move_task()).
-OTHER_CLASS_REMEDY = 'Use class "follow", or allowClassChange to move the process to that class'
+OTHER_CLASS_REMEDY = (
+    'Use the class "follow", or --allow-class-change (allowClassChange) to move the process to that class'
+)
 CREATE = "create the monitoring group"
 _OTHER_CLASS = "Can't move task to different control group"
 # resctrl itself gives these with words. Others come from the layers above it, which leave the text of whatever

@@ -28,7 +28,7 @@ def populate(manager: FakeManager) -> None:
     pod = {"pod.namespace": "shop", "pod.name": "cart-0", "container.name": "app"}
     members = (
         Member("c1", "container", "oci", pid=4711, started_at=NOW, late=True, tasks_outside=2),
-        Member("c0", "container", "oci", pid=4710, started_at=NOW, ended_at=LATER),
+        Member("c0", "container", "oci", pid=4710, started_at=NOW, ended_at=LATER, reason="ended"),
     )
     claims = (Claim("oci", NOW, EndRule.CONTAINER),)
     manager.add(

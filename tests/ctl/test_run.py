@@ -114,6 +114,13 @@ def test_a_command_that_cannot_be_executed(
     assert [request.reason for request in manager.called("Release")] == ["the command was not executed"]
 
 
+def test_an_empty_command_is_not_found(manager: FakeManager, ctl: Ctl) -> None:
+    """It ended with status 125 and without a message."""
+    done = ctl("run", "--", "")
+    assert (done.returncode, done.stderr) == (127, "resctrlctl: cannot execute '': No such file or directory\n")
+    assert [request.reason for request in manager.called("Release")] == ["the command was not executed"]
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGRTMIN"])
 def test_a_signal_sent_to_resctrlctl_alone_reaches_the_command(
     manager: FakeManager, environment: dict[str, str], name: str
@@ -272,6 +279,13 @@ def test_report_as_json(ctl: Ctl, tmp_path: Path) -> None:
     assert (told["tasksLeft"], told["completed"]) == (0, True)
     to_stderr = ctl("run", "--json", "--", "true")
     assert (to_stderr.stdout, json.loads(to_stderr.stderr)["exitStatus"]) == ("", 0)
+
+
+def test_bytes_of_a_command_that_are_not_utf8_are_escaped(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("run", "--json", "--", "true", "\udcff\udcfe")
+    assert json.loads(done.stderr)["command"] == ["true", r"\xff\xfe"]
+    (request,) = manager.called("Assign")
+    assert request.attributes == {"command": r"true '\xff\xfe'"}
 
 
 def test_quiet_says_nothing_and_a_file_is_written_all_the_same(ctl: Ctl, tmp_path: Path) -> None:

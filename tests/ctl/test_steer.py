@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,12 @@ def test_release_tells_the_totals(manager: FakeManager, ctl: Ctl) -> None:
     assert done.stdout.splitlines()[0].startswith("web: completed in class /")
     assert "core_energy      12.345678 J  exact" in done.stdout
     assert manager.called("Release") == [types.ReleaseRequest(key="web", claim="cli", reason="enough")]
+
+
+def test_quiet_release_prints_only_the_totals(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("web")
+    lines = ctl("release", "web", "-q").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["EVENT", "core_energy", "mbm_total_bytes"]
 
 
 def test_release_says_who_else_claims(manager: FakeManager, ctl: Ctl) -> None:
@@ -219,6 +226,24 @@ def test_a_method_that_an_older_daemon_does_not_know_has_a_remedy(manager: FakeM
     done = ctl("create", "web")
     assert done.returncode == 1
     assert done.stderr.endswith("If resctrlmond was updated, restart it: systemctl restart resctrlmond\n")
+
+
+def test_the_time_limit_of_a_call_includes_the_wait_for_a_connection(
+    manager: FakeManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call to a daemon that accepted late took twice its limit."""
+    connect, late = socket.socket.connect, 0.0
+    monotonic = time.monotonic
+
+    def accepted_late(connection: socket.socket, path: str) -> None:
+        nonlocal late
+        connect(connection, path)
+        late = 30.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + late)
+    monkeypatch.setattr(socket.socket, "connect", accepted_late)
+    with pytest.raises(Failure, match=r"no answer from .* within 30 s"):
+        Daemon(manager.socket).call("ask", "Status", None, types.StatusReply)
 
 
 def test_a_socket_path_that_cannot_be_one_has_a_remedy(ctl: Ctl) -> None:

@@ -77,8 +77,10 @@ def test_a_simulation_of_root_without_the_group_belongs_to_no_other_user(alone: 
 
 def test_a_second_daemon_that_may_not_start_leaves_the_simulator_of_the_first(alone: Machine) -> None:
     alone.start()
-    code, _ = failing(*alone.command()[3:])
-    assert code == Exit.ALREADY_RUNNING
+    for option in ([], ["--release-all"]):
+        code, said = failing(*alone.command(*option)[3:])
+        assert code == Exit.ALREADY_RUNNING
+        assert "Use that daemon, or stop it with Ctrl-C or SIGTERM" in said
     assert alone.call("Status")["mounted"]
 
 

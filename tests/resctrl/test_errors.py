@@ -87,7 +87,7 @@ def test_the_kernels_words_are_one_line() -> None:
     error = typed(errno.EINVAL, OTHER_CLASS)
     assert error.status == "Can't move task to different control group; Error while processing task 7"
     assert error.status in str(error)
-    assert "allowClassChange" in str(error)
+    assert "--allow-class-change (allowClassChange)" in str(error)
 
 
 @pytest.mark.parametrize("status", ["ok", "ok\n", "", "\n"])
