@@ -228,7 +228,9 @@ def _release(verb: argparse.ArgumentParser) -> None:
 
 def _move(verb: argparse.ArgumentParser) -> None:
     _key(verb)
-    verb.add_argument("class_", metavar="CLASS", help="a class (control group) of resctrl; / is the root")
+    verb.add_argument(
+        "class_", type=not_empty, metavar="CLASS", help="a class (control group) of resctrl; / is the root"
+    )
 
 
 def _run(verb: argparse.ArgumentParser) -> None:
@@ -276,6 +278,7 @@ def _class(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--class",
         dest="class_",
+        type=not_empty,
         metavar="CLASS",
         help=f"the class (control group) of resctrl; / is the root (default: {FOLLOW}, the class of the tasks)",
     )

@@ -149,6 +149,8 @@ def test_dashes_end_the_options_of_any_verb() -> None:
         ["assign", "k", "--cgroup", "/x", "--tree"],
         ["assign", "k", "--cgroup", ""],
         ["create", "k", "--claim", ""],
+        ["create", "k", "--class", ""],
+        ["move", "k", ""],
         ["--socket", "", "list"],
         ["list", "--socket", ""],
         ["list", "--root", ""],
@@ -168,8 +170,8 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     assert "--help'" in err
 
 
-@pytest.mark.parametrize("option", ["--key", "--output"])
-def test_run_refuses_an_empty_key_or_file(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["--key", "--output", "--class"])
+def test_run_refuses_an_empty_key_file_or_class(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["run", option, "", "--", "true"])
     assert ended.value.code == 125
