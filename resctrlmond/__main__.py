@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from resctrlmond.notify import Notify
 from resctrlmond.start_lock import StartLock, path_for_passed_socket
 
 
@@ -13,6 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until it is told to stop; returns the exit code."""
     lock = StartLock(path_for_passed_socket())
     lock.take()
+    Notify().extend_start()
     # Not at the top: these imports take most of the time of a start, and a hook may wait already.
     from resctrlmond import command  # noqa: PLC0415
 

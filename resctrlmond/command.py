@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
 def _serve(options: argparse.Namespace, loaded: Config, gid: int, start_lock: StartLock) -> int:
     # Reported first, because a hanging filesystem would keep the start from reporting anything later.
     notify = Notify()
+    notify.extend_start()
     notify.status(f"opening resctrl at {loaded.resctrl}")
     start_lock.release_after(PROGRESS_S)
     setup = prepare(loaded, gid, allow_simulation=bool(options.simulate))

@@ -157,6 +157,7 @@ class Daemon:
                     return False
                 place = self._manager.recovery.at
                 if place != reported and not recovering.done():
+                    self._notify.extend_start()
                     self._start_lock.release_after(PROGRESS_S)
                     self._notify.status(f"recovering, now at {place}: it may hang in a system call")
                     reported = place

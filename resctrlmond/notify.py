@@ -9,6 +9,9 @@ from collections import deque
 
 import sdnotify
 
+# On a starved machine the imports alone take longer than TimeoutStartSec=, which bounds the time for which a start
+# that hangs delays the container runtimes at boot.
+EXTENSION_S = 60
 # The manager reads 4096 bytes (NOTIFY_BUFFER_MAX of systemd) and drops what is longer.
 _MAX_STATUS = 1024
 # More than that is kept for a manager that does not read at all; the oldest goes first.
@@ -50,6 +53,10 @@ class Notify:
     def stopping(self) -> None:
         """The daemon ends."""
         self._send("STOPPING=1")
+
+    def extend_start(self) -> None:
+        """The start makes progress, and may take EXTENSION_S from now on, whatever TimeoutStartSec= says."""
+        self._send(f"EXTEND_TIMEOUT_USEC={EXTENSION_S * 1_000_000}")
 
     def watchdog(self) -> None:
         """The daemon lives; due every ``watchdog_interval_s()``."""

@@ -52,6 +52,12 @@ def test_ready_and_stopping(manager: socket.socket, told: Notify) -> None:
     assert waiting(manager) == [b"READY=1", b"READY=1\nSTATUS=12 groups", b"STOPPING=1"]
 
 
+def test_a_start_that_makes_progress_gets_more_time(manager: socket.socket, told: Notify) -> None:
+    """On a starved machine the imports took longer than TimeoutStartSec=, and no start ever succeeded."""
+    told.extend_start()
+    assert waiting(manager) == [b"EXTEND_TIMEOUT_USEC=60000000"]
+
+
 def test_reloading_carries_its_time(manager: socket.socket, told: Notify) -> None:
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     told.reloading()
