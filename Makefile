@@ -44,7 +44,7 @@ check: lint check-fast check-kernel
 # A pytest for each folder, so many at a time, the longest first; what a folder printed appears when it is done.
 JOBS ?= 2
 APART = $(MAKE) --no-print-directory --keep-going --output-sync=target --jobs=$(JOBS)
-LONGEST = tests/groups tests/conformance tests/daemon tests/nri tests/crash tests/api
+LONGEST = tests/workloads tests/conformance tests/daemon tests/nri tests/crash tests/api
 FAST = $(LONGEST) $(filter-out $(LONGEST) tests/kernel tests/package,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py))) \
   $(wildcard tests/test_*.py)
 LONGEST_KERNEL = $(addprefix tests/kernel/test_,conformance.py nri.py containers.py)

@@ -22,10 +22,10 @@ from resctrlmond.api.types import (
     StatusReply,
     Total,
 )
-from resctrlmond.groups.inventory import ContainerState
-from resctrlmond.groups.record import State
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.pods import ContainerState
 
 # A state that needs nobody's attention is in the normal tone.
 _TONES = {

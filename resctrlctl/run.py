@@ -23,9 +23,9 @@ from resctrlctl.render import class_name, total_figure
 from resctrlctl.screen import Json, Screen, complain, encode
 from resctrlmond.api import types
 from resctrlmond.api.translate import text
-from resctrlmond.groups.keys import attribute_value
-from resctrlmond.groups.record import EndRule
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.model import EndRule
+from resctrlmond.workloads.validation import attribute_value
 
 # resctrlmond itself ends this claim some time after the command, should resctrlctl be killed before it does.
 CLAIM = "run"

@@ -9,18 +9,17 @@ import grp
 import os
 from dataclasses import dataclass, field
 
-import msgspec
-
 from resctrlctl.ask import Failure
 from resctrlmond.api import translate
 from resctrlmond.api.errors import NO_SUCH_WORKLOAD, name_of
 from resctrlmond.api.types import Foreign, Group, ListReply, ReadForeignReply, ReadReply, Total
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import Record, Records, State
-from resctrlmond.groups.snapshot import Snapshots
-from resctrlmond.groups.usage import Live, summed, used
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Found, Tree
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State, Workload, replace
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.totals import Live, summed, used
 
 MARK = "resctrlmon"
 RUN = "/run/resctrlmond"
@@ -31,12 +30,12 @@ class TreeView:
     """A resctrl tree with what the records say of it.
 
     ``gid`` marks the groups that are ours (None: it is not known, and no group is). ``run`` is the daemon's
-    folder under /run; "" where the tree is not the machine's own and no record speaks of it.
+    folder under /run; "" where the tree is not the machine's own and no workload speaks of it.
     """
 
     tree: Tree
     gid: int | None
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, Workload] = field(default_factory=dict)
     run: str = ""
 
     @classmethod
@@ -54,13 +53,15 @@ class TreeView:
         try:
             found = self.tree.scan()
             ours = [group for group in found if group.gid == self.gid]
-            known = [(group, self._record(group)) for group in ours]
+            known = [(group, self._workload(group)) for group in ours]
             # A workload in several classes is told once, by its first group.
-            listed = [self._group(group, one) for group, one in known if one is None or one.nonce == group.nonce]
+            listed = [
+                self._group(group, one) for group, one in known if one is None or one.first.nonce == group.nonce
+            ]
         except ResctrlError as error:
             raise _failure("list the groups", error) from error
         standing = {group.key for group in listed}
-        listed += [_from_record(record) for key, record in self.records.items() if key not in standing]
+        listed += [_from_workload(workload) for key, workload in self.records.items() if key not in standing]
         foreign = [translate.foreign(group) for group in found if group.gid != self.gid]
         return ListReply(groups=listed, foreign=foreign)
 
@@ -70,13 +71,13 @@ class TreeView:
         try:
             scanned = self.tree.scan()
             for found in scanned:
-                record = self._record(found)
-                if found.gid == self.gid and key == (record.key if record else found.ref.name):
-                    return self._read(found, record, scanned)
+                workload = self._workload(found)
+                if found.gid == self.gid and key == (workload.key if workload else found.ref.name):
+                    return self._read(found, workload, scanned)
         except ResctrlError as error:
             raise _failure(what, error) from error
-        if record := self.records.get(key):
-            return ReadReply(group=_from_record(record), readings=[], totals=self._totals(record, {}))
+        if workload := self.records.get(key):
+            return ReadReply(group=_from_workload(workload), readings=[], totals=self._totals(workload, {}))
         raise Failure(
             f"cannot {what}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchGroup"
         )
@@ -96,38 +97,38 @@ class TreeView:
             "NoSuchGroup",
         )
 
-    def _read(self, found: Found, record: Record | None, scanned: list[Found]) -> ReadReply:
+    def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> ReadReply:
         live: Live = {found.ref.name: self.tree.read(found.ref)}
-        if record:
-            places = {group.nonce: group.place for group in record.groups}
+        if workload:
+            places = {group.nonce: workload.place(group) for group in workload.groups}
             ours = [one for one in scanned if one.gid == self.gid and one.nonce in places]
             live = {places[one.nonce]: self.tree.read(one.ref) for one in ours}
         return ReadReply(
-            group=self._group(found, record),
+            group=self._group(found, workload),
             readings=[translate.reading(reading) for reading in summed(live)],
-            totals=self._totals(record, live) if record else [],
+            totals=self._totals(workload, live) if workload else [],
         )
 
-    def _totals(self, record: Record, live: Live) -> list[Total]:
-        return [translate.total(total) for total in used(self._snapshots(), record, live)]
+    def _totals(self, workload: Workload, live: Live) -> list[Total]:
+        return [translate.total(total) for total in used(self._snapshots(), workload, live)]
 
     def _snapshots(self) -> Snapshots:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
 
-    def _record(self, found: Found) -> Record | None:
-        # As the daemon decides it: the nonce says whether a record speaks of this very directory.
+    def _workload(self, found: Found) -> Workload | None:
+        # As the daemon decides it: the nonce says whether a record is about this very directory.
         return next(
             (
-                record
-                for record in self.records.values()
-                if found.gid == self.gid and found.nonce in {group.nonce for group in record.groups}
+                workload
+                for workload in self.records.values()
+                if found.gid == self.gid and found.nonce in {group.nonce for group in workload.groups}
             ),
             None,
         )
 
-    def _group(self, found: Found, record: Record | None) -> Group:
-        if record is not None:
-            return _from_record(record, found)
+    def _group(self, found: Found, workload: Workload | None) -> Group:
+        if workload is not None:
+            return _from_workload(workload, found)
         return Group(
             key=found.ref.name,
             class_=found.ref.class_,
@@ -142,24 +143,24 @@ class TreeView:
         )
 
 
-def _from_record(record: Record, found: Found | None = None) -> Group:
+def _from_workload(workload: Workload, found: Found | None = None) -> Group:
     if found is not None:
-        record = msgspec.structs.replace(record, class_=found.ref.class_)
-    return translate.group(record, found.path if found else None)
+        workload = workload.with_group(replace(workload.first, class_=found.ref.class_))
+    return translate.group(workload, found.path if found else None)
 
 
-def _records(run: str) -> tuple[dict[str, Record], list[str]]:
+def _records(run: str) -> tuple[dict[str, Workload], list[str]]:
     folder = f"{run}/records"
     try:
-        loaded = list(Records(folder).load())
+        loaded = list(Store(folder).read_all())
     except NotRead as error:
         if error.errno == errno.ENOENT:
             return {}, []  # it has not run since the boot
         if error.errno == errno.EACCES:
             return {}, [f"{folder} is for root and the group {MARK} only: names, claims and members are not shown"]
         return {}, [f"{error}. Names, claims and members are not shown"]
-    records = {record.key: record for record in loaded if isinstance(record, Record)}
-    return records, [str(damaged) for damaged in loaded if not isinstance(damaged, Record)]
+    records = {workload.key: workload for workload in loaded if isinstance(workload, Workload)}
+    return records, [str(damaged) for damaged in loaded if not isinstance(damaged, Workload)]
 
 
 def _mark(run: str) -> int | None:

@@ -14,7 +14,6 @@ from resctrlmond import __version__, config, journal
 from resctrlmond.arguments import not_empty
 from resctrlmond.config import Config
 from resctrlmond.daemon import PROGRESS_S, Daemon
-from resctrlmond.groups.farewell import release_all
 from resctrlmond.message_ids import MessageId
 from resctrlmond.notify import Notify
 from resctrlmond.resctrl.errors import ResctrlError
@@ -120,7 +119,7 @@ def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
         log.info("there is no monitoring group to remove: %s", error)
         return Exit.OK
     try:
-        problems = release_all(setup.manager)
+        problems = setup.manager.release_all()
     finally:
         os.close(setup.lock)
     for problem in problems:

@@ -21,7 +21,6 @@ from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.config import Config, ConfigError, is_within
-from resctrlmond.groups.record import Record
 from resctrlmond.message_ids import MessageId
 from resctrlmond.notices import Notices
 from resctrlmond.notify import Notify, watchdog_interval_s
@@ -32,6 +31,7 @@ from resctrlmond.start_lock import StartLock
 from resctrlmond.startup import Exit, Setup, StartupError, group_settings
 from resctrlmond.ticker import Ticker
 from resctrlmond.watch import Watch
+from resctrlmond.workloads.model import Workload
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus import DBusDoor
@@ -72,9 +72,9 @@ class Daemon:
         self._notify = notify or Notify()
         self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=setup.gid, owner=os.geteuid()), self._workers)
-        self._notices = Notices(setup.manager.tree, setup.manager.life.went_with_mount)
+        self._notices = Notices(setup.manager.tree, setup.manager.went_with_mount)
         self._rivals = Rivals(lambda folder: is_within(config.groups_dir, folder))
-        self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.upkeep.went_on)
+        self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -98,11 +98,9 @@ class Daemon:
             opened.callback(watch.close)
             dbus = self._dbus_door()
             self._follow_changes(loop, watch, dbus)
-            interference = self._manager.upkeep.interference
-            reaction = Reaction(
-                self._workers, self._manager.upkeep.react, lambda: interference.rest_s, interference.fd
-            )
-            interference.wake = reaction.wake
+            manager = self._manager
+            reaction = Reaction(self._workers, manager.react, lambda: manager.react_rest_s, manager.events_fd)
+            manager.on_event(reaction.wake)
             opened.callback(reaction.close)
             varlink = varlink_door.server(self._service)
             if dbus is not None:
@@ -116,8 +114,8 @@ class Daemon:
             self._notify.ready(self._status())
             log.info("ready: %s", self._status())
             opened.callback(self._notify.stopping)
-            await self._tick_until_stopped(lambda: reaction.wait_for(interference.fd))
-            self._manager.upkeep.is_stopping = True
+            await self._tick_until_stopped(lambda: reaction.wait_for(manager.events_fd))
+            manager.stop()
             # A caller that comes from now on wakes the next daemon.
             self._start_lock.take()
             self._start_lock.release_after(PROGRESS_S)
@@ -155,7 +153,7 @@ class Daemon:
                     self._notify.stopping()
                     recovering.cancel()
                     return False
-                place = self._manager.recovery.at
+                place = self._manager.recovering_at
                 if place != reported and not recovering.done():
                     self._notify.extend_start()
                     self._start_lock.release_after(PROGRESS_S)
@@ -168,10 +166,9 @@ class Daemon:
 
     def _recover(self) -> None:
         manager = self._manager
-        manager.book.watch = self._notices.changed
-        manager.upkeep.complain = self._notices.unfinished
+        manager.subscribe(self._notices.changed, self._notices.unfinished)
         manager.recover()
-        unreadable = manager.recovery.unreadable
+        unreadable = manager.unreadable
         for record in unreadable:
             self._notices.unreadable(record)
         for problem in manager.problems[len(unreadable) :]:
@@ -214,20 +211,20 @@ class Daemon:
             raise StartupError(error, Exit.ALREADY_RUNNING) from error
 
     def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:
-        def changed(key: str, record: Record | None) -> None:
-            # The record may be outdated by now: the watch needs the newest one.
-            watch.update(key, self._manager.book.get(key))
+        def changed(key: str, workload: Workload | None) -> None:
+            # The workload may be outdated by now: the watch needs the newest one.
+            watch.update(key, self._manager.find(key))
             if dbus is not None:
-                dbus.changed(key, record)
+                dbus.changed(key, workload)
 
-        def from_worker(key: str, record: Record | None) -> None:
-            self._notices.changed(key, record)
+        def from_worker(key: str, workload: Workload | None) -> None:
+            self._notices.changed(key, workload)
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(changed, key, record)
+                loop.call_soon_threadsafe(changed, key, workload)
 
-        self._manager.book.watch = from_worker
-        for record in self._manager.records():
-            changed(record.key, record)
+        self._manager.subscribe(from_worker)
+        for workload in self._manager.workloads():
+            changed(workload.key, workload)
 
     # -- ends and ticks
 
@@ -236,7 +233,7 @@ class Daemon:
 
     async def _settle(self, key: str) -> None:
         try:
-            await self._workers.run(Lane.ENDS, self._manager.ends.settle, key)
+            await self._workers.run(Lane.ENDS, self._manager.settle, key)
         except ResctrlError as error:
             self._notices.unfinished(key, error)
 
@@ -262,9 +259,9 @@ class Daemon:
         self._manager.alerts["rivals"] = self._rivals.describe()
 
     def _status(self) -> str:
-        records = self._manager.records()
-        groups = sum(record.state.has_group for record in records)
-        pending = sum(record.state == "pending" for record in records)
+        workloads = self._manager.workloads()
+        groups = sum(workload.state.has_group for workload in workloads)
+        pending = sum(workload.state == "pending" for workload in workloads)
         text = f"{groups} group" if groups == 1 else f"{groups} groups"
         return f"{text}, {pending} waiting for an RMID" if pending else text
 

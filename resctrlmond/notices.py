@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable
 
 from resctrlmond import journal
-from resctrlmond.groups.record import Record, State, UnreadableRecord
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.rivals import Rivals
+from resctrlmond.workloads.model import Group, GroupState, Workload
+from resctrlmond.workloads.store import UnreadableRecord
 
 log = logging.getLogger(__name__)
 
@@ -23,54 +24,54 @@ class Notices:
     then who removed them. ``went_with_mount`` returns whether a lost group was lost with the mount that held it.
     """
 
-    def __init__(self, tree: Tree, went_with_mount: Callable[[Record], bool] = lambda _: False) -> None:
+    def __init__(self, tree: Tree, went_with_mount: Callable[[Group], bool] = lambda _: False) -> None:
         self._tree = tree
         self._went_with_mount = went_with_mount
         self.rivals: Rivals | None = None
         self._is_mounted = True
         self._mounting = self._logged_mounting = tree.mounting()
-        # The logged events of each workload: its generation, the part of the group, and the group's state.
-        self._logged: dict[str, set[tuple[int, str, State]]] = {}
+        # The logged events of each workload: its generation, the folder of the group, and the group's state.
+        self._logged: dict[str, set[tuple[int, str, GroupState]]] = {}
 
-    def changed(self, key: str, record: Record | None) -> None:
-        """Log what is new in a record that was written; forget a workload whose record was removed (None)."""
-        if record is None:
+    def changed(self, key: str, workload: Workload | None) -> None:
+        """Log what is new in a workload that was saved; forget a workload that was removed (None)."""
+        if workload is None:
             self._logged.pop(key, None)
             return
-        for group in record.groups:
-            event = (record.generation, group.part, group.state)
-            is_end = group.state is State.FAILED or (group.state is State.LOST and not group.part)
+        for group in workload.groups:
+            event = (workload.generation, group.folder, group.state)
+            is_end = group.state is GroupState.FAILED or (group.state is GroupState.LOST and not group.folder)
             # RMIDs in limbo become usable by themselves in a second or two.
-            is_waiting = group.state is State.PENDING and bool(group.reason) and not group.in_limbo
+            is_waiting = group.state is GroupState.PENDING and bool(group.reason) and not group.in_limbo
             if (is_end or is_waiting) and event not in self._logged.setdefault(key, set()):
                 self._logged[key].add(event)
-                self._log(group)
+                self._log(key, group)
 
-    def _log(self, group: Record) -> None:
-        fields = {"key": group.key, "class": group.class_ or "/"}
+    def _log(self, key: str, group: Group) -> None:
+        fields = {"key": key, "class": group.class_ or "/"}
         match group.state:
-            case State.PENDING:
+            case GroupState.PENDING:
                 log.warning(
                     "%s waits for an RMID, and is not counted until then: %s",
-                    group.key,
+                    key,
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.RMIDS_EXHAUSTED),
                 )
-            case State.FAILED:
+            case GroupState.FAILED:
                 log.error(
                     "%s is not monitored: %s",
-                    group.key,
+                    key,
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.GROUP_FAILED),
                 )
             case _ if not self.check_mount() or self._went_with_earlier_mount(group):
-                log.info("%s is lost: %s", group.key, group.reason, extra=journal.fields(**fields))
+                log.info("%s is lost: %s", key, group.reason, extra=journal.fields(**fields))
             case _:
                 if self.rivals is not None:
-                    self.rivals.add_loss(group.key)
+                    self.rivals.add_loss(key)
                 log.warning(
                     "%s is lost: %s",
-                    group.key,
+                    key,
                     group.reason,
                     extra=journal.fields(**fields, message_id=MessageId.GROUP_LOST),
                 )
@@ -103,7 +104,7 @@ class Notices:
             log.log(journal.NOTICE, "resctrl is mounted again on %s", self._tree.path)
         return not reason
 
-    def _went_with_earlier_mount(self, group: Record) -> bool:
+    def _went_with_earlier_mount(self, group: Group) -> bool:
         """Return whether the group was lost because resctrl was mounted again between two checks; log that once."""
         if not self._went_with_mount(group):
             return False

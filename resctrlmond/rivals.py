@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from resctrlmond import others
-from resctrlmond.groups.times import utc_now
+from resctrlmond.workloads.clock import utc_now
 
 log = logging.getLogger(__name__)
 

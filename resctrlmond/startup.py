@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from resctrlmond.config import Config, ConfigError
-from resctrlmond.groups.lifecycle import Mark
-from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Records
-from resctrlmond.groups.settings import Settings
-from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError, reading
 from resctrlmond.resctrl.mounts import boot_id, fstype_of
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.mark import Mark
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Store
 
 
 class Exit(enum.IntEnum):
@@ -111,7 +111,7 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setu
             ),
             Exit.FAILURE,
         ) from error
-    manager = Manager(tree, Records(records), snapshots, Mark(gid, boot_id()), group_settings(config))
+    manager = Manager(tree, Store(records), snapshots, Mark(gid, boot_id()), group_settings(config))
     return Setup(manager, snapshots, gid, lock)
 
 

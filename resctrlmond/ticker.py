@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from resctrlmond import journal
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.groups.times import utc_now
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.workloads.clock import utc_now
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ import os
 import select
 from collections.abc import Callable
 
-from resctrlmond.groups.record import Member, Record
 from resctrlmond.removals import Removals
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.processes import Process
+from resctrlmond.workloads.model import Member, Workload
 
 log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Watches the living members and the pod of every record.
+    """Watches the living members and the pod of every workload.
 
     Calls ``on_end`` with the key of a workload when a member or the pod may have ended. Belongs to the event loop.
     Owns a pidfd and a descriptor of cgroup.events for each living member that has them, and one inotify for the
@@ -48,14 +48,14 @@ class Watch:
         else:
             self._loop.add_reader(self._removals.fd, self._removals.read)
 
-    def update(self, key: str, record: Record | None) -> None:
-        """Watch the living members of the record and its pod; watch nothing for None and for a run that is over."""
+    def update(self, key: str, workload: Workload | None) -> None:
+        """Watch the living members of the workload and its pod; watch nothing for None and for a run that is over."""
         if self._epoll.closed:
             return  # the daemon stops, and a last change arrives
-        if record is not None and record.state.is_over:
-            record = None
-        self._watch_pod(key, record.pod_cgroup if record is not None else "")
-        living = {} if record is None else {member.id: member for member in record.living}
+        if workload is not None and workload.state.is_over:
+            workload = None
+        self._watch_pod(key, workload.pod_cgroup if workload is not None else "")
+        living = {} if workload is None else {member.id: member for member in workload.living}
         for (other, member_id), watched in list(self._watched.items()):
             if other == key and living.get(member_id) != watched.member:
                 self._forget((other, member_id))

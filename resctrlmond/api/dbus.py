@@ -25,8 +25,8 @@ from resctrlmond.api.dbus_signals import Announcer
 from resctrlmond.api.dbus_unread import Unread
 from resctrlmond.api.errors import DBUS_PREFIX, ERRORS, name_of
 from resctrlmond.api.verbs import Service
-from resctrlmond.groups.record import Record
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.workloads.model import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -103,10 +103,10 @@ class DBusDoor:
             await self._connection.close()
             self._connection = None
 
-    def changed(self, key: str, record: Record | None) -> None:
-        """Tell the bus of a record's change, None for its end. Costs nothing while there is no bus."""
+    def changed(self, key: str, workload: Workload | None) -> None:
+        """Announce a change of a workload; None is its removal. Costs nothing while there is no bus."""
         if self._connection is not None:
-            self._connection.announcer.changed(key, record)
+            self._connection.announcer.changed(key, workload)
 
     async def _connect(self) -> _Connection:
         bus = await Bus.open(self._address, self._folder)

@@ -16,9 +16,9 @@ from resctrlmond.api.dbus_interfaces import INTERFACES, Method
 from resctrlmond.api.lists import MAX_LIST_BYTES, bounded
 from resctrlmond.api.verbs import VERBS, Service, group_of
 from resctrlmond.api.workers import Lane
-from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Record
 from resctrlmond.resctrl.errors import PermissionDenied
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import Workload
 
 # A reply: its signature, and its body.
 Answer: TypeAlias = tuple[str, list[Any]]
@@ -182,7 +182,7 @@ class Objects:
         }
 
     def _introspect(self, path: str) -> str:
-        keys = self._service.manager.records() if path == names.GROUPS else []
+        keys = self._service.manager.workloads() if path == names.GROUPS else []
         if path.startswith(f"{names.GROUPS}/"):
             self._service.manager.get(_key(path))
         return names.introspection(
@@ -222,13 +222,13 @@ def group_properties(group: types.Group, fields: Iterable[str] | None = None) ->
     }
 
 
-def described(manager: Manager, records: Iterable[Record]) -> dict[str, types.Group]:
-    """The groups of records, by key. Looks at files: not for the event loop."""
-    return {record.key: group_of(manager, record) for record in records}
+def described(manager: Manager, workloads: Iterable[Workload]) -> dict[str, types.Group]:
+    """The groups of workloads, by key. Looks at files: not for the event loop."""
+    return {workload.key: group_of(manager, workload) for workload in workloads}
 
 
 def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:
-    groups = bounded(group_of(manager, record) for record in manager.records())
+    groups = bounded(group_of(manager, workload) for workload in manager.workloads())
     return {names.group_path(group.key): {names.GROUP: group_properties(group)} for group in groups}
 
 

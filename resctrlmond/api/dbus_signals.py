@@ -16,7 +16,7 @@ from resctrlmond.api.dbus_interfaces import INTERFACES
 from resctrlmond.api.dbus_objects import described, group_properties
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane
-from resctrlmond.groups.record import Record
+from resctrlmond.workloads.model import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -35,17 +35,17 @@ class Announcer:
         self._post = post
         self._flush = flush
         self._known: dict[str, types.Group] = {}
-        self._changed: dict[str, Record | None] = {}
+        self._changed: dict[str, Workload | None] = {}
         self._awake = asyncio.Event()
 
-    def changed(self, key: str, record: Record | None) -> None:
+    def changed(self, key: str, workload: Workload | None) -> None:
         """Note a change; from the event loop."""
-        self._changed[key] = record
+        self._changed[key] = workload
         self._awake.set()
 
     async def run(self) -> None:
         """Tell changes until cancelled; those before the start are not told."""
-        self._known = await self._described(self._service.manager.records())
+        self._known = await self._described(self._service.manager.workloads())
         while True:
             await self._awake.wait()
             self._awake.clear()
@@ -58,13 +58,13 @@ class Announcer:
 
     async def _tell_all(self) -> None:
         changed, self._changed = self._changed, {}
-        standing = await self._described([record for record in changed.values() if record is not None])
+        standing = await self._described([workload for workload in changed.values() if workload is not None])
         for key in changed:
             self._tell(key, self._known.get(key), standing.get(key))
 
-    async def _described(self, records: list[Record]) -> dict[str, types.Group]:
+    async def _described(self, workloads: list[Workload]) -> dict[str, types.Group]:
         service = self._service
-        return await service.workers.run(Lane.RECORDS, described, service.manager, records)
+        return await service.workers.run(Lane.RECORDS, described, service.manager, workloads)
 
     def _tell(self, key: str, before: types.Group | None, now: types.Group | None) -> None:
         path = names.group_path(key)

@@ -11,17 +11,6 @@ import msgspec
 
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.types import ErrorParameters, ExhaustedParameters
-from resctrlmond.groups.errors import (
-    AlreadyMonitored,
-    ForeignGroup,
-    InvalidAttributes,
-    InvalidClass,
-    InvalidKey,
-    InvalidRequest,
-    LimitExceeded,
-    NoSuchClaim,
-    NotWritten,
-)
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
@@ -39,6 +28,17 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
     RmidsExhausted,
     printable,
+)
+from resctrlmond.workloads.errors import (
+    AlreadyMonitored,
+    ForeignGroup,
+    InvalidAttributes,
+    InvalidClass,
+    InvalidKey,
+    InvalidRequest,
+    LimitExceeded,
+    NoSuchClaim,
+    NotWritten,
 )
 
 VARLINK_PREFIX = "org.resctrlmon.Manager."

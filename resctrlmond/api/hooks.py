@@ -12,13 +12,13 @@ from resctrlmond.api import podman
 from resctrlmond.api.access import Caller
 from resctrlmond.api.oci import InvalidOciState, State, Workload, own_workload, parse_state, workload_of
 from resctrlmond.api.types import RunReply, RunRequest
-from resctrlmond.groups.keys import attribute_value, canonical_key, is_pod_uid
-from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.plan import OCI
-from resctrlmond.groups.record import EndRule
-from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import EndRule
+from resctrlmond.workloads.plan import OCI
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.validation import attribute_value, canonical_key, is_pod_uid
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
             is_from_runtime=True,
         )
     )
-    return RunReply(key=workload.key, state=done.record.state, moved=done.moved.moved)
+    return RunReply(key=workload.key, state=done.workload.state, moved=done.moved.moved)
 
 
 def _end(manager: Manager, state: State) -> RunReply:
@@ -69,13 +69,13 @@ def _end(manager: Manager, state: State) -> RunReply:
         # At its start its control group did not prove that pod.
         workload = own_workload(state)
     try:
-        record = manager.remove_member(
+        ended = manager.remove_member(
             workload.key, workload.member, reason="its runtime reported that it has stopped", confirms=True
         )
     except NoSuchGroup:
         # Started before us, or refused at its start: there is nothing to end.
         return RunReply(key=workload.key)
-    return RunReply(key=workload.key, state=record.state)
+    return RunReply(key=workload.key, state=ended.state)
 
 
 def _is_member(manager: Manager, workload: Workload) -> bool:

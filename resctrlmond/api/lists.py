@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from resctrlmond.api import types
-from resctrlmond.groups.errors import LimitExceeded
+from resctrlmond.workloads.errors import LimitExceeded
 
 # As JSON: some thousand pods. The D-Bus libraries encode a reply in the event loop, which must not stop for long.
 MAX_LIST_BYTES = 2 * 1024 * 1024

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from resctrlmond.groups.errors import InvalidKey
-from resctrlmond.groups.keys import attribute_value, canonical_key, check_member_id, is_pod_uid
 from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.workloads.errors import InvalidKey
+from resctrlmond.workloads.validation import attribute_value, canonical_key, check_member_id, is_pod_uid
 
 # A pod carries up to 256 KiB of annotations and CRI-O gives them twice; the hook sends no more than this.
 MAX_STATE_LENGTH = 1 << 20

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resctrlmond.api import types
-from resctrlmond.groups.inventory import ContainerState, Noted, ReportedContainer, Sandbox
-from resctrlmond.groups.keys import is_pod_uid
-from resctrlmond.groups.record import State
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.pods import ContainerState, Noted, ReportedContainer, Sandbox
+from resctrlmond.workloads.validation import is_pod_uid
 
 # How adapters call a pod's label, and its annotation, among the attributes of its workload.
 LABEL = "pod.label."

@@ -1,45 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records, readings and totals as the doors show them; also by who reads the tree without a daemon."""
+"""Workloads, readings and totals as the interfaces show them, also without a daemon."""
 
 from __future__ import annotations
 
 import os
 
 from resctrlmond.api import types
-from resctrlmond.groups import accounting
-from resctrlmond.groups.accounting import Quality, worst
-from resctrlmond.groups.caveats import together
-from resctrlmond.groups.record import Member, Record
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
+from resctrlmond.workloads import accounting
+from resctrlmond.workloads.accounting import Quality, worst
+from resctrlmond.workloads.caveats import together
+from resctrlmond.workloads.model import Member, Workload
 
 
-def group(record: Record, path: str | None, snapshot: str | None = None) -> types.Group:
-    """A record; ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files, if there."""
+def group(workload: Workload, path: str | None, snapshot: str | None = None) -> types.Group:
+    """Return a workload; ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files."""
     caveats: dict[str, str] = {}
-    baseline = record.as_reported().worst_baseline
-    for one in record.groups:
+    for one in workload.groups:
         caveats = together(caveats, one.caveats)
+    first = workload.first
+    baseline = workload.as_reported().worst_baseline
     return types.Group(
-        key=record.key,
-        class_=record.class_,
-        classes=tuple(one.class_ for one in record.groups) if record.further else None,
-        state=record.state,
-        reason=record.reason or None,
-        in_limbo=record.in_limbo,
-        priority=record.priority,
+        key=workload.key,
+        class_=first.class_,
+        classes=tuple(one.class_ for one in workload.groups) if len(workload.groups) > 1 else None,
+        state=workload.state,
+        reason=workload.reason or None,
+        in_limbo=first.in_limbo,
+        priority=workload.priority,
         path=path,
         snapshot=snapshot,
-        generation=record.generation,
-        loss=record.earlier.reason if record.earlier else None,
+        generation=workload.generation,
+        loss=workload.prior_runs.reason if workload.prior_runs else None,
         baseline=worst(baseline, Quality.ESTIMATED) if caveats else baseline,
         caveats=caveats,
-        claims=tuple(types.Claim(of.owner, of.since, of.ends) for of in record.claims),
-        members=tuple(map(member, record.members)),
-        attributes=record.attributes,
-        created_at=record.created_at or None,
-        completed_at=record.completed_at or None,
+        claims=tuple(types.Claim(of.owner, of.since, of.ends) for of in workload.claims),
+        members=tuple(map(member, workload.members)),
+        attributes=workload.attributes,
+        created_at=first.created_at or None,
+        completed_at=first.completed_at or None,
     )
 
 
@@ -55,16 +56,16 @@ def member(of: Member) -> types.Member:
         started_at=of.started_at,
         ended_at=of.ended_at,
         late=of.late,
-        tasks_outside=of.left,
+        tasks_outside=of.tasks_outside,
         reason=of.reason,
-        snapshot_folder=of.part,
+        snapshot_folder=of.folder,
         take_over=of.take_over,
         allow_class_change=of.allow_class_change,
         joining=of.joining,
-        include_descendants=of.tree,
-        cpu_time_before_ns=of.ran_before_ns,
-        descendants_outside=of.descendants,
-        dormant=of.awaited,
+        include_descendants=of.include_descendants,
+        cpu_time_before_ns=of.cpu_time_before_ns,
+        descendants_outside=of.descendants_outside,
+        dormant=of.dormant,
     )
 
 

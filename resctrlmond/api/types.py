@@ -14,11 +14,11 @@ from typing import Annotated
 
 import msgspec
 
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.inventory import ContainerState, Report, Sandbox
-from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Status
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import EndRule, State
+from resctrlmond.workloads.pods import ContainerState, Report, Sandbox
 
 FOLLOW = "follow"
 

@@ -19,22 +19,6 @@ from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, page
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.groups import plan
-from resctrlmond.groups.caveats import lacking_sentence
-from resctrlmond.groups.errors import (
-    AlreadyMonitored,
-    ForeignGroup,
-    InvalidAttributes,
-    InvalidClass,
-    InvalidKey,
-    InvalidRequest,
-    LimitExceeded,
-    NoSuchClaim,
-    NotWritten,
-)
-from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import EndRule, Record, State
-from resctrlmond.groups.target import FOLLOW, Assignment
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
@@ -54,6 +38,22 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads import plan
+from resctrlmond.workloads.caveats import lacking_sentence
+from resctrlmond.workloads.errors import (
+    AlreadyMonitored,
+    ForeignGroup,
+    InvalidAttributes,
+    InvalidClass,
+    InvalidKey,
+    InvalidRequest,
+    LimitExceeded,
+    NoSuchClaim,
+    NotWritten,
+)
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import EndRule, State, Workload
+from resctrlmond.workloads.requests import FOLLOW, Assignment
 
 MANAGER = "org.resctrlmon.Manager"
 HOOK = "org.resctrlmon.Hook"
@@ -152,11 +152,10 @@ class Service:
             yield
 
 
-def group_of(manager: Manager, record: Record) -> types.Group:
-    """A record as the doors show it."""
-    snapshots = manager.life.snapshots
-    path = manager.tree.full_path(record.ref) if record.state.has_group else None
-    return translate.group(record, path, snapshots.path(record.key) if snapshots.exists(record.key) else None)
+def group_of(manager: Manager, workload: Workload) -> types.Group:
+    """Return a workload as the interfaces show it."""
+    path = manager.tree.full_path(workload.first.ref) if workload.state.has_group else None
+    return translate.group(workload, path, manager.snapshot_path(workload))
 
 
 def _owner(claim: str | None, caller: Caller) -> str:
@@ -186,7 +185,7 @@ def _may_wait(pending: bool | None) -> bool:
 
 
 def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> types.GroupReply:
-    record = manager.create(
+    workload = manager.create(
         request.key,
         owner=_owner(request.claim, caller),
         ends=_ends(request.end_rule),
@@ -195,7 +194,7 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
         may_wait=_may_wait(request.allow_pending),
         priority=request.priority,
     )
-    return types.GroupReply(group=group_of(manager, record))
+    return types.GroupReply(group=group_of(manager, workload))
 
 
 def _pidfd(request: types.AssignRequest, caller: Caller) -> Descriptor | None:
@@ -224,7 +223,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             own_cgroup=request.own_cgroup or "",
             late=request.late,
             is_awaited=caller.waits,
-            tree=bool(request.include_descendants),
+            include_descendants=bool(request.include_descendants),
             class_=FOLLOW if request.class_ is None else request.class_,
             allow_class_change=bool(request.allow_class_change),
             take_over=bool(request.take_over),
@@ -236,11 +235,11 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
         )
     )
     return types.AssignReply(
-        group=group_of(manager, done.record),
+        group=group_of(manager, done.workload),
         moved=done.moved.moved,
         passes=done.moved.passes,
         tasks_outside=done.moved.outside,
-        descendants_outside=done.descendants,
+        descendants_outside=done.descendants_outside,
     )
 
 
@@ -249,7 +248,7 @@ def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) ->
     owner = _named(request.claim, caller)
     done = manager.release(request.key, owner=owner, reason=request.reason or "released")
     return types.ReleaseReply(
-        group=group_of(manager, done.record),
+        group=group_of(manager, done.workload),
         completed=done.completed,
         totals=[translate.total(total) for total in done.totals],
     )
@@ -257,13 +256,13 @@ def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) ->
 
 def _add_member(manager: Manager, request: types.AddMemberRequest, caller: Caller) -> types.GroupReply:
     owner = _owner(request.claim, caller)
-    record = manager.add_member(request.key, request.member, owner=owner, kind=request.kind or "sandbox")
-    return types.GroupReply(group=group_of(manager, record))
+    workload = manager.add_member(request.key, request.member, owner=owner, kind=request.kind or "sandbox")
+    return types.GroupReply(group=group_of(manager, workload))
 
 
 def _remove_member(manager: Manager, request: types.RemoveMemberRequest, _caller: Caller) -> types.GroupReply:
-    record = manager.remove_member(request.key, request.member, reason=request.reason or "removed")
-    return types.GroupReply(group=group_of(manager, record))
+    workload = manager.remove_member(request.key, request.member, reason=request.reason or "removed")
+    return types.GroupReply(group=group_of(manager, workload))
 
 
 def _reconcile(manager: Manager, request: types.ReconcileRequest, caller: Caller) -> types.ReconcileReply:
@@ -290,15 +289,15 @@ def _list_pages(manager: Manager) -> Iterator[types.ListReply]:
 
 
 def _groups(manager: Manager) -> Iterator[types.Group]:
-    return (group_of(manager, record) for record in manager.records())
+    return (group_of(manager, workload) for workload in manager.workloads())
 
 
 def _foreign(manager: Manager) -> list[types.Foreign]:
-    return [translate.foreign(found) for found in manager.survey.look().foreign]
+    return [translate.foreign(found) for found in manager.tree_status().foreign]
 
 
 def _report_pods(manager: Manager, request: types.ReportPodsRequest, caller: Caller) -> types.ReportPodsReply:
-    count = manager.inventory.report(
+    count = manager.pods.report(
         _owner(request.claim, caller),
         request.sandboxes or (),
         removed=request.removed or (),
@@ -308,12 +307,12 @@ def _report_pods(manager: Manager, request: types.ReportPodsRequest, caller: Cal
 
 
 def _list_pods(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListPodsReply:
-    noted, reports = manager.inventory.all()
+    noted, reports = manager.pods.all()
     return types.ListPodsReply(pods=bounded(pods_of(noted, list(_groups(manager)))), reported=reports)
 
 
 def _pod_pages(manager: Manager) -> Iterator[types.ListPodsReply]:
-    noted, reports = manager.inventory.all()
+    noted, reports = manager.pods.all()
 
     def page(pods: list[types.Pod], is_first: bool) -> types.ListPodsReply:
         return types.ListPodsReply(pods=pods, reported=reports if is_first else [])
@@ -326,9 +325,9 @@ def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.
 
 
 def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.ReadReply:
-    record, readings, totals = manager.read(request.key)
+    workload, readings, totals = manager.read(request.key)
     return types.ReadReply(
-        group=group_of(manager, record),
+        group=group_of(manager, workload),
         readings=[translate.reading(reading) for reading in readings],
         totals=[translate.total(total) for total in totals],
     )
@@ -342,14 +341,14 @@ def _read_foreign(manager: Manager, request: types.ForeignRequest, _caller: Call
 
 
 def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.StatusReply:
-    records = manager.records()
-    waiting = plan.waiting(records)
-    pending = sum(record.state is State.PENDING for record in records)
+    workloads = manager.workloads()
+    waiting = plan.waiting(workloads)
+    pending = sum(workload.state is State.PENDING for workload in workloads)
     # The kernel tells it only to who asks for an RMID.
-    in_limbo = any(group.in_limbo for group in waiting) if waiting else None
-    seen = manager.survey.look()
+    in_limbo = any(queued.group.in_limbo for queued in waiting) if waiting else None
+    seen = manager.tree_status()
     unmounted = str(seen.unmounted) if seen.unmounted else ""
-    lacking = lacking_sentence(group.key for group in plan.lacking_counters(records))
+    lacking = lacking_sentence(lacking.workload.key for lacking in plan.lacking_counters(workloads))
     inexact = f"no figure of this simulation is exact: {seen.inexact}" if seen.inexact else ""
     alerts = (*manager.alerts.values(), seen.hangs, unmounted, lacking, inexact)
     problems = [*manager.problems, *filter(None, alerts)]
@@ -362,7 +361,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         rmids_used=seen.used,
         pending=pending,
         in_limbo=in_limbo,
-        groups=sum(record.state.has_group for record in records),
+        groups=sum(workload.state.has_group for workload in workloads),
         foreign=[translate.foreign(found) for found in seen.foreign],
         classes=[translate.text(class_) for class_ in seen.classes],
         capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in seen.capacity],

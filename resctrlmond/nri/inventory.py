@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from resctrlmond.groups.inventory import MAX_CONTAINERS, MAX_SANDBOXES, ReportedContainer
-from resctrlmond.groups.inventory import Sandbox as NotedSandbox
-from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
+from resctrlmond.workloads.pods import MAX_CONTAINERS, MAX_SANDBOXES, ReportedContainer
+from resctrlmond.workloads.pods import Sandbox as NotedSandbox
+from resctrlmond.workloads.validation import attribute_value
 
 # A request has at most 2 MiB (api/connection.py).
 _CHUNK_BYTES = 512 * 1024

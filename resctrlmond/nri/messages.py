@@ -10,8 +10,8 @@ from itertools import islice
 
 from google.protobuf.message import DecodeError
 
-from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.nri import nri_pb2
+from resctrlmond.workloads.pods import ContainerState
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"

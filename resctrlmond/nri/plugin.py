@@ -18,14 +18,14 @@ from dataclasses import replace
 
 from resctrlmond import journal
 from resctrlmond.config import ConfigError
-from resctrlmond.groups.errors import InvalidKey
-from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
 from resctrlmond.nri.manager import Away
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Event, EventReport, Pod, Synchronize
 from resctrlmond.nri.search import STRANGER_S, Search
 from resctrlmond.nri.updater import Updater
+from resctrlmond.workloads.errors import InvalidKey
+from resctrlmond.workloads.pods import ContainerState
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from resctrlmond.api.pods import ANNOTATION, LABEL
-from resctrlmond.groups.errors import InvalidAttributes, InvalidKey
-from resctrlmond.groups.keys import (
+from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Pod
+from resctrlmond.nri.selection import Selection
+from resctrlmond.workloads.errors import InvalidAttributes, InvalidKey
+from resctrlmond.workloads.validation import (
     MAX_ATTRIBUTE_LENGTH,
     MAX_ATTRIBUTES,
     MAX_ATTRIBUTES_BYTES,
@@ -17,8 +19,6 @@ from resctrlmond.groups.keys import (
     check_attributes,
     check_member_id,
 )
-from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Pod
-from resctrlmond.nri.selection import Selection
 
 # The limit for container names of a pod; all names together are one attribute.
 MAX_NAMES = 40

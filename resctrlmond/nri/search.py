@@ -9,13 +9,13 @@ import os
 from collections.abc import AsyncIterator, Iterable
 
 from resctrlmond import journal
-from resctrlmond.groups.errors import InvalidKey
-from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.nri import place
 from resctrlmond.nri.manager import Away
 from resctrlmond.nri.messages import Container
 from resctrlmond.nri.pods import Sandbox
 from resctrlmond.nri.updater import Updater
+from resctrlmond.workloads.errors import InvalidKey
+from resctrlmond.workloads.pods import ContainerState
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import logging
 import select
 from collections.abc import Callable
 
-from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri import messages, mux, ttrpc
 from resctrlmond.nri.plugin import Plugin
+from resctrlmond.workloads.validation import attribute_value
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from resctrlmond import journal
 from resctrlmond.api import types
-from resctrlmond.groups.inventory import Sandbox as NotedSandbox
-from resctrlmond.groups.keys import attribute_value
 from resctrlmond.nri import place
 from resctrlmond.nri.inventory import chunks, inventory
 from resctrlmond.nri.manager import CLAIM, Away, Manager, Refused
 from resctrlmond.nri.pods import Member, Pods, attributes, container_names
+from resctrlmond.workloads.pods import Sandbox as NotedSandbox
+from resctrlmond.workloads.validation import attribute_value
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,15 @@ import pytest
 from resctrlmond.api import types
 from resctrlmond.api.access import Caller
 from resctrlmond.api.verbs import COMMON_ERRORS, VERBS, Service
-from resctrlmond.groups.lifecycle import Mark
-from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Records
-from resctrlmond.groups.settings import Settings
-from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.mount import Simulation
+from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.mark import Mark
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Store
 from tests.api.dbus_lab import Lab, PrivateBus, load_door
 
 
@@ -34,7 +35,7 @@ def manager() -> Iterator[Manager]:
         with Simulation(os.path.join(top, "resctrl")) as simulation:
             manager = Manager(
                 Tree.open(simulation.mountpoint, allow_simulation=True),
-                Records(os.path.join(top, "records")),
+                Store(os.path.join(top, "records")),
                 Snapshots(os.path.join(top, "groups"), os.path.join(top, "completed")),
                 Mark(os.getegid(), "boot"),
                 Settings(),
@@ -80,10 +81,11 @@ def lab(
 ) -> Lab:
     """The door on each of the two libraries, with a bus that runs and no workloads yet."""
     private_bus.start()
-    for record in manager.records():
-        if not record.state.is_over:
-            manager.life.finish(record, "its test is over")
-        manager.book.drop(record.key)
+    for record in manager.workloads():
+        with manager.context.store.transaction(record.key) as txn:
+            if not record.state.is_over:
+                group_ops.finish(manager.context, txn, "its test is over")
+            txn.drop()
     return Lab(private_bus, manager, load_door(request.param, monkeypatch))
 
 

@@ -23,7 +23,7 @@ import resctrlmond.api
 from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
-from resctrlmond.groups.manager import Manager
+from resctrlmond.workloads.manager import Manager
 
 NAME = "org.resctrlmon1"
 ROOT = "/org/resctrlmon1"
@@ -124,7 +124,7 @@ class Lab:
                 folder=self.bus.folder,
                 address=self.address,
             )
-            self.manager.book.watch = lambda key, record: (
+            self.manager.context.store.on_change = lambda key, record: (
                 loop.call_soon_threadsafe(door.changed, key, record) and None
             )
             try:
@@ -132,7 +132,7 @@ class Lab:
                 yield door
             finally:
                 await door.close()
-                self.manager.book.watch = lambda key, record: None
+                self.manager.context.store.on_change = lambda key, record: None
 
     async def busctl(self, *words: str, uid: int = 0, groups: tuple[int, ...] = ()) -> Any:
         """What busctl, run by that user, answers: its JSON, or its text. Raises BusctlError."""

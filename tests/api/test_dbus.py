@@ -16,7 +16,7 @@ import dbus_fast.aio
 import pytest
 from dbus_fast import Variant
 
-from resctrlmond.groups.survey import Seen
+from resctrlmond.workloads.tree_status import TreeStatus
 from tests.api.dbus_lab import (
     GROUP,
     MANAGER,
@@ -31,6 +31,7 @@ from tests.api.dbus_lab import (
     descriptors,
     eventually,
 )
+from tests.workloads.builders import save
 
 INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
 OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
@@ -86,7 +87,7 @@ def test_an_assign_for_whose_answer_nobody_waits_is_late(
 
     async def run() -> None:
         async with lab.door(), Client(lab.address) as stays:
-            with lab.manager.book.writing("k") if case == "has left" else contextlib.nullcontext():
+            with lab.manager.context.store.transaction("k") if case == "has left" else contextlib.nullcontext():
                 async with Client(lab.address) as caller:
                     await caller.call("List")
                     await caller.bus.send(call)
@@ -96,10 +97,10 @@ def test_an_assign_for_whose_answer_nobody_waits_is_late(
                         await eventually(lambda: is_in("k"))
                 await stays.call("List")
             await eventually(lambda: is_in("k"))
-            assert lab.manager.get("k").baseline == ("exact" if case == "waits" else "late")
+            assert lab.manager.get("k").first.baseline == ("exact" if case == "waits" else "late")
 
     def is_in(key: str) -> bool:
-        return any(record.key == key and record.state == "active" for record in lab.manager.records())
+        return any(record.key == key and record.state == "active" for record in lab.manager.workloads())
 
     asyncio.run(run())
 
@@ -216,7 +217,7 @@ def test_nul_in_a_claim_cuts_no_connection(lab: Lab) -> None:
     async def run() -> None:
         async with lab.door() as door, Client(lab.address) as client:
             record = await asyncio.to_thread(lab.manager.create, "nul", owner="cli")
-            lab.manager.book.put(record.with_claim("a\0b", "now"))
+            save(lab.manager.context.store, record.with_claim("a\0b", "now"))
             assert (await client.call("Get", "s", "nul"))["claims"][1]["owner"] == "a\ufffdb"
             assert await client.call("Get", "ss", GROUP, "Claims", path=f"{ROOT}/group/nul", interface=PROPERTIES)
             assert door.connected
@@ -315,7 +316,7 @@ def test_a_client_cannot_pile_up_calls(lab: Lab, monkeypatch: pytest.MonkeyPatch
     async def run() -> None:
         async with lab.door(), Client(lab.address) as client, Client(lab.address) as other:
             go_on = threading.Event()
-            monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(60), Seen(""))[1])
+            monkeypatch.setattr(lab.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
             calls = [asyncio.ensure_future(client.call("List")) for _ in range(70)]
             assert await eventually(lambda: sum(call.done() for call in calls) == 6)
             refused = [call.exception() for call in calls if call.done()]
@@ -348,7 +349,7 @@ def test_no_answer_for_who_wants_none(lab: Lab) -> None:
                         flags=dbus_fast.MessageFlag.NO_REPLY_EXPECTED,
                     )
                 )
-            assert await eventually(lambda: lab.manager.book.get("quiet") is not None)
+            assert await eventually(lambda: lab.manager.context.store.get("quiet") is not None)
             assert (await client.call("Get", "s", "quiet"))["key"] == "quiet"
             assert len(answers) == 1
 

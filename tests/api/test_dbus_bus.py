@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from dbus_fast import Variant
 
-from resctrlmond.groups.survey import Seen
+from resctrlmond.workloads.tree_status import TreeStatus
 from tests.api.dbus_lab import GROUP, MANAGER, NAME, ROOT, Client, Lab, descriptors, eventually
+from tests.workloads.builders import drop
 
 
 def test_signals_tell_what_changed(lab: Lab, process: subprocess.Popen[bytes]) -> None:
@@ -42,7 +43,7 @@ def test_signals_tell_what_changed(lab: Lab, process: subprocess.Popen[bytes]) -
             assert not told.keys() & silent
             await writer.call("Release", "sa{sv}", "sig-1", {})
             assert await client.seen(ROOT, "GroupStateChanged", "sig-1", "completed")
-            await asyncio.to_thread(lab.manager.book.drop, "sig-1")
+            await asyncio.to_thread(drop, lab.manager.context.store, "sig-1")
             assert await client.seen(ROOT, "GroupRemoved", "sig-1", path)
             assert (ROOT, "InterfacesRemoved", [path, [GROUP]]) in client.signals
 
@@ -129,7 +130,7 @@ def test_closing_answers_what_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     async def run() -> None:
         async with Client(lab.address) as client:
             go_on = threading.Event()
-            monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(60), Seen(""))[1])
+            monkeypatch.setattr(lab.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
             async with lab.door() as door:
                 call = asyncio.ensure_future(client.call("List"))
                 assert await eventually(lambda: door._connection._calls)

@@ -119,7 +119,7 @@ def test_a_call_that_wants_no_reply_is_decoded_only_if_it_changes_something(lab:
                 )
             assert "version" in await client.call("Status")
             assert [one.member for one in decoded if one.sender == client.bus.unique_name] == ["Create", "Status"]
-            assert await eventually(lambda: any(record.key == "silent" for record in lab.manager.records()))
+            assert await eventually(lambda: any(record.key == "silent" for record in lab.manager.workloads()))
 
     asyncio.run(run())
 
@@ -129,8 +129,8 @@ def test_calls_of_a_reader_wait_in_a_queue_that_root_does_not_share(
 ) -> None:
     async def run() -> None:
         go_on = threading.Event()
-        look = lab.manager.survey.look
-        monkeypatch.setattr(lab.manager.survey, "look", lambda: (go_on.wait(60), look())[1])
+        look = lab.manager._watcher.look
+        monkeypatch.setattr(lab.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
         async with lab.door() as door, Client(lab.address) as client:
             admission = door._connection._admission
             decoded = _decoded(door)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api._dbus_gate import MessageSizes
-from resctrlmond.groups.record import Record, State
+from resctrlmond.workloads.model import State
 from tests.api.dbus_lab import (
     MANAGER,
     NAME,
@@ -30,6 +30,7 @@ from tests.api.dbus_lab import (
     PrivateBus,
     eventually,
 )
+from tests.workloads.builders import save, workload
 
 # Users that exist everywhere: the bus looks them up.
 OTHER = 1
@@ -120,14 +121,8 @@ async def _held(client: Client) -> int:
 
 def _fill(lab: Lab) -> None:
     for number in range(WORKLOADS):
-        lab.manager.book.put(
-            Record(
-                key=f"long-{number:03}",
-                group_name=f"long-{number:03}",
-                state=State.PENDING,
-                attributes={f"n{one}": "v" * 4000 for one in range(15)},
-            )
-        )
+        attributes = {f"n{one}": "v" * 4000 for one in range(15)}
+        save(lab.manager.context.store, workload(f"long-{number:03}", State.PENDING, attributes=attributes))
 
 
 def _patch(monkeypatch: pytest.MonkeyPatch, module: str, **values: object) -> None:

@@ -20,8 +20,8 @@ from resctrlmond.api._bus import DBusError, Variant
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.verbs import MANAGER, VERBS
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import State
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State
 from tests.api.dbus_lab import Client, Lab
 
 DOC = "org.gtk.GDBus.DocString"

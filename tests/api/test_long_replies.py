@@ -27,12 +27,13 @@ from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink_door import server
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
-from resctrlmond.groups.errors import LimitExceeded
-from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Record, State
+from resctrlmond.workloads.errors import LimitExceeded
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import State
 from tests.api.dbus_lab import GROUP, ROOT, Lab, eventually
 from tests.api.dbus_lab import Client as BusClient
 from tests.api.varlink_lab import wait_until
+from tests.workloads.builders import drop, save, workload
 
 LIST = "org.resctrlmon.Manager.List"
 LIST_PODS = "org.resctrlmon.Manager.ListPods"
@@ -41,15 +42,15 @@ COUNT = 60
 
 
 def _fill(manager: Manager) -> None:
-    """Records with the largest attributes that callers may give, together more than one reply takes."""
+    """Save workloads with the largest attributes that callers may give, together more than one reply takes."""
     for number in range(COUNT):
-        manager.book.put(
-            Record(
-                key=f"long-{number:03}",
-                group_name=f"long-{number:03}",
-                state=State.PENDING,
+        save(
+            manager.context.store,
+            workload(
+                f"long-{number:03}",
+                State.PENDING,
                 attributes={"pod.uid": "x"} | {f"n{one}": "v" * 4000 for one in range(15)},
-            )
+            ),
         )
 
 
@@ -57,8 +58,8 @@ def _fill(manager: Manager) -> None:
 def full(manager: Manager) -> Iterator[Manager]:
     _fill(manager)
     yield manager
-    for record in manager.records():
-        manager.book.drop(record.key)
+    for record in manager.workloads():
+        drop(manager.context.store, record.key)
 
 
 class _Server:
@@ -105,8 +106,8 @@ def test_a_list_of_any_length_comes_in_pages(door: _Server, method: str, kind: A
 
 
 def test_a_short_list_needs_no_pages(door: _Server, full: Manager) -> None:
-    for record in full.records()[3:]:
-        full.book.drop(record.key)
+    for record in full.workloads()[3:]:
+        drop(full.context.store, record.key)
     with Client(door.path) as client:
         whole = client.call(LIST, reply=types.ListReply)
         (page,) = client.stream(LIST, reply=types.ListReply)
@@ -215,7 +216,7 @@ def test_a_reply_is_freed_at_once_and_not_by_the_garbage_collector(door: _Server
                     client.call(LIST)
         assert wait_until(lambda: door.service.budget.taken == 0)
         time.sleep(0.1)
-        left = [one for one in gc.get_objects() if type(one).__name__ in ("ListReply", "Group", "Reply")]
+        left = [one for one in gc.get_objects() if isinstance(one, types.ListReply | types.Group)]
         assert left == []
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
@@ -239,8 +240,8 @@ def test_d_bus_refuses_a_list_that_is_too_long_without_a_traceback(
             error, _ = await client.refused("GetManagedObjects", interface=manager)
             assert error == LIMIT_EXCEEDED
             assert (await client.call("Get", "s", "long-007"))["state"] == "pending"
-            for record in lab.manager.records()[20:]:
-                await asyncio.to_thread(lab.manager.book.drop, record.key)
+            for record in lab.manager.workloads()[20:]:
+                await asyncio.to_thread(drop, lab.manager.context.store, record.key)
             assert len((await client.call("List"))[0]) == 20
             objects = await client.call("GetManagedObjects", interface=manager)
             assert objects[f"{ROOT}/group/long_2d003"][GROUP]["Key"] == "long-003"
@@ -265,7 +266,7 @@ def test_d_bus_replies_are_freed_at_once(lab: Lab) -> None:
                 announced = {id(group) for group in door._connection.announcer._known.values()}
 
                 def left() -> list[Any]:
-                    found = [one for one in gc.get_objects() if type(one).__name__ in ("ListReply", "Group")]
+                    found = [one for one in gc.get_objects() if isinstance(one, types.ListReply | types.Group)]
                     return [one for one in found if id(one) not in announced]
 
                 # A thread may still return from the call whose reply it has made.
@@ -283,6 +284,6 @@ def test_d_bus_replies_are_freed_at_once(lab: Lab) -> None:
                 gc.enable()
 
     _fill(lab.manager)
-    for record in lab.manager.records()[20:]:
-        lab.manager.book.drop(record.key)
+    for record in lab.manager.workloads()[20:]:
+        drop(lab.manager.context.store, record.key)
     asyncio.run(run())

@@ -26,11 +26,11 @@ from resctrlmond.api.varlink_door import description
 from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.config import ConfigError
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.manager import Manager
-from resctrlmond.groups.record import Record, State
 from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied, ResctrlError, RmidsExhausted
 from resctrlmond.startup import StartupError
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import State, Workload
 
 # What a field or parameter is: a type's name, a list, a mapping by name.
 Shape = typing.Any
@@ -268,13 +268,13 @@ def test_who_only_reads_leaves_a_thread_to_root_and_to_other_readers(
     go_on = threading.Event()
     begun = 0
 
-    def held() -> list[Record]:
+    def held() -> list[Workload]:
         nonlocal begun
         begun += 1
         go_on.wait(60)
         return []
 
-    monkeypatch.setattr(manager, "records", held)
+    monkeypatch.setattr(manager, "workloads", held)
 
     async def run() -> None:
         with contextlib.closing(Workers()) as workers:

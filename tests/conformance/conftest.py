@@ -80,7 +80,7 @@ def _parameters(item: pytest.Item) -> dict[str, str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Record the outcome of a rule on its target."""
+    """Workload the outcome of a rule on its target."""
     report = yield
     target = _parameters(item).get("target")
     if target and item.path.is_relative_to(HERE) and (report.when == "call" or report.failed):

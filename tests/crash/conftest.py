@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.groups.conftest import MARK
+from tests.workloads.conftest import MARK
 
 
 @pytest.fixture

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from resctrlmond.groups.record import State
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.mount import Simulation
+from resctrlmond.workloads.model import State
 from tests.crash.blow import Blow
 from tests.crash.sweep import Point
 from tests.crash.verbs import VERBS, Scene, Verb
-from tests.groups.conftest import Host
+from tests.workloads.builders import drop
+from tests.workloads.conftest import Host
 
 # By these a file or the tree is changed; an openat that only reads is one too many, which costs time alone.
 CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat"
@@ -93,7 +94,7 @@ class Harness:
         """The caller that ends a workload learns that it ended, and not that somebody else removed its group."""
         over = {
             record.key: (record.state, record.reason)
-            for record in self.host.manager.records()
+            for record in self.host.manager.workloads()
             if record.state.is_over
         }
         assert verb.is_loss or all(state is State.COMPLETED for state, _ in over.values()), (where, over)
@@ -140,7 +141,7 @@ class Harness:
             return end
         try:
             # The daemon continues: the next tick corrects the result of the error.
-            scene.host.manager.upkeep.tick()
+            scene.host.manager.maintenance.tick()
             scene.host.check()
         except BaseException:
             self._write_down()
@@ -159,18 +160,18 @@ class Harness:
         """All processes end, and with them, or by word, all workloads: nothing of them stays."""
         scene.end_processes()
         manager = self.host.restart()
-        for record in manager.records():
+        for record in manager.workloads():
             for claim in record.claims:
                 manager.release(record.key, owner=claim.owner)
-        manager.upkeep.tick()
+        manager.maintenance.tick()
         assert self.host.ours() == [], where
-        states = {record.key: record.state for record in manager.records()}
+        states = {record.key: record.state for record in manager.workloads()}
         assert set(states.values()) <= {State.COMPLETED, State.LOST}, (where, states)
         self._check_not_lost(verb, where)
         self.host.check()
-        for record in manager.records():
-            manager.life.snapshots.delete(record.key)
-            manager.book.drop(record.key)
+        for record in manager.workloads():
+            manager.context.snapshots.delete(record.key)
+            drop(manager.context.store, record.key)
 
 
 def _wait_stopped(child: int) -> int | None:

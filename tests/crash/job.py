@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.crash import daemon, harness
 from tests.crash.blow import Blow
 from tests.crash.sweep import Choose, Struck, sample, sweep
-from tests.groups.conftest import MARK
+from tests.workloads.conftest import MARK
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from resctrlmond.api.client import ProtocolError, VarlinkError
-from resctrlmond.groups.record import Record, Records, State
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control import Control
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.store import Store
 from tests.daemon.conftest import MANAGER, Machine
-from tests.groups.conftest import MARK, Host
+from tests.workloads.conftest import MARK, Host
 
 # One second of CPU time is so much of mbm_total_bytes there, exactly.
 SECOND_NS, GIB = 10**9, 2**30
@@ -33,11 +34,11 @@ class Outside(Host):
         self.mountpoint, self.run = str(top / "resctrl"), str(top / "run")
         self.tree = Tree.open(self.mountpoint, allow_simulation=True)
 
-    def on_disk(self) -> list[Record]:
+    def on_disk(self) -> list[Workload]:
         """Every record; AssertionError where one has no meaning."""
-        found = list(Records(os.path.join(self.run, "records")).load())
-        assert all(isinstance(record, Record) for record in found), found
-        return [record for record in found if isinstance(record, Record)]
+        found = list(Store(os.path.join(self.run, "records")).read_all())
+        assert all(isinstance(record, Workload) for record in found), found
+        return [record for record in found if isinstance(record, Workload)]
 
 
 class Site:

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from resctrlmond.groups import times
+from resctrlmond.workloads import clock
 
 _AHEAD = Path(os.environ["STEPPED_CLOCK"])
 
@@ -23,7 +23,7 @@ class _Stepped(datetime.datetime):
 
 
 if __name__ == "__main__":
-    times.datetime = _Stepped  # type: ignore[misc]
+    clock.datetime = _Stepped  # type: ignore[misc]
     from resctrlmond.__main__ import main
 
     sys.exit(main())

@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.groups.conftest import UID, Host, assignment
+from tests.workloads.builders import drop
+from tests.workloads.conftest import UID, Host, assignment
 
 CTR = "4d" * 32
 
@@ -75,13 +76,13 @@ def _unremembered(scene: Scene) -> None:
     scene.children[-1].kill()
     scene.children[-1].wait()
     scene.host.manager.create("unrecorded", owner="other")
-    scene.host.manager.book.drop("unrecorded")
+    drop(scene.host.manager.context.store, "unrecorded")
 
 
 def _lost(scene: Scene) -> None:
     _spread(scene)
-    scene.host.manager.upkeep.tick()
-    os.rmdir(scene.host.tree.full_path(scene.host.manager.get(UID).further[0].ref))
+    scene.host.manager.maintenance.tick()
+    os.rmdir(scene.host.tree.full_path(scene.host.manager.get(UID).groups[1:][0].ref))
 
 
 VERBS: dict[str, Verb] = {
@@ -105,8 +106,8 @@ VERBS: dict[str, Verb] = {
     "RemoveMember": Verb(_joined, lambda scene: scene.host.manager.remove_member(CTR, "c1")),
     "Reconcile": Verb(_spread, lambda scene: scene.host.manager.reconcile("oci", [])),
     "Move": Verb(_joined, lambda scene: scene.host.manager.move(CTR, "gold")),
-    "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.upkeep.tick()),
-    "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.upkeep.tick(), is_loss=True),
+    "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.maintenance.tick()),
+    "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True),
     # A group without a record that could not be removed is among the problems of Status until the next start.
     "recovery": Verb(_unremembered, lambda scene: scene.host.restart(), goes_on=False),
 }

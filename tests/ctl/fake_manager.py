@@ -24,11 +24,11 @@ from resctrlmond.api.pods import pods_of
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.inventory import Noted, Report
-from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.counters import Kind, Status
 from resctrlmond.resctrl.processes import pidfd_numbers
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import EndRule, State
+from resctrlmond.workloads.pods import Noted, Report
 
 INTERFACE = "org.resctrlmon.Manager"
 NOW = "2026-11-21T11:13:22.500000Z"

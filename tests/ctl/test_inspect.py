@@ -14,9 +14,9 @@ from resctrlctl.layout import Sheet
 from resctrlctl.render import status_sheet
 from resctrlmond.api import types
 from resctrlmond.api.types import Claim, Member
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import EndRule, State
 from resctrlmond.resctrl.bandwidth import Mode
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import EndRule, State
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager, error
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 
 from resctrlmond.api.types import Member
-from resctrlmond.groups.inventory import ContainerState, Noted, ReportedContainer, Sandbox
-from resctrlmond.groups.record import State
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.pods import ContainerState, Noted, ReportedContainer, Sandbox
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager
 

@@ -18,7 +18,7 @@ import pytest
 
 from resctrlmond.api import types
 from resctrlmond.api.types import Claim
-from resctrlmond.groups.record import EndRule, State
+from resctrlmond.workloads.model import EndRule, State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager, error, serving
 

@@ -18,7 +18,7 @@ from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim
 from resctrlmond.api.wire import VarlinkError
-from resctrlmond.groups.record import EndRule
+from resctrlmond.workloads.model import EndRule
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error
 

@@ -19,12 +19,14 @@ from resctrlctl.ask import Failure
 from resctrlctl.screen import Json, Screen
 from resctrlctl.tree_view import TreeView, _records
 from resctrlmond.api import types
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import Claim, EndRule, Record, Records, State
-from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import Claim, EndRule, State, Workload
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Store
 from tests.ctl.conftest import Ctl
+from tests.workloads.builders import save, workload
 
 NOW = "2026-11-21T11:13:22Z"
 ENERGY = ("mon_PERF_PKG_00", "core_energy")
@@ -60,21 +62,17 @@ def run(tmp_path: Path, root: Path) -> Path:
     for name in ("records", "groups", "completed"):
         (run / name).mkdir(parents=True)
     nonce = os.stat(root / "mon_groups" / "web").st_mtime_ns
-    records = Records(str(run / "records"))
-    web = Record(
-        key="web",
-        group_name="web",
-        state=State.ACTIVE,
+    records = Store(str(run / "records"))
+    web = workload(
+        "web",
         nonce=nonce,
         baseline=Quality.EXACT,
         claims=(Claim("oci", NOW, EndRule.CONTAINER),),
         attributes={"pod.name": "cart-0"},
         created_at=NOW,
     )
-    records.save(web)
-    records.save(
-        Record(key="gone", group_name="gone", state=State.COMPLETED, baseline=Quality.LATE, completed_at=NOW)
-    )
+    save(records, web)
+    save(records, workload("gone", State.COMPLETED, baseline=Quality.LATE, completed_at=NOW))
     snapshots = Snapshots(str(run / "groups"), str(run / "completed"))
     snapshots.begin("web", NOW, str(root / "mon_groups/web"), [Reading(*ENERGY, parse_value("20.000000"))])
     snapshots.begin("gone", NOW, "/none", [Reading(*TRAFFIC, parse_value("9007199254740993"))])
@@ -84,8 +82,8 @@ def run(tmp_path: Path, root: Path) -> Path:
 
 def view(root: Path, run: Path, gid: int | None = None) -> TreeView:
     """The view as ``TreeView.open`` makes it where resctrl is mounted and ``gid`` is the mark."""
-    loaded = Records(str(run / "records")).load()
-    records = {record.key: record for record in loaded if isinstance(record, Record)}
+    loaded = Store(str(run / "records")).read_all()
+    records = {record.key: record for record in loaded if isinstance(record, Workload)}
     return TreeView(Tree(str(root), None), os.getgid() if gid is None else gid, records, str(run))
 
 

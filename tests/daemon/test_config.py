@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from resctrlmond import config
 from resctrlmond.config import Config, ConfigError, load, parse, parse_time_span
-from resctrlmond.groups.settings import Settings
 from resctrlmond.startup import group_settings
+from resctrlmond.workloads.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FILE = "/etc/test.yaml"

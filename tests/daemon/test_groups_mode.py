@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.groups.snapshot import Snapshots
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.startup import give_to_group
+from resctrlmond.workloads.snapshot import Snapshots
 from tests.daemon.conftest import Machine
 
 

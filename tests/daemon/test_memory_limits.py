@@ -9,7 +9,7 @@ import pytest
 
 from resctrlmond.api import budget, workers
 from resctrlmond.api._dbus_gate import MAX_LARGE_BODY
-from resctrlmond.groups import book, early_pruning, inventory
+from resctrlmond.workloads import early_pruning, pods, store
 
 UNITS = Path(__file__).parents[2] / "systemd"
 
@@ -21,9 +21,9 @@ def _settings(name: str) -> dict[str, str]:
 
 def test_the_internal_budget_is_below_the_units_limit() -> None:
     # A record in memory takes three times its file, and the D-Bus door keeps its properties, too.
-    records = 5 * book.MAX_BYTES_WITH_RESERVE
+    records = 5 * store.MAX_BYTES_WITH_RESERVE
     replies = budget.MAX_BYTES + budget.MAX_BYTES_PER_UID + budget.MAX_DBUS_BYTES + budget.MAX_DBUS_BYTES_PER_UID
-    others = 2 * (inventory.MAX_BYTES + replies) + 4 * MAX_LARGE_BODY
+    others = 2 * (pods.MAX_BYTES + replies) + 4 * MAX_LARGE_BODY
     assert records + others < 400 << 20
     # As much again is left for the values of workloads that live.
     assert 2 * ((400 << 20) + early_pruning.MAX_ENDED_BYTES) < 2 << 30

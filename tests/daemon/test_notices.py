@@ -15,19 +15,20 @@ from typing import Any
 import pytest
 
 from resctrlmond import oci_hook
-from resctrlmond.groups.lifecycle import replace
-from resctrlmond.groups.record import Record, State, UnreadableRecord
 from resctrlmond.message_ids import MessageId
 from resctrlmond.notices import Notices
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.rivals import Rivals
 from resctrlmond.sim.mount import Simulation, unmount
-from tests.groups.test_no_descriptors import left
+from resctrlmond.workloads.model import Group, GroupState, State, replace
+from resctrlmond.workloads.store import UnreadableRecord
+from tests.workloads.builders import workload
+from tests.workloads.test_no_descriptors import left
 
 ROOT = Path(__file__).parents[2]
 CATALOG = (ROOT / "systemd" / "resctrlmond.catalog").read_text(encoding="utf-8")
-RECORD = Record(key="web", group_name="web", state=State.ACTIVE, class_="gold")
+RECORD = workload("web", class_="gold")
 
 
 class Told:
@@ -57,11 +58,11 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
 
 def test_waiting_for_an_rmid_is_told_once_for_each_run(tree: Tree, told: Told) -> None:
     notices = Notices(tree)
-    pending = replace(RECORD, state=State.PENDING)
+    pending = workload("web", State.PENDING, class_="gold")
     notices.changed("web", pending)
-    notices.changed("web", replace(pending, reason="in limbo", in_limbo=True))
+    notices.changed("web", pending.with_group(replace(pending.first, reason="in limbo", in_limbo=True)))
     assert told() == []
-    waiting = replace(pending, reason="Out of RMIDs")
+    waiting = pending.with_group(replace(pending.first, reason="Out of RMIDs"))
     for _ in range(3):
         notices.changed("web", waiting)
     ((level, kind, fields),) = told()
@@ -76,11 +77,11 @@ def test_waiting_for_an_rmid_is_told_once_for_each_run(tree: Tree, told: Told) -
 
 def test_a_further_group_that_waits_or_fails_is_told_and_its_loss_is_the_workloads(tree: Tree, told: Told) -> None:
     notices = Notices(tree)
-    further = replace(RECORD, part="silver", class_="silver", state=State.FAILED, reason="no such class")
-    notices.changed("web", replace(RECORD, further=(further,)))
+    second = Group(folder="silver", class_="silver", name="web", state=GroupState.FAILED, reason="no such class")
+    notices.changed("web", RECORD.with_group(second))
     assert [(level, kind) for level, kind, _ in told()] == [(logging.ERROR, MessageId.GROUP_FAILED)]
-    lost = replace(further, state=State.LOST)
-    notices.changed("web", replace(RECORD, state=State.LOST, reason="gone", further=(lost,)))
+    lost = replace(second, state=GroupState.LOST)
+    notices.changed("web", workload("web", State.LOST, class_="gold", reason="gone").with_group(lost))
     assert [(level, kind) for level, kind, _ in told()] == [(logging.WARNING, MessageId.GROUP_LOST)]
 
 
@@ -90,7 +91,7 @@ def test_an_unmount_is_told_once_and_not_for_each_workload(tree: Tree, told: Tol
     assert told() == []
     assert unmount(tree.path)
     for key in ("one", "two"):
-        notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="unmounted"))
+        notices.changed(key, workload(key, State.LOST, reason="unmounted"))
     notices.tick()
     assert [(level, kind) for level, kind, _ in told()] == [
         (logging.ERROR, MessageId.UNMOUNTED),
@@ -107,12 +108,12 @@ def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: To
     """The workloads' groups went with the mount: they were taken for removed by somebody who is to be stopped."""
     before = tree.mounting()
     seen_on = dict.fromkeys(("one", "two", "three"), before)
-    notices = Notices(tree, lambda group: seen_on[group.key] != tree.mounting())
+    notices = Notices(tree, lambda group: seen_on[group.name] != tree.mounting())
     notices.rivals = Rivals(lambda _: False)
     assert unmount(tree.path)
     with Simulation(tree.path, "intel-rdt"):
         for key in ("one", "two", "three"):
-            notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="mounted again"))
+            notices.changed(key, workload(key, State.LOST, reason="mounted again"))
         assert [(level, kind) for level, kind, _ in told()] == [
             (logging.ERROR, MessageId.UNMOUNTED),
             (logging.INFO, ""),
@@ -122,7 +123,7 @@ def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: To
         assert notices.rivals.describe() == ""
         seen_on = dict.fromkeys(seen_on, tree.mounting())
         for key in ("one", "two", "three"):
-            notices.changed(key, replace(RECORD, key=key, state=State.LOST, reason="removed", generation=2))
+            notices.changed(key, workload(key, State.LOST, reason="removed", generation=2))
         assert {kind for _, kind, _ in told()} == {MessageId.GROUP_LOST}
         assert "another program removes" in notices.rivals.describe()
 
@@ -139,7 +140,7 @@ def test_without_a_descriptor_left_a_loss_is_told_and_no_verb_fails_over_it(tree
     loss was told nobody."""
     notices = Notices(tree)
     with left(0):
-        notices.changed("web", replace(RECORD, state=State.LOST, reason="gone"))
+        notices.changed("web", workload("web", State.LOST, class_="gold", reason="gone"))
     assert [(level, kind) for level, kind, _ in told()] == [(logging.WARNING, MessageId.GROUP_LOST)]
     assert unmount(tree.path)
     with left(0):

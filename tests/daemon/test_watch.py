@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.groups.record import Record, State
 from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.watch import Watch
+from resctrlmond.workloads.model import State, Workload
+from tests.workloads.builders import workload
 
 KEY = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
@@ -47,8 +48,8 @@ def pods() -> Iterator[Path]:
         os.rmdir(directory)
 
 
-def pod(cgroup: Path, key: str = KEY, state: State = State.IDLE) -> Record:
-    return Record(key=key, group_name=key, state=state, pod_cgroup=str(cgroup))
+def pod(cgroup: Path, key: str = KEY, state: State = State.IDLE) -> Workload:
+    return workload(key, state, pod_cgroup=str(cgroup))
 
 
 def test_a_pod_ends_with_its_control_group(pods: Path) -> None:
@@ -181,12 +182,13 @@ def test_two_workloads_with_one_control_group_are_both_told(pods: Path) -> None:
 
 WITHOUT_INOTIFY = """
 import asyncio, logging
-from resctrlmond.groups.record import Record, State
+from resctrlmond.workloads.model import Group, GroupState, Workload
 from resctrlmond.watch import Watch
 
 async def scene():
     watch = Watch(print)
-    watch.update("k", Record(key="k", group_name="k", state=State.IDLE, pod_cgroup="/pods/gone"))
+    group = Group(name="k", state=GroupState.STANDING)
+    watch.update("k", Workload(key="k", groups=(group,), pod_cgroup="/pods/gone"))
     await asyncio.sleep(0)
     watch.update("k", None)
     watch.close()

@@ -20,9 +20,11 @@ import msgspec
 from resctrlmond.api import dbus_values, types, wire
 from resctrlmond.api._dbus_gate import parse_fields, parse_frame
 from resctrlmond.api.oci import InvalidOciState, parse_state, workload_of
-from resctrlmond.groups import checkpoint, record
-from resctrlmond.groups.record import Claim, EndRule, Member, Record, State, UnreadableRecord
+from resctrlmond.workloads import checkpoint, store
+from resctrlmond.workloads.model import Claim, EndRule, Member
+from resctrlmond.workloads.store import UnreadableRecord
 from tests.nri.fuzz import mutate
+from tests.workloads.builders import workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,9 @@ class Target:
 
 
 def _record(data: bytes) -> None:
-    found = record.decode(data, "/run/resctrlmond/records/fuzz.json")
+    found = store.decode(data, "/run/resctrlmond/records/fuzz.json")
     # A decoded record is written again, and read again at the next start.
-    assert record.decode(record.encode(found), "again") == found
+    assert store.decode(store.encode(found), "again") == found
 
 
 def _checkpoint(data: bytes) -> None:
@@ -70,17 +72,15 @@ def _call(data: bytes) -> None:
     wire.decode_parameters(call.parameters, types.AssignRequest)
 
 
-_RECORD = Record(
-    key="web",
-    group_name="web",
-    state=State.ACTIVE,
+_RECORD = workload(
+    "web",
     nonce=1,
     claims=(Claim("oci", "2026-11-22T00:00:00Z", EndRule.CONTAINER),),
     members=(Member(id="c1", kind="container", owner="oci", pid=7, start_time=9, cgroup="/sys/fs/cgroup/x"),),
     attributes={"pod.name": "ä\U0001f600"},
     inodes={"mon_L3_00": 12},
 )
-_FURTHER = msgspec.structs.replace(_RECORD, part="batch", class_="batch", claims=(), members=())
+_SECOND = msgspec.structs.replace(_RECORD.first, folder="batch", class_="batch")
 _LAST = checkpoint.LastRead(
     "2026-11-22T00:00:00Z", {"mbm_total_bytes": "12", "llc_occupancy": "Unavailable"}, 5, {"mbm_total_bytes": 3}
 )
@@ -97,7 +97,7 @@ _MESSAGE = dbus_fast.Message(
 TARGETS = {
     "records": Target(
         _record,
-        (record.encode(_RECORD), record.encode(msgspec.structs.replace(_RECORD, further=(_FURTHER,)))),
+        (store.encode(_RECORD), store.encode(_RECORD.with_group(_SECOND))),
         (UnreadableRecord,),
     ),
     "checkpoints": Target(_checkpoint, (checkpoint.encode({"mon_L3_00": _LAST, "mon_L3_01": _LAST}),)),

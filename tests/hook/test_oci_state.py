@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.api import oci
-from resctrlmond.groups.keys import canonical_key, check_attributes, check_member_id
+from resctrlmond.workloads.validation import canonical_key, check_attributes, check_member_id
 
 ID = "4d" * 32
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"

@@ -14,8 +14,6 @@ import pytest
 
 from resctrlmond import command as daemon
 from resctrlmond import oci_hook
-from resctrlmond.groups.accounting import Quality
-from resctrlmond.groups.record import State
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import __main__ as nri
 from resctrlmond.nri import settings as nri_settings
@@ -28,6 +26,8 @@ from resctrlmond.sim.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RM
 from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.startup import Exit
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.scd"))

@@ -9,35 +9,28 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_GROUPS = "resctrlmond/groups/"
+_WORKLOADS = "resctrlmond/workloads/"
 _RESCTRL = "resctrlmond/resctrl/"
 _API = "resctrlmond/api/"
 _NRI = "resctrlmond/nri/"
 
 MUTANTS = (
-    # -- groups: ends
+    # -- workloads: ends
     Mutant(
         "ENDING is noted after the further groups end",
-        _GROUPS + "lifecycle.py",
+        _WORKLOADS + "group_ops.py",
+        "        ending = replace(txn.workload.first,",
         """\
-        if record.state is not State.ENDING:
-            record = self.book.put(replace(record, state=State.ENDING, reason=reason))
-        # The first one last: its seal says that all ends of the workload are written.
-        record = self._further_finished(record, reason)
-""",
-        """\
-        record = self._further_finished(record, reason)
-        if record.state is not State.ENDING:
-            record = self.book.put(replace(record, state=State.ENDING, reason=reason))
-""",
-        "tests/groups/test_cut.py tests/groups",
+        _end_others(ctx, txn, reason)
+        ending = replace(txn.workload.first,""",
+        "tests/workloads/test_cut.py tests/workloads",
     ),
     Mutant(
         "the last writes of other programs are not in the final quality",
-        _GROUPS + "lifecycle.py",
-        "record = self.after_last_reading(self._kept(self._with_caveats(record, readings)))",
-        "record = self._kept(self._with_caveats(record, readings))",
-        "tests/groups/test_interference.py tests/groups",
+        _WORKLOADS + "group_ops.py",
+        "    group = ctx.interference.after_last_reading(txn, group)\n",
+        "",
+        "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
         "a write that the kernel refuses hides one of another program",
@@ -49,39 +42,39 @@ MUTANTS = (
         """\
                 self._running -= 1
 """,
-        "tests/groups/test_interference.py tests/groups",
+        "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
         "a task that is moved out and ends before it is seen leaves its workload exact",
-        _GROUPS + "interference.py",
+        _WORKLOADS + "interference.py",
         "            self._hit_groups(doubt.groups, self._why(doubt))\n",
         "            pass\n",
-        "tests/groups/test_interference.py tests/groups",
+        "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
         "a task that was forked in a class explains a write to it",
         _RESCTRL + "arrivals.py",
         "        if origin in self.before.tids:\n            return True\n",
         "",
-        "tests/groups/test_interference.py tests/groups",
+        "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
         "a refused write makes every workload estimated",
-        _GROUPS + "interference.py",
+        _WORKLOADS + "interference.py",
         "writes = Counter(dict.fromkeys(writes, 0))",
         "pass",
-        "tests/groups/test_interference.py tests/groups",
+        "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
         "a task that is taken back into its group makes every workload estimated",
-        _GROUPS + "sweeping.py",
-        "            self.found_outside(before)\n",
-        "            pass\n",
-        "tests/groups/test_interference.py tests/groups",
+        _WORKLOADS + "placement.py",
+        "        ctx.interference.found_outside(before)\n",
+        "        pass\n",
+        "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
         "completed_at is written before the links are gone",
-        _GROUPS + "snapshot.py",
+        _WORKLOADS + "snapshot.py",
         """\
             for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
 """,
@@ -89,244 +82,242 @@ MUTANTS = (
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\\n")
             for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
 """,
-        "tests/groups/test_cut.py tests/groups",
+        "tests/workloads/test_cut.py tests/workloads",
     ),
     Mutant(
         "the last reading does not wait for the energy lag",
-        _GROUPS + "lifecycle.py",
-        "                time.sleep(REPORTING_LAG_S)\n",
+        _WORKLOADS + "group_ops.py",
+        "            time.sleep(REPORTING_LAG_S)\n",
         "",
-        "tests/groups/test_lag.py tests/groups",
+        "tests/workloads/test_lag.py tests/workloads",
     ),
     Mutant(
         "an adopted group's task need only live",
-        _GROUPS + "ends.py",
-        "return self.life.tree.membership(tid) == Membership(ref.class_, ref.name)",
-        "return self.life.tree.membership(tid) is not None",
-        "tests/groups/test_upkeep.py tests/groups",
+        _WORKLOADS + "ends.py",
+        "return ctx.tree.membership(tid) == Membership(ref.class_, ref.name)",
+        "return ctx.tree.membership(tid) is not None",
+        "tests/workloads/test_upkeep.py tests/workloads",
     ),
     Mutant(
         "linger counts from the end of the first member",
-        _GROUPS + "ends.py",
+        _WORKLOADS + "ends.py",
         "idle_ns=boot_ns()",
-        "idle_ns=record.idle_ns or boot_ns()",
-        "tests/groups/test_upkeep.py tests/groups",
+        "idle_ns=workload.idle_ns or boot_ns()",
+        "tests/workloads/test_upkeep.py tests/workloads",
     ),
     Mutant(
         "a claim without a living member is over while a member lives",
-        _GROUPS + "plan.py",
+        _WORKLOADS + "plan.py",
         """\
-    if record.living:
+    if workload.living:
         return -1.0
 """,
         "",
-        "tests/groups/test_upkeep.py tests/groups",
+        "tests/workloads/test_upkeep.py tests/workloads",
     ),
     Mutant(
         "a container in a pod is known by its first process alone",
-        _GROUPS + "ends.py",
+        _WORKLOADS + "ends.py",
         "return not runs(member) and not (member.cgroup and cgroups.is_populated(member.cgroup))",
         "return not runs(member)",
-        "tests/groups/test_upkeep.py tests/groups",
+        "tests/workloads/test_upkeep.py tests/workloads",
     ),
     Mutant(
         "a lost run counts what it used until its last checkpoint as exact",
-        _GROUPS + "usage.py",
-        "if group.state is State.LOST and time != completed_at:",
-        "if group.state is State.LOST and not time:",
-        "tests/groups/test_checkpoint.py tests/groups",
+        _WORKLOADS + "totals.py",
+        "        if group.state is GroupState.LOST and time != completed_at:\n",
+        """\
+        if group.state is GroupState.LOST and time:
+            continue
+        if group.state is GroupState.LOST and time != completed_at:
+""",
+        "tests/workloads/test_checkpoint.py tests/workloads",
     ),
     Mutant(
         "the group is removed before its end is written",
-        _GROUPS + "lifecycle.py",
+        _WORKLOADS + "group_ops.py",
         """\
-        if not self.snapshots.is_complete(record.place):
-            try:
+    if not ctx.snapshots.is_complete(place):
+        try:
 """,
         """\
-        if not self.snapshots.is_complete(record.place):
-            self.tree.remove(record.ref)
-            try:
+    if not ctx.snapshots.is_complete(place):
+        ctx.tree.remove(group.ref)
+        try:
 """,
-        "tests/groups/test_manager.py tests/groups",
+        "tests/workloads/test_manager.py tests/workloads",
     ),
-    # -- groups: the queue for RMIDs
+    # -- workloads: the queue for RMIDs
     Mutant(
         "the RMID queue goes on after a refusal",
-        _GROUPS + "pending.py",
-        "                        return\n",
-        "                        continue\n",
-        "tests/groups/test_pending.py tests/groups",
+        _WORKLOADS + "rmid_queue.py",
+        "                    return\n",
+        "                    continue\n",
+        "tests/workloads/test_pending.py tests/workloads",
     ),
     Mutant(
         "the RMID queue goes by priority from low to high",
-        _GROUPS + "plan.py",
-        """\
-        (-record.priority, group.created_ns, group.key, group.part, group)
-        for record in records
-        if not record.state.is_over""",
-        """\
-        (record.priority, group.created_ns, group.key, group.part, group)
-        for record in records
-        if not record.state.is_over""",
-        "tests/groups/test_plan.py tests/groups",
+        _WORKLOADS + "plan.py",
+        "return -of.workload.priority",
+        "return of.workload.priority",
+        "tests/workloads/test_plan.py tests/workloads",
     ),
     Mutant(
         "new requests overtake those that wait",
-        _GROUPS + "plan.py",
-        "if group.priority >= record.priority",
-        "if group.priority > record.priority",
-        "tests/groups/test_pending.py tests/groups",
+        _WORKLOADS + "plan.py",
+        "of.workload.priority >= workload.priority",
+        "of.workload.priority > workload.priority",
+        "tests/workloads/test_pending.py tests/workloads",
     ),
     Mutant(
         "a group that waited has an exact baseline",
-        _GROUPS + "plan.py",
+        _WORKLOADS + "plan.py",
         "return Quality.LATE if is_late else Quality.EXACT",
         "return Quality.EXACT",
-        "tests/groups/test_pending.py tests/groups",
+        "tests/workloads/test_pending.py tests/workloads",
     ),
-    # -- groups: recovery
+    # -- workloads: recovery
     Mutant(
         "a record of another boot finds its group",
-        _GROUPS + "plan.py",
+        _WORKLOADS + "plan.py",
         "same_boot = group.boot_id == boot_id",
         "same_boot = True",
-        "tests/groups/test_plan.py tests/groups",
+        "tests/workloads/test_plan.py tests/workloads",
     ),
     Mutant(
         "groups without our mark are taken for ours at a start",
-        _GROUPS + "plan.py",
+        _WORKLOADS + "plan.py",
         "for found in tree if found.gid == gid}",
         "for found in tree}",
-        "tests/groups/test_plan.py tests/groups",
+        "tests/workloads/test_plan.py tests/workloads",
     ),
     Mutant(
         "a group without a record is removed although it has tasks",
-        _GROUPS + "recovery.py",
-        "if not self.life.tree.tasks(found.ref):",
-        "if self.life.tree.tasks(found.ref) is not None:",
-        "tests/groups/test_upkeep.py tests/groups",
+        _WORKLOADS + "recovery.py",
+        "if not ctx.tree.tasks(found.ref):",
+        "if ctx.tree.tasks(found.ref) is not None:",
+        "tests/workloads/test_upkeep.py tests/workloads",
     ),
     Mutant(
         "a member that was joining at a kill is exact",
-        _GROUPS + "sweeping.py",
-        "if member.joining else record)",
-        "if False else record)",
-        "tests/groups/test_cut.py tests/groups",
+        _WORKLOADS + "placement.py",
+        "if member.joining else workload)",
+        "if False else workload)",
+        "tests/workloads/test_cut.py tests/workloads",
     ),
     Mutant(
         "a lost run is begun anew without a delay",
-        _GROUPS + "plan.py",
+        _WORKLOADS + "plan.py",
         "return min(RESUME_S * 2.0 ** min(losses, 16), MAX_RESUME_S)",
         "return 0.0",
-        "tests/groups/test_resuming.py tests/groups",
+        "tests/workloads/test_resuming.py tests/workloads",
     ),
-    # -- groups: joining and moving
+    # -- workloads: joining and moving
     Mutant(
         "a failed Assign leaves the tasks that it moved",
-        _GROUPS + "joining.py",
-        "            put_back(self.tree, past)\n",
+        _WORKLOADS + "assign.py",
+        "        put_back(ctx.tree, past)\n",
         "",
-        "tests/groups/test_follow.py tests/groups",
+        "tests/workloads/test_follow.py tests/workloads",
     ),
     Mutant(
         "a group in two classes is counted in one of them",
-        _GROUPS + "usage.py",
-        "for group in record.groups if snapshots.exists(group.place)]",
-        "for group in record.groups[:1] if snapshots.exists(group.place)]",
-        "tests/groups/test_classes.py tests/groups",
+        _WORKLOADS + "totals.py",
+        "for group in workload.groups if snapshots.exists(",
+        "for group in workload.groups[:1] if snapshots.exists(",
+        "tests/workloads/test_classes.py tests/workloads",
     ),
     Mutant(
         "links still lead to the old class after a move",
-        _GROUPS + "lifecycle.py",
-        "        self.snapshots.relink(record.place, self.tree.full_path(record.ref))\n",
+        _WORKLOADS + "group_ops.py",
+        "    ctx.snapshots.relink(place, ctx.tree.full_path(group.ref))\n",
         "",
-        "tests/groups/test_classes.py tests/groups",
+        "tests/workloads/test_classes.py tests/workloads",
     ),
     Mutant(
         "a task that stayed outside does not make its group late",
-        _GROUPS + "joining.py",
-        "if member.late or member.left or why:",
+        _WORKLOADS + "assign.py",
+        "if member.late or member.tasks_outside or why:",
         "if member.late or why:",
-        "tests/groups/test_manager.py tests/groups/test_follow.py tests/groups",
+        "tests/workloads/test_manager.py tests/workloads/test_follow.py tests/workloads",
     ),
-    # -- groups: figures
+    # -- workloads: figures
     Mutant(
         "a workload that ended while no daemon ran is exact",
-        _GROUPS + "recovery.py",
-        "                self.ends.note_unseen(record.key)\n",
+        _WORKLOADS + "recovery.py",
+        "                ends.mark_unseen_end(ctx, txn)\n",
         "                pass\n",
-        "tests/groups/test_unseen_end.py tests/groups",
+        "tests/workloads/test_unseen_end.py tests/workloads",
     ),
     Mutant(
         "a late read replaces newer values",
-        _GROUPS + "snapshot.py",
+        _WORKLOADS + "snapshot.py",
         "is_newer = begun_ns >= self._read_until.get(place, 0)",
         "is_newer = True",
-        "tests/groups/test_checkpoint.py tests/groups",
+        "tests/workloads/test_checkpoint.py tests/workloads",
     ),
     Mutant(
         "an event without a baseline counts the past of its RMID",
-        _GROUPS + "accounting.py",
+        _WORKLOADS + "accounting.py",
         "return None if run.had_past else 0",
         "return 0",
-        "tests/groups/test_counter_words.py tests/groups",
+        "tests/workloads/test_counter_words.py tests/workloads",
     ),
     Mutant(
         "bandwidth events that count something else are exact",
-        _GROUPS + "lifecycle.py",
-        "        if group.transactions:\n",
-        "        if False:\n",
-        "tests/groups/test_counter_words.py tests/groups",
+        _WORKLOADS + "group_ops.py",
+        "    if group.transactions:\n",
+        "    if False:\n",
+        "tests/workloads/test_counter_words.py tests/workloads",
     ),
     Mutant(
         "what a container uses outside its control group hides joiners",
-        _GROUPS + "joiners.py",
-        "return record if found else self._look_outside(record, member, before, tree)",
-        "return record",
-        "tests/groups/test_joiners.py tests/groups",
+        _WORKLOADS + "joiners.py",
+        "return workload if found else self._look_outside(workload, member, before, tree)",
+        "return workload",
+        "tests/workloads/test_joiners.py tests/workloads",
     ),
     Mutant(
         "a counter that went back is not called estimated",
-        _GROUPS + "accounting.py",
+        _WORKLOADS + "accounting.py",
         'return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")',
         "return _Delta(end.number, Quality.EXACT)",
-        "tests/groups/test_accounting.py tests/groups",
+        "tests/workloads/test_accounting.py tests/workloads",
     ),
     Mutant(
         "a sum is as good as its best part",
-        _GROUPS + "accounting.py",
+        _WORKLOADS + "accounting.py",
         "return max(qualities, key=_ORDER.index)",
         "return min(qualities, key=_ORDER.index)",
-        "tests/groups/test_accounting.py tests/groups",
+        "tests/workloads/test_accounting.py tests/workloads",
     ),
     Mutant(
         "a domain with parts is counted beside them",
-        _GROUPS + "accounting.py",
+        _WORKLOADS + "accounting.py",
         "in sorted(counters - sums):",
         "in sorted(counters):",
-        "tests/groups/test_accounting.py tests/groups",
+        "tests/workloads/test_accounting.py tests/workloads",
     ),
     Mutant(
         "a missing domain leaves the sum exact",
-        _GROUPS + "accounting.py",
+        _WORKLOADS + "accounting.py",
         "    if len(known) < len(deltas):\n",
         "    if not known:\n",
-        "tests/groups/test_accounting.py tests/groups",
+        "tests/workloads/test_accounting.py tests/workloads",
     ),
     Mutant(
         "a counter without a number at some reading in between is exact",
-        _GROUPS + "accounting.py",
+        _WORKLOADS + "accounting.py",
         "    if past.has_gap:\n",
         "    if False:\n",
-        "tests/groups/test_accounting.py tests/groups",
+        "tests/workloads/test_accounting.py tests/workloads",
     ),
     Mutant(
         "the workload that lost a task to a take-over is exact",
-        _GROUPS + "takeover.py",
-        "self._book.put(record.made_late(",
-        "(record.made_late(",
-        "tests/groups",
+        _WORKLOADS + "takeover.py",
+        "txn.save_group(group.made_worse(",
+        "(group.made_worse(",
+        "tests/workloads",
     ),
     # -- resctrl
     Mutant(
@@ -369,7 +360,7 @@ MUTANTS = (
         _RESCTRL + "counters.py",
         '"Unavailable": Status.UNAVAILABLE,',
         '"Unavailable": Status.OK,',
-        "tests/resctrl/test_counters.py tests/groups",
+        "tests/resctrl/test_counters.py tests/workloads",
     ),
     Mutant(
         "a group that cannot be marked stays",
@@ -426,7 +417,7 @@ MUTANTS = (
         _RESCTRL + "tasks.py",
         "self.left.union(self.elsewhere, *self.astray.values())",
         "self.left",
-        "tests/groups tests/resctrl",
+        "tests/workloads tests/resctrl",
     ),
     # -- NRI
     Mutant(
@@ -447,10 +438,13 @@ MUTANTS = (
         "a pod ends with its first sandbox",
         _NRI + "updater.py",
         """\
-        if self.pods.lives(key):
             return
+        self._refusals.pop(key, None)
 """,
-        "",
+        """\
+            pass
+        self._refusals.pop(key, None)
+""",
         "tests/nri/test_adapter.py tests/nri",
     ),
     Mutant(

@@ -31,13 +31,13 @@ def test_the_names_are_different() -> None:
     [
         ("resctrlmond/gone.py", "a", "b", "does not exist"),
         ("resctrlmond/__init__.py", "no such text", "b", "occurs 0 times"),
-        ("resctrlmond/groups/times.py", "import", "b", "not once"),
-        ("resctrlmond/groups/times.py", "def boot_ns()", "def boot ns()", "is not valid Python"),
+        ("resctrlmond/workloads/clock.py", "import", "b", "not once"),
+        ("resctrlmond/workloads/clock.py", "def boot_ns()", "def boot ns()", "is not valid Python"),
     ],
 )
 def test_a_row_that_does_not_fit_says_so(file: str, old: str, new: str, says: str) -> None:
     with pytest.raises(NotApplicable, match=says):
-        Mutant("x", file, old, new, "tests/groups").applied(TOP)
+        Mutant("x", file, old, new, "tests/workloads").applied(TOP)
 
 
 def test_detected_and_undetected_bugs_are_distinguished() -> None:
@@ -45,8 +45,8 @@ def test_detected_and_undetected_bugs_are_distinguished() -> None:
     # In a process of its own: it starts pytest, whose environment this one is.
     code = (
         "import sys; from tests.mutants import __main__ as tool; from tests.mutants.mutant import Mutant\n"
-        "file, old = 'resctrlmond/groups/keys.py', 'MAX_ATTRIBUTES = 64'\n"
-        "test = 'tests/groups/test_keys.py::test_attributes_at_the_bounds_pass'\n"
+        "file, old = 'resctrlmond/workloads/validation.py', 'MAX_ATTRIBUTES = 64'\n"
+        "test = 'tests/workloads/test_keys.py::test_attributes_at_the_bounds_pass'\n"
         "tool.MUTANTS = (\n"
         "    Mutant('caught', file, old, 'MAX_ATTRIBUTES = 63', test),\n"
         "    Mutant('equal', file, old, 'MAX_ATTRIBUTES = 65 - 1', test, survives='equal'),\n"
@@ -59,5 +59,5 @@ def test_detected_and_undetected_bugs_are_distinguished() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = sorted(done.stdout.splitlines()[:2])
     assert first.split()[:2] == ["caught", "caught"]
-    assert "tests/groups/test_keys.py::" in first
+    assert "tests/workloads/test_keys.py::" in first
     assert second.split() == ["survived", "equal", "equal"]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from resctrlmond.api.client import VarlinkError
-from resctrlmond.groups.errors import InvalidAttributes, InvalidKey, InvalidRequest, LimitExceeded
-from resctrlmond.groups.inventory import MAX_SANDBOXES, ContainerState, Inventory, ReportedContainer, Sandbox
 from resctrlmond.nri import inventory
 from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import Container, Event, Pod
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.updater import Updater
+from resctrlmond.workloads.errors import InvalidAttributes, InvalidKey, InvalidRequest, LimitExceeded
+from resctrlmond.workloads.pods import MAX_SANDBOXES, ContainerState, Inventory, ReportedContainer, Sandbox
 from tests.nri.conftest import UID, Node
 
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -157,7 +157,7 @@ def test_there_are_bounds() -> None:
 
 
 def test_the_sum_of_all_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resctrlmond.groups.inventory.MAX_BYTES", 1000)
+    monkeypatch.setattr("resctrlmond.workloads.pods.MAX_BYTES", 1000)
     book = Inventory()
     assert book.report("one", [sandbox("a", labels={"x": "y" * 300})]) == 1
     assert book.report("two", [sandbox("b", labels={"x": "y" * 300})]) == 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.groups.inventory import ContainerState
 from resctrlmond.nri import messages, nri_pb2
 from resctrlmond.nri.messages import Event
+from resctrlmond.workloads.pods import ContainerState
 from tests.nri.hostile import container, pod
 
 ROOT = Path(__file__).parents[2]

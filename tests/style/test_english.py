@@ -16,12 +16,11 @@ TO_DO = (
     "resctrlmond",
     "resctrlmond/api/",
     "resctrlmond/daemon/",
-    "resctrlmond/groups/",
     "resctrlmond/resctrl/",
     "tests/api",
     "tests/ctl",
     "tests/daemon",
-    "tests/groups",
+    "tests/workloads",
     "tests/resctrl",
 )
 

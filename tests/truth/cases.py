@@ -20,17 +20,17 @@ from decimal import Decimal
 from resctrlmond.api import types
 from resctrlmond.api.access import Caller
 from resctrlmond.api.verbs import VERBS
-from resctrlmond.groups.accounting import Total
-from resctrlmond.groups.settings import Settings
-from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE
 from resctrlmond.sim.profiles import PROFILES
-from tests.groups.conftest import Host
+from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
 from tests.truth.compare import ENERGY, EXACT, TRAFFIC
 from tests.truth.script import PIECE_NS
 from tests.truth.world import Use, mounted
+from tests.workloads.conftest import Host
 
 WORDS = ("Unavailable", "Error", "Unassigned")
 TIMES = ("begin", "end", "both", "between")
@@ -186,7 +186,7 @@ class Machine:
         self.control.set_faults()
         self.run(pid)
         if is_read:
-            self.host.manager.upkeep.tick()
+            self.host.manager.maintenance.tick()
         if time == "between":
             self.control.set_faults(fault)
             self.host.manager.read(key)

@@ -13,17 +13,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
-from resctrlmond.groups.accounting import Total
-from resctrlmond.groups.errors import NoSuchClaim
-from resctrlmond.groups.record import EndRule, Record, State
-from resctrlmond.groups.settings import Settings
-from resctrlmond.groups.target import Assignment
 from resctrlmond.resctrl.counters import EVENTS, Kind, parse_value
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
 from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import Host
+from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.errors import NoSuchClaim
+from resctrlmond.workloads.model import EndRule, State, Workload
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
 from tests.truth.script import Owner
 from tests.truth.world import Life, Reported
+from tests.workloads.builders import drop
+from tests.workloads.conftest import Host
 
 T = TypeVar("T")
 OTHER = "other"  # a second owner of the same workload
@@ -155,10 +156,10 @@ class Ours:
 
     def group(self, life: Life) -> str:
         record = self._record(life)
-        return record.ref.path if record and record.state.has_group else ""
+        return record.first.ref.path if record and record.state.has_group else ""
 
-    def _record(self, life: Life) -> Record | None:
-        return self.host.manager.book.get(life.of.key)
+    def _record(self, life: Life) -> Workload | None:
+        return self.host.manager.context.store.get(life.of.key)
 
     def end(self, life: Life) -> None:
         key, owner = life.of.key, life.of.owner
@@ -174,19 +175,19 @@ class Ours:
         if life.of.second_claim:
             released = self._do(lambda: self.host.manager.release(key, owner=OTHER))
         if released.completed:
-            life.reported = self._report(life, released.record, released.totals)
+            life.reported = self._report(life, released.workload, released.totals)
 
     def second(self, number: int) -> None:
         self._start()
         self._time_for_checkpoints(number % CHECKPOINT_S == 0)
         manager = self.host.manager
-        manager.upkeep.tick()
+        manager.maintenance.tick()
         if number % SWEEP_S == 0:
             for key in self._lives:
-                manager.upkeep.sweeping.sweep(key)
+                manager.maintenance.sweep(key)
         for life in self._lives.values():
             record = self._record(life)
-            is_of_before = record is not None and record.created_at == self._reported.get(life.of.key)
+            is_of_before = record is not None and record.first.created_at == self._reported.get(life.of.key)
             if record is None or (is_of_before and life.of.key in self._untold):
                 if life.is_over and life.reported is None:
                     life.reported = unseen(life, life.of.key in self._untold)
@@ -197,10 +198,10 @@ class Ours:
             ):
                 life.pieces_checked = life.pieces
 
-    def _report(self, life: Life, record: Record, totals: list[Total]) -> Reported:
+    def _report(self, life: Life, record: Workload, totals: list[Total]) -> Reported:
         if self.host.manager.read(life.of.key)[2] != totals:
             life.problems.append("Read says another thing than Release did")
-        self._reported[life.of.key] = record.created_at
+        self._reported[life.of.key] = record.first.created_at
         said = {total.event.name: (total.number, total.quality.value) for total in totals}
         return reported(life, os.path.join(self.host.run, "groups", life.of.key), said, record.state, record.reason)
 
@@ -210,9 +211,9 @@ class Ours:
         self._untold.discard(key)
         if self._chance.random() < 0.5:
             return  # a run of the same key finds this one, and sets it aside
-        with manager.book.writing(key):
-            manager.life.snapshots.delete(key)
-            manager.book.drop(key)
+        with manager.context.store.transaction(key):
+            manager.context.snapshots.delete(key)
+            drop(manager.context.store, key)
 
 
 def unseen(life: Life, expected: bool) -> Reported:

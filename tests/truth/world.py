@@ -14,9 +14,9 @@ from typing import Protocol
 
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.mount import Simulation
-from tests.groups.conftest import MARK
 from tests.truth.crew import Crew, remove_cgroup
 from tests.truth.script import CLASSES, CPUS, PIECE_NS, Event, Script, What, Workload
+from tests.workloads.conftest import MARK
 
 # Numbers of tasks that have no real process: above those that the kernel gives out here, below PID_MAX_LIMIT.
 _FIRST_VIRTUAL = 3_000_000
@@ -135,7 +135,7 @@ class World:
     def __init__(self, control: Control, crew: Crew | None, make_class: Callable[[str], None]) -> None:
         self.control = control
         self.crew = crew
-        self.lives: dict[int, Life] = {}
+        self.is_living: dict[int, Life] = {}
         self._numbers = itertools.count(_FIRST_VIRTUAL)
         self._is_off = False
         self._faults: dict[int, Fault] = {}
@@ -150,21 +150,21 @@ class World:
             for event in events:
                 if event.what is What.START:
                     self._wait_for_end(script.workloads[event.of].key, second, agent, over)
-                    self.lives[event.of] = Life(script.workloads[event.of])
-                self._happen(event, self.lives[event.of], agent)
+                    self.is_living[event.of] = Life(script.workloads[event.of])
+                self._happen(event, self.is_living[event.of], agent)
             self._domains(script, second)
             self._go_by(second, agent, over)
         for second in itertools.count(len(script.seconds)):
-            if not self.lives:
+            if not self.is_living:
                 return
             if second > len(script.seconds) + MOST_PATIENCE:
-                raise AssertionError(f"these never end: {[life.of for life in self.lives.values()]}")
+                raise AssertionError(f"these never end: {[life.of for life in self.is_living.values()]}")
             self._go_by(second, agent, over)
 
     def _wait_for_end(self, key: str, second: int, agent: Agent, over: Callable[[Life], None]) -> None:
         """Until an earlier life under that key is over for the agent too: the next one would be a part of it."""
         for _ in range(MOST_PATIENCE):
-            if all(life.of.key != key for life in self.lives.values()):
+            if all(life.of.key != key for life in self.is_living.values()):
                 return
             self._go_by(second, agent, over)
         raise AssertionError(f"{key} never ends")
@@ -172,9 +172,9 @@ class World:
     def _go_by(self, second: int, agent: Agent, over: Callable[[Life], None]) -> None:
         self.control.advance(1.0)
         agent.second(second)
-        for number, life in list(self.lives.items()):
+        for number, life in list(self.is_living.items()):
             if life.is_over and life.reported is not None:
-                del self.lives[number]
+                del self.is_living[number]
                 self._misread(life, None)
                 agent.forget(life)
                 over(life)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Totals: the exact differences between the baseline of a workload and a later reading."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+
+from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
+from resctrlmond.workloads.caveats import is_reallocated
+from resctrlmond.workloads.checkpoint import Past
+
+
+class Quality(enum.StrEnum):
+    """How far a total can be trusted."""
+
+    EXACT = "exact"
+    """Everything was counted, from before the first task until the counters were read."""
+    LATE = "late"
+    """Some use is missing: the workload, or a task that joined it from outside, had already run when it was put into
+    the group, or a task was outside the group.
+    """
+    ESTIMATED = "estimated"
+    """A missing reading was replaced by a rule, or the counter may not be right; see *reason* of *Total*."""
+    UNKNOWN = "unknown"
+    """There is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The sum of one event over all domains since the baseline, in its unit. An unknown ``number`` is None."""
+
+    event: Event
+    number: int | Decimal | None
+    quality: Quality
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    number: int | Decimal | None
+    quality: Quality
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One event in one domain during a run; ``begin`` or ``end`` is None if the domain was offline at that time.
+
+    ``missed``: the reason for which the end value is missing or older than the others. ``past``: the history of the
+    counter between the two. ``was_active``: an event of the domain has a number, so "never active" is not valid for
+    any event of the domain; ``had_past``: an event had a number at the baseline already. ``is_reallocated``: the
+    hardware gives the counter to other RMIDs too.
+    """
+
+    of: Event
+    domain: str
+    begin: Value | None
+    end: Value | None
+    missed: str
+    past: Past
+    was_active: bool
+    had_past: bool
+    is_reallocated: bool
+
+
+# From best to worst: a sum has the quality of its worst part.
+_ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
+# A value has up to 20 digits and 9 decimals: the default precision of 28 digits would round it, and sums even more.
+_EXACTLY = Context(prec=64)
+# The begin value of a counter whose domain was offline at the baseline.
+_NOT_ONLINE = Value(Status.ERROR, "not online")
+_NOTHING = Past()
+# A reset counter restarts from 0. A decrease by at most this fraction is noise, not a reset.
+_NOISE = Decimal("0.01")
+
+
+def worst(*qualities: Quality) -> Quality:
+    """Return the worst of these qualities."""
+    return max(qualities, key=_ORDER.index)
+
+
+def digits(number: int | Decimal) -> str:
+    """Return the number with every digit and without an exponent (str() writes some decimals with an exponent)."""
+    # The format "f" converts an int to a float.
+    return str(number) if isinstance(number, int) else f"{number:f}"
+
+
+def totals(
+    begin: Iterable[Reading],
+    end: Iterable[Reading],
+    baseline: Quality = Quality.EXACT,
+    *,
+    missed: Mapping[str, str] | None = None,
+    past: Mapping[tuple[str, str], Past] | None = None,
+    caveats: Mapping[str, str] | None = None,
+) -> list[Total]:
+    """Return the total of each cumulative event between two readings of one group, in order of the event's name.
+
+    Gauges have no total and are left out. Sub-domains are counted instead of their domain, which is their sum,
+    because each of them goes offline and restarts from 0 separately. ``baseline`` is the quality of the begin
+    readings; no total is better. ``missed`` has, by domain, the reason for which its end values are missing or older
+    than those of other domains. ``past`` is the history of counters between the two readings, by domain and event.
+    ``caveats`` has, by event, the reason for which its total cannot be exact.
+    """
+    missed, past, caveats = missed or {}, past or {}, caveats or {}
+    before = {(reading.domain, reading.event): reading.value for reading in begin}
+    after = {(reading.domain, reading.event): reading.value for reading in end}
+    counters = before.keys() | after.keys()
+    sums = {(domain.partition("/")[0], name) for domain, name in counters if "/" in domain}
+    had_past, has_past = (
+        {domain for (domain, name), value in at.items() if value.says_active(event(name))} for at in (before, after)
+    )
+    deltas: dict[str, list[_Delta]] = {}
+    with localcontext(_EXACTLY):
+        for domain, name in sorted(counters - sums):
+            of = event(name)
+            if of.kind is Kind.CUMULATIVE:
+                values = before.get((domain, name)), after.get((domain, name))
+                if values[0] is None and not of.restarts:
+                    # The counter ran on while its domain was offline, so its value includes earlier use of the RMID.
+                    values = _NOT_ONLINE, values[1]
+                known = past.get((domain, name), _NOTHING)
+                run = _Run(
+                    of,
+                    domain,
+                    *values,
+                    missed.get(domain, ""),
+                    known,
+                    was_active=domain in had_past | has_past,
+                    had_past=domain in had_past,
+                    is_reallocated=is_reallocated(caveats.get(name, "")),
+                )
+                deltas.setdefault(name, []).append(_delta(run))
+        return [
+            _with_caveat(_sum(event(name), deltas[name], baseline), caveats.get(name, "")) for name in sorted(deltas)
+        ]
+
+
+def added(parts: Iterable[list[Total]]) -> list[Total]:
+    """Return the totals of a workload from those of its groups, in order of the event's name."""
+    by_name: dict[str, list[Total]] = {}
+    for part in parts:
+        for total in part:
+            by_name.setdefault(total.event.name, []).append(total)
+    with localcontext(_EXACTLY):
+        return [_sum_known(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
+
+
+def _with_caveat(total: Total, caveat: str) -> Total:
+    if not caveat:
+        return total
+    reason = f"{total.reason}; {caveat}" if total.reason else caveat
+    return Total(total.event, total.number, worst(total.quality, Quality.ESTIMATED), reason)
+
+
+def _delta(run: _Run) -> _Delta:
+    delta = _counted(run)
+    if not run.missed or run.end is None:
+        return delta
+    # The total lacks the use after the last reading.
+    reason = f"{run.missed}; {delta.reason}" if delta.reason else run.missed
+    return _Delta(delta.number, worst(delta.quality, Quality.ESTIMATED), reason)
+
+
+def _counted(run: _Run) -> _Delta:
+    domain, begin, end, past = run.domain, run.begin, run.end, run.past
+    if end is None:
+        return _Delta(None, Quality.UNKNOWN, run.missed or f"{domain} went offline")
+    if end.number is None:
+        return _without_end(run, end)
+    base = _base(run)
+    if base is None:
+        assert begin is not None
+        return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
+    if past.carried is not None:
+        return _Delta(
+            max(0, past.carried + end.number - base),
+            Quality.ESTIMATED,
+            f"{domain} began from 0 again during the run, or had no counter for a time: some use is missing",
+        )
+    if begin is None:
+        return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")
+    if begin.number is None:
+        return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
+    if end.number < base:
+        if base - end.number <= base * _NOISE:
+            return _Delta(0, Quality.ESTIMATED, f"{domain} went back slightly: the use was too small to be counted")
+        # A reset (the domain was offline, or the mode changed): the value was counted since then.
+        return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")
+    if past.has_gap:
+        # The hardware may have reset the counter meanwhile (see ``Unavailable``).
+        reason = f"{domain} had no number at a reading during the run: use at that time may be missing"
+        return _Delta(end.number - base, Quality.ESTIMATED, reason)
+    return _Delta(end.number - base, Quality.EXACT)
+
+
+def _base(run: _Run) -> int | Decimal | None:
+    """Return the number from which the counter counts; 0 if it starts during the run, None if unknown."""
+    begin = run.begin
+    if begin is None:
+        return 0  # the domain came online later, and the counter started from 0 (see ``totals``)
+    if begin.says_never_active(run.of):
+        # All registers of a package become valid together: if another event had a number, this event has a past too.
+        return None if run.had_past else 0
+    if not run.of.restarts:
+        return begin.number
+    # A counter starts from 0 if it is assigned later, or if the hardware gives it back to the RMID.
+    starts_anew = begin.status is Status.UNASSIGNED or (begin.status is Status.UNAVAILABLE and run.is_reallocated)
+    return 0 if starts_anew else begin.number
+
+
+def _without_end(run: _Run, end: Value) -> _Delta:
+    """Return the use by a counter without a number at the end: its earlier count or unknown, never an assumed 0."""
+    was_never_active = run.begin is not None and run.begin.says_never_active(run.of) and not run.was_active
+    if was_never_active and end.says_never_active(run.of) and run.past == _NOTHING:
+        return _Delta(0, Quality.EXACT)
+    base = _base(run)
+    number = 0 if base is None else (run.past.carried or 0) + (run.past.known or 0) - base
+    if number > 0:
+        reason = f"{run.domain} read {end.text!r} at the end: the total is what was counted before"
+        return _Delta(number, Quality.ESTIMATED, reason)
+    return _Delta(None, Quality.UNKNOWN, f"{run.domain} read {end.text!r} at the end")
+
+
+def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:
+    if baseline is Quality.UNKNOWN:
+        return Total(of, None, Quality.UNKNOWN, "the baseline is not known")
+    return _sum_known(of, deltas, baseline)
+
+
+def _sum_known(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality) -> Total:
+    quality = worst(baseline, *(delta.quality for delta in deltas))
+    known = [delta.number for delta in deltas if delta.number is not None]
+    # A lost group has the same reason for all its domains: state it once.
+    reason = "; ".join(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
+    if not known:
+        return Total(of, None, Quality.UNKNOWN, reason)
+    number = sum(known[1:], start=known[0])
+    if len(known) < len(deltas):
+        # A domain is missing, so the sum is a lower bound.
+        quality = Quality.ESTIMATED
+    return Total(of, number, quality, reason)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb Assign: put a process or a control group into the workload's group; undo everything if that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+
+from resctrlmond.resctrl.errors import NoSuchProcess, undoing
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tasks import How, Moved, put_back
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
+from resctrlmond.workloads.placement import Past, spread, why_outside
+from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
+from resctrlmond.workloads.resume import living
+from resctrlmond.workloads.runs import add_group, check_has_rmid, claimed, move_empty, new_run, start_run
+from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.target import Target, check_free
+
+_GIVEN_UP = "{}: its caller did not wait for the reply, so it may have run before it was in the group"
+
+# Kinds of members that processes may join from outside. What a process starts is in its group.
+_CONTAINERS = frozenset({"container", "sandbox"})
+
+
+def assign(
+    ctx: Context, txn: Transaction, target: Target, where: Membership | None, assignment: Assignment
+) -> Assigned:
+    """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
+    before = living(ctx, txn)
+    check_free(before, where, assignment)
+    if assignment.late is False and _outside(ctx, before, target.children()):
+        assignment = dataclasses.replace(assignment, late=True)  # a process has no child before it runs
+    new = target.member(assignment)
+    member = _known_member(before, new)
+    is_known = member is not new
+    if before is not None and member.allow_class_change and assignment.class_ == FOLLOW:
+        # It waits to be moved to that class, so the class where it is now does not matter.
+        class_ = before.group_of(member).class_
+        assignment = dataclasses.replace(assignment, class_=class_, allow_class_change=True)
+    member = replace(
+        member,
+        take_over=assignment.take_over,
+        allow_class_change=assignment.allow_class_change,
+        include_descendants=assignment.include_descendants,
+    )
+    ended = txn.find() if before is None else None
+    if before is None:
+        workload = new_run(ctx, txn, assignment.class_for(where))
+        # With its member in the first record: a claim that brought no member may never end.
+        workload = _joined(workload, replace(member, joining=True), assignment)
+        start_run(ctx, txn, workload, ended, may_wait=assignment.may_wait, use_reserve=assignment.is_from_runtime)
+    past: Past = {}
+    try:
+        if before is not None:
+            if not assignment.may_wait:
+                check_has_rmid(before)
+            member = _in_group(member, _group_for(ctx, txn, where, assignment))
+        waits = txn.workload.group_of(member).state is GroupState.PENDING
+        outside = _outside(ctx, txn.workload, target.tasks()) if waits else frozenset()
+        joining = replace(member, joining=not waits, tasks_outside=len(outside))
+        workload = txn.workload
+        if not is_known:
+            workload = ctx.joiners.forget_member(workload, member.id)
+        workload = ctx.joiners.begin(_joined(workload, joining, assignment), joining)
+        ctx.store.check_limits(workload, use_reserve=assignment.is_from_runtime)
+        # On disk before the member's first task is moved. From its first task on a group stays in its class.
+        txn.save(replace(workload, follows_class=False))
+        if waits:
+            return Assigned(txn.workload, Moved(0, 0, left=outside))
+        moved = _move(ctx, txn, member, target, assignment, past=past)
+        # As saved: tasks that were found in other classes made it late.
+        member = replace(
+            txn.workload.member(member.id) or member,
+            tasks_outside=moved.outside,
+            reason=why_outside(txn.workload, moved),
+            joining=False,
+            take_over=False,
+            allow_class_change=False,
+            include_descendants=False,
+        )
+        member, why = _judged(
+            ctx, txn.workload, member, target, assignment, moved_again=moved.moved if is_known else None
+        )
+        workload = replace(txn.workload.with_member(member), is_active=True)
+        if member.late or member.tasks_outside or why:
+            workload = workload.with_late(member, why)
+        return Assigned(txn.save(workload), moved, member.descendants_outside)
+    except Exception:
+        # The group must not keep tasks of a member that was rejected.
+        put_back(ctx.tree, past)
+        with undoing(txn.key):
+            _undo(ctx, txn, before, ended, member.id if is_known and past else "")
+        raise
+
+
+def _known_member(workload: Workload | None, member: Member) -> Member:
+    """Return the workload's living member, if it is this very process or control group, else ``member``."""
+    known = workload.member(member.id) if workload else None
+    if known is None or not known.is_living:
+        return member
+    if member.pid:
+        is_same = (known.pid, known.start_time) == (member.pid, member.start_time)
+    else:
+        is_same = known.cgroup == member.cgroup
+    return replace(known, cgroup=known.cgroup or member.cgroup) if is_same else member
+
+
+def _joined(workload: Workload, member: Member, assignment: Assignment) -> Workload:
+    """Return the workload with the member, and with the claim that comes with it."""
+    workload = claimed(
+        workload.with_member(member),
+        assignment.owner,
+        assignment.ends,
+        assignment.attributes,
+        assignment.priority,
+        fitting=assignment.is_from_runtime,
+    )
+    workload = replace(workload, pod_cgroup=assignment.pod_cgroup or workload.pod_cgroup)
+    return workload.with_late(member) if member.late else workload
+
+
+def _group_for(ctx: Context, txn: Transaction, where: Membership | None, assignment: Assignment) -> Group:
+    """Return the workload's group in the class that the assignment wants. Create it if there is none."""
+    workload = txn.workload
+    wanted = assignment.class_for(where)
+    is_empty = not workload.living and len(workload.groups) == 1
+    if workload.follows_class or (assignment.class_ != FOLLOW and is_empty):
+        workload = move_empty(ctx, txn, wanted)
+    if wanted == workload.first.class_ or (where is None and assignment.class_ == FOLLOW):
+        return workload.first
+    return workload.group_in(wanted) or add_group(ctx, txn, wanted, may_wait=assignment.may_wait)
+
+
+def _in_group(member: Member, group: Group) -> Member:
+    if not group.folder:
+        return replace(member, folder="")
+    reason = group.reason if group.state is GroupState.PENDING else ""
+    return replace(member, folder=group.folder, reason=reason)
+
+
+def _move(
+    ctx: Context, txn: Transaction, member: Member, target: Target, assignment: Assignment, *, past: Past
+) -> Moved:
+    def move(ref: GroupRef, how: How) -> Moved:
+        return target.move(ref, dataclasses.replace(how, past=past, may_take=ctx.take_over.marker(txn.key)))
+
+    if assignment.class_ == FOLLOW:
+        return spread(ctx, txn, member, move)
+    # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
+    own = _memberships(txn.workload)
+    how = How(take_over=member.take_over, own=own, through_class=member.allow_class_change)
+    return move(txn.workload.group_of(member).ref, how)
+
+
+def _judged(
+    ctx: Context,
+    workload: Workload,
+    member: Member,
+    target: Target,
+    assignment: Assignment,
+    *,
+    moved_again: int | None,
+) -> tuple[Member, str]:
+    """Return the member, late if a task of it may have run outside, and the reason.
+
+    ``moved_again`` is the number of moved tasks of a member that the workload had already, else None. The tasks have
+    been moved: everything is judged after the last move, because nothing can happen outside from then on.
+    """
+    late = assignment.late if assignment.cgroup is None else None
+    if late is not False:
+        outside = _outside(ctx, workload, target.descendants())
+        member = replace(member, descendants_outside=len(outside))
+    if moved_again is not None:
+        if late:
+            return replace(member, late=True), _ran_before(member)
+        if not moved_again:
+            return member, ""
+        return replace(member, late=True), _outside_until_again(member)
+    # The caller holds the process until it gets the reply, or gives up. If it still waits after the last move, it has
+    # held the process all that time, and the process runs in its group only.
+    is_given_up = late is False and not assignment.is_awaited()
+    used_ns = target.cpu_time_ns() if member.late or is_given_up or late is None else None
+    if not member.late and not is_given_up and used_ns is None:
+        return member, _hides_joiners(member)
+    member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
+    return member, _GIVEN_UP.format(member.id) if is_given_up else _ran_before(member)
+
+
+def _outside(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> frozenset[int]:
+    """Return the threads that are in none of the workload's groups."""
+    own = _memberships(workload) if workload else frozenset()
+    outside = set()
+    for tid in tids:
+        with contextlib.suppress(NoSuchProcess):
+            if ctx.tree.membership(tid) not in own:
+                outside.add(tid)
+    return frozenset(outside)
+
+
+def _memberships(workload: Workload) -> frozenset[Membership]:
+    """Return the workload's groups, as the membership of a task names them."""
+    return frozenset(Membership(group.ref.class_, group.ref.name) for group in workload.standing)
+
+
+def _undo(ctx: Context, txn: Transaction, before: Workload | None, ended: Workload | None, again: str) -> None:
+    """Undo a failed Assign.
+
+    ``again`` is the member's id if the workload had the member before and tasks of it were moved, else "". What these
+    did outside until then cannot be undone: their group stays late.
+    """
+    if before is None:
+        group_ops.discard_run(ctx, txn, ended)
+        return
+    nonces = {group.nonce for group in before.groups}
+    for group in txn.workload.groups[1:]:
+        if group.nonce not in nonces:
+            group_ops.discard_group(ctx, txn, group)
+    # The groups are kept as they are now: one may have been moved, or created again, for this call.
+    groups = [group if again else _with_baseline_of(before, group) for group in txn.workload.groups]
+    restored = replace(before, groups=tuple(groups))
+    if (member := restored.member(again)) is not None:
+        late = replace(member, late=True)
+        restored = restored.with_member(late).with_late(late, _outside_until_again(late))
+    txn.save(restored)
+
+
+def _with_baseline_of(before: Workload, group: Group) -> Group:
+    old = before.group(group.folder)
+    return group if old is None else replace(group, baseline=old.baseline, late_reasons=old.late_reasons)
+
+
+def _hides_joiners(member: Member) -> str:
+    """Return why processes that join the container later cannot be found; "" if they can be.
+
+    A process that joins a container from outside (podman exec) is not a child of its init, and is found by the
+    control group. To find it by namespace, the daemon would have to check every process of the host over and over.
+    """
+    if member.cgroup or member.kind not in _CONTAINERS:
+        return ""
+    return f"{member.id} has no control group of its own, so processes that join it from outside are not detected"
+
+
+def _outside_until_again(member: Member) -> str:
+    return f"tasks of {member.id} were outside the group until it was assigned again"
+
+
+def _ran_before(member: Member) -> str:
+    used = (
+        f" and had used up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time"
+        if member.cpu_time_before_ns
+        else ""
+    )
+    text = f"{member.id} ran{used} before it was put into the group"
+    if not member.descendants_outside:
+        return text
+    count = member.descendants_outside
+    return f"{text}; {'1 descendant' if count == 1 else f'{count} descendants'} stayed outside"

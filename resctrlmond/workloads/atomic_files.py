@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atomic replacement of small files: each is written under a temporary name and then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for, undoing
+from resctrlmond.workloads.errors import NotWritten
+
+# A record or snapshot file has a few kilobytes: the daemon does not write a file that is larger than this.
+_LIMIT = 4 * 1024 * 1024
+_TOO_LARGE = (
+    "This is a bug in resctrlmond, which should have refused the request that made the file too large: report it"
+)
+_NO_ROOM = "Check that /run is writable and has free space and inodes: df /run, df -i /run"
+_IN_THE_WAY = "Somebody put something else in the place of a file of resctrlmond: move it away"
+_REMEDIES = {
+    errno.ENOENT: "Somebody removed a directory of resctrlmond: 'systemctl restart resctrlmond' creates it again",
+    errno.EFBIG: _TOO_LARGE,
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP), _IN_THE_WAY),
+}
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Convert an OSError of the block to NotWritten. ``path`` is reported if the error does not name a file."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(
+            "cannot write the state of a workload",
+            path=str(error.filename or path),
+            errno=error.errno or 0,
+            remedy=remedy_for(error.errno or 0) or _REMEDIES.get(error.errno or 0, _NO_ROOM),
+        ) from error
+
+
+def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Replace the file ``path`` in one step by a file with the content ``data`` and exactly the mode ``mode``.
+
+    Raises OSError: the file ``path`` is unchanged then, and the temporary file is removed. Data that is too large for
+    ``read_file`` is rejected (EFBIG), because the daemon could not read it at its next start.
+
+    There is no fsync, because the folder is in /run, a tmpfs: a crash of the machine empties it together with
+    resctrl. The name of the temporary file starts with a dot, which a key cannot start with.
+    """
+    if len(data) > _LIMIT:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        # After ENOSPC, a partial file takes space that the next write needs.
+        with undoing(path):
+            os.unlink(temporary)
+        raise
+
+
+def read_file(path: str) -> bytes:
+    """Return the whole content of a file. Raises OSError if it is missing, a link, a folder or too large.
+
+    Raises NotRead if the error is not a property of the file (for example EMFILE or EIO): the content is unknown
+    then, and the caller must not replace it by a default.
+    """
+    try:
+        return _read_file(path)
+    except OSError as error:
+        if error.errno in LACKS or error.errno == errno.EIO:
+            raise not_read(error, "read the saved state of a workload", path) from error
+        raise
+
+
+def _read_file(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        chunks = []
+        size = 0
+        while chunk := os.read(fd, 1 << 20):
+            size += len(chunk)
+            if size > _LIMIT:
+                raise OSError(errno.EFBIG, "larger than any file of resctrlmond", path)
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(fd)

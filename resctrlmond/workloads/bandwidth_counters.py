@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assign free bandwidth counters (AMD's ABMC) to groups that lack some, by priority."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+from resctrlmond.resctrl.bandwidth import Mode, domain_number
+from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.plan import lacking_counters
+
+# The subject of a failure to read the counters of the host. No workload can have this key.
+ALL_COUNTERS = "bandwidth counters"
+
+
+def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> None:
+    """Assign the free counters to the groups that lack some, in their order. No group loses a counter.
+
+    ``guard`` handles the errors of one workload, by its key. Keys that a call has locked are skipped.
+    """
+    lacking = lacking_counters(ctx.store.all())
+    if not lacking:
+        return
+    with guard(ALL_COUNTERS):
+        bandwidth = ctx.tree.bandwidth()
+        if bandwidth.mode is not Mode.ASSIGNED:
+            return
+        free = {domain for domain, number in bandwidth.available.items() if number}
+        for workload, group in lacking:
+            if _domains(group.unassigned).isdisjoint(free):
+                continue
+            with guard(workload.key), ctx.store.transaction_if_free(workload.key) as txn:
+                now = txn.find() if txn is not None else None
+                for _, own in lacking_counters([now] if now else []):
+                    if txn is not None and own.folder == group.folder:
+                        group_ops.assign_counters(ctx, txn, own)
+
+
+def _domains(unassigned: Iterable[tuple[str, str]]) -> set[int]:
+    return {domain_number(domain) for domain, _ in unassigned}

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that every function on workloads uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from resctrlmond.resctrl.mounts import Mounting
+from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.interference import Interference
+from resctrlmond.workloads.joiners import Joiners
+from resctrlmond.workloads.mark import Mark
+from resctrlmond.workloads.quality_file import QualityFiles
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.takeover import TakeOver
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Facts about groups, kept until the daemon ends.
+
+    ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the places whose
+    links to live counters could not be changed after their group moved. ``occupants`` is a task that was found in a
+    group, by its directory.
+    """
+
+    mounted_on: dict[int, Mounting] = field(default_factory=dict)
+    stale_links: set[str] = field(default_factory=set)
+    occupants: dict[GroupRef, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The tree, the store, the files, and what watches them. ``settings`` returns those of the last reload."""
+
+    tree: Tree
+    store: Store
+    snapshots: Snapshots
+    mark: Mark
+    settings: Callable[[], Settings]
+    quality: QualityFiles
+    joiners: Joiners
+    take_over: TakeOver
+    interference: Interference
+    memory: Memory = field(default_factory=Memory)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detect that members have ended, and end their claims, and with the last claim the workload."""
+
+from __future__ import annotations
+
+import logging
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import NoSuchProcess, printable
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads import caveats, group_ops
+from resctrlmond.workloads.clock import boot_ns, utc_now
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.model import EndRule, Member, State, Workload, replace
+from resctrlmond.workloads.plan import claims_over
+from resctrlmond.workloads.store import Transaction
+
+log = logging.getLogger(__name__)
+
+_DORMANT = "its control group is empty or gone; tasks that appear at its path are moved into the group"
+
+
+def settle(ctx: Context, txn: Transaction) -> Workload | None:
+    """Record which members have ended, end the claims that end with them, and with the last claim the workload."""
+    workload = txn.find()
+    if workload is None or (workload.state.is_over and not workload.is_interrupted):
+        return workload
+    for member in filter(has_ended, workload.living):
+        _end_dead_member(txn, member)
+    over = _ended_claims(ctx, txn.workload)
+    if any(claim.owner in over and claim.ends is EndRule.MEMBERS for claim in txn.workload.claims):
+        # Its owner did not release it at its end.
+        _mark_late_end(ctx, txn, caveats.LATE_END)
+    for owner in over:
+        txn.save(group_ops.without_claim(txn.workload, owner))
+    workload = txn.workload
+    if not workload.claims and not workload.state.is_over:
+        return group_ops.finish(ctx, txn, workload.reason or "its last member ended")
+    return workload
+
+
+def mark_unseen_end(ctx: Context, txn: Transaction) -> None:
+    """Mark the totals of a workload that ended while no daemon ran, because its end values are read too late.
+
+    For the start, before anything ends.
+    """
+    workload = txn.find()
+    if workload is not None and _has_ended_unseen(ctx, workload):
+        _mark_late_end(ctx, txn, caveats.UNSEEN_END)
+
+
+def finish_again(ctx: Context, txn: Transaction) -> Workload:
+    """Complete an end that failed before: what ran since then in the groups is counted too."""
+    _mark_late_end(ctx, txn, caveats.LATE_END)
+    return group_ops.finish(ctx, txn, txn.workload.reason)
+
+
+def _mark_late_end(ctx: Context, txn: Transaction, why: str) -> None:
+    workload = txn.workload
+    # A process that a member left behind may run in the group. None can if the end is that of a control group or of a
+    # PID namespace.
+    others = [member.id for member in workload.members if _may_leave_processes(member)]
+    for group in workload.standing if others else ():
+        place = workload.place(group)
+        if not ctx.snapshots.is_complete(place):
+            begin = ctx.snapshots.begin_values(place)
+            found = caveats.with_late_end(group.caveats, begin, why, others[-1])
+            workload = workload.with_group(replace(group, caveats=found))
+    txn.save(workload)
+
+
+def end_member(txn: Transaction, member: Member, reason: str) -> Workload:
+    """Record the end of a member. With the last one an active workload is idle."""
+    workload = txn.workload.with_member(replace(member, ended_at=utc_now(), reason=member.reason or reason))
+    if not member.dormant:  # what a dormant control group uses from now on is compared with its entry
+        others = {name: used for name, used in workload.other_cpu_ns.items() if name != member.id}
+        workload = replace(workload, other_cpu_ns=others)
+    is_active = workload.is_active and bool(workload.living)
+    return txn.save(replace(workload, idle_ns=boot_ns(), is_active=is_active))
+
+
+def _end_dead_member(txn: Transaction, member: Member) -> None:
+    if member.pid:
+        end_member(txn, member, "ended")
+        return
+    # A service has a new control group of the same path after each restart.
+    workload = end_member(txn, replace(member, dormant=True, reason=""), _DORMANT)
+    if workload.is_claimed_by(member.owner):
+        text = "%s: control group %s is empty or gone; tasks that appear at this path are moved into the group, late"
+        log.info(text, txn.key, printable(member.cgroup))
+
+
+def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:
+    """Whether the workload has ended, by the members and claims of a record from before the start.
+
+    A claim that ends by another rule than that of its members lasts until somebody ends it.
+    """
+    if workload.state is State.ENDING:
+        return True
+    with_members = all(claim.ends in (EndRule.MEMBERS, EndRule.CONTAINER) for claim in workload.claims)
+    if not (workload.standing and workload.claims and with_members) or workload.pod_cgroup:
+        return False
+    return all(map(has_ended, workload.living)) if workload.living else bool(_ended_claims(ctx, workload))
+
+
+def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
+    settings = ctx.settings()
+    return claims_over(
+        workload,
+        pod_is_gone=bool(workload.pod_cgroup) and not cgroups.is_there(workload.pod_cgroup),
+        group_is_empty=workload.has_claim_until(EndRule.TASKS)
+        and all(_is_empty(ctx, group.ref) for group in workload.standing),
+        linger_s=settings.linger_s,
+        pod_linger_s=settings.pod_linger_s,
+    )
+
+
+def _is_empty(ctx: Context, ref: GroupRef) -> bool:
+    """Whether no task is in the group.
+
+    The kernel walks every thread of the machine for the list of tasks, so the list is read only if the task that was
+    found in it last has left.
+    """
+    occupant = ctx.memory.occupants.pop(ref, None)
+    if occupant is None or not _is_in(ctx, ref, occupant):
+        occupant = next(iter(ctx.tree.tasks(ref)), None)
+    if occupant is not None:
+        ctx.memory.occupants[ref] = occupant
+    return occupant is None
+
+
+def _is_in(ctx: Context, ref: GroupRef, tid: int) -> bool:
+    try:
+        return ctx.tree.membership(tid) == Membership(ref.class_, ref.name)
+    except NoSuchProcess:
+        return False
+
+
+def _may_leave_processes(member: Member) -> bool:
+    """Whether processes of the member may run on after its end, or it runs itself."""
+    if member.is_living and not has_ended(member):
+        return True
+    return bool(member.pid) and not (member.cgroup or member.init)
+
+
+def has_ended(member: Member) -> bool:
+    """Whether nothing of the member runs any more: its first process ended and its control group is empty."""
+    if not member.pid and not member.cgroup:
+        return False  # a sandbox without a process ends by word only
+    return not runs(member) and not (member.cgroup and cgroups.is_populated(member.cgroup))
+
+
+def runs(member: Member) -> bool:
+    """Whether its first process is known, and runs. Raises NotRead."""
+    if not member.pid:
+        return False
+    try:
+        with Process.open(member.pid, member.start_time):
+            return True
+    except NoSuchProcess:
+        return False

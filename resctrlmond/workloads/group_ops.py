@@ -1,0 +1,597 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Create, move, read and remove monitoring groups. A crash between any two steps can be recovered."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from resctrlmond.resctrl.bandwidth import Mode, domain_number
+from resctrlmond.resctrl.counters import Reading, event
+from resctrlmond.resctrl.errors import (
+    ClassMismatch,
+    GroupExists,
+    KernelRefused,
+    NoSuchClass,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    PermissionDenied,
+    ResctrlError,
+    RmidsExhausted,
+    printable,
+    undoing,
+)
+from resctrlmond.resctrl.tree import Found, GroupRef
+from resctrlmond.workloads import caveats
+from resctrlmond.workloads.accounting import Quality, Total, worst
+from resctrlmond.workloads.checkpoint import readings_of
+from resctrlmond.workloads.clock import boot_ns, utc_now
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import ForeignGroup, InvalidClass, NotWritten
+from resctrlmond.workloads.model import Group, GroupState, State, Workload, replace
+from resctrlmond.workloads.plan import RECOVERED, lacking_counters
+from resctrlmond.workloads.quality_file import text
+from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.totals import Live, at_baseline, used
+from resctrlmond.workloads.validation import valid_class
+
+# Cores report their energy counts every 2 ms at the latest, also after the death of a task (cover letter of the AET
+# patches): the last reading comes after that.
+REPORTING_LAG_S = 0.004
+
+# A task that forks while it is moved out of a new group leaves its child there.
+_MAX_CLEARINGS = 10
+
+log = logging.getLogger(__name__)
+
+# Domains and bandwidth events, as in Group.unassigned.
+Lacking = tuple[tuple[str, str], ...]
+
+
+# -- create
+
+
+def create(
+    ctx: Context, txn: Transaction, group: Group, quality: Quality = Quality.EXACT, *, may_wait: bool = True
+) -> Group:
+    """Create the group's directory, and write its baseline. Return the group, standing.
+
+    The record is on disk before the directory exists, and the baseline before a task can join. If no RMID is free,
+    the group stays pending, with the reason; RmidsExhausted only if not ``may_wait``. Raises ForeignGroup,
+    NoSuchClass, KernelRefused, NotMounted and NotWritten, and leaves no directory in these cases.
+    """
+    group = txn.save_group(begun(ctx, group))
+    try:
+        found, begin_quality = _create_directory(ctx, group, quality)
+    except RmidsExhausted as error:
+        if not may_wait:
+            raise
+        return txn.save_group(waiting(group, error))
+    if found.gid != ctx.mark.gid:
+        with undoing(txn.key):
+            ctx.tree.remove(group.ref)
+        raise KernelRefused(
+            f"the new group has group id {found.gid} instead of the mark of resctrlmond, {ctx.mark.gid}",
+            path=found.path,
+            remedy="Run resctrlmond with the group resctrlmon (Group= in its unit)",
+        )
+    try:
+        return write_baseline(ctx, txn, group, begin_quality)
+    except ResctrlError:
+        if begin_quality is quality:  # otherwise it has tasks, and was only adopted
+            with undoing(txn.key):
+                _remove_directory(ctx, group)
+        raise
+
+
+def begun(ctx: Context, group: Group) -> Group:
+    """Return the group with a nonce and a time of creation, if it has none yet."""
+    # The second of the clock with random digits below: it looks like a time, and no two are equal. A group that waits
+    # keeps its nonce, so that a retry changes nothing in the record.
+    nonce = group.nonce or time.time_ns() // 10**9 * 10**9 + secrets.randbelow(10**9)
+    if not group.created_at:
+        group = replace(group, created_at=utc_now(), created_ns=boot_ns())
+    return replace(group, state=GroupState.PENDING, nonce=nonce, boot_id=ctx.mark.boot_id)
+
+
+def waiting(group: Group, error: RmidsExhausted) -> Group:
+    """Return the group as one that waits for an RMID, for the reason in ``error``."""
+    return replace(group, reason=str(error), in_limbo=error.in_limbo)
+
+
+def _create_directory(ctx: Context, group: Group, quality: Quality) -> tuple[Found, Quality]:
+    try:
+        found = ctx.tree.create(group.ref, group.nonce)
+        ctx.interference.watch(group.ref)
+        return found, quality
+    except GroupExists as error:
+        standing = ctx.tree.find(group.ref)
+        if standing is None:
+            raise
+        if standing.gid != ctx.mark.gid:
+            raise ForeignGroup(
+                "a monitoring group with this name exists already: another program created it",
+                path=standing.path,
+                remedy="Choose another key, or remove the group if it is not needed",
+            ) from error
+        others = [other for workload in ctx.store.all() for other in workload.standing]
+        if any(other.ref == group.ref or other.nonce == standing.nonce for other in others):
+            raise  # of another key: from before group_prefix was changed, or renamed to this name
+        # It has our mark and no record: a crash came between two steps, or the record was lost.
+        begin_quality = worst(quality, Quality.UNKNOWN) if ctx.tree.tasks(group.ref) else quality
+        return ctx.tree.set_nonce(group.ref, group.nonce), begin_quality
+
+
+def write_baseline(ctx: Context, txn: Transaction, group: Group, quality: Quality) -> Group:
+    """Read the begin values, and write them. Return the group, standing."""
+    ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
+    if quality is not Quality.UNKNOWN:
+        group, quality = _cleared(ctx, txn.key, group, quality)
+    group = replace(group, created_at=utc_now(), created_ns=boot_ns())
+    # Before the readings, and at the end after them, so that a change in between is found.
+    group = replace(group, transactions=ctx.tree.transactions())
+    readings = ctx.tree.read(group.ref)
+    lacking = caveats.unassigned(readings)
+    if lacking and _gets_free_counters(ctx, txn.workload) and _assign(ctx, group.ref, lacking) != lacking:
+        readings = ctx.tree.read(group.ref)
+        lacking = caveats.unassigned(readings)
+    group = replace(group, caveats=caveats.of_unassigned(lacking), unassigned=lacking)
+    group = _with_caveats(ctx, group, readings)
+    inodes = {reading.domain: reading.inode for reading in readings}
+    group = replace(group, state=GroupState.STANDING, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+    workload = txn.workload.with_group(group)
+    qualities = None if group.folder else text(at_baseline(workload, readings))
+    live = ctx.tree.full_path(group.ref)
+    ctx.snapshots.begin(workload.place(group), group.created_at, live, readings, qualities)
+    return txn.save_group(group)
+
+
+def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Group, Quality]:
+    """Move tasks out of a new group, each to the default group of its class. Return the quality of the baseline.
+
+    An rmdir overlooks a task that is forked meanwhile (rdt_move_group_tasks()): it keeps the RMID, and is in the
+    next group that gets this RMID. Its class stays the same.
+    """
+    strangers, moved = [], 0
+    for _ in range(_MAX_CLEARINGS):
+        strangers = ctx.tree.tasks(group.ref)
+        if not strangers:
+            if moved:
+                time.sleep(REPORTING_LAG_S)  # what it used until now is not of the group
+                log.info(
+                    "%s: tasks that do not belong to it were in the new group, and were moved out: %d", key, moved
+                )
+            return group, quality
+        for tid in strangers:
+            with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
+                ctx.tree.write_task(ctx.tree.membership(tid).class_, tid)
+                moved += 1
+    count = len(strangers)
+    why = f"tasks that do not belong to it were in the group at its baseline and could not be moved out: {count}"
+    return group.made_worse(quality, why), worst(quality, Quality.ESTIMATED)
+
+
+# -- find and move
+
+
+def find(ctx: Context, group: Group) -> Found:
+    """Find the group's directory by mark and nonce, also if another program renamed it. Raises NoSuchGroup."""
+    # Before the group: if a mount comes in between, the group is not found on it.
+    mounting = ctx.tree.mounting()
+    found = ctx.tree.find(group.ref)
+    if found is None or not _is_of(ctx, group, found):
+        ctx.tree.check_mounted()
+        # A group that was removed with its mount is nowhere. The whole tree is searched only if a group is missing.
+        scanned = [] if went_with_mount(ctx, group) else ctx.tree.scan()
+        renamed = next((other for other in scanned if _is_of(ctx, group, other)), None)
+        if renamed is None:
+            raise NoSuchGroup(_why_gone(ctx, group, found), path=ctx.tree.full_path(group.ref))
+        found = renamed
+    ctx.memory.mounted_on[group.nonce] = mounting
+    return found
+
+
+def _is_of(ctx: Context, group: Group, found: Found) -> bool:
+    return found.gid == ctx.mark.gid and found.nonce == group.nonce
+
+
+def _find_or_none(ctx: Context, group: Group) -> Found | None:
+    try:
+        return find(ctx, group)
+    except (NoSuchGroup, NotMounted):
+        return None
+
+
+def went_with_mount(ctx: Context, group: Group) -> bool:
+    """Whether the mount on which the group was found last is gone, so that nobody removed the group itself."""
+    return ctx.memory.mounted_on.get(group.nonce, ctx.tree.mounting()) != ctx.tree.mounting()
+
+
+def _why_gone(ctx: Context, group: Group, instead: Found | None) -> str:
+    if went_with_mount(ctx, group):
+        return "resctrl was unmounted and mounted again, which removed every group"
+    return "the group was removed by somebody else" if instead is None else "another group is in its place"
+
+
+def follow(ctx: Context, txn: Transaction) -> Workload:
+    """Find all groups of the workload, and record those that another program renamed. Raises NoSuchGroup.
+
+    One group that is gone is enough: the totals would lack what it counted.
+    """
+    for group in txn.workload.standing:
+        follow_group(ctx, txn, group)
+    _check_whole(txn.workload)
+    return txn.workload
+
+
+def follow_group(ctx: Context, txn: Transaction, group: Group) -> Group:
+    """Find the group, and record its place if another program renamed it. Raises NoSuchGroup."""
+    found = find(ctx, group)
+    if found.ref == group.ref:
+        return group
+    if not _is_recordable(found.ref):
+        # A record with this name could not be read back.
+        ctx.tree.rename(found.ref, group.ref)
+        log.warning("%s: somebody renamed its group to %s; renamed back", txn.key, printable(found.ref.path))
+        return group
+    path = printable(found.ref.path)
+    log.info("%s: somebody renamed its group to %s, and the workload continues in it", txn.key, path)
+    return _relocated(ctx, txn, txn.workload, group, found.ref)
+
+
+def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
+    """Move the workload's only group to another class.
+
+    If this kernel does not rename groups, a group that never had a member is created again in that class.
+    Raises NoSuchClass, ClassMismatch, GroupExists.
+    """
+    before = txn.workload
+    if len(before.groups) > 1:
+        raise ClassMismatch(
+            f"the tasks of {txn.key} are in several classes, with a group in each",
+            path=ctx.tree.full_path(before.first.ref),
+            remedy="Only a workload with a single group can be moved",
+        )
+    if not before.state.has_group:
+        # No directory takes the tasks along: they change class as they join.
+        workload = before.with_group(replace(before.first, class_=class_))
+        for member in workload.living:
+            if member.has_tasks:
+                workload = workload.with_member(replace(member, allow_class_change=True))
+        return txn.save(replace(workload, follows_class=False))
+    group = follow_group(ctx, txn, before.first)
+    before = txn.workload
+    settled = replace(before, follows_class=False)
+    target = GroupRef(class_, group.name)
+    try:
+        ctx.tree.rename(group.ref, target)
+    except KernelRefused as error:
+        # A group without tasks may have counted something: its counters would be lost.
+        if before.members or ctx.tree.tasks(group.ref):
+            raise ClassMismatch(
+                f"the group is in class {group.class_ or '/'}, and this kernel cannot move groups",
+                path=error.path,
+                errno=error.errno,
+                status=error.status,
+            ) from error
+        moving = replace(group, class_=class_, state=GroupState.PENDING)
+        txn.save(replace(settled.with_group(moving), is_active=False))
+        try:
+            ctx.tree.remove(group.ref)
+        except ResctrlError:
+            # The directory is still there, and no record would be about it.
+            with undoing(txn.key):
+                txn.save(before)
+            raise
+        create(ctx, txn, moving, group.baseline)
+        return txn.workload
+    try:
+        _relocated(ctx, txn, settled, group, target)
+    except NotWritten:
+        saved = txn.workload.group(group.folder)
+        if saved is None or saved.ref != target:
+            # A group that is not where its record says would be taken for lost.
+            with undoing(txn.key):
+                ctx.tree.rename(target, group.ref)
+                relink(ctx, before, group)
+        raise
+    return txn.workload
+
+
+def _relocated(ctx: Context, txn: Transaction, workload: Workload, group: Group, ref: GroupRef) -> Group:
+    """Save the workload with its group at another place."""
+    group = replace(group, class_=ref.class_, name=ref.name)
+    try:
+        relink(ctx, workload, group)
+    finally:
+        # Also if the links cannot be changed: a group that is not where its record says would be taken for lost.
+        txn.save(workload.with_group(group))
+    return group
+
+
+def relink(ctx: Context, workload: Workload, group: Group) -> None:
+    """Point the links of the group's snapshot at its directory. Raises NotWritten, NotRead."""
+    place = workload.place(group)
+    ctx.memory.stale_links.add(place)
+    ctx.snapshots.relink(place, ctx.tree.full_path(group.ref))
+    ctx.memory.stale_links.discard(place)
+
+
+def relink_stale(ctx: Context, workload: Workload) -> None:
+    """Repeat each ``relink`` of the workload's groups that failed. Raises NotWritten, NotRead."""
+    for group in workload.standing:
+        if workload.place(group) in ctx.memory.stale_links:
+            relink(ctx, workload, group)
+
+
+def _is_recordable(ref: GroupRef) -> bool:
+    try:
+        return bool(valid_class(ref.name)) and valid_class(ref.class_) == ref.class_
+    except InvalidClass:
+        return False
+
+
+# -- end
+
+
+def finish(ctx: Context, txn: Transaction, reason: str, *, without_claim: str = "") -> Workload:
+    """End the run: write the end values of each group, remove its directory, and so free its RMID.
+
+    ``without_claim`` is the owner of the last claim, which is removed with the first write. Can be called again for a
+    workload that is ending: finished steps are not repeated.
+    """
+    first = txn.workload.first
+    if first.state is not GroupState.ENDING and not _never_stood(ctx, first):
+        ctx.interference.before_end(txn)
+        ending = replace(txn.workload.first, state=GroupState.ENDING, reason=reason)
+        txn.save(txn.workload.with_group(ending).without_claim(without_claim))
+    # The first group is the last to end, because its completed_at says that all end values of the workload are there.
+    _end_others(ctx, txn, reason)
+    _end_group(ctx, txn, txn.workload.first, reason)
+    return txn.workload
+
+
+def _end_others(ctx: Context, txn: Transaction, reason: str) -> None:
+    for group in txn.workload.groups[1:]:
+        if not group.state.is_over:
+            _end_group(ctx, txn, group, reason)
+
+
+def _never_stood(ctx: Context, group: Group) -> bool:
+    return group.state is GroupState.PENDING and _find_or_none(ctx, group) is None
+
+
+def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
+    if _never_stood(ctx, group):
+        _close(ctx, txn, group, GroupState.COMPLETED, f"{reason}; it never had an RMID")
+        return
+    if group.state is not GroupState.ENDING:
+        group = txn.save_group(replace(group, state=GroupState.ENDING, reason=reason))
+    place = txn.workload.place(group)
+    if not ctx.snapshots.is_complete(place):
+        try:
+            group = follow_group(ctx, txn, group)
+            if ctx.snapshots.is_bare(place):
+                # Somebody removed its files. It ends nevertheless, and no total is computed from the rest.
+                group = txn.save_group(replace(group, baseline=Quality.UNKNOWN))
+                ctx.snapshots.make_anew(place)
+            time.sleep(REPORTING_LAG_S)
+            group = _write_end(ctx, txn, group, GroupState.COMPLETED, group.reason)
+        except (NoSuchGroup, NotMounted) as error:
+            _lose_group(ctx, txn, group, str(error))
+            return
+    _remove_directory(ctx, group)
+    _close(ctx, txn, group, GroupState.COMPLETED, group.reason)
+
+
+def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, reason: str) -> Group:
+    """Read the last values, and write them as those of a group that ends with ``state``."""
+    place = txn.workload.place(group)
+    ctx.snapshots.keep_no_more(place)
+    readings, now = ctx.tree.read(group.ref), utc_now()
+    group = _save_caveats(txn, _with_caveats(ctx, group, readings))
+    group = ctx.interference.after_last_reading(txn, group)
+    # In one file first, because the group may be removed before each value is in a file of its own. A domain that
+    # went offline has its last value there too.
+    last = ctx.snapshots.checkpoint(place, now, readings, group.inodes)
+    over = replace(group, state=state, reason=reason)
+    ctx.snapshots.end(place, now, last, _sealing(ctx, txn, over, now))
+    return group
+
+
+def _sealing(ctx: Context, txn: Transaction, over: Group, completed_at: str) -> AbstractContextManager[None] | None:
+    """Write the final qualities of the workload with its first group."""
+    return None if over.folder else ctx.quality.sealing(txn.workload.with_group(over), completed_at)
+
+
+def lose(ctx: Context, txn: Transaction, reason: str) -> Workload:
+    """Record that another program removed a group: the values that were read last become its end values.
+
+    The run ends with it, and so do the other groups of the workload.
+    """
+    _end_others(ctx, txn, reason)
+    _lose_group(ctx, txn, txn.workload.first, reason)
+    return txn.workload
+
+
+def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
+    place = txn.workload.place(group)
+    if ctx.snapshots.exists(place) and not ctx.snapshots.is_complete(place):
+        if found := _find_or_none(ctx, group):
+            standing = replace(group, class_=found.ref.class_, name=found.ref.name)
+            ended = _write_end(ctx, txn, standing, GroupState.LOST, reason)
+            group = replace(ended, class_=group.class_, name=group.name)
+        else:
+            now, last = utc_now(), readings_of(ctx.snapshots.last_read(place))
+            over = replace(group, state=GroupState.LOST, reason=reason)
+            ctx.snapshots.end(place, now, last, _sealing(ctx, txn, over, now))
+    _remove_directory(ctx, group)
+    _close(ctx, txn, group, GroupState.LOST, reason)
+
+
+def fail(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
+    """Record that the group cannot be created, now or later."""
+    _close(ctx, txn, group, GroupState.FAILED, reason)
+
+
+def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reason: str) -> None:
+    group = replace(group, state=state, reason=reason, completed_at=utc_now(), completed_ns=boot_ns())
+    workload = txn.workload.with_group(group)
+    txn.save(workload if group.folder else _with_ended_claims(ctx, workload))
+    forgotten = [group] if group.folder else workload.groups
+    for over in forgotten:
+        ctx.memory.mounted_on.pop(over.nonce, None)
+        ctx.memory.stale_links.discard(workload.place(over))
+
+
+def _with_ended_claims(ctx: Context, workload: Workload) -> Workload:
+    """Return the workload, which is over, without claims and living members, unless another run follows."""
+    # A lost run is followed by another one, unless it ended with its boot, or the claim of RECOVERED is its only one.
+    if workload.state is State.LOST and workload.first.boot_id == ctx.mark.boot_id:
+        workload = workload.without_claim(RECOVERED)
+        if workload.claims:
+            return workload
+    return _with_ended_members(replace(workload, claims=()))
+
+
+def _with_ended_members(workload: Workload) -> Workload:
+    ended_at = workload.first.completed_at
+    members = [replace(member, ended_at=ended_at) if member.is_living else member for member in workload.members]
+    return replace(workload, members=tuple(members))
+
+
+def without_claim(workload: Workload, owner: str) -> Workload:
+    """Return the workload without that claim. With the last claim of a lost run its members end."""
+    workload = workload.without_claim(owner)
+    return _with_ended_members(workload) if workload.state is State.LOST and not workload.claims else workload
+
+
+def _remove_directory(ctx: Context, group: Group) -> None:
+    if found := _find_or_none(ctx, group):
+        ctx.tree.remove(found.ref)
+
+
+def discard_group(ctx: Context, txn: Transaction, group: Group) -> None:
+    """Undo the creation of a group for a call that failed."""
+    _discard_files(ctx, txn, group)
+    txn.save(txn.workload.without_group(group.folder))
+
+
+def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
+    """Undo the start of a run for a call that failed. The run that ``ended`` before it is the current one again."""
+    workload = txn.find()
+    if workload is not None and (ended is None or workload.generation != ended.generation):
+        for group in workload.groups[1:]:
+            discard_group(ctx, txn, group)
+        _discard_files(ctx, txn, workload.first)
+    if ended is None:
+        txn.drop()
+    else:
+        ctx.snapshots.bring_back(ended.key, ended.generation)
+        txn.save(ended)
+
+
+def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
+    if group.state.has_directory:
+        _remove_directory(ctx, group)
+    ctx.memory.mounted_on.pop(group.nonce, None)
+    ctx.snapshots.delete(txn.workload.place(group))
+
+
+# -- counters
+
+
+def checkpoint(ctx: Context, txn: Transaction) -> None:
+    """Keep the current values, for the case that another program removes a group. Raises NoSuchGroup, NotWritten."""
+    live = {}
+    for group in txn.workload.standing:
+        readings = _read(ctx, txn.workload, group, must_keep=True)
+        live[txn.workload.place(group)] = readings
+        _save_caveats(txn, _with_caveats(ctx, group, readings))
+    ctx.quality.update(txn.workload, live)
+
+
+def assign_counters(ctx: Context, txn: Transaction, group: Group) -> Group:
+    """Assign the free bandwidth counters that the group lacks. Raises NoSuchGroup, KernelRefused."""
+    group = follow_group(ctx, txn, group)
+    return txn.save_group(replace(group, unassigned=_assign(ctx, group.ref, group.unassigned)))
+
+
+def _gets_free_counters(ctx: Context, workload: Workload) -> bool:
+    """Whether the kernel assigns counters, and no other group of the same or a higher priority lacks some."""
+    first = next(iter(lacking_counters(ctx.store.all())), None)
+    is_first = first is None or first.workload.priority < workload.priority
+    return is_first and ctx.tree.bandwidth_mode() is Mode.ASSIGNED
+
+
+def _assign(ctx: Context, ref: GroupRef, lacking: Lacking) -> Lacking:
+    """Assign these counters to a group, if they are free. Return those that it still lacks."""
+    return tuple(
+        (domain, name) for domain, name in lacking if not ctx.tree.assign_counter(ref, name, domain_number(domain))
+    )
+
+
+def _with_caveats(ctx: Context, group: Group, readings: Sequence[Reading]) -> Group:
+    """Return the group with the caveats of these readings. Raises NotRead."""
+    now = caveats.of_simulation(readings, ctx.tree.inexact())
+    if any(event(reading.event).restarts for reading in readings):
+        now = caveats.together(caveats.of_mode(readings, ctx.tree.bandwidth_mode()), now)
+    found = caveats.together(group.caveats, now)
+    if group.transactions:
+        found = caveats.with_change(found, group.transactions, ctx.tree.transactions())
+    return group if found == group.caveats else replace(group, caveats=found)
+
+
+def _save_caveats(txn: Transaction, group: Group) -> Group:
+    """Save the group's caveats, because the mode may be another one at its end."""
+    saved = txn.workload.group(group.folder)
+    return group if saved is None or saved.caveats == group.caveats else txn.save_group(group)
+
+
+def readings(ctx: Context, workload: Workload) -> Live:
+    """Return the current values of each group; {} if the workload has no group, or its end values are written."""
+    if not workload.state.has_group or _has_ends(ctx, workload):
+        return {}
+    _check_whole(workload)
+    return {workload.place(group): _read(ctx, workload, group) for group in workload.standing}
+
+
+def _read(ctx: Context, workload: Workload, group: Group, *, must_keep: bool = False) -> list[Reading]:
+    """Read the group's counters, and keep the values for the case that another program removes the group.
+
+    Raises NoSuchGroup, NotRead, and NotWritten if the values ``must_keep``.
+    """
+    begun_ns = time.monotonic_ns()
+    found = ctx.tree.read(find(ctx, group).ref)
+    with contextlib.nullcontext() if must_keep else contextlib.suppress(NotWritten):
+        ctx.snapshots.keep_read(group.created_at, begun_ns, workload.place(group), found, group.inodes)
+    return found
+
+
+def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
+    """Return the totals since the baseline: up to the ``live`` readings, or up to the end values of an ended run."""
+    if _has_ends(ctx, workload):
+        return used(ctx.snapshots, workload, {})
+    for group in workload.groups:
+        if (place := workload.place(group)) in live:
+            workload = workload.with_group(_with_caveats(ctx, group, live[place]))
+    found = used(ctx.snapshots, workload, live)
+    if live:
+        ctx.quality.witness(workload, live, found)
+    return found
+
+
+def _has_ends(ctx: Context, workload: Workload) -> bool:
+    if workload.state.is_over:
+        return True
+    return workload.state is State.ENDING and ctx.snapshots.is_complete(workload.key)
+
+
+def _check_whole(workload: Workload) -> None:
+    if workload.is_torn:
+        raise NoSuchGroup("the group was removed by somebody else in one of its classes")

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work without a caller, once a second: ends, retries, losses, checkpoints, pruning."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.workloads import bandwidth_counters, ends, group_ops, placement, rmid_queue
+from resctrlmond.workloads.clock import seconds_since_ns
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.early_pruning import EarlyPruner
+from resctrlmond.workloads.model import GroupState, State, Workload
+from resctrlmond.workloads.plan import lacking_counters, losses_in_a_row, resumes_after_s
+from resctrlmond.workloads.resume import resume
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.store import Transaction
+
+log = logging.getLogger(__name__)
+
+# A process that joins a container from outside (podman exec) is not a child of its init. The control group is
+# searched for such processes this often.
+SWEEP_S = 5.0
+
+
+def _log_failure(key: str, error: ResctrlError | OSError) -> None:
+    log.error("%s: %s", key, error)
+
+
+class Maintenance:
+    """Does the work that no caller asks for. Each step is a transaction of one workload.
+
+    ``on_failure`` is called once for work that failed and is tried again, with the key and the error.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._store = ctx.store
+        self.early_pruner = EarlyPruner(ctx.store, ctx.snapshots)
+        self._swept = time.monotonic()
+        # By key: the run (its generation) and the time.monotonic() of its last checkpoint.
+        self._checkpointed: dict[str, tuple[int, float]] = {}
+        # The errors of work that is tried again, by key and kind of work.
+        self._failures: dict[tuple[str, str], str] = {}
+        # By key: the lost run (its generation), the time.monotonic() of the last try to resume it, and the number of
+        # failed tries.
+        self._tries: dict[str, tuple[int, float, int]] = {}
+        # When a tick began the work on a workload (time.monotonic()): a long tick that makes progress does not hang.
+        self.last_progress = self._swept
+        self.is_stopping = False
+        self.on_failure: Callable[[str, ResctrlError | OSError], None] = _log_failure
+
+    def tick(self) -> None:
+        """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
+        settings = self._ctx.settings()
+        is_sweep = time.monotonic() - self._swept >= SWEEP_S
+        for workload in self._store.all():
+            if self.is_stopping:
+                # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
+                return
+            # Skip keys that a call has locked (the call may be blocked in the kernel); the next tick retries.
+            with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
+                if txn is None:
+                    continue
+                try:
+                    self._tick(txn, settings)
+                    if is_sweep:
+                        placement.sweep(self._ctx, txn)
+                        self._inspect(txn)
+                except NotMounted:
+                    self._lose_unmounted(txn)
+        self.react()
+        if is_sweep:
+            self._swept = time.monotonic()
+        rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
+        self.serve_counters(is_tick=True)
+        with self._guarded("completed", "pruning"):
+            self._prune(settings)
+        self._forget_failures()
+
+    def react(self) -> float:
+        """Mark what other programs have written to resctrl; see ``Interference.react``."""
+
+        def look(txn: Transaction, is_thorough: bool) -> None:
+            placement.sweep(self._ctx, txn)
+            self._inspect(txn, is_thorough=is_thorough)
+
+        return self._ctx.interference.react(lambda key: self._guarded(key, "inspecting", is_tick=False), look)
+
+    def begin(self) -> None:
+        """Look for what other programs have done to the groups while no daemon ran."""
+        for workload in self._store.all():
+            with self._guarded(workload.key, "inspecting"):
+                self.inspect(workload.key, is_thorough=True)
+
+    def sweep(self, key: str) -> None:
+        """Move tasks that joined the workload's members from outside into its groups."""
+        with self._store.transaction(key) as txn:
+            placement.sweep(self._ctx, txn)
+
+    def inspect(self, key: str, *, is_thorough: bool = False) -> None:
+        """Look at the tasks of the workload's groups; see ``Interference.inspect``."""
+        with self._store.transaction(key) as txn:
+            self._inspect(txn, is_thorough=is_thorough)
+
+    def settle(self, key: str) -> None:
+        """Record which members have ended, and end the claims that end with them."""
+        with self._store.transaction(key) as txn:
+            ends.settle(self._ctx, txn)
+
+    def serve_counters(self, *, is_tick: bool = False) -> None:
+        """Assign free bandwidth counters to the groups that lack some."""
+        bandwidth_counters.serve(self._ctx, lambda key: self._guarded(key, "counters", is_tick=is_tick))
+
+    @property
+    def problems(self) -> list[str]:
+        """The errors of work that fails at present and is tried again."""
+        found = [f"{key}: {text}" for (key, _), text in sorted(self._failures.copy().items())]
+        return list(dict.fromkeys(found))
+
+    def _inspect(self, txn: Transaction, *, is_thorough: bool = False) -> None:
+        workload = txn.find()
+        if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
+            return
+        if not is_thorough and not self._ctx.interference.must_inspect(workload):
+            return
+        with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is about to be recorded
+            group_ops.follow(self._ctx, txn)
+            self._ctx.interference.inspect(txn, is_thorough=is_thorough)
+
+    @contextlib.contextmanager
+    def _guarded(self, key: str, work: str = "", *, is_tick: bool = True) -> Iterator[None]:
+        """Keep an error from the work on other workloads, and report it once, not each second.
+
+        ``is_tick``: a tick does the work, and so makes progress.
+        """
+        if is_tick:
+            self.last_progress = time.monotonic()
+        about = key, work
+        try:
+            yield
+        except (ResctrlError, OSError) as error:
+            text = str(error)
+            if self._failures.get(about) != text:
+                self.on_failure(key, error)
+            self._failures[about] = text
+        except Exception as error:
+            # A defect that shows with one workload must not keep the others from being served.
+            if self._failures.get(about) != repr(error):
+                log.exception("%s: maintenance failed unexpectedly", key)
+            self._failures[about] = repr(error)
+        else:
+            self._failures.pop(about, None)
+
+    def _forget_failures(self) -> None:
+        """Forget failed work that is not tried again, because its workload ended or has what it waited for."""
+        for key, work in list(self._failures):
+            workload = self._store.get(key)
+            match work:
+                case "creating":
+                    is_over = workload is None or all(
+                        group.state is not GroupState.PENDING for group in workload.groups
+                    )
+                case "counters":
+                    # A failure to read the counters of the host has a key that no workload has.
+                    is_of_host = key == bandwidth_counters.ALL_COUNTERS
+                    asking = [workload] if workload else self._store.all() if is_of_host else []
+                    is_over = not lacking_counters(asking)
+                case "pruning":
+                    is_over = key != "completed" and not self._ctx.snapshots.has_set_aside(key)
+                case _:
+                    is_over = workload is None
+            if is_over:
+                # A call that does the same work may have removed it meanwhile.
+                self._failures.pop((key, work), None)
+
+    def _prune(self, settings: Settings) -> None:
+        snapshots = self._ctx.snapshots
+        for path in self._store.prune(settings.snapshot_ttl_s):
+            log.info("removed a record that could not be read and was set aside for snapshot_ttl: %s", path)
+        for key in snapshots.set_aside_keys():
+            with self._guarded(key, "pruning"), self._store.transaction_if_free(key) as txn:
+                if txn is not None:
+                    snapshots.prune(key, settings.snapshot_ttl_s)
+        self.early_pruner.prune()
+
+    def _tick(self, txn: Transaction, settings: Settings) -> None:
+        ctx, key = self._ctx, txn.key
+        workload = txn.find()
+        if workload is None:
+            return
+        if workload.is_interrupted:
+            self._resume(txn)
+            return
+        if workload.state.is_over:
+            if seconds_since_ns(workload.first.completed_ns) >= settings.snapshot_ttl_s:
+                ctx.snapshots.delete(key)
+                txn.drop()
+            self._checkpointed.pop(key, None)
+            self._tries.pop(key, None)
+            ctx.joiners.forget(key)
+            ctx.interference.forget(key)
+            return
+        if workload.state is State.ENDING:
+            ends.finish_again(ctx, txn)
+        elif workload.state is not State.PENDING:
+            try:
+                group_ops.follow(ctx, txn)
+            except NoSuchGroup as error:
+                group_ops.lose(ctx, txn, error.message)
+        # Before the settling, which may end the workload: tasks that have come back ran outside.
+        placement.wake_dormant(ctx, txn)
+        settled = ends.settle(ctx, txn)
+        if settled is not None and settled.dormant:
+            placement.wake_dormant(ctx, txn)
+            settled = txn.find()
+        if settled is not None and settled.state in (State.ACTIVE, State.IDLE):
+            self._checkpoint(txn, settled, settings.checkpoint_interval_s)
+            group_ops.relink_stale(ctx, txn.workload)
+
+    def _resume(self, txn: Transaction) -> None:
+        key = txn.key
+        workload = ends.settle(self._ctx, txn)
+        if workload is None or not workload.is_interrupted:
+            self._tries.pop(key, None)
+            return
+        now = time.monotonic()
+        generation, since, tries = self._tries.get(key, (0, now, 0))
+        if generation != workload.generation:
+            # A call has resumed the run of the entry, and this is the next one, just lost.
+            since, tries = now, 0
+            self._tries[key] = workload.generation, since, tries
+        if now < since + resumes_after_s(losses_in_a_row(workload) + tries):
+            return
+        self._ctx.tree.check_mounted()  # an unmount may take long, and needs no pause when it is over
+        self._tries[key] = workload.generation, now, tries + 1
+        resume(self._ctx, txn)
+        del self._tries[key]
+
+    def _checkpoint(self, txn: Transaction, workload: Workload, interval_s: float) -> None:
+        now = time.monotonic()
+        # The first one at once: so a short life has one too, and so has a workload after a restart.
+        generation, last = self._checkpointed.get(txn.key, (0, -math.inf))
+        if not interval_s or (generation == workload.generation and now - last < interval_s):
+            return
+        with contextlib.suppress(NoSuchGroup):  # the next tick records the loss
+            group_ops.checkpoint(self._ctx, txn)
+        self._checkpointed[txn.key] = workload.generation, now
+
+    def _lose_unmounted(self, txn: Transaction) -> None:
+        workload = txn.find()
+        if workload is not None and workload.state.has_group:
+            group_ops.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manager of all workloads: the verbs, as blocking calls that any thread may make."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+
+from resctrlmond.resctrl.counters import Reading
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
+from resctrlmond.workloads import creation, ends, group_ops, placement, resume, target
+from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.assign import assign
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import NoSuchClaim
+from resctrlmond.workloads.interference import Interference
+from resctrlmond.workloads.joiners import Joiners
+from resctrlmond.workloads.maintenance import Maintenance
+from resctrlmond.workloads.mark import Mark
+from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
+from resctrlmond.workloads.pods import Inventory
+from resctrlmond.workloads.quality_file import QualityFiles
+from resctrlmond.workloads.recovery import Problem, Recovery
+from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment, Reconciled, Released
+from resctrlmond.workloads.runs import claimed
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Store, UnreadableRecord
+from resctrlmond.workloads.takeover import TakeOver
+from resctrlmond.workloads.totals import summed
+from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
+from resctrlmond.workloads.validation import (
+    canonical_key,
+    check_attributes,
+    check_member_id,
+    check_priority,
+    check_word,
+    reason_text,
+    valid_class,
+)
+
+
+class Manager:
+    """Owns the groups that have the ``mark``.
+
+    Calls for one key run one at a time. ``get`` and ``workloads`` never wait. ``alerts`` are the present problems of
+    the host, by subject; "" is none. ``pods`` are the pods that owners reported.
+    """
+
+    def __init__(self, tree: Tree, store: Store, snapshots: Snapshots, mark: Mark, settings: Settings) -> None:
+        self.tree = tree
+        self.settings = settings
+        self.pods = Inventory()
+        self.alerts: dict[str, str] = {}
+        quality = QualityFiles(snapshots)
+        store.before_save = quality.before_save
+        self.context = Context(
+            tree=tree,
+            store=store,
+            snapshots=snapshots,
+            mark=mark,
+            settings=lambda: self.settings,
+            quality=quality,
+            joiners=Joiners(),
+            take_over=TakeOver(store),
+            interference=Interference(tree, store, mark),
+        )
+        self.maintenance = Maintenance(self.context)
+        self._store = store
+        self._recovery = Recovery(self.context)
+        self._watcher = TreeWatcher(tree, mark.gid)
+        self._found_at_start: list[Problem] = []
+
+    # -- the daemon's side
+
+    def subscribe(
+        self,
+        on_change: Callable[[str, Workload | None], None],
+        on_failure: Callable[[str, ResctrlError | OSError], None] | None = None,
+    ) -> None:
+        """Have ``on_change`` called after each change of a workload, with its key; with None after its removal.
+
+        ``on_failure`` is called once for maintenance that failed and is tried again.
+        """
+        self._store.on_change = on_change
+        if on_failure is not None:
+            self.maintenance.on_failure = on_failure
+
+    def recover(self) -> None:
+        """Continue where the last daemon stopped. This is the only way to start. See ``problems`` afterwards."""
+        # Before a group is created or a task moved, so that the writes of other programs are seen from now on.
+        self.context.interference.start()
+        self._found_at_start = self._recovery.recover()
+        self.maintenance.begin()
+
+    @property
+    def recovering_at(self) -> str:
+        """The path or the workload at which ``recover`` works."""
+        return self._recovery.at
+
+    @property
+    def unreadable(self) -> list[UnreadableRecord]:
+        """The records that ``recover`` could not read."""
+        return self._recovery.unreadable
+
+    @property
+    def problems(self) -> list[str]:
+        """The problems that the start found and that last, and what fails at present."""
+        return [*(problem.text for problem in self._found_at_start), *self.maintenance.problems]
+
+    def tick(self) -> None:
+        """Do the work of a second (``Maintenance.tick``), and forget the problems of the start that are over."""
+        self.maintenance.tick()
+        lasting = []
+        for problem in self._found_at_start:
+            try:
+                if problem.lasts():
+                    lasting.append(problem)
+            except ResctrlError:
+                lasting.append(problem)  # the tree cannot be read now
+        self._found_at_start = lasting
+
+    @property
+    def last_progress(self) -> float:
+        """When a tick last began the work on a workload (time.monotonic())."""
+        return self.maintenance.last_progress
+
+    def settle(self, key: str) -> None:
+        """Record which members have ended, and end the claims that end with them."""
+        self.maintenance.settle(key)
+
+    @property
+    def events_fd(self) -> int:
+        """A descriptor that is readable when ``react`` is to be called; -1 if there is none."""
+        return self.context.interference.fd
+
+    def react(self) -> float:
+        """Mark what other programs have written to resctrl.
+
+        Returns after how many seconds it is to be called again; 0 if only after the next event.
+        """
+        return self.maintenance.react()
+
+    @property
+    def react_rest_s(self) -> float:
+        """For how many seconds ``react`` should not be called."""
+        return self.context.interference.rest_s
+
+    def on_event(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from any thread, when a call has read events that ask for a ``react``."""
+        self.context.interference.wake = wake
+
+    def stop(self) -> None:
+        """End a running tick soon."""
+        self.maintenance.is_stopping = True
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.context.interference.close()
+
+    def release_all(self) -> list[str]:
+        """End every workload, with its last values written, and remove every group that has our mark.
+
+        Tasks lose their group and continue; groups of other programs are not touched. No daemon may be running.
+        Returns the problems, [] if none of these groups is left. Raises NotMounted.
+        """
+        # As a start does, so that runs that a crash cut short, and groups without a record, end as what they are.
+        self.recover()
+        problems = []
+        for key in [workload.key for workload in self._store.all()]:
+            try:
+                with self._store.transaction(key) as txn:
+                    if not txn.workload.state.is_over:
+                        group_ops.finish(self.context, txn, "resctrlmond released all its groups")
+                    for claim in txn.workload.claims if txn.workload.is_interrupted else ():
+                        txn.save(group_ops.without_claim(txn.workload, claim.owner))  # or a later start resumes it
+            except (ResctrlError, OSError) as error:
+                problems.append(f"{key}: {error}")
+        # Groups without a record whose names are not valid keys.
+        for found in self.tree.scan():
+            if found.gid != self.context.mark.gid:
+                continue
+            try:
+                self.tree.remove(found.ref)
+            except (ResctrlError, OSError) as error:
+                problems.append(f"{found.path}: {error}")
+        return problems
+
+    # -- verbs that write
+
+    def create(
+        self,
+        key: str,
+        *,
+        owner: str,
+        ends: EndRule | None = None,
+        class_: str = FOLLOW,
+        attributes: Mapping[str, str] | None = None,
+        may_wait: bool = True,
+        priority: int | None = None,
+    ) -> Workload:
+        """Create the workload's group without a task, or find it; ``owner`` claims it, and the claim ends by the rule
+        ``ends`` (None: EndRule.RELEASE for a new claim, unchanged for an existing one).
+
+        With class FOLLOW the group is created in the root class and moves to the class of its first task. If no RMID
+        is free, the workload is ``pending``; RmidsExhausted only if not ``may_wait``. Pending workloads get an RMID
+        in the order of ``priority`` (-1000 to 1000, 0 at first), the highest first. Raises InvalidKey, InvalidClass,
+        NoSuchClass, ForeignGroup, ClassMismatch, KernelRefused, NotMounted, NotWritten, InvalidAttributes,
+        LimitExceeded.
+        """
+        key = canonical_key(key)
+        check_word("claim", owner)
+        check_attributes(attributes or {})
+        check_priority(priority)
+        class_ = class_ if class_ == FOLLOW else valid_class(class_)
+        with self._store.transaction(key) as txn:
+            return creation.create(
+                self.context,
+                txn,
+                class_,
+                owner=owner,
+                ends=ends,
+                attributes=attributes or {},
+                may_wait=may_wait,
+                priority=priority,
+            )
+
+    def assign(self, assignment: Assignment) -> Assigned:
+        """Put a process with its threads, or a control group, into the workload's group; create that if needed.
+
+        A call that fails changes nothing: a group that was created for it is removed again. Only a baseline that was
+        found to be late stays late. Raises what ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged,
+        NoSuchCgroup, PermissionDenied.
+        """
+        key = canonical_key(assignment.key)
+        check_attributes(assignment.attributes)
+        check_priority(assignment.priority)
+        check_word("claim", assignment.owner)
+        check_word("kind", assignment.kind)
+        if assignment.member is not None:
+            check_member_id(assignment.member)
+        with target.opened(self.tree, assignment) as opened:
+            where = opened.membership()
+            turn = self.context.take_over.turn() if assignment.take_over else contextlib.nullcontext()
+            with turn, self._store.transaction(key) as txn:
+                return assign(self.context, txn, opened, where, assignment)
+
+    def release(self, key: str, *, owner: str, reason: str = "released") -> Released:
+        """End ``owner``'s claim. The workload ends with its last claim. Return the totals, also if it was over.
+
+        Raises NoSuchGroup, and NoSuchClaim if the workload is not over and ``owner`` has no claim on it.
+        """
+        key = canonical_key(key)
+        with self._store.transaction(key) as txn:
+            workload = txn.workload
+            is_over = workload.state.is_over
+            if not is_over and not workload.is_claimed_by(owner) and workload.claims:
+                owners = ", ".join(claim.owner for claim in workload.claims)
+                raise NoSuchClaim(f"{owner} has no claim on {key}", remedy=f"It is claimed by {owners}")
+            if workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
+                txn.save(group_ops.without_claim(workload, owner))
+            elif not is_over:
+                # Tasks that have joined since the last sweep ran outside, and the totals must say so.
+                placement.wake_dormant(self.context, txn)
+                if txn.workload.living:
+                    placement.sweep(self.context, txn)
+                # The last claim is removed by the write that records the end: a daemon that is killed after it
+                # completes this end, and one that is killed before it has not begun.
+                group_ops.finish(self.context, txn, reason_text(reason), without_claim=owner)
+            workload = txn.workload
+            released = Released(workload, workload.state.is_over, self._totals(workload))
+        if released.completed:
+            # Before the next group is created, because the kernel would give it the counters that became free.
+            self.maintenance.serve_counters()
+        return released
+
+    def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Workload:
+        """Add a member that has no task of its own. A living member that has tasks is not changed.
+
+        Raises NoSuchGroup, LimitExceeded.
+        """
+        key = canonical_key(key)
+        check_member_id(member)
+        check_word("claim", owner)
+        check_word("kind", kind)
+        with self._store.transaction(key) as txn:
+            workload = resume.known_living(self.context, txn)
+            known = workload.member(member)
+            if known is None or not (known.is_living and known.has_tasks):
+                workload = workload.with_member(Member(id=member, kind=kind, owner=owner, started_at=utc_now()))
+            workload = claimed(workload, owner)
+            self._store.check_limits(workload)
+            return txn.save(workload)
+
+    def remove_member(self, key: str, member: str, *, reason: str = "removed", confirms: bool = False) -> Workload:
+        """End a member. A member that is not known, or that has ended, is not an error.
+
+        ``confirms``: the caller only confirms the end of the member's first process. If that runs, the call is about
+        an earlier process of the same id, and ends nothing. Raises NoSuchGroup.
+        """
+        key = canonical_key(key)
+        with self._store.transaction(key) as txn:
+            # Before the settling, which may end the workload: tasks of another dormant member may have come back.
+            placement.wake_dormant(self.context, txn)
+            workload = txn.workload
+            ending = workload.member(member)
+            if ending is not None and ending.is_living and not (confirms and ends.runs(ending)):
+                ends.end_member(txn, ending, reason_text(reason))
+            elif ending is not None and ending.dormant:
+                txn.save(workload.with_member(replace(ending, dormant=False, reason=reason_text(reason))))
+            return ends.settle(self.context, txn) or workload
+
+    def reconcile(self, owner: str, keys: Iterable[str]) -> Reconciled:
+        """End ``owner``'s claims on all workloads but ``keys``. The claims of other owners are not changed."""
+        failures: dict[str, ResctrlError] = {}
+        living = set()
+        for key in keys:
+            try:
+                living.add(canonical_key(key))
+            except ResctrlError as error:
+                failures[key] = error
+        kept, released = [], []
+        for workload in self._store.all():
+            if not workload.is_claimed_by(owner):
+                continue
+            if workload.key in living:
+                kept.append(workload.key)
+                continue
+            try:
+                self.release(workload.key, owner=owner, reason="not in its owner's Reconcile list")
+                released.append(workload.key)
+            except ResctrlError as error:
+                failures[workload.key] = error
+        for key in sorted(living.difference(kept)):
+            failures[key] = NoSuchGroup(f"{owner} has no claim on {key}", remedy="Create or assign it")
+        return Reconciled(kept, released, failures)
+
+    def move(self, key: str, class_: str) -> Workload:
+        """Move the workload to another class; its RMID and counters stay. Raises NoSuchClass, KernelRefused."""
+        key, class_ = canonical_key(key), valid_class(class_)
+        with self._store.transaction(key) as txn:
+            workload = resume.known_living(self.context, txn)
+            if not self.tree.has_class(class_):
+                raise self.tree.no_such_class(class_)
+            if workload.first.class_ == class_:
+                return workload
+            return group_ops.relocate(self.context, txn, class_)
+
+    # -- verbs that read
+
+    def get(self, key: str) -> Workload:
+        """Return the workload. Raises NoSuchGroup."""
+        return self._store.known(canonical_key(key))
+
+    def find(self, key: str) -> Workload | None:
+        """Return the workload of that canonical key, if there is one."""
+        return self._store.get(key)
+
+    def workloads(self) -> list[Workload]:
+        """Return all workloads, ended ones until their snapshots are removed, in order of the key."""
+        return self._store.all()
+
+    def read(self, key: str) -> tuple[Workload, list[Reading], list[Total]]:
+        """Return the current counters ([] if the workload is over), and the totals since the baseline.
+
+        Raises NoSuchGroup.
+        """
+        key = canonical_key(key)
+        while (workload := self._store.known(key)).state not in _ENDED:
+            try:
+                readings = group_ops.readings(self.context, workload)
+                found = workload, summed(readings), group_ops.totals(self.context, workload, readings)
+            except (ResctrlError, FileNotFoundError):
+                if self._store.get(key) is workload:
+                    raise
+            else:
+                # Without a transaction the workload may have ended, and been set aside, meanwhile.
+                now = self._store.get(key)
+                if now is not None and now.generation == workload.generation and now.state not in _ENDED:
+                    return found
+        with self._store.transaction(key) as txn:
+            workload = txn.workload
+            return workload, [], self._totals(workload)
+
+    def read_foreign(self, ref: GroupRef) -> tuple[Found, list[Reading]]:
+        """Return a monitoring group of another program, with its current counters. Raises NoSuchGroup."""
+        # It has to be one of the existing groups: a path must not be made of what a caller sent.
+        found = next((group for group in self.tree_status().foreign if group.ref == ref), None)
+        if found is None:
+            raise NoSuchGroup(
+                f"there is no foreign monitoring group {ref.name} in class {ref.class_ or '/'}",
+                remedy="'resctrlctl list' shows the foreign groups",
+            )
+        return found, self.tree.read(found.ref)
+
+    def tree_status(self) -> TreeStatus:
+        """Return what is in the tree; if the kernel hangs, what was there before. Raises ResctrlError."""
+        return self._watcher.look()
+
+    def snapshot_path(self, workload: Workload) -> str | None:
+        """Return the folder of the workload's begin and end files; None if there is none. Raises NotRead."""
+        snapshots = self.context.snapshots
+        return snapshots.path(workload.key) if snapshots.exists(workload.key) else None
+
+    def went_with_mount(self, group: Group) -> bool:
+        """Whether the mount is gone on which the group was found last."""
+        return group_ops.went_with_mount(self.context, group)
+
+    def _totals(self, workload: Workload) -> list[Total]:
+        try:
+            readings = group_ops.readings(self.context, workload)
+        except (NoSuchGroup, NotMounted):
+            readings = {}
+        return group_ops.totals(self.context, workload, readings)
+
+
+_ENDED = {state for state in State if state.is_over} | {State.ENDING}

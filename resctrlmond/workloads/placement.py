@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move the tasks of members into groups: each into the group of its class, also tasks that join later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.errors import (
+    LACKS,
+    NoSuchGroup,
+    NoSuchProcess,
+    NotMounted,
+    NotRead,
+    ResctrlError,
+    printable,
+)
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
+from resctrlmond.workloads.runs import add_group
+from resctrlmond.workloads.store import Transaction
+
+log = logging.getLogger(__name__)
+
+# The start time of each thread that was moved, and where it was: for put_back().
+Past = dict[int, tuple[int, Membership]]
+# Moves the tasks of one member into a group.
+Move = Callable[[GroupRef, How], Moved]
+
+
+def sweep(ctx: Context, txn: Transaction) -> None:
+    """Move tasks that joined the members from outside, and follow tasks that were moved to another class."""
+    workload = txn.find()
+    # An idle workload has members if their adoption failed.
+    if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
+        return
+    try:
+        # The tasks of a group that another program has just renamed are not outside.
+        workload = group_ops.follow(ctx, txn)
+    except (NoSuchGroup, NotMounted):
+        return  # its loss is about to be recorded
+    for member in workload.living:
+        _sweep_and_record(ctx, txn, member)
+
+
+def wake_dormant(ctx: Context, txn: Transaction) -> None:
+    """Let members continue whose control group has tasks again, for example after the restart of a service."""
+    workload = txn.find()
+    if workload is None or workload.state not in (State.PENDING, State.ACTIVE, State.IDLE):
+        return
+    for member in workload.dormant:
+        try:
+            is_populated = cgroups.is_populated(member.cgroup)
+        except NotRead as error:
+            if error.errno in LACKS:
+                raise
+            why = f"tasks that return to {member.id} are not detected: {error}"
+            txn.save(txn.workload.with_late(member, why))
+            continue
+        if not is_populated:
+            txn.save(ctx.joiners.look_at_empty(txn.workload, member))
+            continue
+        # Its tasks have run outside until now. This is on disk before the first of them is moved.
+        back = replace(
+            member, ended_at="", dormant=False, started_at=utc_now(), late=True, tasks_outside=0, reason=""
+        )
+        why = f"{member.id} ran outside the group between its return and the next check of its control group"
+        txn.save(txn.workload.with_member(back).with_late(back, why))
+        text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
+        log.info(text, txn.key, printable(member.cgroup))
+        _sweep_and_record(ctx, txn, back)
+
+
+def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
+    """Move the members of a group into it that was created after them. Their baseline is late."""
+    if group.state is GroupState.PENDING:
+        return
+    for member in txn.workload.living:
+        if not member.has_tasks:
+            continue
+        if not group.folder and txn.workload.group_of(member).folder:
+            continue
+        why = _ran_outside(member)
+        try:
+            moved = _sweep_member(ctx, txn, member)
+        except ResctrlError as error:
+            # It may have ended by now, and was never in the group.
+            outside = replace(_saved(txn, member), late=True, joining=False, reason=str(error))
+            txn.save(txn.workload.with_member(outside).with_late(outside, why))
+            continue
+        if moved.moved or txn.workload.group_of(member).folder == group.folder:
+            late = replace(_settled(member), late=True, joining=False, tasks_outside=moved.outside, reason="")
+            txn.save(replace(txn.workload.with_member(late).with_late(late, why), is_active=True))
+
+
+def rejoin(ctx: Context, txn: Transaction) -> None:
+    """Move every living member into its group at the start: the last daemon may have been killed before it did."""
+    for member in group_ops.follow(ctx, txn).living:
+        try:
+            # A task that is moved now ran outside.
+            _sweep_member(ctx, txn, member)
+            is_active = True
+        except ResctrlError:
+            is_active = txn.workload.is_active
+        joined = _saved(txn, member)
+        # If the last daemon was killed during its Assign, the caller got no reply, and may have let it go at any
+        # time.
+        joined = replace(joined, joining=False, late=joined.late or member.joining)
+        workload = replace(txn.workload.with_member(joined), is_active=is_active)
+        why = f"resctrlmond was killed while {member.id} was put into the group"
+        txn.save(workload.with_late(joined, why) if member.joining else workload)
+
+
+def where(ctx: Context, member: Member) -> Membership | None:
+    """Return where the member's first task is; None if it has no task."""
+    for tid in [member.pid] if member.pid else cgroups.tasks(member.cgroup) if member.cgroup else []:
+        try:
+            return ctx.tree.membership(tid)
+        except NoSuchProcess:
+            continue
+    return None
+
+
+def spread(ctx: Context, txn: Transaction, member: Member, move: Move, *, late: bool = False) -> Moved:
+    """Move the member's tasks into its group, and those in other classes into groups there.
+
+    ``late``: they ran when the group's baseline was read. This is always so for tasks that are found in other
+    classes. If all tasks of the workload are in another class, its group moves there. Tasks whose group has to wait
+    for an RMID stay ``astray``. Raises what moving tasks and creating groups raise.
+    """
+    moved = _move_into(ctx, txn, txn.workload.group_of(member), member, move, late=late)
+    if member.allow_class_change:
+        return moved
+    for class_ in sorted(moved.astray):
+        try:
+            group = _group_in(ctx, txn, class_, moved)
+        except ResctrlError:
+            if late:
+                why = f"tasks of {member.id} in class {class_ or '/'} are in no group"
+                txn.save(txn.workload.with_late(member, why))
+            raise
+        if group.state.has_directory:
+            moved = _together(_move_into(ctx, txn, group, member, move, late=True), moved)
+    return moved
+
+
+def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
+    try:
+        moved = _sweep_member(ctx, txn, member)
+    except NoSuchProcess:
+        return  # its end is about to be recorded
+    except ResctrlError as error:
+        member = replace(_saved(txn, member), reason=str(error))
+        workload = txn.workload.with_member(member)
+        if member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
+            # For example EACCES, or too many control groups: no later sweep will find them either.
+            why = f"processes that join {member.id} from outside are not detected: {error}"
+            workload = workload.with_late(member, why)
+        txn.save(workload)
+        return
+    if moved.moved:
+        tasks = "1 task" if moved.moved == 1 else f"{moved.moved} tasks"
+        log.info("%s: moved %s of member %s into the group", txn.key, tasks, member.id)
+    workload = txn.workload
+    swept = workload.member(member.id)
+    if swept is None or not swept.has_tasks or not workload.group_of(swept).state.has_directory:
+        return
+    # Clear the previous error, and record how many tasks are still outside the group.
+    swept = replace(_settled(swept), reason=why_outside(workload, moved), tasks_outside=moved.outside)
+    workload = workload.with_member(swept)
+    if swept.tasks_outside:
+        # They may end before they are moved.
+        workload = workload.with_late(swept, f"tasks of {swept.id} stayed outside")
+    txn.save(replace(ctx.joiners.look(workload, swept), is_active=True))
+
+
+def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
+    if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
+        return Moved(0, 0)
+    if member.cgroup:
+        return spread(ctx, txn, member, lambda ref, how: move_cgroup(ctx.tree, member.cgroup, ref, how), late=True)
+    move = move_tree if member.include_descendants else move_process
+    with Process.open(member.pid, member.start_time) as process:
+        return spread(ctx, txn, member, lambda ref, how: move(ctx.tree, process, ref, how), late=True)
+
+
+def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, move: Move, *, late: bool) -> Moved:
+    def mark_late() -> None:
+        # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
+        # them is counted.
+        workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
+        txn.save(workload.with_late(replace(member, folder=group.folder), _ran_outside(member)))
+
+    past: Past = {}
+    how = How(
+        take_over=member.take_over,
+        may_take=ctx.take_over.marker(txn.key),
+        through_class=member.allow_class_change,
+        among=None if member.allow_class_change else [standing.ref for standing in txn.workload.standing],
+        first=mark_late if late else None,
+        past=past if late else None,
+    )
+    moved = move(group.ref, how)
+    for _, before in past.values():
+        ctx.interference.found_outside(before)
+    return moved
+
+
+def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Group:
+    """Return the workload's group in that class. If all its tasks are there, its only group is moved there."""
+    workload = txn.workload
+    if (group := workload.group_in(class_)) is not None:
+        return group
+    if len(workload.groups) == 1 and len(moved.astray) == 1 and not ctx.tree.tasks(workload.first.ref):
+        try:
+            workload = group_ops.relocate(ctx, txn, class_)
+        except ResctrlError as error:
+            log.info("%s: its group cannot follow to class %s: %s", txn.key, class_ or "/", error)
+        else:
+            log.info("%s: somebody moved it to class %s, and its group followed", txn.key, class_ or "/")
+            return workload.first
+    return add_group(ctx, txn, class_)
+
+
+def why_outside(workload: Workload, moved: Moved) -> str:
+    """Return why tasks in other classes are outside: the groups there wait for an RMID. "" if none does."""
+    reasons = [
+        group.reason
+        for group in workload.groups
+        if group.state is GroupState.PENDING and group.class_ in moved.astray
+    ]
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _saved(txn: Transaction, member: Member) -> Member:
+    """Return the member as it was saved last: a sweep that failed may have marked it."""
+    return txn.workload.member(member.id) or member
+
+
+def _settled(member: Member) -> Member:
+    """Return the member without what its Assign allowed: its tasks have been moved."""
+    return replace(member, take_over=False, allow_class_change=False, include_descendants=False)
+
+
+def _together(last: Moved, before: Moved) -> Moved:
+    """Return the outcome of two moves of the same tasks: what the last one found, and the work of both."""
+    return Moved(before.moved + last.moved, before.passes + last.passes, last.elsewhere, last.left, last.astray)
+
+
+def _ran_outside(member: Member) -> str:
+    return f"tasks of {member.id} ran outside until they were put into the group"

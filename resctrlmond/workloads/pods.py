@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inventory of the pods that owners report, also of pods without a group. It is in memory: owners report again."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.errors import InvalidRequest, LimitExceeded
+from resctrlmond.workloads.validation import canonical_key, check_attributes, check_member_id, check_word
+
+# Ten times the pods of a kubelet (--max-pods is 110; a replaced sandbox counts until its removal).
+MAX_SANDBOXES = 2000
+MAX_CONTAINERS = 1000
+MAX_OWNERS = 16
+# The size of all owners' sandboxes as JSON: 2,000 sandboxes with labels of 4 KiB each.
+MAX_BYTES = 16 * 1024 * 1024
+
+
+class ContainerState(enum.StrEnum):
+    """The state of a container, in the words of CRI and NRI."""
+
+    CREATED = "created"
+    """The container does not execute its program yet."""
+    RUNNING = "running"
+    """The container executes its program."""
+    PAUSED = "paused"
+    """The container runtime has paused the container."""
+    STOPPED = "stopped"
+    """The container has ended."""
+    UNKNOWN = "unknown"
+    """The container runtime does not know the state."""
+
+
+class ReportedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A container, as an owner reports it."""
+
+    id: str
+    """The id of the container."""
+    name: str
+    """The name of the container."""
+    state: ContainerState
+    """The state of the container."""
+    pid: int | None = None
+    """Its first process."""
+    reason: str | None = None
+    """Why the container is in no group."""
+
+
+class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A pod's sandbox with its containers, as an owner reports it."""
+
+    id: str
+    """The id of the sandbox."""
+    uid: str
+    """The UID of the pod; "" if it has none: the id of the sandbox is the key of the workload then."""
+    name: str
+    """The name of the pod."""
+    namespace: str
+    """The namespace of the pod."""
+    labels: dict[str, str]
+    """The labels of the pod."""
+    containers: list[ReportedContainer]
+    """The containers of the sandbox."""
+    reason: str | None = None
+    """Why the pod has no group."""
+
+
+class Noted(NamedTuple):
+    """A sandbox, the key of its workload, and its size in bytes as JSON."""
+
+    key: str
+    sandbox: Sandbox
+    size: int = 0
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel"):
+    """The last report of an owner."""
+
+    owner: str
+    """The owner that reported."""
+    reported_at: str
+    """When it reported."""
+
+
+class Inventory:
+    """The sandboxes that owners report, by owner and id. The methods are thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noted: dict[str, dict[str, Noted]] = {}
+        self._at: dict[str, str] = {}
+
+    def report(
+        self, owner: str, sandboxes: Iterable[Sandbox] = (), *, removed: Iterable[str] = (), replace_all: bool = False
+    ) -> int:
+        """Add or replace these sandboxes of ``owner``, and drop those whose ids are in ``removed``.
+
+        With ``replace_all``, all other sandboxes of the owner are dropped too. Returns the number of sandboxes that
+        the owner has now. An error changes nothing. Raises InvalidRequest, InvalidKey, InvalidAttributes,
+        LimitExceeded.
+        """
+        check_word("claim", owner)
+        new = {
+            sandbox.id: Noted(_checked(sandbox), sandbox, len(msgspec.json.encode(sandbox))) for sandbox in sandboxes
+        }
+        forgotten = set(removed)
+        with self._lock:
+            before = {} if replace_all else self._noted.get(owner, {})
+            after = {name: one for name, one in {**before, **new}.items() if name not in forgotten}
+            if len(after) > MAX_SANDBOXES:
+                raise InvalidRequest(f"{len(after)} sandboxes are more than {MAX_SANDBOXES}")
+            if owner not in self._noted and len(self._noted) >= MAX_OWNERS:
+                raise InvalidRequest(f"{MAX_OWNERS} owners report pods already")
+            others = [one for name, noted in self._noted.items() if name != owner for one in noted.values()]
+            size = sum(one.size for one in (*others, *after.values()))
+            if size > MAX_BYTES:
+                raise LimitExceeded(f"all sandboxes together would take {size} bytes, more than {MAX_BYTES}")
+            self._noted[owner] = after
+            self._at[owner] = utc_now()
+            return len(after)
+
+    def all(self) -> tuple[list[Noted], list[Report]]:
+        """Return the sandboxes of all owners, and the time of each owner's last report."""
+        with self._lock:
+            noted = [one for of_owner in self._noted.values() for one in of_owner.values()]
+            return noted, [Report(owner, at) for owner, at in self._at.items()]
+
+
+def _checked(sandbox: Sandbox) -> str:
+    """Validate all texts of a sandbox, and return the key of its workload.
+
+    Raises InvalidRequest, InvalidKey, InvalidAttributes.
+    """
+    check_member_id(sandbox.id)
+    check_attributes(sandbox.labels)
+    check_attributes({"name": sandbox.name, "namespace": sandbox.namespace, "reason": sandbox.reason or ""})
+    if len(sandbox.containers) > MAX_CONTAINERS:
+        raise InvalidRequest(f"sandbox {sandbox.id} has more than {MAX_CONTAINERS} containers")
+    for container in sandbox.containers:
+        check_member_id(container.id)
+        check_attributes({"name": container.name, "reason": container.reason or ""})
+    return canonical_key(sandbox.uid or sandbox.id)

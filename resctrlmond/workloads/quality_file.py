@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file ``groups/KEY/quality``: the quality of each total of a workload, for readers of files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+
+from resctrlmond.workloads.accounting import Quality, Total, worst
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.model import GroupState, Workload, replace
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.totals import Live, remembered, used
+
+log = logging.getLogger(__name__)
+
+
+class QualityFiles:
+    """The ``quality`` files. Each is written before the record or reply with the same quality, so it is never better.
+
+    A caller with a transaction of the workload writes the current qualities. A caller that only reads counters,
+    without a transaction, can make the file only worse, and saves in the checkpoint which readings had no number.
+    """
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._lock = snapshots.lock
+
+    def before_save(self, before: Workload | None, workload: Workload) -> None:
+        """Update the file if a quality changes when ``workload`` replaces ``before``. See ``update``."""
+        if before is None:
+            return
+        # Snapshots.begin() has just written the file with the baseline of the first group.
+        is_begun = (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.STANDING)
+        if not is_begun and _relevant(before) != _relevant(workload):
+            self.update(workload)
+
+    def update(self, workload: Workload, live: Live | None = None) -> None:
+        """Write the qualities up to the ``live`` readings, or up to the last ones. The caller has a transaction.
+
+        Raises NotWritten, NotRead.
+        """
+        with self._lock:
+            if not self._snapshots.exists(workload.key):
+                return
+            found = used(self._snapshots, workload, remembered(self._snapshots, workload) | dict(live or {}))
+            self._write(workload.key, text(found))
+
+    @contextlib.contextmanager
+    def sealing(self, workload: Workload, completed_at: str) -> Iterator[None]:
+        """Write the final qualities of a run whose end values, read at ``completed_at``, are all written."""
+        with self._lock:
+            self._write(workload.key, text(used(self._snapshots, workload, {}, completed_at)))
+            yield
+
+    def witness(self, workload: Workload, live: Live, totals: Iterable[Total]) -> None:
+        """Make the file at least as bad as these totals, before they are returned to a caller.
+
+        Needs no transaction. If the file cannot be written, it is removed, because it would contradict the reply.
+        Raises NotRead.
+        """
+        now = text(totals)
+        if not self._snapshots.exists(workload.key) or self._snapshots.quality(workload.key) == now:
+            return
+        with self._lock:
+            files = self._snapshots
+            # Since the counters were read, the run may have ended and the next run begun.
+            if files.is_complete(workload.key) or files.created_at(workload.key) != workload.first.created_at:
+                return
+            try:
+                for group in workload.groups:
+                    if (place := workload.place(group)) in live:
+                        files.note_gaps(place, live[place], group.inodes)
+                self._write(workload.key, worse(files.quality(workload.key), now))
+            except NotWritten as error:
+                log.warning("%s: %s", workload.key, error)
+                files.remove_quality(workload.key)
+
+    def _write(self, place: str, now: str) -> None:
+        if self._snapshots.quality(place) != now:
+            self._snapshots.write_quality(place, now)
+
+
+def text(totals: Iterable[Total]) -> str:
+    """Return the file's text: one line for each total, with the event, the quality and the reason, if any."""
+    return "".join(
+        " ".join([total.event.name, total.quality.value, *total.reason.split()]) + "\n" for total in totals
+    )
+
+
+def worse(one: str, other: str) -> str:
+    """Merge two texts: return, for each event, the line with the worse quality; that of ``one`` if both are equal."""
+    lines: dict[str, str] = {}
+    for line in [*one.splitlines(), *other.splitlines()]:
+        name = line.partition(" ")[0]
+        known = lines.setdefault(name, line)
+        if worst(_quality(known), _quality(line)) is not _quality(known):
+            lines[name] = line
+    return "".join(f"{lines[name]}\n" for name in sorted(lines))
+
+
+def _quality(line: str) -> Quality:
+    """Return the quality in a line; ``exact`` for an invalid line, so that a worse line replaces it."""
+    words = line.split()
+    try:
+        return Quality(words[1])
+    except (IndexError, ValueError):
+        return Quality.EXACT
+
+
+def _relevant(workload: Workload) -> Workload:
+    """Return the workload with only what its totals depend on."""
+    workload = workload.as_reported()
+    groups = [
+        replace(
+            group,
+            state=GroupState.STANDING if group.state.has_directory else group.state,
+            reason=group.reason if group.state.is_over else "",
+            unassigned=(),
+        )
+        for group in workload.groups
+    ]
+    return Workload(
+        key=workload.key, groups=tuple(groups), generation=workload.generation, prior_runs=workload.prior_runs
+    )

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests and replies of the manager's verbs, if they are more than a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.processes import Descriptor
+from resctrlmond.resctrl.tasks import Moved
+from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.model import EndRule, Workload
+from resctrlmond.workloads.validation import valid_class
+
+# The class of the workload's first task.
+FOLLOW = "follow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The request of Assign.
+
+    Exactly one of ``pid``, ``pidfd`` and ``cgroup`` is given. ``own_cgroup`` is the control group that holds the
+    process and nothing else, ``pod_cgroup`` the one whose removal ends the pod; "" if there is none. ``late``:
+    whether the process has executed user code. False is the caller's statement that it has not; with None, and for
+    each control group, the daemon finds out. ``is_awaited`` returns whether the caller still waits for the reply, and
+    so still holds the process. ``include_descendants``: with a pid, also all its descendants. ``class_`` FOLLOW takes
+    the class where the process is. ``may_wait``: if no RMID is free, the group is pending, and gets one in the order
+    of ``priority`` (None: unchanged, 0 at first). ``ends`` is the rule by which the claim of ``owner`` ends (None:
+    EndRule.RELEASE for a new claim, unchanged for an existing one). ``is_from_runtime``: the caller is a hook, which
+    cannot repeat the request with less: attributes over the limit are left out, and the reserve of records is used.
+    """
+
+    key: str
+    owner: str
+    ends: EndRule | None = None
+    pid: int | None = None
+    pidfd: Descriptor | None = None
+    cgroup: str | None = None
+    class_: str = FOLLOW
+    allow_class_change: bool = False
+    take_over: bool = False
+    member: str | None = None
+    kind: str = "process"
+    own_cgroup: str = ""
+    late: bool | None = None
+    is_awaited: Callable[[], bool] = field(default=lambda: True, compare=False)
+    include_descendants: bool = False
+    pod_cgroup: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    may_wait: bool = True
+    priority: int | None = None
+    is_from_runtime: bool = False
+
+    def class_for(self, where: Membership | None) -> str:
+        """Return the class that the group is to be in, for a target that is at ``where``. Raises InvalidClass."""
+        if self.class_ != FOLLOW:
+            return valid_class(self.class_)
+        return where.class_ if where else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The reply of Assign. ``descendants_outside`` counts the processes below the target that stayed outside."""
+
+    workload: Workload
+    moved: Moved
+    descendants_outside: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The reply of Release: ``completed`` if that was the last claim, and the totals so far."""
+
+    workload: Workload
+    completed: bool
+    totals: list[Total]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """The reply of Reconcile: the keys whose claims were kept and released; ``failures`` by key."""
+
+    kept: list[str]
+    released: list[str]
+    failures: dict[str, ResctrlError]

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Create the groups that wait for an RMID, in their order, as RMIDs become free."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from resctrlmond.resctrl.errors import LACKS, GroupExists, KernelRefused, NoSuchClass, PermissionDenied
+from resctrlmond.workloads import group_ops, placement
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.errors import ForeignGroup
+from resctrlmond.workloads.model import Group, GroupState
+from resctrlmond.workloads.plan import baseline_of, waiting
+from resctrlmond.workloads.store import Transaction
+
+# The cause of these errors may be gone a second later.
+PASSING = LACKS | {errno.EIO}
+
+
+def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> None:
+    """Create the waiting groups in their order, until there is no RMID for the next one.
+
+    ``guard`` handles the errors of one workload, by its key. Keys that a call has locked are skipped.
+    """
+    for queued in waiting(ctx.store.all()):
+        key, folder = queued.workload.key, queued.group.folder
+        with guard(key), ctx.store.transaction_if_free(key) as txn:
+            workload = txn.find() if txn is not None else None
+            for _, group in waiting([workload] if workload else []):
+                if txn is not None and group.folder == folder and not _create(ctx, txn, group):
+                    # An RMID that becomes free meanwhile is for this group, not for a later one.
+                    return
+
+
+def _create(ctx: Context, txn: Transaction, group: Group) -> bool:
+    """Create the group. It fails for good if waiting will not help. Return False if there is no RMID for it."""
+    try:
+        created = group_ops.create(ctx, txn, group, baseline_of(txn.workload, group))
+    except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
+        if error.errno in PASSING:
+            raise  # the next tick tries it again
+        group_ops.fail(ctx, txn, group, str(error))
+        return True
+    placement.adopt(ctx, txn, created)
+    return created.state is not GroupState.PENDING

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of workloads and groups. A reload of the daemon's configuration can change them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings. All times are in seconds.
+
+    ``group_prefix``: the beginning of a group's directory name, unless the workload's key is a pod UID.
+    ``snapshot_ttl_s``: the time for which the files of an ended run are kept. ``linger_s``: the time for which a
+    container's group is kept after the last member of its workload ended. ``pod_linger_s``: the same for a pod whose
+    control group is not known, so that its end cannot be seen. ``checkpoint_interval_s``: the time between two
+    checkpoints of a group, 0 for none.
+    """
+
+    group_prefix: str = ""
+    snapshot_ttl_s: float = 300.0
+    linger_s: float = 0.0
+    pod_linger_s: float = 300.0
+    checkpoint_interval_s: float = 60.0

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots: the begin and end values of every workload, as files that ``cat`` can show."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from resctrlmond.resctrl import errors
+from resctrlmond.resctrl.counters import Reading, Status, Value, parse_value
+from resctrlmond.workloads import checkpoint
+from resctrlmond.workloads.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.checkpoint import Checkpoint
+from resctrlmond.workloads.clock import boot_ns_at, seconds_since_ns, utc_now
+
+_BEGIN = ".begin"
+_END = ".end"
+_CHECKPOINT = "checkpoint"
+_QUALITY = "quality"
+
+
+class Snapshots:
+    """The folders ``groups/KEY/`` of current runs and ``completed/KEY/GENERATION/`` of earlier runs.
+
+    A ``place`` is the path of a group's folder below ``groups/``: KEY for the first group of a workload,
+    ``KEY/classes/FOLDER`` for each other group (see ``Workload.place``).
+
+    Each folder has the files ``created_at``; ``completed_at``, which is written last: if it exists, all end values
+    do; ``quality``, of the whole workload, so only in the folder of the first group;
+    ``mon_data/DOMAIN/EVENT{,.begin,.end}``, where ``EVENT`` is a link to the live counter until the run ends; and
+    ``checkpoint``, the last readings.
+    """
+
+    def __init__(self, groups: str, completed: str) -> None:
+        self.groups = os.path.normpath(groups)
+        self.completed = completed
+        # The mode of every folder. Users without access to a folder cannot open its files.
+        self._mode = 0o755
+        # The completion times (clock.boot_ns()) of earlier runs, by path: a change of the system clock does not alter
+        # the age of a run that this daemon has ended or seen.
+        self._completed_ns: dict[str, int] = {}
+        # How often a run was set aside or brought back.
+        self.changes = 0
+        # Protects the checkpoint and the file ``quality``, which threads without a transaction of the key change too.
+        # Held only while files on a tmpfs are read or written, never during an access to resctrl.
+        self.lock = threading.RLock()
+        # By place: the time.monotonic_ns() after the readings of the checkpoint; infinite after the final reading.
+        self._read_until: dict[str, float] = {}
+
+    def set_mode(self, mode: int) -> None:
+        """Set the mode of all existing and all future folders. Raises NotWritten."""
+        self._mode = mode
+        for top in (self.groups, self.completed):
+            with writing(top):
+                for directory, _, _ in os.walk(top, onerror=_refused):
+                    # A workload may end meanwhile, and its folder be removed.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.chmod(directory, mode)
+
+    def path(self, place: str) -> str:
+        """Return the path of the folder of a place in the current run."""
+        return os.path.join(self.groups, place)
+
+    def exists(self, place: str) -> bool:
+        """Return whether the place has a snapshot, complete with all begin values. Raises NotRead."""
+        return stat.S_ISDIR(_mode(self.path(place)))
+
+    def is_bare(self, place: str) -> bool:
+        """Return whether the begin values are missing because they were removed from outside. Raises NotRead."""
+        return not any(_mode(os.path.join(self.path(place), name)) for name in ("created_at", "mon_data"))
+
+    def make_anew(self, place: str) -> None:
+        """Create the folder of a place again, without begin values, after it was removed from outside.
+
+        Raises NotWritten.
+        """
+        with writing(self.path(place)):
+            self._make_folder(self.path(place))
+
+    def is_complete(self, place: str) -> bool:
+        """Return whether all end values are written. Raises NotRead."""
+        return stat.S_ISREG(_mode(os.path.join(self.path(place), "completed_at")))
+
+    def begin(
+        self, place: str, created_at: str, live: str, readings: Iterable[Reading], quality: str | None = None
+    ) -> None:
+        """Write the begin values in one step; ``live`` is the path of the group's directory in resctrl.
+
+        ``quality`` is the text of the file ``quality``; None for a group that is not the workload's first one.
+        The files of an interrupted run at the place are replaced. Raises NotWritten.
+        """
+        new = os.path.join(self.groups, f".{place.partition('/')[0]}.new")
+        path = self.path(place)
+        with writing(new):
+            try:
+                self._read_until.pop(place, None)
+                self._begin(new, created_at, live, readings)
+                if quality is not None:
+                    write_file(os.path.join(new, _QUALITY), quality.encode())
+                _remove(path)
+                self._make_folder(os.path.dirname(path))
+                os.rename(new, path)
+            except OSError:
+                _remove(new)
+                raise
+
+    def _begin(self, new: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
+        _remove(new)
+        os.mkdir(new, self._mode)
+        write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
+        written: dict[str, str] = {}
+        for reading in readings:
+            folder = os.path.join(new, "mon_data", reading.domain)
+            _make_folders(folder, self._mode)
+            _write_value(folder, reading, _BEGIN, written)
+            os.symlink(_live(live, reading), os.path.join(folder, reading.event))
+
+    def relink(self, place: str, live: str) -> None:
+        """Point the links to the live counters at the group's directory, which may have moved to another class.
+
+        A correct link is kept, so the call can be repeated after an error. Raises NotWritten, NotRead.
+        """
+        with writing(self.path(place)):
+            for reading in self.begin_values(place):
+                folder = os.path.join(self.path(place), "mon_data", reading.domain)
+                link, target = os.path.join(folder, reading.event), _live(live, reading)
+                with contextlib.suppress(FileNotFoundError):
+                    if _is_link(link) and os.readlink(link) == target:
+                        continue
+                new = os.path.join(folder, f".{reading.event}.new")
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(new)
+                os.symlink(target, new)
+                os.rename(new, link)
+
+    def checkpoint(
+        self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int] | None = None
+    ) -> list[Reading]:
+        """Save readings that were taken at ``time`` in the checkpoint, and return the last readings of all domains.
+
+        Domains without a new reading keep their last ones. ``inodes`` are those of the domains' directories at the
+        baseline. Raises NotWritten.
+        """
+        path = os.path.join(self.path(place), _CHECKPOINT)
+        with self.lock, writing(path):
+            last = self.last_read_with(place, time, readings, inodes or {})
+            write_file(path, checkpoint.encode(last))
+        return checkpoint.readings_of(last)
+
+    def keep_read(
+        self, created_at: str, begun_ns: int, place: str, readings: Sequence[Reading], inodes: Mapping[str, int]
+    ) -> None:
+        """Save readings in the checkpoint if the run that was created at ``created_at`` still goes on.
+
+        For callers without a transaction of the workload's key. ``begun_ns`` is the time.monotonic_ns() before the
+        reading began: readings that may be older than the checkpoint are dropped, because they would look like a
+        counter that went back. Raises NotWritten, NotRead.
+        """
+        ended_ns = time.monotonic_ns()
+        with self.lock:
+            is_newer = begun_ns >= self._read_until.get(place, 0)
+            if is_newer and not self.is_complete(place) and self.created_at(place) == created_at:
+                self.checkpoint(place, utc_now(), readings, inodes)
+                self._read_until[place] = ended_ns
+
+    def keep_no_more(self, place: str) -> None:
+        """Let later calls of ``keep_read`` drop their readings, because the final reading begins."""
+        with self.lock:
+            self._read_until[place] = math.inf
+
+    def last_read_with(
+        self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int]
+    ) -> Checkpoint:
+        """Return the checkpoint as it would be with these readings added, without writing it. Raises NotRead."""
+        return checkpoint.with_readings(
+            self.last_read(place), time, readings, lambda: checkpoint.of_baseline(self.begin_values(place), inodes)
+        )
+
+    def note_gaps(self, place: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> None:
+        """Save which events cannot be exact because of these readings, but not their values. Raises NotWritten."""
+        path = os.path.join(self.path(place), _CHECKPOINT)
+        with self.lock, writing(path):
+            before = self.last_read(place)
+            after = self.last_read_with(place, "", readings, inodes)
+            if gaps := checkpoint.new_gaps(before, after, readings, self.begin_values(place)):
+                write_file(path, checkpoint.encode(checkpoint.with_gaps(before, gaps)))
+
+    def last_read(self, place: str) -> Checkpoint:
+        """Return the checkpoint, which includes domains that are offline; {} if there is none. Raises NotRead."""
+        try:
+            return checkpoint.decode(read_file(os.path.join(self.path(place), _CHECKPOINT)))
+        except OSError:
+            return {}
+
+    def end(
+        self,
+        place: str,
+        completed_at: str,
+        readings: Sequence[Reading],
+        sealing: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """Write the end values, remove the links to the live counters, and write ``completed_at`` last.
+
+        ``completed_at`` is written within the context ``sealing``. Raises NotWritten.
+        """
+        top = self.path(place)
+        with writing(top):
+            folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
+            for folder in folders.values():
+                self._make_folder(folder)
+            written: dict[str, str] = {}
+            for reading in readings:
+                _write_value(folders[reading.domain], reading, _END, written)
+            for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
+                for name in names:
+                    # os.path.islink() returns False on an error, so the link would never be removed.
+                    if _is_link(os.path.join(directory, name)):
+                        os.unlink(os.path.join(directory, name))
+            self._make_folder(top)
+            with sealing or contextlib.nullcontext():
+                write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
+
+    def quality(self, place: str) -> str:
+        """Return the text of the run's file ``quality``, "" if there is none. Raises NotRead."""
+        try:
+            return read_file(os.path.join(self.path(place), _QUALITY)).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def write_quality(self, place: str, text: str) -> None:
+        """Replace the run's file ``quality``. Raises NotWritten."""
+        path = os.path.join(self.path(place), _QUALITY)
+        with writing(path):
+            write_file(path, text.encode())
+
+    def remove_quality(self, place: str) -> None:
+        """Remove the run's file ``quality``; ignore errors."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.path(place), _QUALITY))
+
+    def created_at(self, place: str) -> str:
+        """Return the time at which the begin values were read; "" if there are none. Raises NotRead."""
+        return _text(os.path.join(self.path(place), "created_at"))
+
+    def completed_at(self, place: str) -> str:
+        """Return the time at which the end values were read; "" if there are none yet. Raises NotRead."""
+        return _text(os.path.join(self.path(place), "completed_at"))
+
+    def begin_values(self, place: str) -> list[Reading]:
+        """Return the readings of the baseline; [] if there is none. Raises NotRead."""
+        return self._values(place, _BEGIN)
+
+    def end_values(self, place: str) -> list[Reading]:
+        """Return the final readings; [] if there are none. Raises NotRead."""
+        return self._values(place, _END)
+
+    def _values(self, place: str, suffix: str) -> list[Reading]:
+        top = os.path.join(self.path(place), "mon_data")
+        found = []
+        with errors.reading("list the saved values", top):
+            for directory, folders, names in os.walk(top, onerror=_refused):
+                domain = os.path.relpath(directory, top)
+                # A folder in the place of a value's file is reported as a value with an error.
+                for name in [*names, *folders]:
+                    if name.endswith(suffix) and not name.startswith("."):
+                        value = _value(os.path.join(directory, name))
+                        found.append(Reading(domain, name.removesuffix(suffix), value))
+        return sorted(found, key=lambda reading: (reading.domain, reading.event))
+
+    def set_aside(self, key: str, generation: int, completed_ns: int = 0) -> None:
+        """Move the files of an ended run to ``completed/``, so that the next run can use the key. Raises NotWritten.
+
+        ``completed_ns`` is the time at which the run was completed (``clock.boot_ns()``), 0 if unknown.
+        """
+        if not self.exists(key):
+            return
+        target = self.aside(key, generation)
+        with writing(target):
+            _make_folders(os.path.dirname(target), self._mode)
+            _remove(target)
+            os.rename(self.path(key), target)
+        self._completed_ns.pop(target, None)
+        if completed_ns:
+            self._completed_ns[target] = completed_ns
+        self.changes += 1
+
+    def bring_back(self, key: str, generation: int) -> None:
+        """Undo ``set_aside``: move the files of the run back to ``groups/``. Raises NotWritten."""
+        source = self.aside(key, generation)
+        with writing(source), contextlib.suppress(FileNotFoundError):
+            os.rename(source, self.path(key))
+        self._completed_ns.pop(source, None)
+        self.changes += 1
+
+    def aside(self, key: str, generation: int) -> str:
+        """Return the path of the folder of an earlier run."""
+        return os.path.join(self.completed, key, str(generation))
+
+    def delete(self, place: str) -> None:
+        """Remove the snapshot of a place, and of all places below it, if there is one. Raises NotWritten."""
+        for known in [known for known in self._read_until.copy() if (known + "/").startswith(place + "/")]:
+            del self._read_until[known]
+        with writing(self.path(place)):
+            _remove(self.path(place))
+
+    def has_set_aside(self, key: str) -> bool:
+        """Return whether ``completed/`` has earlier runs of that key."""
+        return os.path.isdir(os.path.join(self.completed, key))
+
+    def set_aside_keys(self) -> list[str]:
+        """Return the keys of which ``completed/`` has earlier runs. Raises NotWritten."""
+        with writing(self.completed):
+            try:
+                with os.scandir(self.completed) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            except FileNotFoundError:
+                return []  # removed from outside; set_aside() creates it again
+
+    def set_aside_runs(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the key, the generation and the completion time of each earlier run in ``completed/``.
+
+        The time is that of ``clock.boot_ns()``, 0 if the run's files do not state it. Raises NotWritten.
+        """
+        for key in self.set_aside_keys():
+            with writing(key), contextlib.suppress(FileNotFoundError):
+                for name in os.listdir(os.path.join(self.completed, key)):
+                    if name.isdecimal():
+                        yield key, int(name), self._completed_at_ns(os.path.join(self.completed, key, name)) or 0
+
+    def delete_set_aside(self, key: str, generation: int) -> None:
+        """Remove an earlier run from ``completed/``. Raises NotWritten."""
+        run = self.aside(key, generation)
+        with writing(run):
+            _remove(run)
+            self._completed_ns.pop(run, None)
+
+    def prune(self, key: str, ttl_s: float) -> None:
+        """Remove the earlier runs of that key that were completed at least ``ttl_s`` seconds ago.
+
+        Raises NotWritten.
+        """
+        folder = os.path.join(self.completed, key)
+        with writing(folder):
+            for generation in os.listdir(folder):
+                run = os.path.join(folder, generation)
+                if self._completed_since_s(run) >= ttl_s:
+                    _remove(run)
+                    self._completed_ns.pop(run, None)
+            if not os.listdir(folder):
+                os.rmdir(folder)
+
+    def _completed_since_s(self, run: str) -> float:
+        """Return the seconds since the earlier run was completed; infinite if its files do not state the time."""
+        then = self._completed_at_ns(run)
+        return math.inf if then is None else seconds_since_ns(then)
+
+    def _completed_at_ns(self, run: str) -> int | None:
+        """Return the completion time (``clock.boot_ns()``) of an earlier run; None if its files do not state it."""
+        then = self._completed_ns.get(run)
+        if then is None:
+            then = boot_ns_at(_text(os.path.join(run, "completed_at")))
+        if then is not None:
+            self._completed_ns[run] = then
+        return then
+
+    def _make_folder(self, path: str) -> None:
+        """Create a folder and its parents below ``groups/``, and remove a file or link in the place of any of them.
+
+        Such a file would prevent the end of the run, and so the release of its RMID.
+        """
+        if path == self.groups:
+            return
+        self._make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                return
+            os.unlink(path)
+        os.mkdir(path, self._mode)
+
+    def sweep(self) -> None:
+        """Remove incomplete snapshots. Call it only while no other thread writes. Raises NotWritten."""
+        with writing(self.groups):
+            for name in os.listdir(self.groups):
+                # A key cannot begin with a dot.
+                if name.startswith(".") and name.endswith(".new"):
+                    _remove(os.path.join(self.groups, name))
+
+
+def _make_folders(path: str, mode: int) -> None:
+    """Create a folder and its missing parents, all with that mode (os.makedirs() sets it on the last only)."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_folders(os.path.dirname(path), mode)
+        os.mkdir(path, mode)
+
+
+def _live(group: str, reading: Reading) -> str:
+    return os.path.join(group, "mon_data", reading.domain, reading.event)
+
+
+def _write_value(folder: str, reading: Reading, suffix: str, written: dict[str, str]) -> None:
+    """Write a value to its file; ``written`` has a file of this run for each text that was written before.
+
+    Equal values, as the 0 of most L3 caches, are links to one file: each file takes a page of memory in /run, and its
+    inode 1 KiB more, which is 2.5 GiB for 4096 workloads on a machine with 32 L3 caches.
+    """
+    path = os.path.join(folder, reading.event + suffix)
+    first = written.setdefault(reading.value.text, path)
+    if first != path:
+        # It exists if an earlier end was interrupted. EMLINK, EPERM: the filesystem of groups_dir refuses the link.
+        with contextlib.suppress(OSError):
+            os.link(first, path)
+            return
+    write_file(path, reading.value.text.encode() + b"\n")
+
+
+def _value(path: str) -> Value:
+    """Return the value in a file. A file that cannot be read has a value without a number, with the error as text."""
+    try:
+        return parse_value(read_file(path).decode("utf-8", "replace"))
+    except FileNotFoundError:
+        raise  # the run ended meanwhile
+    except OSError as error:
+        return Value(Status.ERROR, os.strerror(error.errno or 0))
+
+
+def _refused(error: OSError) -> None:
+    """Raise an error of os.walk(), unless the folder does not exist: a folder that cannot be listed is unknown."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
+
+
+def _mode(path: str) -> int:
+    """Return the st_mode of a path without following links; 0 if it does not exist. Raises NotRead."""
+    with errors.reading("look for the saved values", path):
+        try:
+            return os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
+
+def _is_link(path: str) -> bool:
+    """Return whether the path is a symbolic link. Raises NotRead."""
+    return stat.S_ISLNK(_mode(path))
+
+
+def _text(path: str) -> str:
+    try:
+        return read_file(path).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _remove(path: str) -> None:
+    """Remove a folder with its content, or a file that was put in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store of all workloads: one record file for each under /run, and a copy in memory for readers.
+
+A workload is changed in a transaction only. Each change is on disk before it is visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from resctrlmond.resctrl.errors import NoSuchGroup, NotRead, reading
+from resctrlmond.workloads.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
+from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded
+from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, Workload
+from resctrlmond.workloads.validation import canonical_key, valid_class
+
+_SUFFIX = ".json"
+_SET_ASIDE = ".unreadable"
+# More than any pod or unit has. A runtime or an agent that never ends its members reaches it.
+MAX_LIVING_MEMBERS = 1000
+MAX_CLAIMS = 64
+# The limit of a record for what callers add. The ends of its members and groups add some more, and a file of 4 MiB
+# can still be read back.
+MAX_RECORD_BYTES = 1024 * 1024
+# The limit of all records together, those of ended runs included: ten thousand pods. In memory a record takes three
+# times as much, and a list of all records as much again. The reserve is for the runtime's hook.
+MAX_BYTES = 32 * 1024 * 1024
+MAX_BYTES_WITH_RESERVE = 48 * 1024 * 1024
+
+
+class Transaction:
+    """The exclusive right to change one workload and its groups. Only ``Store.transaction`` creates one.
+
+    ``workload`` is what was saved last, also after an exception.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self.key = key
+
+    def find(self) -> Workload | None:
+        """Return the workload; None if there is none under the key."""
+        return self._store.get(self.key)
+
+    @property
+    def workload(self) -> Workload:
+        """The workload. Raises NoSuchGroup."""
+        return self._store.known(self.key)
+
+    def save(self, workload: Workload) -> Workload:
+        """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.
+
+        When this returns, the change survives a crash.
+        """
+        assert workload.key == self.key
+        self._store._save(workload)
+        return workload
+
+    def save_group(self, group: Group) -> Group:
+        """Write the workload's record with that group in it. Raises NotWritten."""
+        self.save(self.workload.with_group(group))
+        return group
+
+    def drop(self) -> None:
+        """Remove the workload and its record. Raises NotWritten."""
+        self._store._drop(self.key)
+
+
+class Store:
+    """All workloads, by key. Readers never wait for a transaction: workloads are frozen.
+
+    A record file that could not be read is left alone. If its key is used again, it is kept as
+    ``KEY.json.unreadable`` until ``prune`` removes it.
+
+    ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
+    ``before_save`` is called before a record is written with the old and the new workload.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.on_change: Callable[[str, Workload | None], None] = lambda _key, _workload: None
+        self.before_save: Callable[[Workload | None, Workload], None] = lambda _before, _workload: None
+        self._workloads: dict[str, Workload] = {}
+        # The size of each record in bytes.
+        self._sizes: dict[str, int] = {}
+        # A lock is removed with its last user, because keys come and go.
+        self._locks: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
+        self._guard = threading.Lock()
+        self._unreadable: set[str] = set()
+        # When this daemon set aside, or found, a file that could not be read (clock.boot_ns()).
+        self._set_aside: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def transaction(self, key: str) -> Iterator[Transaction]:
+        """Lock the key, and change its workload. A thread can nest transactions of the same key."""
+        with self._lock(key):
+            yield Transaction(self, key)
+
+    @contextlib.contextmanager
+    def transaction_if_free(self, key: str) -> Iterator[Transaction | None]:
+        """Like ``transaction``, but return None if another thread has locked the key. It may hang in the kernel."""
+        lock = self._lock(key)
+        is_locked = lock.acquire(blocking=False)
+        try:
+            yield Transaction(self, key) if is_locked else None
+        finally:
+            if is_locked:
+                lock.release()
+
+    def _lock(self, key: str) -> threading.RLock:
+        with self._guard:
+            return self._locks.setdefault(key, threading.RLock())
+
+    # -- read
+
+    def get(self, key: str) -> Workload | None:
+        """Return the workload of that key, if there is one."""
+        return self._workloads.get(key)
+
+    def known(self, key: str) -> Workload:
+        """Return the workload of that key. Raises NoSuchGroup."""
+        workload = self.get(key)
+        if workload is None:
+            raise NoSuchGroup(f"there is no workload {key}", remedy="'resctrlctl list' shows the workloads")
+        return workload
+
+    def all(self) -> list[Workload]:
+        """Return all workloads, in order of the key."""
+        return [workload for _, workload in sorted(self._workloads.copy().items())]
+
+    def check_limits(self, workload: Workload, *, use_reserve: bool = False) -> None:
+        """Raise LimitExceeded if the workload, or all of them with it, would be too large.
+
+        For what callers add. What the daemon adds itself, such as an end, is never refused.
+        """
+        if len(workload.claims) > MAX_CLAIMS:
+            raise LimitExceeded(
+                f"{workload.key} has {MAX_CLAIMS} claims already",
+                remedy="Release claims that are no longer needed",
+            )
+        if len(workload.living) > MAX_LIVING_MEMBERS:
+            raise LimitExceeded(
+                f"{workload.key} has {MAX_LIVING_MEMBERS} living members already",
+                remedy="Assign their control group instead, or remove those that have ended",
+            )
+        size = len(encode(workload))
+        if size > MAX_RECORD_BYTES:
+            raise LimitExceeded(
+                f"the record of {workload.key} would take {size} bytes, more than {MAX_RECORD_BYTES}",
+                remedy="Assign control groups instead of many members",
+            )
+        before = self._sizes.get(workload.key, 0)
+        total = sum(self._sizes.copy().values()) - before + size
+        limit = MAX_BYTES_WITH_RESERVE if use_reserve else MAX_BYTES
+        if total > limit and size > before:
+            raise LimitExceeded(
+                f"the records of all workloads would take {total} bytes, more than {limit}",
+                remedy="Release workloads that are not needed ('resctrlctl list' shows their claims)",
+            )
+
+    # -- write
+
+    def _save(self, workload: Workload) -> None:
+        before = self._workloads.get(workload.key)
+        if before == workload:
+            return
+        self.before_save(before, workload)
+        path = self._path(workload.key)
+        data = encode(workload)
+        with writing(path):
+            self._keep_unreadable(path)
+            write_file(path, data, mode=0o640)
+        self._sizes[workload.key] = len(data)
+        self._workloads[workload.key] = workload
+        self.on_change(workload.key, workload)
+
+    def _drop(self, key: str) -> None:
+        path = self._path(key)
+        with writing(path):
+            self._keep_unreadable(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        self._sizes.pop(key, None)
+        if self._workloads.pop(key, None) is not None:
+            self.on_change(key, None)
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.folder, key + _SUFFIX)
+
+    def _keep_unreadable(self, path: str) -> None:
+        if path in self._unreadable:
+            os.rename(path, path + _SET_ASIDE)
+            self._unreadable.remove(path)
+            self._set_aside[path + _SET_ASIDE] = boot_ns()
+
+    def prune(self, ttl_s: float) -> list[str]:
+        """Remove unreadable records that were set aside longer than ``ttl_s`` ago. Return their paths.
+
+        Raises NotWritten.
+        """
+        removed = []
+        for path, then in sorted(self._set_aside.items()):
+            if seconds_since_ns(then) < ttl_s:
+                continue
+            with writing(path), contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                removed.append(path)
+            del self._set_aside[path]
+        return removed
+
+    def load(self) -> list[UnreadableRecord]:
+        """Read the records of the last daemon. Return those that cannot be read. Raises NotRead."""
+        unreadable = []
+        for item in self.read_all():
+            if isinstance(item, UnreadableRecord):
+                unreadable.append(item)
+            else:
+                self._workloads[item.key] = item
+                self._sizes[item.key] = len(encode(item))
+        return unreadable
+
+    def read_all(self) -> Iterator[Workload | UnreadableRecord]:
+        """Read all records, in order of the key, without keeping them.
+
+        Raises NotRead if it cannot be known what the folder holds: a record that is taken for missing would lose its
+        group.
+        """
+        with reading("list the records", self.folder):
+            names = sorted(os.listdir(self.folder))
+        for name in names:
+            if name.endswith(_SUFFIX + _SET_ASIDE):
+                self._set_aside.setdefault(os.path.join(self.folder, name), boot_ns())
+            if name.startswith(".") or not name.endswith(_SUFFIX):
+                continue
+            path = os.path.join(self.folder, name)
+            try:
+                workload = decode(read_file(path), path)
+                if workload.key + _SUFFIX != name:
+                    raise UnreadableRecord(path, f"is about another workload, {workload.key!r}")
+            except (UnreadableRecord, NotRead, OSError) as error:
+                # A lack of memory or descriptors passes. A page of /run that is lost (EIO) stays lost, and must not
+                # keep the other workloads from being served.
+                if isinstance(error, NotRead) and error.errno != errno.EIO:
+                    raise
+                self._unreadable.add(path)
+                yield error if isinstance(error, UnreadableRecord) else UnreadableRecord(path, str(error))
+            else:
+                yield workload
+
+
+class UnreadableRecord(Exception):
+    """A record file that is damaged, or of another version. ``key`` is the workload's key by the file's name."""
+
+    def __init__(self, path: str, why: str, *, is_of_other_version: bool = False) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.key = os.path.basename(path).removesuffix(_SUFFIX)
+        self.is_of_other_version = is_of_other_version
+
+
+def encode(workload: Workload) -> bytes:
+    """Return the content of a record file: one JSON object and a newline."""
+    return msgspec.json.format(msgspec.json.encode(workload), indent=1) + b"\n"
+
+
+def decode(data: bytes, path: str) -> Workload:
+    """Return the workload of a record file. ``path`` is only named in errors.
+
+    Raises UnreadableRecord if it is damaged, or of another version.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != VERSION:
+            raise UnreadableRecord(
+                path,
+                f"written by another version of resctrlmond (record format {version}, not {VERSION}), and not "
+                "changed: install that version to continue with it, or remove the file and restart this one to "
+                "give it up",
+                is_of_other_version=True,
+            )
+        workload = msgspec.json.decode(data, type=Workload)
+        _check_names(workload)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, InvalidKey, InvalidClass) as error:
+        raise UnreadableRecord(path, f"not a valid record: {error}") from error
+    return workload
+
+
+def _check_names(workload: Workload) -> None:
+    """Raise InvalidKey or InvalidClass for a name that must not become a part of a path."""
+    canonical_key(workload.key)
+    if not workload.groups or workload.first.folder:
+        raise InvalidKey(f"{workload.key} has no first group")
+    folders = [group.folder for group in workload.groups]
+    if len(set(folders)) < len(folders):
+        raise InvalidKey(f"two groups of {workload.key} have the same folder")
+    for group in workload.groups:
+        if not valid_class(group.name):
+            raise InvalidKey(f"a group of {workload.key} has no name")
+        valid_class(group.class_)
+        if group.folder != ROOT_FOLDER:
+            valid_class(group.folder)
+
+
+class _Version(msgspec.Struct):
+    version: int

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets of an assignment: a process with its threads (and its descendants), or a control group with its subtree."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+from resctrlmond.resctrl import cgroups, processes
+from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
+from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest
+from resctrlmond.workloads.model import Member, Workload
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.validation import check_word
+
+# include/linux/threads.h, PID_MAX_LIMIT on 64 bits.
+MAX_PID = 1 << 22
+# include/uapi/linux/limits.h, PATH_MAX with its NUL.
+MAX_PATH_LENGTH = 4095
+
+
+def check_free(workload: Workload | None, where: Membership | None, assignment: Assignment) -> None:
+    """Raise AlreadyMonitored if the target is in a group of another workload and the assignment has no take-over."""
+    if where is None or not where.group or assignment.take_over:
+        return
+    here = GroupRef(where.class_, where.group)
+    if workload is not None and any(group.ref == here for group in workload.groups):
+        return
+    raise AlreadyMonitored(
+        f"the task is already in the monitoring group {where.group!r} of class {where.class_ or '/'}",
+        remedy="A task is in one group only. Use --take-over (takeOver) to take it out of that group",
+    )
+
+
+class Target(Protocol):
+    """The process or control group of an assignment."""
+
+    def membership(self) -> Membership | None:
+        """Return the class and the group of the first task; None if the target has no task."""
+
+    def tasks(self) -> list[int]:
+        """Return the current thread ids."""
+
+    def cpu_time_ns(self) -> int | None:
+        """Return an upper bound of the CPU time (ns) used so far; 0 if unknown, None if the tasks have never run."""
+
+    def children(self) -> list[int]:
+        """Return the child processes, [] if finding them would need a scan of all processes."""
+
+    def descendants(self) -> list[int]:
+        """Return the descendant processes that are not part of the target."""
+
+    def move(self, ref: GroupRef, how: How) -> Moved:
+        """Move all tasks into the group ``ref``; see resctrlmond.resctrl.tasks."""
+
+    def member(self, assignment: Assignment) -> Member:
+        """Return the member that the assignment adds to the workload."""
+
+
+@contextlib.contextmanager
+def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
+    """Open the target of an assignment. A process is held by a pidfd within the context.
+
+    Raises InvalidRequest, NoSuchProcess, NoSuchCgroup. Raises PermissionDenied for process 1, kernel threads and the
+    daemon itself.
+    """
+    if sum(one is not None for one in (assignment.pid, assignment.pidfd, assignment.cgroup)) != 1:
+        raise InvalidRequest("Assign requires exactly one of pid, pidFd and cgroup")
+    if assignment.cgroup is not None:
+        if assignment.include_descendants:
+            raise InvalidRequest(
+                "includeDescendants requires a process: a control group always includes all control groups below it"
+            )
+        check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
+        yield _Cgroup(tree, cgroups.check(assignment.cgroup))
+        return
+    own = cgroups.check(assignment.own_cgroup) if assignment.own_cgroup else ""
+    with _process(assignment) as process:
+        _refuse_the_host_itself(process)
+        if own and not cgroups.member_test(own)(process.pid):
+            raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
+        yield _Process(tree, process, own, assignment.include_descendants)
+
+
+def _process(assignment: Assignment) -> Process:
+    if assignment.pidfd is not None:
+        try:
+            return Process.of_pidfd(assignment.pidfd)
+        except ValueError as error:
+            raise InvalidRequest(f"the descriptor that was passed cannot be used: {error}") from error
+    assert assignment.pid is not None
+    if assignment.pid > MAX_PID:
+        raise NoSuchProcess(f"there is no process {assignment.pid}: the largest process id is {MAX_PID}")
+    return Process.open(assignment.pid)
+
+
+def _refuse_the_host_itself(process: Process) -> None:
+    if process.pid == 1:
+        raise PermissionDenied("process 1 is the init process of the host, not a workload")
+    if process.is_kernel_thread:
+        raise PermissionDenied(f"process {process.pid} is a kernel thread, not a workload")
+    if process.pid == os.getpid():
+        raise PermissionDenied(f"process {process.pid} is resctrlmond itself")
+
+
+class _Process:
+    def __init__(self, tree: Tree, process: Process, own_cgroup: str, with_descendants: bool) -> None:
+        self._tree = tree
+        self._process = process
+        self._own_cgroup = own_cgroup
+        self._with_descendants = with_descendants
+
+    def membership(self) -> Membership:
+        return self._tree.membership(self._process.pid)
+
+    def tasks(self) -> list[int]:
+        below = processes.descendants(self._process.pid) if self._with_descendants else []
+        return self._process.threads() + [tid for pid in below for tid in processes.threads(pid)]
+
+    def cpu_time_ns(self) -> int | None:
+        below = processes.descendants(self._process.pid) if self._with_descendants else []
+        used = [processes.cpu_time_ns(pid) for pid in (self._process.pid, *below)]
+        return None if set(used) == {None} else sum(time or 0 for time in used)
+
+    def children(self) -> list[int]:
+        return processes.children(self._process.pid) or []
+
+    def descendants(self) -> list[int]:
+        # Descendants in the process's own control group are found by that control group.
+        return [] if self._with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
+
+    def move(self, ref: GroupRef, how: How) -> Moved:
+        move = move_tree if self._with_descendants else move_process
+        return move(self._tree, self._process, ref, how)
+
+    def member(self, assignment: Assignment) -> Member:
+        return Member(
+            id=assignment.member or f"pid-{self._process.pid}",
+            kind=assignment.kind,
+            owner=assignment.owner,
+            pid=self._process.pid,
+            start_time=self._process.start_time,
+            cgroup=self._own_cgroup,
+            started_at=utc_now(),
+            late=self.cpu_time_ns() is not None if assignment.late is None else assignment.late,
+            include_descendants=self._with_descendants,
+            init=processes.is_namespace_init(self._process.pid),
+        )
+
+
+class _Cgroup:
+    def __init__(self, tree: Tree, path: str) -> None:
+        self._tree = tree
+        self._path = path
+
+    def membership(self) -> Membership | None:
+        for tid in cgroups.tasks(self._path):
+            try:
+                return self._tree.membership(tid)
+            except NoSuchProcess:
+                continue
+        return None
+
+    def tasks(self) -> list[int]:
+        return cgroups.tasks(self._path)
+
+    def cpu_time_ns(self) -> int | None:
+        # Without tasks, the CPU time is that of earlier processes, which are not part of this workload.
+        return cgroups.cpu_time_ns(self._path) or 0 if cgroups.is_populated(self._path) else None
+
+    def children(self) -> list[int]:
+        return []
+
+    def descendants(self) -> list[int]:
+        return []
+
+    def move(self, ref: GroupRef, how: How) -> Moved:
+        return move_cgroup(self._tree, self._path, ref, how)
+
+    def member(self, assignment: Assignment) -> Member:
+        # Tasks of a control group ran before the assignment.
+        return Member(
+            id=assignment.member or os.path.basename(self._path),
+            kind=assignment.kind,
+            owner=assignment.owner,
+            cgroup=self._path,
+            started_at=utc_now(),
+            late=cgroups.is_populated(self._path),
+        )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Totals of a workload, from its files and, for groups that still exist, from the live counters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
+from resctrlmond.workloads import checkpoint
+from resctrlmond.workloads.accounting import Quality, Total, added, totals, worst
+from resctrlmond.workloads.model import Group, GroupState, PriorRuns, Workload
+from resctrlmond.workloads.snapshot import Snapshots
+
+# The readings of each group of a workload, by its place.
+Live = Mapping[str, Sequence[Reading]]
+
+
+def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str = "") -> list[Total]:
+    """Return the totals over all groups: up to the ``live`` readings, or up to the end values for groups without any.
+
+    ``completed_at`` is the time at which the end values of the first group were read, if its file does not exist yet.
+    """
+    workload = workload.as_reported()
+    counted = [group for group in workload.groups if snapshots.exists(workload.place(group))]
+    parts = []
+    for group in counted:
+        place = workload.place(group)
+        if place in live:
+            part = _so_far(snapshots, place, group, live[place])
+        else:
+            part = _ended(snapshots, place, group, "" if group.folder else completed_at)
+        parts.append(_with_late_reasons(group, part))
+    if workload.prior_runs is not None:
+        parts.append(_of_prior_runs(workload.prior_runs))
+    missing = [group for group in workload.groups[1:] if group not in counted] if counted else []
+    return [_without(total, missing) for total in added(parts)]
+
+
+def at_baseline(workload: Workload, readings: Sequence[Reading]) -> list[Total]:
+    """Return the totals at the baseline, which are the ``readings`` of the first group."""
+    workload = workload.as_reported()
+    first = workload.first
+    part = _with_late_reasons(first, totals(readings, readings, first.baseline, caveats=first.caveats))
+    return part if workload.prior_runs is None else added([part, _of_prior_runs(workload.prior_runs)])
+
+
+def remembered(snapshots: Snapshots, workload: Workload) -> dict[str, list[Reading]]:
+    """Return the last readings on disk of each group without end values, by its place.
+
+    A domain that was offline at the group's last reading is left out.
+    """
+    found = {}
+    for group in workload.groups:
+        place = workload.place(group)
+        if not group.state.is_over and not snapshots.is_complete(place):
+            last_read = snapshots.last_read(place)
+            newest = max((last.time for last in last_read.values()), default="")
+            here = {domain: last for domain, last in last_read.items() if newest and last.time == newest}
+            found[place] = checkpoint.readings_of(here) or snapshots.begin_values(place)
+    return found
+
+
+def summed(live: Live) -> list[Reading]:
+    """Return one reading for each event in each domain: the sum over all groups of a workload."""
+    values: dict[tuple[str, str], list[Value]] = {}
+    for readings in live.values():
+        for reading in readings:
+            values.setdefault((reading.domain, reading.event), []).append(reading.value)
+    return [Reading(domain, event, added_values(of)) for (domain, event), of in sorted(values.items())]
+
+
+def _so_far(snapshots: Snapshots, place: str, group: Group, live: Sequence[Reading]) -> list[Total]:
+    """Return the current totals of a group. A domain without a ``live`` reading counts up to its last reading."""
+    now = snapshots.last_read_with(place, "", live, group.inodes)
+    here = {reading.domain for reading in live}
+    missed = {
+        domain: f"{domain} went offline, last read at {now[domain].time or group.created_at}"
+        for domain in now.keys() - here
+    }
+    readings = checkpoint.readings_of(now)
+    begin = _begin(snapshots, place, group, readings)
+    return totals(begin, readings, group.baseline, missed=missed, past=checkpoint.past_of(now), caveats=group.caveats)
+
+
+def _ended(snapshots: Snapshots, place: str, group: Group, completed_at: str = "") -> list[Total]:
+    """Return the totals of a group up to its end values. Values that are older than the end have a reason."""
+    end = snapshots.end_values(place)
+    begin = _begin(snapshots, place, group, end)
+    last_read, completed_at = snapshots.last_read(place), completed_at or snapshots.completed_at(place)
+    missed = {}
+    for domain in {reading.domain for reading in begin} | last_read.keys():
+        time = last_read[domain].time if domain in last_read else ""
+        if group.state is GroupState.LOST and time != completed_at:
+            missed[domain] = f"{group.reason}; " + (f"last read at {time}" if time else "never read before")
+        elif time and time != completed_at:
+            missed[domain] = f"{domain} went offline, last read at {time}"
+    past = checkpoint.past_of(last_read)
+    return totals(begin, end, group.baseline, missed=missed, past=past, caveats=group.caveats)
+
+
+def _with_late_reasons(group: Group, totals: list[Total]) -> list[Total]:
+    """Return the totals of a group, each with the reasons for which its baseline is late."""
+    return [
+        dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.late_reasons))))
+        for total in totals
+    ]
+
+
+def _begin(snapshots: Snapshots, place: str, group: Group, end: Iterable[Reading]) -> list[Reading]:
+    """Return the begin values, with an error in place of each value whose file has disappeared since the baseline.
+
+    Without the error the domain would look like a domain that came online later: it would count from 0, and so
+    include the use of other workloads before the baseline.
+    """
+    found = snapshots.begin_values(place)
+    known = {(reading.domain, reading.event) for reading in found}
+    gone = [
+        Reading(reading.domain, reading.event, Value(Status.ERROR, "no file"))
+        for reading in end
+        if reading.domain in group.inodes and (reading.domain, reading.event) not in known
+    ]
+    return found + gone
+
+
+def _of_prior_runs(prior_runs: PriorRuns) -> list[Total]:
+    """Return the totals of the runs that were lost, as lower bounds."""
+    return [
+        Total(
+            event(name),
+            parse_value(text).number if text else None,
+            Quality.ESTIMATED if text else Quality.UNKNOWN,
+            prior_runs.reason,
+        )
+        for name, text in prior_runs.totals.items()
+    ]
+
+
+def _without(total: Total, missing: Iterable[Group]) -> Total:
+    """Return the total, marked as incomplete for each class in which the workload had tasks but no group."""
+    for group in missing:
+        reason = f"class {group.class_ or '/'} is not included: {group.reason}"
+        reason = f"{total.reason}; {reason}" if total.reason else reason
+        total = dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
+    return total

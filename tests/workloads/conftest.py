@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manager on a simulated resctrl: real mounts, real processes, and a run folder of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.mounts import boot_id, mounts
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
+from resctrlmond.sim.control import Control
+from resctrlmond.sim.mount import Simulation
+from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.mark import Mark
+from resctrlmond.workloads.model import EndRule, GroupState, Workload
+from resctrlmond.workloads.quality_file import text, worse
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.totals import used
+from tests.sim.conftest import Puppet
+
+MARK = 4242
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+class Host:
+    """One machine: its tree, its run folder, and the manager of the daemon that runs on it now."""
+
+    def __init__(self, mountpoint: str, run: str) -> None:
+        self.mountpoint = mountpoint
+        self.run = run
+        self.tree = Tree.open(mountpoint, allow_simulation=True)
+        self.settings = Settings()
+        for name in ("records", "groups", "completed"):
+            os.makedirs(os.path.join(run, name), exist_ok=True)
+        self.manager = self.restart()
+
+    def restart(self) -> Manager:
+        """What a new daemon is after the old one was killed: it knows what the files and the tree say."""
+        if (killed := getattr(self, "manager", None)) is not None:
+            killed.context.interference.close()  # as the kernel does; a host has 128 instances of inotify
+        folder = Path(self.run)
+        snapshots = Snapshots(str(folder / "groups"), str(folder / "completed"))
+        records = Store(str(folder / "records"))
+        self.manager = Manager(self.tree, records, snapshots, Mark(MARK, boot_id()), self.settings)
+        self.manager.recover()
+        return self.manager
+
+    def ours(self) -> list[Found]:
+        return [found for found in self.tree.scan() if found.gid == MARK]
+
+    def make_foreign(self, name: str, class_: str = "") -> GroupRef:
+        """A group that somebody else made."""
+        ref = GroupRef(class_, name)
+        os.setegid(0)
+        try:
+            os.mkdir(self.tree.full_path(ref))
+        finally:
+            os.setegid(MARK)
+        return ref
+
+    def make_class(self, name: str) -> None:
+        os.mkdir(os.path.join(self.mountpoint, name))
+
+    def files(self, key: str) -> dict[str, str]:
+        """The snapshot's files, by their path in it; a link is given as "-> target"."""
+        return contents(os.path.join(self.run, "groups", key))
+
+    def folder(self, name: str) -> list[str]:
+        return sorted(os.listdir(os.path.join(self.run, name)))
+
+    def check(self) -> None:
+        """What holds whatever happened."""
+        self.check_records(self.manager.workloads())
+        for record in self.manager.workloads():
+            self.check_quality(record)
+
+    def check_records(self, records: list[Workload]) -> None:
+        """Every group of ours has one record, and every record its groups."""
+        standing = {(found.ref, found.nonce) for found in self.ours()}
+        wanted = {(group.ref, group.nonce) for record in records for group in record.standing}
+        assert standing == wanted
+        for place, group in [(record.place(group), group) for record in records for group in record.groups]:
+            files = [name for name in self.files(place) if not name.startswith("classes/")]
+            begun = [name for name in files if name.endswith(".begin")]
+            # One that was released while it waited.
+            never = group.state is GroupState.COMPLETED and group.reason.endswith("it never had an RMID")
+            was = group.state in (GroupState.COMPLETED, GroupState.LOST) and not never
+            assert bool(begun) == (group.state.has_directory or was), group
+            ended = [name for name in files if name.endswith(".end")]
+            # What was lost ends with what was read of it last, if it ever was.
+            was_read = group.state is GroupState.LOST and "checkpoint" in files
+            assert bool(ended) == ((group.state is GroupState.COMPLETED and not never) or was_read), group
+            # Links to live counters lead into the group's own directory, and are gone once the run is over.
+            links = [text for name, text in self.files(place).items() if name in files and text.startswith("-> ")]
+            assert not (group.state.is_over and links), (group, links)
+            assert all(link.startswith(f"-> {self.tree.full_path(group.ref)}/mon_data/") for link in links), (
+                group,
+                links,
+            )
+        assert not [text for text in contents(os.path.join(self.run, "completed")).values() if text.startswith("-> ")]
+        for record in records:
+            assert not record.is_torn or record.state.is_over, record
+            # What is over leaves no group of it behind, in no class.
+            assert not (record.state.is_over and record.standing), record
+        assert not [name for name in self.folder("groups") if name.startswith(".")]
+
+    def check_quality(self, record: Workload) -> None:
+        """The file is no better than what Read would answer now, and what Release answered when it is over."""
+        ctx = self.manager.context
+        snapshots = ctx.snapshots
+        if snapshots.is_bare(record.key):
+            return
+        # As Read does, but without its effect on the file.
+        told = text(used(snapshots, record, group_ops.readings(ctx, record)))
+        written = snapshots.quality(record.key)
+        if record.state.is_over:
+            assert written == told
+        assert worse(written, told) == written
+
+    def clean(self) -> None:
+        """Remove every group and class."""
+        for found in self.tree.scan():
+            os.rmdir(found.path)
+        for class_ in filter(None, self.tree.classes()):
+            os.rmdir(os.path.join(self.mountpoint, class_))
+
+
+def contents(top: str) -> dict[str, str]:
+    found = {}
+    for directory, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(directory, name)
+            is_link = os.path.islink(path)
+            found[os.path.relpath(path, top)] = (
+                f"-> {os.readlink(path)}" if is_link else Path(path).read_text(errors="replace")
+            )
+    return found
+
+
+def assignment(key: str, pid: int, owner: str = "test", **more: object) -> Assignment:
+    """Of a process that is held until the call returns, as the hook does, unless ``late`` says otherwise."""
+    # As the hook's door asks.
+    more.setdefault("ends", EndRule.CONTAINER if owner == "oci" else None)
+    return Assignment(key=key, owner=owner, pid=pid, **{"late": False, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def marked() -> Iterator[None]:
+    """Run with the group id that marks our groups, as the daemon does."""
+    before = os.getegid()
+    os.setegid(MARK)
+    yield
+    os.setegid(before)
+
+
+@pytest.fixture(scope="session")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A large machine that has been up for a while: its energy counters go on from where others left them."""
+    directory = str(tmp_path_factory.mktemp("resctrl"))
+    with Simulation(directory, "intel-aet", 2000, residue=7):
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def small_simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """As few counters as there can be with classes: for what is done many times over."""
+    directory = str(tmp_path_factory.mktemp("small"))
+    with Simulation(directory, "intel-rdt", 2000):
+        yield directory
+
+
+@contextmanager
+def machine(top: Path, profile: str, rmids: int = 16, **options: int) -> Iterator[tuple[Host, Control]]:
+    """A machine of its own with virtual tasks, where every checkpoint interval is over at once."""
+    for name in ("resctrl", "run"):
+        (top / name).mkdir()
+    with Simulation(str(top / "resctrl"), profile, rmids, virtual_cpus=2, **options):
+        host = Host(str(top / "resctrl"), str(top / "run"))
+        host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        yield host, Control(host.mountpoint)
+
+
+def when_all_stand(host: Host, key: str) -> Workload:
+    """The workload when no group of it waits any more: RMIDs are in limbo for a second or two."""
+    deadline = time.monotonic() + 60
+    while any(group.state is GroupState.PENDING for group in host.manager.get(key).groups):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        host.manager.maintenance.tick()
+    return host.manager.get(key)
+
+
+@pytest.fixture
+def host(simulation: str, tmp_path: Path) -> Iterator[Host]:
+    made = Host(simulation, str(tmp_path))
+    yield made
+    made.manager.context.interference.close()
+    made.clean()
+
+
+@pytest.fixture
+def small_host(small_simulation: str, tmp_path: Path) -> Iterator[Host]:
+    made = Host(small_simulation, str(tmp_path))
+    yield made
+    made.clean()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Makes processes that sleep until the test is over."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen(["sleep", "600"]))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+        one.wait()
+
+
+@pytest.fixture
+def puppet() -> Iterator[Puppet]:
+    made = Puppet()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def cgroup() -> Iterator[str]:
+    """A control group of the unified hierarchy, wherever that is mounted."""
+    top = next(mount.point for mount in mounts() if mount.fstype == "cgroup2")
+    path = os.path.join(top, f"resctrlmond-test-{os.getpid()}")
+    os.mkdir(path)
+    yield path
+    deadline = time.monotonic() + 60
+    while os.path.isdir(path) and time.monotonic() < deadline:
+        for pid in Path(path, "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        try:
+            os.rmdir(path)
+        except OSError:
+            time.sleep(0.01)
+
+
+def join(cgroup: str, pid: int) -> None:
+    Path(cgroup, "cgroup.procs").write_text(str(pid))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assignable bandwidth counters: a group that gets none says so, and gets one by priority when one is free."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api import translate
+from resctrlmond.resctrl.bandwidth import Mode
+from resctrlmond.sim.control import Control
+from resctrlmond.workloads.accounting import Quality, Total
+from tests.workloads.conftest import Host, assignment, machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+TRAFFIC = "mbm_total_bytes"
+SECOND = 1_000_000_000
+GIB = 1 << 30
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """Four counters in each L3: two are the root's, and two are left for one group."""
+    with machine(tmp_path, "amd-abmc", counters=4) as (made, _):
+        yield made
+
+
+@pytest.fixture
+def start(host: Host, process: Start) -> Callable[..., int]:
+    """Start a process in the group of a workload; returns its id."""
+
+    def start(key: str, priority: int | None = None) -> int:
+        child = process()
+        Control(host.mountpoint).spawn(tid=child.pid)
+        host.manager.assign(assignment(key, child.pid, priority=priority))
+        return child.pid
+
+    return start
+
+
+def run(host: Host, pid: int) -> None:
+    Control(host.mountpoint).run(pid, SECOND)
+
+
+def traffic(of: list[Total]) -> Total:
+    return next(one for one in of if one.event.name == TRAFFIC)
+
+
+def info(host: Host, name: str) -> Path:
+    return Path(host.mountpoint, "info", "L3_MON", name)
+
+
+def test_a_group_without_a_counter_marks_its_baseline_with_reason_and_remedy(
+    host: Host, start: Callable[..., int]
+) -> None:
+    """It was "idle" with an exact baseline, and its total was unknown without a word."""
+    start("first")
+    run(host, start("second"))
+    first, second = (translate.group(host.manager.get(key), None) for key in ("first", "second"))
+    assert (first.baseline, first.caveats) == (Quality.EXACT, {})
+    assert second.baseline is Quality.ESTIMATED
+    assert set(second.caveats) == {TRAFFIC, "mbm_local_bytes"}
+    assert "no counter was free in mon_L3_00, mon_L3_01" in second.caveats[TRAFFIC]
+    assert "unassign counters of groups that do not need them" in second.caveats[TRAFFIC]
+    total = traffic(host.manager.release("second", owner="test").totals)
+    assert (total.number, total.quality) == (None, Quality.UNKNOWN)
+    assert second.caveats[TRAFFIC] in total.reason
+
+
+def test_the_counters_of_each_l3_are_told(host: Host, start: Callable[..., int]) -> None:
+    start("first")
+    seen = host.manager.tree_status().bandwidth
+    assert seen is not None
+    assert (seen.mode, seen.can_assign) == (Mode.ASSIGNED, True)
+    assert (seen.counters, seen.available) == ({0: 4, 1: 4}, {0: 0, 1: 0})
+    info(host, "mbm_assign_mode").write_text("default\n")
+    seen = host.manager.tree_status().bandwidth
+    assert seen is not None
+    assert (seen.mode, seen.can_assign, seen.available) == (Mode.REALLOCATED, True, {})
+
+
+def test_a_counter_that_comes_free_goes_to_the_highest_priority(host: Host, start: Callable[..., int]) -> None:
+    start("first")
+    pids = {key: start(key, priority) for key, priority in (("low", -5), ("high", 5), ("middle", 0))}
+    for pid in pids.values():
+        run(host, pid)
+    host.manager.release("first", owner="test")
+    # At once: a group that is created before the next tick would get it from the kernel.
+    assert host.manager.get("high").first.unassigned == ()
+    host.manager.maintenance.tick()
+    assert host.manager.get("middle").first.unassigned
+    assert host.manager.get("low").first.unassigned
+    for pid in pids.values():
+        run(host, pid)
+    total = traffic(host.manager.release("high", owner="test").totals)
+    # The second of the two seconds.
+    assert (total.number, total.quality) == (GIB, Quality.ESTIMATED)
+    assert host.manager.get("middle").first.unassigned == ()
+    # The daemon that is started next goes on with the one that is left.
+    host.restart()
+    host.manager.release("middle", owner="test")
+    assert host.manager.get("low").first.unassigned == ()
+    host.check()
+
+
+def test_a_counter_that_an_administrator_frees_is_assigned_and_none_is_taken_away(
+    host: Host, start: Callable[..., int]
+) -> None:
+    start("first")
+    run(host, start("second", 1000))
+    host.manager.maintenance.tick()
+    # Whatever its priority: the first one keeps its counters, and so does the root.
+    assert host.manager.get("second").first.unassigned
+    assert all("=_" not in path.read_text() for path in [Path(host.mountpoint, "mbm_L3_assignments")])
+    Path(host.mountpoint, "mbm_L3_assignments").write_text(f"{TRAFFIC}:1=_\n")
+    host.manager.maintenance.tick()
+    # mbm_total_bytes comes before mbm_local_bytes.
+    assert ("mon_L3_01", TRAFFIC) not in host.manager.get("second").first.unassigned
+    assert ("mon_L3_00", TRAFFIC) in host.manager.get("second").first.unassigned
+    assert ("mon_L3_01", "mbm_local_bytes") in host.manager.get("second").first.unassigned
+    assert traffic(host.manager.release("first", owner="test").totals).quality is Quality.EXACT
+
+
+def test_a_group_gets_its_counters_where_the_kernel_assigns_none_by_itself(
+    host: Host, start: Callable[..., int]
+) -> None:
+    info(host, "mbm_assign_on_mkdir").write_text("0\n")
+    run(host, start("k"))
+    total = traffic(host.manager.release("k", owner="test").totals)
+    assert (total.number, total.quality) == (GIB, Quality.EXACT)
+
+
+def test_no_counter_is_assigned_in_the_default_mode(host: Host, start: Callable[..., int]) -> None:
+    start("first")
+    start("second")
+    info(host, "mbm_assign_mode").write_text("default\n")
+    host.manager.maintenance.tick()
+    assert host.manager.get("second").first.unassigned
+    assert traffic(host.manager.release("second", owner="test").totals).quality is not Quality.EXACT

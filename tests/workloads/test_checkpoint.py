@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group that goes away unasked costs what was used since its last checkpoint, and the totals say so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.mount import Simulation, unmount
+from resctrlmond.workloads import checkpoint
+from resctrlmond.workloads.accounting import Quality, Total, totals
+from resctrlmond.workloads.checkpoint import LastRead
+from resctrlmond.workloads.maintenance import log
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.settings import Settings
+from tests.sim.conftest import Puppet
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+DOMAIN = "mon_L3_01"
+TRAFFIC = "mbm_total_bytes"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Host]:
+    """A machine of its own, for what changes all of it."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+def total(totals: list[Total], event: str = TRAFFIC) -> Total:
+    return next(one for one in totals if one.event.name == event)
+
+
+def last_read(host: Host, key: str) -> checkpoint.Checkpoint:
+    return host.manager.context.snapshots.last_read(key)
+
+
+def test_a_removed_group_ends_with_what_was_read_of_it_last(host: Host, puppet: Puppet) -> None:
+    record = host.manager.assign(assignment("k", puppet.pid)).workload
+    puppet.do("burn 0.2")
+    host.manager.maintenance.tick()
+    kept = last_read(host, "k")
+    os.rmdir(host.tree.full_path(record.first.ref))
+    host.manager.maintenance.tick()
+    lost = host.manager.get("k")
+    assert lost.state is State.LOST
+    host.check()
+    files = host.files("k")
+    for domain, last in kept.items():
+        for event, text in last.values.items():
+            assert files[f"mon_data/{domain}/{event}.end"] == f"{text}\n"
+    totals = host.manager.read("k")[2]
+    assert {one.quality for one in totals} == {Quality.ESTIMATED}
+    traffic = total(totals)
+    assert traffic.number is not None
+    assert traffic.number > 0
+    # Once, not for each domain: it is the same loss.
+    assert traffic.reason == f"{lost.reason}; last read at {kept[DOMAIN].time}"
+    assert host.restart().read("k")[2] == totals
+
+
+def test_it_is_taken_at_once_and_then_at_the_interval(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    assert last_read(host, "k") == {}
+    host.manager.maintenance.tick()
+    first = last_read(host, "k")
+    assert first
+    host.manager.maintenance.tick()
+    assert last_read(host, "k") == first
+    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    host.manager.maintenance.tick()
+    assert last_read(host, "k")[DOMAIN].time > first[DOMAIN].time
+
+
+def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, process: Start) -> None:
+    host.settings = host.manager.settings = Settings(checkpoint_interval_s=0)
+    record = host.manager.assign(assignment("k", process().pid)).workload
+    host.manager.maintenance.tick()
+    assert "checkpoint" not in host.files("k")
+    os.rmdir(host.tree.full_path(record.first.ref))
+    host.manager.maintenance.tick()
+    host.check()
+    traffic = total(host.manager.read("k")[2])
+    assert (traffic.number, traffic.quality) == (None, Quality.UNKNOWN)
+    assert "never read before" in traffic.reason
+
+
+def test_a_removed_group_ends_with_what_a_caller_read_of_it_last(host: Host, puppet: Puppet) -> None:
+    """Its end values were those of the checkpoint before, and less than a caller had been told."""
+    record = host.manager.assign(assignment("k", puppet.pid)).workload
+    host.manager.maintenance.tick()
+    puppet.do("burn 0.2")
+    told = total(host.manager.read("k")[2])
+    assert told.number
+    os.rmdir(host.tree.full_path(record.first.ref))
+    host.restart()
+    lost = total(host.manager.read("k")[2])
+    assert (lost.number, lost.quality) == (told.number, Quality.ESTIMATED)
+    host.check()
+
+
+def test_a_read_that_comes_late_replaces_no_newer_values(host: Host, process: Start) -> None:
+    """They would be taken for counters that went back. So would values that are kept after those of the end."""
+    record = host.manager.assign(assignment("k", process().pid)).workload
+    snapshots, begun_ns = host.manager.context.snapshots, time.monotonic_ns()
+    readings = host.manager.read("k")[1]
+    old = [Reading(one.domain, one.event, parse_value("0")) for one in readings]
+    newer = last_read(host, "k")
+    snapshots.keep_read(record.first.created_at, begun_ns, "k", old, record.first.inodes)
+    assert last_read(host, "k") == newer
+    snapshots.keep_no_more("k")
+    snapshots.keep_read(record.first.created_at, time.monotonic_ns(), "k", old, record.first.inodes)
+    assert last_read(host, "k") == newer
+
+
+def test_a_read_of_an_earlier_run_is_not_kept_for_the_next_one(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    earlier, readings = host.manager.get("k"), host.manager.read("k")[1]
+    host.manager.release("k", owner="test")
+    host.manager.assign(assignment("k", process().pid))
+    snapshots = host.manager.context.snapshots
+    snapshots.keep_read(earlier.first.created_at, time.monotonic_ns(), "k", readings, earlier.first.inodes)
+    assert last_read(host, "k") == {}
+    host.manager.read("k")
+    assert last_read(host, "k")
+
+
+def test_an_exact_end_is_not_spoilt_by_its_checkpoints(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.maintenance.tick()
+    totals = host.manager.release("k", owner="test").totals
+    assert {(one.quality, one.reason) for one in totals} == {(Quality.EXACT, "")}
+    assert host.manager.read("k")[2] == totals
+
+
+def test_an_unmount_costs_at_most_the_interval(machine: Host, puppet: Puppet) -> None:
+    machine.manager.assign(assignment("k", puppet.pid))
+    puppet.do("burn 0.2")
+    machine.manager.maintenance.tick()
+    kept = last_read(machine, "k")
+    assert unmount(machine.mountpoint)
+    machine.manager.maintenance.tick()
+    record, _, totals = machine.manager.read("k")
+    assert record.state is State.LOST
+    traffic = total(totals)
+    assert (traffic.quality, bool(traffic.number)) == (Quality.ESTIMATED, True)
+    assert "unmounted" in traffic.reason
+    assert kept[DOMAIN].time in traffic.reason
+
+
+def test_a_group_that_went_while_the_daemon_was_down_ends_with_its_checkpoint(host: Host, process: Start) -> None:
+    record = host.manager.assign(assignment("k", process().pid)).workload
+    host.manager.maintenance.tick()
+    os.rmdir(host.tree.full_path(record.first.ref))
+    host.restart()
+    host.check()
+    assert host.manager.get("k").state is State.LOST
+    assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+
+
+def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, process: Start) -> None:
+    machine.manager.assign(assignment("k", process().pid))
+    machine.manager.maintenance.tick()
+    time = last_read(machine, "k")[DOMAIN].time
+    Control(machine.mountpoint).offline(DOMAIN)
+    said = f"{DOMAIN} went offline, last read at {time}"
+    living = total(machine.manager.read("k")[2])
+    assert (living.quality, living.reason) == (Quality.ESTIMATED, said)
+    assert living.number is not None
+    # A later checkpoint knows nothing of it and takes nothing away.
+    machine.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    machine.manager.maintenance.tick()
+    assert last_read(machine, "k")[DOMAIN].time == time
+    ended = machine.manager.release("k", owner="test")
+    assert ended.workload.state is State.COMPLETED
+    assert total(ended.totals).reason == said
+    energy = total(ended.totals, "core_energy")
+    assert (energy.quality, energy.reason) == (Quality.EXACT, "")
+    assert f"mon_data/{DOMAIN}/{TRAFFIC}.end" in machine.files("k")
+    machine.check()
+
+
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["known", "unknown"])
+def test_a_domain_that_was_offline_counts_what_was_read_before_and_what_comes_after(
+    machine: Host, puppet: Puppet, checkpointed: bool
+) -> None:
+    """Its traffic begins from 0 again, as the baseline did: nothing goes back, and yet something is missing."""
+    machine.manager.assign(assignment("k", puppet.pid))
+    puppet.do("burn 0.2")
+    known = 0
+    if checkpointed:
+        machine.manager.maintenance.tick()
+        known = sum(int(last.values.get(TRAFFIC, 0)) for last in last_read(machine, "k").values())
+        assert known > 0
+    domains = ("mon_L3_00", DOMAIN)
+    for domain in domains:
+        Control(machine.mountpoint).offline(domain)
+        Control(machine.mountpoint).online(domain)
+    puppet.do("burn 0.4")
+    ended = machine.manager.release("k", owner="test")
+    traffic, energy = total(ended.totals), total(ended.totals, "core_energy")
+    files = machine.files("k")
+    since = sum(int(files[f"mon_data/{domain}/{TRAFFIC}.end"]) for domain in domains)
+    assert since > 0
+    assert (traffic.number, traffic.quality) == (known + since, Quality.ESTIMATED)
+    assert "began from 0" in traffic.reason
+    # The registers of the packages run on.
+    assert "began from 0" not in energy.reason
+    assert machine.restart().read("k")[2] == ended.totals
+
+
+def test_a_counter_that_began_from_0_under_the_same_roof_is_seen_by_its_value() -> None:
+    """As where the mode of bandwidth counters is changed: a reset, and not the noise of a sum."""
+
+    def after(*texts: str) -> dict[str, int]:
+        kept: checkpoint.Checkpoint = {}
+        for text in texts:
+            kept = checkpoint.with_readings(kept, "now", [Reading("d", TRAFFIC, parse_value(text), 7)])
+        return kept["d"].carried
+
+    assert after("100", "20", "30") == {TRAFFIC: 100}
+    assert after("100", "20", "30", "5", "9") == {TRAFFIC: 130}
+    assert after("100", "150", "148", "200") == {}
+    # Neither noise nor surely a new beginning: it is marked, and nothing is counted twice.
+    assert after("100", "80", "150") == {TRAFFIC: 0}
+    assert after("100", "Unavailable", "200") == {}
+    # AMD's counters read so when they are handed to another group, and begin from 0 when they are back.
+    assert after("100", "Unavailable", "20") == {TRAFFIC: 100}
+    assert after("100", "Unavailable", "Error", "20", "Unavailable", "30") == {TRAFFIC: 100}
+    assert after("100", "Unavailable", "Unassigned", "20") == {TRAFFIC: 100}
+
+
+def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
+    tmp_path: Path, process: Start
+) -> None:
+    """AMD's assignable counters: what came after was taken for all there was, exactly."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 16, virtual_cpus=1):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        record = host.manager.assign(assignment("k", child.pid)).workload
+        assignments = Path(host.tree.full_path(record.first.ref), "mbm_L3_assignments")
+
+        def used_with(state: str) -> Total:
+            assignments.write_text(f"{TRAFFIC}:*={state}\n")
+            control.run(child.pid, 1_000_000_000)
+            host.manager.maintenance.tick()
+            return total(host.manager.read("k")[2])
+
+        first = used_with("e")
+        assert first.quality is Quality.EXACT
+        assert first.number
+        without = used_with("_")
+        assert (without.number, without.quality) == (first.number, Quality.ESTIMATED)
+        assert "read 'Unassigned' at the end: the total is what was counted before" in without.reason
+        again = used_with("e")
+        assert (again.number, again.quality) == (2 * int(first.number), Quality.ESTIMATED)
+        assert "had no counter for a time" in again.reason
+        # The other event had its counter all the time.
+        totals = host.manager.release("k", owner="test").totals
+        assert total(totals, "mbm_local_bytes").quality is Quality.EXACT
+        assert total(totals) == again
+
+
+def test_without_a_counter_nothing_is_0() -> None:
+    def carried(*texts: str) -> dict[str, int]:
+        kept: checkpoint.Checkpoint = {}
+        for text in texts:
+            kept = checkpoint.with_readings(kept, "now", [Reading("d", TRAFFIC, parse_value(text), 7)])
+        return kept["d"].carried
+
+    assert carried("100", "Unassigned", "20", "60") == {TRAFFIC: 100}
+    assert carried("100", "Unassigned", "Unassigned", "20", "Unassigned") == {TRAFFIC: 120}
+    assert carried("Unassigned", "20") == {TRAFFIC: 0}
+    begin, end = ([Reading("d", TRAFFIC, parse_value(text))] for text in ("Unassigned", "20"))
+    past = {("d", TRAFFIC): checkpoint.Past(carried=0, has_gap=True)}
+    (assigned_later,) = totals(begin, end, past=past)
+    assert (assigned_later.number, assigned_later.quality) == (20, Quality.ESTIMATED)
+    (gone,) = totals(end, begin, past=past)
+    assert (gone.number, gone.quality) == (None, Quality.UNKNOWN)
+
+
+def test_what_was_counted_before_a_counter_was_unavailable_is_not_lost(tmp_path: Path, process: Start) -> None:
+    """What it had counted was forgotten, and the rest was called exact."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8, virtual_cpus=1):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        record = host.manager.assign(assignment("k", child.pid)).workload
+        host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+        control.run(child.pid, 1_000_000_000)
+        host.manager.maintenance.tick()
+        before = total(host.manager.read("k")[2])
+        assert before.number
+        control.set_faults(Fault(group=record.first.ref.path, event=TRAFFIC, answer="Unavailable"))
+        host.manager.maintenance.tick()
+        host.restart()
+        control.set_faults()
+        # It begins from 0.
+        control.offline("mon_L3_00")
+        control.online("mon_L3_00")
+        ended = host.manager.release("k", owner="test")
+        traffic = total(ended.totals)
+        assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
+
+
+def test_a_part_of_a_domain_that_was_offline_is_counted_once(tmp_path: Path, process: Start) -> None:
+    """The sum of all parts went back by one of them, and the others were counted twice."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-snc2", 8, virtual_cpus=4):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        host.manager.assign(assignment("k", child.pid))
+        control.run(child.pid, 3_000_000_000, 0)
+        control.run(child.pid, 7_000_000_000, 1)
+        host.manager.maintenance.tick()
+        before = total(host.manager.read("k")[2])
+        values = {domain: last.values[TRAFFIC] for domain, last in last_read(host, "k").items()}
+        assert before.number == int(values["mon_L3_00"]) + int(values["mon_L3_01"])
+        assert before.quality is Quality.EXACT
+        control.offline("mon_sub_L3_01")
+        control.online("mon_sub_L3_01")
+        traffic = total(host.manager.release("k", owner="test").totals)
+        assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
+        assert "mon_sub_L3_01 began from 0" in traffic.reason
+
+
+def test_energy_of_a_package_that_came_online_later_is_not_what_others_used(tmp_path: Path, process: Start) -> None:
+    """Its registers had run on: what another group had used there was counted again."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8, residue=7, virtual_cpus=4):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        control, child = Control(host.mountpoint), process()
+        control.spawn(tid=child.pid)
+        control.offline("mon_PERF_PKG_01")
+        host.manager.assign(assignment("k", child.pid))
+        control.online("mon_PERF_PKG_01")
+        energy = total(host.manager.release("k", owner="test").totals, "core_energy")
+        # Nothing ran.
+        assert (energy.number, energy.quality) == (0, Quality.ESTIMATED)
+        assert "mon_PERF_PKG_01 read 'not online' at the beginning" in energy.reason
+
+
+@pytest.mark.parametrize("lack", [errno.ENOSPC, errno.ENOMEM])
+def test_one_that_cannot_be_opened_for_a_lack_is_unread_and_not_missing(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, lack: int
+) -> None:
+    """A lost group ended without the values that were kept for it. No kernel can be asked to answer so."""
+    host.manager.assign(assignment("k", process().pid))
+    host.manager.maintenance.tick()
+
+    def refuse(path: str, flags: int, *_: int) -> int:
+        raise OSError(lack, "lacking", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(NotRead, match="checkpoint"):
+            last_read(host, "k")
+    assert last_read(host, "k")
+
+
+def test_a_checkpoint_that_cannot_be_written_keeps_no_end_from_being_noted(
+    host: Host, process: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = process()
+    host.manager.assign(assignment("4d" * 32, child.pid, "oci"))
+    os.mkdir(os.path.join(host.run, "groups", "4d" * 32, "checkpoint"))
+    with caplog.at_level("ERROR", log.name):
+        host.manager.maintenance.tick()
+    assert "checkpoint" in caplog.text
+    assert host.manager.get("4d" * 32).state is State.ACTIVE
+    shutil.rmtree(os.path.join(host.run, "groups", "4d" * 32, "checkpoint"))
+    child.kill()
+    child.wait()
+    host.manager.maintenance.tick()
+    assert host.manager.get("4d" * 32).state is State.COMPLETED
+    host.check()
+
+
+@given(st.binary(max_size=200) | st.just(b'{"mon_L3_00": {"time": 1}}') | st.just(b"[" * 100_000))
+def test_a_damaged_one_is_none(data: bytes) -> None:
+    assert all(isinstance(one, LastRead) for one in checkpoint.decode(data).values())
+
+
+def test_what_is_written_is_what_was_read() -> None:
+    rows = [
+        Reading("mon_L3_00/mon_sub_L3_01", "mbm_local_bytes", parse_value("12")),
+        Reading("d", "e", parse_value("?")),
+    ]
+    kept = checkpoint.with_readings({}, "now", rows)
+    assert checkpoint.readings_of(checkpoint.decode(checkpoint.encode(kept))) == sorted(
+        rows, key=lambda row: row.domain
+    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many callers at once, on the same keys and on different ones, with a ticking upkeep between them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+from collections.abc import Callable
+
+from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, ResctrlError
+from resctrlmond.workloads.errors import NoSuchClaim
+from resctrlmond.workloads.model import State
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+KEYS = ("a", "b", "c")
+
+
+def run_all(*work: Callable[[], object]) -> list[BaseException]:
+    """Run everything in threads of their own; what they raised."""
+    raised: list[BaseException] = []
+
+    def guarded(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:  # told to the test, whatever it is
+            raised.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return raised
+
+
+def test_eight_callers_of_three_keys(host: Host, process: Start) -> None:
+    host.make_class("gold")
+    children = [process() for _ in range(8)]
+    over = threading.Event()
+    unexpected: list[Exception] = []
+
+    def caller(number: int) -> None:
+        dice = random.Random(number)
+        pid, owner = children[number].pid, f"o{number}"
+        verbs: list[Callable[[str], object]] = [
+            lambda key: host.manager.assign(assignment(key, pid, owner, take_over=True)),
+            lambda key: host.manager.create(key, owner=owner),
+            lambda key: host.manager.release(key, owner=owner),
+            lambda key: host.manager.move(key, dice.choice(["", "gold"])),
+            host.manager.read,
+            lambda key: host.manager.reconcile(owner, ["a"]),
+        ]
+        for _ in range(25):
+            try:
+                dice.choice(verbs)(dice.choice(KEYS))
+            except (NoSuchGroup, ClassMismatch, NoSuchClaim):
+                pass
+            except ResctrlError as error:
+                unexpected.append(error)
+
+    def ticks() -> None:
+        while not over.wait(0.01):
+            host.manager.maintenance.tick()
+
+    ticking = threading.Thread(target=ticks)
+    ticking.start()
+    raised = run_all(*(lambda number=number: caller(number) for number in range(8)))
+    over.set()
+    ticking.join(10)
+    assert raised == []
+    assert [str(error) for error in unexpected] == []
+    host.check()
+    assert all(record.state is not State.LOST for record in host.manager.workloads())
+    for record in host.manager.workloads():
+        for claim in record.claims:
+            host.manager.release(record.key, owner=claim.owner)
+    assert host.ours() == []
+    host.check()
+    host.restart()
+    host.check()
+
+
+def test_the_same_call_eight_times_at_once(host: Host, process: Start) -> None:
+    child = process()
+    raised = run_all(*[lambda: host.manager.assign(assignment("k", child.pid)) for _ in range(8)])
+    # Who looked before the first one had moved the process may find it in a group: in this very one.
+    assert raised == []
+    record = host.manager.get("k")
+    assert (record.generation, len(record.members), len(record.claims)) == (1, 1, 1)
+    host.check()
+
+
+def test_a_reader_sees_a_run_or_its_end_and_never_an_error(host: Host) -> None:
+    over = threading.Event()
+    seen: set[State] = set()
+
+    def writer() -> None:
+        try:
+            for _ in range(15):
+                host.manager.create("k", owner="a")
+                host.manager.release("k", owner="a")
+        finally:
+            over.set()
+
+    def reader() -> None:
+        while not over.is_set():
+            record, readings, totals = host.manager.read("k")
+            seen.add(record.state)
+            assert bool(readings) <= (record.state in (State.IDLE, State.ENDING))
+            if record.state in (State.IDLE, State.COMPLETED):
+                assert {total.number is None for total in totals} == {False}
+
+    host.manager.create("k", owner="a")
+    assert run_all(writer, reader, reader) == []
+    assert State.COMPLETED in seen
+    host.check()

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A counter that has no number at some reading makes no total that is wrong and called exact."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.bandwidth import Mode, mode_of
+from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, parse_value
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.control import Fault
+from resctrlmond.workloads import checkpoint
+from resctrlmond.workloads.accounting import Quality, Total, totals
+from resctrlmond.workloads.caveats import of_mode, with_change
+from tests.workloads.conftest import Host, assignment, machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+TRAFFIC, ENERGY = "mbm_total_bytes", "core_energy"
+SECOND = 1_000_000_000
+INTEL, AMD, HYGON = (
+    f"cpu:type:x86,ven{vendor}fam0019mod0001:feature:,0000,0001\n" for vendor in ("0000", "0002", "0009")
+)
+FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
+
+
+def total(of: list[Total], event: str = TRAFFIC) -> Total:
+    return next(one for one in of if one.event.name == event)
+
+
+def so_far(host: Host) -> Total:
+    """The traffic of the workload "k" until now."""
+    return total(host.manager.read("k")[2])
+
+
+def at_end(host: Host) -> Total:
+    """The traffic of the workload "k", which this ends."""
+    return total(host.manager.release("k", owner="test").totals)
+
+
+def read_in_turn(event: str, *texts: str) -> Total:
+    """The total of one counter that read these texts: baseline, checkpoints, end."""
+    rows = [[Reading("d", event, parse_value(text), 7)] for text in texts]
+    kept: checkpoint.Checkpoint = {}
+    for row in rows[1:]:
+        kept = checkpoint.with_readings(kept, "now", row, lambda: checkpoint.of_baseline(rows[0], {"d": 7}))
+    (found,) = totals(rows[0], rows[-1], past=checkpoint.past_of(kept))
+    return found
+
+
+def test_bandwidth_that_is_unavailable_at_begin_and_end_is_not_0_and_exact(tmp_path: Path, process: Start) -> None:
+    """It was reported as 0 bytes, exact, though the checkpoint in between had read a gigabyte."""
+    with machine(tmp_path, "amd-bmec") as (host, control):
+        pid = control.spawn(tid=process().pid)
+        ref = host.manager.create("k", owner="test").first.ref
+        host.manager.release("k", owner="test")
+        control.set_faults(Fault(group=ref.path, event=TRAFFIC, answer="Unavailable"))
+        host.manager.assign(assignment("k", pid))
+        control.set_faults()
+        control.run(pid, SECOND)
+        host.manager.maintenance.tick()
+        before = so_far(host)
+        assert before.number
+        control.set_faults(Fault(group=ref.path, event=TRAFFIC, answer="Unavailable"))
+        after = at_end(host)
+        assert (after.number, after.quality) == (before.number, Quality.ESTIMATED)
+        assert "read 'Unavailable' at the end" in after.reason
+
+
+def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its_counters(
+    tmp_path: Path, process: Start
+) -> None:
+    """AMD without mbm_event: the RMID loses its counter to others, gets it back at 0, and always reads a number."""
+    with machine(tmp_path, "amd-tracking") as (host, control):
+        pid, *others = (control.spawn(tid=process().pid) for _ in range(6))
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
+        host.manager.maintenance.tick()
+        first = so_far(host)
+        assert first.number
+        for number, other in enumerate(others):
+            host.manager.assign(assignment(f"other-{number}", other))
+            control.run(other, SECOND)
+        control.run(pid, 3 * SECOND)
+        ended = at_end(host)
+        # Three of four seconds, and no reading that would tell.
+        assert ended.number == 3 * int(first.number)
+        assert ended.quality is Quality.ESTIMATED
+        assert "takes bandwidth counters from one RMID for another" in ended.reason
+        # The same after a restart, and from the record alone.
+        assert total(host.restart().read("k")[2]) == ended
+
+
+@pytest.mark.parametrize("profile", ["amd-bmec", "amd-tracking"])
+def test_no_bandwidth_is_exact_where_hardware_may_reallocate_its_counters(
+    tmp_path: Path, process: Start, profile: str
+) -> None:
+    with machine(tmp_path, profile) as (host, control):
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
+        assert so_far(host).quality is Quality.ESTIMATED
+        assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.ESTIMATED}
+
+
+@pytest.mark.parametrize("profile", ["intel-rdt", "intel-snc2", "intel-aet", "amd-abmc", "monitoring-only"])
+def test_bandwidth_is_exact_where_each_group_has_counters_of_its_own(
+    tmp_path: Path, process: Start, profile: str
+) -> None:
+    with machine(tmp_path, profile) as (host, control):
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
+        host.manager.maintenance.tick()
+        found = host.manager.release("k", owner="test").totals
+        assert {(one.quality, one.reason) for one in found if one.event.name.startswith("mbm")} == {
+            (Quality.EXACT, "")
+        }
+
+
+def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_path: Path, process: Start) -> None:
+    with machine(tmp_path, "amd-abmc") as (host, control):
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
+        assert so_far(host).quality is Quality.EXACT
+        mode = Path(host.mountpoint, "info", "L3_MON", "mbm_assign_mode")
+        mode.write_text("default\n")
+        control.run(pid, SECOND)
+        assert so_far(host).quality is Quality.ESTIMATED
+        host.manager.maintenance.tick()
+        mode.write_text("mbm_event\n")
+        ended = at_end(host)
+        assert ended.quality is Quality.ESTIMATED
+        assert "mbm_event prevents this" in ended.reason
+
+
+@pytest.mark.parametrize(
+    ("assign_mode", "features", "modalias", "mode"),
+    [
+        ("[mbm_event]\ndefault\n", FEATURES, AMD, Mode.ASSIGNED),
+        ("[default]\nmbm_event\n", FEATURES, "", Mode.REALLOCATED),
+        ("[default]\n", FEATURES, AMD, Mode.REALLOCATED),
+        ("[default]\n", FEATURES, INTEL, Mode.DEDICATED),
+        ("", FEATURES, AMD, Mode.REALLOCATED),
+        ("", FEATURES, INTEL, Mode.DEDICATED),
+        ("", FEATURES + "mbm_total_bytes_config\n", "", Mode.REALLOCATED),
+        ("", FEATURES, HYGON, Mode.REALLOCATED),
+        ("[something_new]\n", FEATURES, INTEL, Mode.REALLOCATED),
+        # The MPAM driver of arm64 shows bandwidth only where each group has a monitor.
+        ("[default]\n", FEATURES, "cpu:type:aarch64:feature:,0001\n", Mode.DEDICATED),
+        # A processor that nobody knows may be one of AMD.
+        ("", FEATURES, "", Mode.REALLOCATED),
+    ],
+)
+def test_who_has_counters_is_told_by_files(assign_mode: str, features: str, modalias: str, mode: Mode) -> None:
+    assert mode_of(assign_mode, features, modalias) is mode
+
+
+def test_only_what_has_counters_that_can_be_taken_away_has_a_caveat() -> None:
+    readings = [Reading("d", name, parse_value("0")) for name in EVENTS]
+    assert set(of_mode(readings, Mode.REALLOCATED)) == {TRAFFIC, "mbm_local_bytes"}
+    assert of_mode(readings, Mode.DEDICATED) == of_mode(readings, Mode.ASSIGNED) == {}
+
+
+def test_only_the_registers_of_packages_say_by_unavailable_that_nothing_was_used() -> None:
+    for name, event in EVENTS.items():
+        is_register = event.kind is Kind.CUMULATIVE and not name.startswith("mbm_")
+        assert (event.unavailable is Unavailable.NEVER_ACTIVE) == is_register, name
+
+
+def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> None:
+    """The registers of a package become valid together, when the RMID is active there for the first time."""
+    begin = [Reading("d", name, parse_value("Unavailable")) for name in ("activity", ENERGY)]
+    end = [Reading("d", "activity", parse_value("1.500000")), begin[1]]
+    assert (total(totals(begin, begin), ENERGY).number, total(totals(begin, begin), ENERGY).quality) == (
+        0,
+        Quality.EXACT,
+    )
+    assert (total(totals(begin, end), ENERGY).number, total(totals(begin, end), ENERGY).quality) == (
+        None,
+        Quality.UNKNOWN,
+    )
+
+
+@pytest.mark.parametrize("word", ["Unavailable", "Error", "Unassigned"])
+def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_past_of_its_rmid(
+    tmp_path: Path, process: Start, word: str
+) -> None:
+    """All that the RMID had ever used on the package was reported as estimated energy of this workload."""
+    with machine(tmp_path, "intel-aet", residue=7) as (host, control):
+        pid = control.spawn(tid=process().pid)
+        control.set_faults(Fault(group=GroupRef("", "k").path, event=ENERGY, answer=word))
+        host.manager.assign(assignment("k", pid))
+        control.set_faults()
+        control.run(pid, SECOND)
+        ended = total(host.manager.release("k", owner="test").totals, ENERGY)
+        assert (ended.number, ended.quality) == (None, Quality.UNKNOWN)
+        assert f"read {word!r} at the beginning" in ended.reason
+
+
+def test_energy_of_an_rmid_without_a_past_counts_from_its_first_activity(tmp_path: Path, process: Start) -> None:
+    """After a boot no register of any package has a number yet."""
+    with machine(tmp_path, "intel-aet") as (host, control):
+        pid = control.spawn(tid=process().pid)
+        record = host.manager.assign(assignment("k", pid)).workload
+        assert {text for name, text in host.files("k").items() if "core_energy.begin" in name} == {"Unavailable\n"}
+        control.run(pid, SECOND)
+        ended = total(host.manager.release("k", owner="test").totals, ENERGY)
+        assert ended.number
+        assert record.first.baseline is Quality.EXACT
+
+
+@pytest.mark.parametrize(
+    ("profile", "path", "new"),
+    [
+        ("amd-abmc", "event_configs/mbm_total_bytes/event_filter", "local_reads\n"),
+        ("amd-bmec", "mbm_total_bytes_config", "1=0x15\n"),
+    ],
+)
+def test_an_event_that_was_told_to_count_something_else_during_a_run_is_estimated(
+    tmp_path: Path, process: Start, profile: str, path: str, new: str
+) -> None:
+    """The total was the difference of two counts of different things, and exact."""
+    with machine(tmp_path, profile) as (host, control):
+        pid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
+        why = f"which memory transactions it counts was changed during the run (info/L3_MON/{path})"
+        assert why not in so_far(host).reason
+        Path(host.mountpoint, "info", "L3_MON", path).write_text(new)
+        control.run(pid, SECOND)
+        read = so_far(host)
+        assert read.quality is Quality.ESTIMATED
+        assert read.reason.count(why) == 1
+        host.restart()
+        totals = host.manager.release("k", owner="test").totals
+        assert total(totals).quality is Quality.ESTIMATED
+        assert total(totals).reason.count(why) == 1
+        assert why not in total(totals, "mbm_local_bytes").reason
+        host.check()
+
+
+def test_an_event_that_counts_the_same_as_at_the_baseline_is_exact(tmp_path: Path, process: Start) -> None:
+    """What it counts may have been changed before, and an L3 may come and go."""
+    with machine(tmp_path, "amd-abmc") as (host, control):
+        pid = control.spawn(tid=process().pid)
+        filters = Path(host.mountpoint, "info", "L3_MON", "event_configs", TRAFFIC, "event_filter")
+        filters.write_text("local_reads\n")
+        host.manager.assign(assignment("k", pid))
+        control.run(pid, SECOND)
+        assert {one.quality for one in host.manager.release("k", owner="test").totals} == {Quality.EXACT}
+    both, one = "0=0x7f;1=0x7f", "0=0x7f"
+    for before, now in ((both, one), (one, both)):
+        assert (
+            with_change({}, {"L3_MON/mbm_total_bytes_config": before}, {"L3_MON/mbm_total_bytes_config": now}) == {}
+        )
+
+
+@pytest.mark.parametrize(
+    ("event", "texts", "number", "quality"),
+    [
+        # The registers of a package on which nothing of the workload ever ran.
+        (ENERGY, ["Unavailable", "Unavailable"], 0, Quality.EXACT),
+        (ENERGY, ["Unavailable", "Unavailable", "Unavailable"], 0, Quality.EXACT),
+        (ENERGY, ["Unavailable", "2.500000", "Unavailable"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["Unavailable", "Error", "Unavailable"], None, Quality.UNKNOWN),
+        (ENERGY, ["Unavailable", "Unassigned"], None, Quality.UNKNOWN),
+        (ENERGY, ["5.000000", "Unavailable"], None, Quality.UNKNOWN),
+        (ENERGY, ["5.000000", "7.500000", "Unavailable"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["5.000000", "Unavailable", "7.500000"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["5.000000", "Error", "7.500000"], Decimal("2.5"), Quality.ESTIMATED),
+        (ENERGY, ["Unassigned", "5.000000", "7.500000"], None, Quality.UNKNOWN),
+        # Bandwidth: no word is 0.
+        (TRAFFIC, ["Unavailable", "Unavailable"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "Unavailable"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "Error"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "70", "Error"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "70", "Unavailable", "Unavailable"], 70, Quality.ESTIMATED),
+        # Without a baseline, what is there later has the past of the RMID in it.
+        (TRAFFIC, ["Unavailable", "70", "Unavailable"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["Unavailable", "70"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["Unavailable", "70", "90"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "Unavailable", "70"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "50", "Unavailable", "70"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "50", "Error", "70", "80"], 80, Quality.ESTIMATED),
+        (TRAFFIC, ["Unassigned", "Unassigned"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["Unassigned", "70"], 70, Quality.ESTIMATED),
+        (TRAFFIC, ["0", "50", "Unassigned", "30"], 80, Quality.ESTIMATED),
+        (TRAFFIC, ["Error", "70"], None, Quality.UNKNOWN),
+        (TRAFFIC, ["0", "50", "70"], 70, Quality.EXACT),
+    ],
+)
+def test_what_a_row_of_readings_says(event: str, texts: list[str], number: Decimal | None, quality: Quality) -> None:
+    found = read_in_turn(event, *texts)
+    assert (found.number, found.quality) == (number, quality)
+    assert bool(found.reason) == (quality is not Quality.EXACT)

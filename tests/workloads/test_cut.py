@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kill at any step, and a full /run at any step: nothing leaks, nothing is lost, nothing is half there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.mount import unmount
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import State
+from tests.workloads.builders import drop
+from tests.workloads.conftest import Host, assignment, join
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+CTR = "4d" * 32
+
+# Everything by which a daemon changes a file or the tree; an "open" counts if it is for writing.
+_CHANGES = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove", "os.symlink", "os.utime", "shutil.rmtree"}
+
+
+class Fuse:
+    """Counts the changes that this process makes, and kills it just before the one it is set for."""
+
+    def __init__(self) -> None:
+        self.left = -1
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.left < 0 or event not in _CHANGES:
+            return
+        if event == "open":
+            flags = arguments[2]
+            assert isinstance(flags, int)
+            if not flags & (os.O_WRONLY | os.O_RDWR):
+                return
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+
+
+@pytest.fixture(scope="module")
+def fuse() -> Fuse:
+    return Fuse()
+
+
+def cut(fuse: Fuse, step: int, action: Callable[[], object]) -> bool:
+    """Do it in a process of its own that is killed before its change number ``step``; whether it came that far."""
+    child = os.fork()
+    if child == 0:
+        fuse.left = step
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def joined(manager: Manager, pid: int) -> None:
+    manager.assign(assignment(CTR, pid, "oci", member="c1"))
+
+
+def created(manager: Manager, pid: int) -> None:
+    manager.create(CTR, owner="other")
+    manager.tree.write_task("gold", pid)
+
+
+def followed(manager: Manager, pid: int) -> None:
+    joined(manager, pid)
+    manager.release(CTR, owner="other")
+
+
+def moved(manager: Manager, pid: int) -> None:
+    manager.move(CTR, "gold")
+
+
+def came_back(manager: Manager, pid: int) -> None:
+    manager.release(CTR, owner="oci")
+    joined(manager, pid)
+
+
+def checkpointed(manager: Manager, pid: int) -> None:
+    manager.maintenance.tick()
+
+
+Verb = Callable[[Manager, int], None]
+
+
+@pytest.fixture
+def host(small_host: Host) -> Host:
+    return small_host
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [(joined, came_back, 30), (joined, moved, 6), (created, followed, 10), (joined, checkpointed, 1)],
+    ids=["released-and-joined", "moved", "followed", "checkpointed"],
+)
+def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tuple[Verb, Verb, int]) -> None:
+    before, action, least = scenario
+    host.make_class("gold")
+    step = 0
+    killed = True
+    while killed:
+        child = process()
+        before(host.manager, child.pid)
+        killed = cut(fuse, step, lambda pid=child.pid: action(host.manager, pid))  # type: ignore[misc]
+        manager = host.restart()
+        host.check()
+        for record in manager.workloads():
+            inside = host.tree.membership(child.pid).group == CTR
+            assert record.state is (State.ACTIVE if inside else State.COMPLETED if record.members else State.IDLE), (
+                step
+            )
+        # The container ends, and with it whatever the daemon was about to do for it.
+        child.kill()
+        child.wait()
+        manager.maintenance.tick()
+        if before is created and manager.workloads():
+            manager.release(CTR, owner="other")
+        assert host.ours() == [], step
+        assert {record.state for record in manager.workloads()} <= {State.COMPLETED}, (step, manager.workloads())
+        host.check()
+        forget(host)
+        step += 1
+    assert step > least
+
+
+@pytest.mark.parametrize("classes", [["", "gold"], [""]], ids=["two classes", "one class"])
+def test_a_release_that_was_ordered_ends_completed_after_a_kill_at_any_step(
+    host: Host, process: Start, fuse: Fuse, classes: list[str]
+) -> None:
+    """A further group that is gone before the end was noted looks as if somebody else had removed it."""
+    host.make_class("gold")
+    step = ended = 0
+    killed = True
+    while killed:
+        children = [process() for _ in classes]
+        for class_, child in zip(classes, children, strict=True):
+            host.tree.write_task(class_, child.pid)
+            host.manager.assign(assignment(CTR, child.pid, "nri"))
+        killed = cut(fuse, step, lambda: host.manager.release(CTR, owner="nri"))
+        host.restart()
+        host.check()
+        record = host.manager.get(CTR)
+        expected = {Quality.EXACT, Quality.LATE}
+        if record.state is State.ACTIVE:
+            assert record.is_claimed_by("nri"), step
+            record = host.manager.release(CTR, owner="nri").workload
+        else:
+            ended += killed
+            # Its processes ran on until the restart, at which the end values were read.
+            expected.add(Quality.ESTIMATED)
+        assert (record.state, record.reason) == (State.COMPLETED, "released"), step
+        assert {total.quality for total in host.manager.read(CTR)[2]} <= expected, step
+        host.check()
+        forget(host)
+        step += 1
+    assert ended > 5
+
+
+@pytest.mark.parametrize("has_cgroup", [False, True], ids=["process", "control group"])
+def test_what_ran_outside_after_a_kill_and_ended_before_the_next_start_is_not_called_exact(
+    host: Host, process: Start, fuse: Fuse, cgroup: str, has_cgroup: bool
+) -> None:
+    """The container starts all the same, unmonitored, and nobody is left to be found in which group."""
+    step = outside = 0
+    killed = True
+    own = cgroup if has_cgroup else ""
+
+    def joins(pid: int) -> None:
+        host.manager.assign(assignment(CTR, pid, "oci", member="c1", own_cgroup=own))
+
+    while killed:
+        child = process()
+        join(cgroup, child.pid)
+        killed = cut(fuse, step, lambda pid=child.pid: joins(pid))  # type: ignore[misc]
+        was_inside = host.tree.membership(child.pid).group == CTR
+        child.kill()
+        child.wait()
+        for record in host.restart().workloads():
+            assert record.state is State.COMPLETED, step
+            totals = host.manager.read(CTR)[2]
+            outside += not was_inside
+            assert was_inside or Quality.EXACT not in {total.quality for total in totals}, step
+        forget(host)
+        step += 1
+    assert outside > 2
+
+
+def test_a_kill_at_any_step_of_a_take_over_leaves_no_robbed_workload_exact(
+    host: Host, process: Start, fuse: Fuse
+) -> None:
+    child = process()
+    step = robbed = 0
+    killed = True
+    while killed:
+        host.manager.assign(assignment("first", child.pid))
+
+        def take() -> None:
+            host.manager.assign(assignment("thief", child.pid, take_over=True))
+
+        killed = cut(fuse, step, take)
+        manager = host.restart()
+        if host.tree.membership(child.pid).group != "first":
+            robbed += 1
+            assert manager.get("first").first.baseline is Quality.LATE, step
+        for record in manager.workloads():
+            for claim in record.claims:
+                manager.release(record.key, owner=claim.owner)
+        forget(host)
+        step += 1
+    assert robbed > 1
+
+
+def forget(host: Host) -> None:
+    for record in host.manager.workloads():
+        host.manager.context.snapshots.delete(record.key)
+        drop(host.manager.context.store, record.key)
+
+
+def test_a_kill_at_any_step_of_the_recovery_itself(host: Host, process: Start, fuse: Fuse) -> None:
+    step = 0
+    killed = True
+    while killed:
+        living, ended = process(), process()
+        host.manager.assign(assignment("living", living.pid, "a"))
+        host.manager.assign(assignment(CTR, ended.pid, "oci"))
+        host.manager.create("unrecorded", owner="a")
+        drop(host.manager.context.store, "unrecorded")
+        ended.kill()
+        ended.wait()
+        killed = cut(fuse, step, host.restart)
+        manager = host.restart()
+        host.check()
+        states = {record.key: record.state for record in manager.workloads()}
+        assert states == {"living": State.ACTIVE, CTR: State.COMPLETED}, step
+        assert manager.release("living", owner="a").workload.generation == 1
+        forget(host)
+        step += 1
+    assert step > 10
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Iterator[Callable[[int], str]]:
+    """Makes a run folder in a tmpfs of its own that has room for so many files; 0 lifts the bound."""
+    folder = str(tmp_path / "small")
+    os.mkdir(folder)
+    mounted = False
+
+    def limit(inodes: int) -> str:
+        nonlocal mounted
+        options = f"nr_inodes={inodes}" + (",remount" if mounted else "")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+        mounted = True
+        return folder
+
+    yield limit
+    if mounted:
+        assert unmount(folder)
+
+
+def inodes(folder: str) -> int:
+    status = os.statvfs(folder)
+    return status.f_files - status.f_ffree
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+def test_a_full_run_folder_at_any_step(
+    small_simulation: str, process: Start, small_run: Callable[[int], str], again: bool
+) -> None:
+    """No space: the call fails, and neither a group nor a record nor a snapshot stays of it."""
+    host = Host(small_simulation, small_run(1000))
+    child = process()
+    if again:
+        joined(host.manager, child.pid)
+        host.manager.release(CTR, owner="oci")
+    before = host.manager.workloads()
+    files = host.files(CTR)
+    used = inodes(host.run)
+    room = 0
+    while True:
+        small_run(used + room)
+        try:
+            joined(host.manager, child.pid)
+        except NotWritten as error:
+            assert "ENOSPC" in str(error)
+            assert "df /run" in error.remedy
+        else:
+            break
+        assert host.ours() == [], room
+        assert host.manager.workloads() == before, room
+        assert (host.files(CTR), inodes(host.run)) == (files, used) or again, room
+        small_run(1000)
+        assert host.restart().workloads() == before, room
+        assert host.files(CTR) == files, room
+        room += 1
+    assert room > 10
+    small_run(1000)
+    host.manager.release(CTR, owner="oci")
+    host.check()
+
+
+def test_a_full_run_folder_at_the_end_loses_nothing(
+    small_simulation: str, process: Start, small_run: Callable[[int], str]
+) -> None:
+    """The last values cannot be written: the group and its counters stay until they can be."""
+    host = Host(small_simulation, small_run(1000))
+    child = process()
+    joined(host.manager, child.pid)
+    room = 0
+    while True:
+        small_run(inodes(host.run) + room)
+        try:
+            host.manager.release(CTR, owner="oci")
+        except ResctrlError:
+            assert [found.ref for found in host.ours()] == [GroupRef("", CTR)], room
+            assert not host.manager.get(CTR).state.is_over
+        else:
+            break
+        room += 1
+        small_run(1000)
+        host.restart()
+        if not host.ours():
+            break
+    small_run(1000)
+    host.restart()
+    assert host.manager.get(CTR).state is State.COMPLETED
+    assert host.ours() == []
+    host.check()
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["by the next tick", "by the next start"])
+def test_links_that_could_not_follow_a_move_are_changed_later(host: Host, process: Start, restarts: bool) -> None:
+    """Move put the group into its new class, failed at the links, and left them without a target for ever."""
+    host.make_class("gold")
+    joined(host.manager, process().pid)
+    in_the_way = Path(host.run, "groups", CTR, "mon_data", "mon_L3_00", ".mbm_total_bytes.new")
+    in_the_way.mkdir()
+    with pytest.raises(NotWritten):
+        host.manager.move(CTR, "gold")
+    in_the_way.rmdir()
+    assert host.tree.find(GroupRef("gold", CTR)) is not None
+    if restarts:
+        host.restart()
+    else:
+        host.manager.maintenance.tick()
+    host.check()
+
+
+def test_the_daemon_starts_with_a_full_run_folder(
+    small_simulation: str, process: Start, small_run: Callable[[int], str]
+) -> None:
+    host = Host(small_simulation, small_run(1000))
+    child, other = process(), process()
+    joined(host.manager, child.pid)
+    host.manager.assign(assignment("living", other.pid))
+    child.kill()
+    child.wait()
+    small_run(inodes(host.run))
+    manager = host.restart()
+    assert any("ENOSPC" in problem for problem in manager.problems)
+    assert manager.get("living").state is State.ACTIVE
+    assert manager.get(CTR).state is State.ACTIVE
+    small_run(1000)
+    manager.maintenance.tick()
+    assert manager.get(CTR).state is State.COMPLETED
+    manager.release("living", owner="test")
+    host.check()

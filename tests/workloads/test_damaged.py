@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Somebody damaged the files of a run: nothing else is touched, no figure is made up, and the workload still ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State
+from tests.workloads.conftest import UID, Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+SECRET = "12345678901234"
+
+
+def link(path: Path, secret: Path) -> None:
+    path.symlink_to(secret)
+
+
+def folder_link(path: Path, secret: Path) -> None:
+    path.symlink_to(secret.parent)
+
+
+def fifo(path: Path, _: Path) -> None:
+    os.mkfifo(path)
+
+
+def folder(path: Path, _: Path) -> None:
+    path.mkdir()
+    (path / "inside").write_text("x")
+
+
+def huge(path: Path, _: Path) -> None:
+    path.write_bytes(b"1" * (5 << 20))
+
+
+def nothing(path: Path, _: Path) -> None:
+    """It is removed."""
+
+
+def damaged(host: Host, key: str, pattern: str, make: Callable[[Path, Path], None]) -> Path:
+    top = Path(host.run, "groups", key)
+    path = next(path for path in sorted(top.rglob("*")) if path.match(pattern))
+    secret = Path(host.run, "elsewhere", "secret")
+    secret.parent.mkdir(exist_ok=True)
+    secret.write_text(SECRET)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    make(path, secret)
+    return secret
+
+
+def shown(host: Host, key: str) -> str:
+    _, _, totals = host.manager.read(key)
+    return " ".join(str(total.number) for total in totals)
+
+
+@pytest.mark.parametrize("make", [link, folder_link, fifo, folder, huge, nothing])
+@pytest.mark.parametrize(
+    "pattern", ["mbm_total_bytes.begin", "mbm_total_bytes", "mon_L3_00", "mon_data", "created_at", "checkpoint"]
+)
+def test_a_run_whose_files_were_damaged_still_ends(
+    small_simulation: str, tmp_path: Path, process: Start, make: Callable[[Path, Path], None], pattern: str
+) -> None:
+    host = Host(small_simulation, str(tmp_path))
+    child, other = process(), process()
+    host.manager.assign(assignment(UID, child.pid, "oci"))
+    host.manager.assign(assignment("other", other.pid, "oci"))
+    host.manager.maintenance.tick()
+    before = host.files("other")["mon_data/mon_L3_00/mbm_total_bytes.begin"]
+    secret = damaged(host, UID, pattern, make)
+    assert SECRET not in shown(host, UID)
+    host.manager.maintenance.tick()
+    host.restart()
+    assert host.manager.get(UID).state is State.ACTIVE
+    try:
+        host.manager.release(UID, owner="oci")
+    except ResctrlError as error:
+        # Told, with its place, until the place is free.
+        assert str(host.run) in error.path
+        assert len(host.ours()) == 2
+        shutil.rmtree(Path(host.run, "groups", UID))
+        host.manager.maintenance.tick()
+        assert all(total.number is None for total in host.manager.read(UID)[2])
+    assert host.manager.get(UID).state is State.COMPLETED
+    assert [found.ref.name for found in host.ours()] == ["other"]
+    assert SECRET not in shown(host, UID)
+    assert secret.read_text() == SECRET
+    assert host.files("other")["mon_data/mon_L3_00/mbm_total_bytes.begin"] == before
+    assert host.manager.release("other", owner="oci").completed
+    host.clean()
+
+
+def plain(path: Path, _: Path) -> None:
+    path.write_text("x")
+
+
+@pytest.mark.parametrize("make", [plain, link, fifo])
+@pytest.mark.parametrize("place", ["", "mon_data", "mon_data/mon_L3_00", "classes", "classes/gold"])
+def test_a_file_in_the_place_of_a_folder_keeps_no_rmid(
+    small_simulation: str, tmp_path: Path, process: Start, make: Callable[[Path, Path], None], place: str
+) -> None:
+    """The run could not end, and nobody got its RMID, until an operator had moved the file away."""
+    host = Host(small_simulation, str(tmp_path))
+    host.make_class("gold")
+    child, gold = process(), process()
+    host.tree.write_task("gold", gold.pid)
+    host.manager.assign(assignment(UID, child.pid, "oci", member="c1"))
+    host.manager.assign(assignment(UID, gold.pid, "oci", member="c2"))
+    host.manager.maintenance.tick()
+    path, secret = Path(host.run, "groups", UID, place), Path(host.run, "secret")
+    secret.write_text(SECRET)
+    shutil.rmtree(path)
+    make(path, secret)
+    done = host.manager.release(UID, owner="oci")
+    assert done.workload.state is State.COMPLETED
+    assert host.ours() == []
+    assert secret.read_text() == SECRET
+    # What is not known is not made up of what was read in the end.
+    assert {total.quality for total in done.totals} <= {Quality.ESTIMATED, Quality.UNKNOWN}
+    assert all(total.reason for total in done.totals)
+    host.manager.create(UID, owner="oci")
+    host.manager.release(UID, owner="oci")
+    host.clean()
+
+
+def test_a_run_whose_begin_values_were_removed_is_not_counted_from_0(host: Host, process: Start) -> None:
+    """Energy goes on from where others left it: it was all taken for this workload's."""
+    host.manager.assign(assignment(UID, process().pid, "oci"))
+    shutil.rmtree(Path(host.run, "groups", UID, "mon_data"))
+    live = host.manager.read(UID)[2]
+    assert live
+    assert {(total.number, total.quality) for total in live} == {(None, Quality.UNKNOWN)}
+    done = host.manager.release(UID, owner="oci")
+    assert {(total.number, total.quality) for total in done.totals} == {(None, Quality.UNKNOWN)}
+    assert all("'no file'" in total.reason for total in done.totals)
+
+
+def test_a_run_whose_folder_was_removed_still_ends_and_gives_its_rmid_back(
+    small_simulation: str, tmp_path: Path, process: Start
+) -> None:
+    """Its last values had no place to be written to: it never ended."""
+    host = Host(small_simulation, str(tmp_path))
+    host.make_class("gold")
+    child, gold = process(), process()
+    host.tree.write_task("gold", gold.pid)
+    host.manager.assign(assignment(UID, child.pid, "oci", member="c1"))
+    host.manager.assign(assignment(UID, gold.pid, "oci", member="c2"))
+    shutil.rmtree(Path(host.run, "groups", UID))
+    host.manager.maintenance.tick()
+    done = host.manager.release(UID, owner="oci")
+    assert done.workload.state is State.COMPLETED
+    assert host.ours() == []
+    assert {(total.number, total.quality) for total in done.totals} == {(None, Quality.UNKNOWN)}
+    assert all("baseline" in total.reason for total in done.totals)
+    host.clean()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(begin=st.binary(max_size=60), end=st.binary(max_size=60), when=st.binary(max_size=40))
+def test_no_bytes_in_an_ended_run_are_more_than_no_number(
+    small_simulation: str, tmp_path: Path, begin: bytes, end: bytes, when: bytes
+) -> None:
+    host = Host(small_simulation, str(tmp_path))
+    host.manager.create("web", owner="a")
+    top = Path(host.run, "groups", "web")
+    host.manager.release("web", owner="a")
+    generation = host.manager.get("web").generation
+    domain = next((top / "mon_data").iterdir())
+    (domain / "mbm_total_bytes.begin").write_bytes(begin)
+    (domain / "mbm_total_bytes.end").write_bytes(end)
+    (top / "completed_at").write_bytes(when)
+    for total in host.manager.read("web")[2]:
+        assert total.number is None or total.number >= 0
+    # Moved aside for the next run, and pruned by a time that is none.
+    host.manager.create("web", owner="a")
+    host.manager.maintenance.tick()
+    assert host.manager.release("web", owner="a").workload.generation == generation + 1
+    host.check()

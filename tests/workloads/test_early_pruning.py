@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ended runs whose files take too much memory: the oldest go before snapshot_ttl."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.workloads.conftest import Host
+
+
+def run_and_end(host: Host, key: str) -> None:
+    host.manager.create(key, owner="a")
+    host.manager.release(key, owner="a")
+
+
+def size(host: Host, key: str) -> int:
+    """The memory of a run's files: their pages, and 1 KiB for each inode."""
+    found = {one.st_ino: one for one in (path.lstat() for path in Path(host.run, "groups", key).rglob("*"))}
+    return sum(one.st_blocks * 512 + 1024 for one in found.values())
+
+
+def test_the_runs_that_ended_first_go_while_all_take_more_than_the_limit(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.manager.create("lives", owner="a")
+    for key in ("z-first", "second", "third"):
+        run_and_end(host, key)
+    host.manager.maintenance.early_pruner.most_bytes = size(host, "second") + size(host, "third")
+    host.manager.tick()
+    assert host.folder("groups") == ["lives", "second", "third"]
+    assert host.folder("records") == ["lives.json", "second.json", "third.json"]
+    assert caplog.text.count("removed 1 ended run before snapshot_ttl") == 1
+    host.manager.tick()
+    assert host.folder("groups") == ["lives", "second", "third"]
+    run_and_end(host, "fourth")
+    host.manager.tick()
+    assert host.folder("groups") == ["fourth", "lives", "third"]
+    assert caplog.text.count("before snapshot_ttl") == 1, "logged more often than once a minute"
+
+
+def test_earlier_runs_of_a_key_count_and_go_too(host: Host) -> None:
+    for _ in range(3):
+        run_and_end(host, "again")
+    assert sorted(os.listdir(Path(host.run, "completed", "again"))) == ["1", "2"]
+    host.manager.maintenance.early_pruner.most_bytes = 2 * size(host, "again")
+    host.manager.tick()
+    assert os.listdir(Path(host.run, "completed", "again")) == ["2"]
+    host.manager.maintenance.early_pruner.most_bytes = 0
+    for _ in range(2):
+        host.manager.tick()
+    assert (host.folder("groups"), host.folder("completed"), host.folder("records")) == ([], [], [])
+
+
+def test_a_run_that_was_lost_and_is_to_be_resumed_stays(host: Host) -> None:
+    record = host.manager.create("lost", owner="a")
+    os.rmdir(host.tree.full_path(record.first.ref))
+    host.manager.maintenance.early_pruner.most_bytes = 0
+    host.manager.tick()
+    assert host.manager.get("lost").is_interrupted
+    assert "lost.json" in host.folder("records")
+
+
+def test_ended_runs_are_looked_at_again_only_after_another_has_ended(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        run_and_end(host, "again")
+    host.manager.tick()
+    looks: list[int] = []
+    pruning = host.manager.maintenance.early_pruner
+    prune = pruning._prune
+
+    def counted() -> bool:
+        looks.append(1)
+        return prune()
+
+    monkeypatch.setattr(pruning, "_prune", counted)
+    host.manager.tick()
+    assert looks == []
+    run_and_end(host, "again")
+    pruning.most_bytes = size(host, "again")
+    host.manager.tick()
+    assert looks == [1]
+    assert os.listdir(Path(host.run, "completed")) == ["again"]
+    assert os.listdir(Path(host.run, "completed", "again")) == []

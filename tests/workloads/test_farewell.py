@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Giving up everything: ends are written, no group of ours stays, nobody else's is touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads.model import State
+from tests.workloads.conftest import MARK, UID, Host, assignment
+
+CTR = "4d" * 32
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def test_living_and_idle_and_classed_workloads_all_end_with_their_values(host: Host, process: Start) -> None:
+    host.make_class("gold")
+    child = process()
+    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1"))
+    host.manager.create(UID, owner="nri")
+    host.manager.create("web", owner="cli", class_="gold")
+    foreign = [host.make_foreign("theirs"), host.make_foreign("7" * 36, "gold")]
+    manager = host.restart()
+    assert manager.release_all() == []
+    assert host.ours() == []
+    assert sorted(found.ref for found in host.tree.scan()) == sorted(foreign)
+    for key in (CTR, UID, "web"):
+        record = manager.get(key)
+        assert (record.state, record.reason, record.claims) == (
+            State.COMPLETED,
+            "resctrlmond released all its groups",
+            (),
+        )
+        assert any(name.endswith(".end") for name in host.files(key))
+    assert child.poll() is None, "a task was ended"
+    host.check()
+
+
+def test_what_no_record_speaks_of_goes_too(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("lost", child.pid))
+    os.unlink(os.path.join(host.run, "records", "lost.json"))
+    unnameable = host.tree.full_path(GroupRef("", ".no key"))
+    os.mkdir(unnameable)
+    assert host.tree.find(GroupRef("", ".no key")).gid == MARK  # type: ignore[union-attr]
+    with open(os.path.join(unnameable, "tasks"), "w", encoding="ascii") as tasks:
+        tasks.write(str(process().pid))
+    manager = host.restart()
+    assert len(host.ours()) == 2
+    assert manager.release_all() == []
+    assert host.ours() == []
+    assert manager.get("lost").state is State.COMPLETED
+
+
+def test_what_was_lost_is_not_begun_anew_by_a_later_start(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose group was removed waits for a new one: the package was gone, and its next start made it."""
+    monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
+    seen, unseen = (host.manager.assign(assignment(key, process().pid)).workload for key in ("seen", "unseen"))
+    os.rmdir(host.tree.full_path(seen.first.ref))
+    host.manager.maintenance.tick()
+    os.rmdir(host.tree.full_path(unseen.first.ref))
+    assert host.manager.release_all() == []
+    host.restart().maintenance.tick()
+    assert host.ours() == []
+    states = {record.key: (record.state, record.claims) for record in host.manager.workloads()}
+    assert states == {"seen": (State.LOST, ()), "unseen": (State.LOST, ())}
+    host.check()
+
+
+def test_what_cannot_be_written_is_told_and_the_others_still_end(host: Host) -> None:
+    host.manager.create("blocked", owner="cli")
+    host.manager.create("web", owner="cli")
+    manager = host.restart()
+    # An ended run's seal cannot take the place of a folder.
+    os.mkdir(os.path.join(host.run, "groups", "blocked", "completed_at"))
+    (problem,) = manager.release_all()
+    assert "completed_at" in problem
+    assert manager.get("web").state is State.COMPLETED
+    assert host.ours() == [], "an RMID is worth more than an end that cannot be written"
+
+
+def test_twice_is_once(host: Host) -> None:
+    host.manager.create("web", owner="cli")
+    assert host.restart().release_all() == []
+    assert host.restart().release_all() == []
+    host.check()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulator that the kernel does not tell of forks and exits says so, and none of its figures is called exact."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.tree import Tree
+from resctrlmond.sim.mount import Simulation
+from resctrlmond.workloads.accounting import Quality
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def inexact(tmp_path: Path) -> Iterator[Host]:
+    """As in a container: in another network namespace than the host's the kernel tells nobody."""
+    for folder in ("resctrl", "run"):
+        (tmp_path / folder).mkdir()
+    mountpoint = str(tmp_path / "resctrl")
+    command = ["unshare", "--net", sys.executable, "-m", "resctrlmond.sim", mountpoint, "--until-eof"]
+    with subprocess.Popen(
+        [*command, "--profile", "intel-aet"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout
+        assert running.stdout.readline()
+        try:
+            yield Host(mountpoint, str(tmp_path / "run"))
+        finally:
+            running.terminate()
+
+
+def test_an_inexact_simulation_makes_every_total_estimated_with_the_reason(inexact: Host, process: Start) -> None:
+    """'resctrlctl run -- echo hi' was told '0.000000 J exact' now and then: the last CPU time was root's."""
+    assert "does not report forks" in inexact.tree.inexact()
+    child = process()
+    record = inexact.manager.assign(assignment("k", child.pid, late=False)).workload
+    live = inexact.manager.read("k")[2]
+    child.kill()
+    child.wait()
+    ended = inexact.manager.release("k", owner="test")
+    for totals in (live, ended.totals, inexact.restart().read("k")[2]):
+        assert {total.event.name for total in totals} >= {"core_energy", "mbm_total_bytes"}
+        assert {total.quality for total in totals} == {Quality.ESTIMATED}
+        assert all("the simulation is inexact" in total.reason for total in totals)
+    assert record.key == ended.workload.key
+    assert "to the simulator" in inexact.manager.tree_status().inexact
+
+
+def test_a_simulation_of_virtual_tasks_is_exact(tmp_path: Path) -> None:
+    with Simulation(str(tmp_path), "intel-aet", 4, virtual_cpus=1):
+        assert Tree.open(str(tmp_path), allow_simulation=True).inexact() == ""

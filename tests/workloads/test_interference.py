@@ -1,0 +1,636 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another program moves tasks out of our groups or into them, or gives them CPUs: no total stays exact."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl import foreign_writes, processes
+from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.foreign_writes import boot_ticks
+from resctrlmond.resctrl.inotify import IN_MODIFY
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.sim.control import Control
+from resctrlmond.workloads import interference
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import Workload
+from tests.sim.conftest import Puppet
+from tests.workloads.conftest import Host, assignment, join
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+TAKEN = "another program moved tasks out of the group"
+WROTE = "another program wrote to {} of the group"
+ENDED = "a task that it moved had ended before it could be seen; it may have been one of this workload"
+GONE = "before resctrlmond could see which tasks were moved there"
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that gives no inotify instance any more."""
+
+    monkeypatch.setattr(foreign_writes, "Inotify", no_instance)
+
+
+def no_instance() -> None:
+    raise OSError(24, "Too many open files")
+
+
+@pytest.fixture
+def class_(host: Host) -> str:
+    host.make_class("c1")
+    return "c1"
+
+
+@pytest.fixture
+def workload(host: Host, puppet: Puppet) -> Iterator[Workload]:
+    """A command that is known by its process alone, exact from its first instruction on."""
+    record = host.manager.assign(assignment("k", puppet.pid)).workload
+    assert record.first.baseline is Quality.EXACT
+    yield record
+
+
+def write(host: Host, file: str, text: str | int) -> None:
+    """As another program does."""
+    fd = os.open(os.path.join(host.mountpoint, file), os.O_WRONLY)
+    try:
+        os.write(fd, f"{text}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def ask(puppet: Puppet, verb: str) -> int:
+    return int(puppet.do(verb))
+
+
+def wait_a_tick() -> None:
+    """Until what has been started is older than what comes, by the kernel's clock of start times."""
+    now = boot_ticks()
+    while boot_ticks() == now:
+        time.sleep(0.001)
+
+
+def wait_until_gone(tid: int) -> None:
+    while (found := processes.stat(tid)) is not None and not found.is_exiting:
+        time.sleep(0.001)
+
+
+def react(host: Host) -> None:
+    while pause := host.manager.react():
+        time.sleep(pause)
+
+
+def said(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
+    """That quality, with that reason, is in the record, in the file and in each total."""
+    react(host)
+    found(host, quality, reason, key)
+
+
+def found(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
+    assert host.manager.get(key).first.baseline is quality
+    totals = host.manager.read(key)[2]
+    assert {total.quality for total in totals} == {quality}
+    assert all(reason in total.reason for total in totals), totals[0].reason
+    host.check()
+
+
+def is_exact(host: Host, key: str = "k") -> None:
+    react(host)
+    host.manager.maintenance.inspect(key)
+    record = host.manager.get(key)
+    assert (record.first.baseline, record.first.late_reasons) == (Quality.EXACT, ())
+
+
+# -- out of a group
+
+
+def test_a_descendant_that_is_moved_to_another_class_makes_its_workload_late(
+    host: Host, class_: str, workload: Workload, puppet: Puppet
+) -> None:
+    """A command's descendants were never looked for, and its figures stayed exact."""
+    child = ask(puppet, "fork")
+    write(host, f"{class_}/tasks", child)
+    said(host, Quality.LATE, TAKEN)
+    host.manager.maintenance.inspect("k")
+    assert len(host.manager.get("k").first.late_reasons) == 1
+
+
+def test_a_thread_that_is_moved_to_the_root_makes_its_workload_late(
+    host: Host, workload: Workload, puppet: Puppet
+) -> None:
+    write(host, "tasks", ask(puppet, "thread"))
+    said(host, Quality.LATE, "ran outside until")
+
+
+def test_a_descendant_that_is_moved_to_a_group_of_another_program_makes_its_workload_late(
+    host: Host, workload: Workload, puppet: Puppet
+) -> None:
+    theirs = host.make_foreign("theirs")
+    write(host, f"{theirs.path}/tasks", ask(puppet, "fork"))
+    said(host, Quality.LATE, TAKEN)
+
+
+@pytest.mark.parametrize("directory", ["mon_groups/theirs", "theirs"])
+def test_a_descendant_that_was_in_a_group_of_another_program_that_is_gone_makes_its_workload_late(
+    host: Host, workload: Workload, puppet: Puppet, directory: str
+) -> None:
+    """The group was created, written to and removed before the daemon could watch it."""
+    child = ask(puppet, "fork")
+    react(host)
+    os.mkdir(os.path.join(host.mountpoint, directory))
+    write(host, f"{directory}/tasks", child)
+    os.rmdir(os.path.join(host.mountpoint, directory))
+    said(host, Quality.LATE, TAKEN)
+
+
+def test_a_process_whose_parent_has_ended_is_missed_as_well(
+    host: Host, class_: str, workload: Workload, puppet: Puppet
+) -> None:
+    orphan = ask(puppet, "orphan")
+    host.manager.maintenance.inspect("k")
+    write(host, f"{class_}/tasks", orphan)
+    said(host, Quality.LATE, TAKEN)
+
+
+def test_a_fork_of_a_process_whose_parent_has_ended_is_missed_as_well(
+    host: Host, class_: str, process: Start, puppet: Puppet
+) -> None:
+    """It is not a descendant of a member that lives."""
+    first = process()
+    host.manager.assign(assignment("k", puppet.pid))
+    host.manager.assign(assignment("k", first.pid))
+    host.manager.remove_member("k", f"pid-{puppet.pid}")
+    is_exact(host)
+    write(host, f"{class_}/tasks", ask(puppet, "fork"))
+    said(host, Quality.LATE, TAKEN)
+
+
+@pytest.mark.usefixtures("blind")
+def test_without_inotify_the_next_sweep_finds_a_descendant_outside(
+    host: Host, class_: str, workload: Workload, puppet: Puppet
+) -> None:
+    write(host, f"{class_}/tasks", ask(puppet, "fork"))
+    host.manager.maintenance.inspect("k")
+    found(host, Quality.LATE, TAKEN)
+
+
+def test_a_workload_that_ends_is_looked_at_before_its_totals_are_final(
+    host: Host, class_: str, workload: Workload, puppet: Puppet
+) -> None:
+    write(host, f"{class_}/tasks", ask(puppet, "fork"))
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+    assert all(TAKEN in total.reason for total in totals)
+
+
+def test_the_first_task_that_is_moved_out_is_taken_in_again_at_once(host: Host, process: Start) -> None:
+    """It was taken in by the next sweep, and one that had ended by then was missed."""
+    pid = process().pid
+    record = host.manager.assign(assignment("k", pid)).workload
+    write(host, "tasks", pid)
+    said(host, Quality.LATE, "pid-")
+    assert host.tree.membership(pid) == Membership("", record.first.name)
+
+
+def test_a_task_of_a_container_that_is_moved_out_is_taken_in_again_at_once(
+    host: Host, class_: str, cgroup: str, process: Start
+) -> None:
+    pid = process().pid
+    join(cgroup, pid)
+    host.manager.assign(assignment("k", pid, own_cgroup=cgroup))
+    write(host, f"{class_}/tasks", pid)
+    said(host, Quality.LATE, "pid-")
+    assert host.tree.membership(pid).group
+
+
+def test_a_task_that_is_moved_out_and_put_back_is_seen(
+    host: Host, class_: str, workload: Workload, process: Start
+) -> None:
+    """Nothing but the event says so."""
+    pid = process().pid
+    host.manager.assign(assignment("other", pid))
+    ref = host.manager.get("other").first.ref
+    write(host, "tasks", pid)
+    write(host, f"{ref.path}/tasks", pid)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+
+
+def test_a_living_task_that_is_moved_out_to_its_class_marks_its_own_workload_only(
+    host: Host, workload: Workload, puppet: Puppet, process: Start
+) -> None:
+    """It was in the list of the class before, which has the tasks of its groups too."""
+    child, pid = ask(puppet, "fork"), process().pid
+    host.manager.assign(assignment("other", pid))
+    host.restart()
+    write(host, "tasks", child)
+    said(host, Quality.LATE, TAKEN)
+    is_exact(host, "other")
+    write(host, "tasks", pid)
+    said(host, Quality.LATE, "pid-", "other")
+    assert host.manager.get("k").first.baseline is Quality.LATE
+
+
+# -- a task that has ended before anybody looks
+
+
+@pytest.fixture
+def other(host: Host, process: Start) -> Workload:
+    """A second workload."""
+    return host.manager.assign(assignment("other", process().pid)).workload
+
+
+@pytest.mark.parametrize("directory", ["c1", "", "mon_groups/theirs"])
+def test_a_task_that_is_moved_out_and_ends_at_once_makes_every_workload_estimated(
+    host: Host, workload: Workload, other: Workload, puppet: Puppet, directory: str
+) -> None:
+    """Nothing was found of it, and the total of its workload stayed exact."""
+    host.make_class("c1")
+    host.make_foreign("theirs")
+    thread = ask(puppet, "thread")
+    react(host)
+    write(host, f"{directory}/tasks".lstrip("/"), thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    said(host, Quality.ESTIMATED, ENDED)
+    said(host, Quality.ESTIMATED, os.path.join(host.mountpoint, directory, "tasks"), "other")
+
+
+def test_a_task_that_is_moved_to_another_workload_and_ends_at_once_makes_both_estimated(
+    host: Host, workload: Workload, other: Workload, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{other.first.ref.path}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    said(host, Quality.ESTIMATED, ENDED)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+
+
+def test_a_zombie_explains_no_write(host: Host, class_: str, workload: Workload, puppet: Puppet) -> None:
+    child = ask(puppet, "fork")
+    write(host, f"{class_}/tasks", child)
+    os.kill(child, signal.SIGKILL)
+    wait_until_gone(child)
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_task_of_another_program_that_ends_at_once_makes_every_workload_estimated(
+    host: Host, class_: str, workload: Workload, process: Start
+) -> None:
+    """Nobody can tell that it was none of the workload's."""
+    ended = process()
+    write(host, f"{class_}/tasks", ended.pid)
+    ended.kill()
+    ended.wait()
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_living_task_explains_one_write_only(
+    host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    puppet.do(f"end {thread}")
+    write(host, f"{class_}/tasks", process().pid)
+    wait_until_gone(thread)
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_task_that_was_forked_in_a_class_explains_no_write_to_it(
+    host: Host, class_: str, workload: Workload, puppet: Puppet
+) -> None:
+    with contextlib.closing(Puppet()) as theirs:
+        write(host, f"{class_}/tasks", theirs.pid)
+        is_exact(host)
+        thread = ask(puppet, "thread")
+        write(host, f"{class_}/tasks", thread)
+        puppet.do(f"end {thread}")
+        wait_until_gone(thread)
+        ask(theirs, "fork")
+        ask(theirs, "thread")
+        said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_a_workload_that_is_created_after_the_write_stays_exact(
+    host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    host.manager.assign(assignment("later", process().pid))
+    said(host, Quality.ESTIMATED, ENDED)
+    is_exact(host, "later")
+
+
+def test_a_workload_that_ends_before_anybody_looks_is_estimated(
+    host: Host, class_: str, workload: Workload, puppet: Puppet
+) -> None:
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all(ENDED in total.reason for total in totals)
+
+
+def test_a_task_that_ends_before_its_workload_is_looked_at_makes_it_late(
+    host: Host, class_: str, workload: Workload, other: Workload, puppet: Puppet
+) -> None:
+    """It lived when its class was listed, so that no other workload is marked."""
+    looks = host.manager.context.interference
+    looks._not_before = float("inf")
+    thread = ask(puppet, "thread")
+    write(host, f"{class_}/tasks", thread)
+    host.manager.react()
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    looks._not_before = 0.0
+    said(host, Quality.LATE, TAKEN)
+    is_exact(host, "other")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_group_that_is_gone_before_anybody_looks_makes_every_workload_estimated(
+    host: Host, workload: Workload, puppet: Puppet, is_new: bool
+) -> None:
+    theirs = host.make_foreign("theirs")
+    if not is_new:
+        react(host)
+    thread = ask(puppet, "thread")
+    write(host, f"{theirs.path}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    os.rmdir(host.tree.full_path(theirs))
+    said(host, Quality.ESTIMATED, GONE)
+
+
+def test_events_that_the_kernel_dropped_make_every_workload_estimated(
+    host: Host, workload: Workload, tmp_path: Path
+) -> None:
+    foreign = host.manager.context.interference._foreign
+    assert foreign is not None
+    assert foreign._inotify is not None
+    # A faster filesystem fills the same queue.
+    foreign._inotify.add(str(tmp_path), IN_MODIFY)
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(b"")
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    for number in range(most + 2):
+        os.truncate(files[number % 2], 0)
+    said(host, Quality.ESTIMATED, "too often for each write to be seen")
+
+
+# -- into a group
+
+
+def test_a_task_that_is_moved_into_a_group_makes_the_workload_estimated(
+    host: Host, workload: Workload, process: Start
+) -> None:
+    """It was counted as the workload's, and the figures stayed exact."""
+    write(host, f"{workload.first.ref.path}/tasks", process().pid)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+
+
+def test_a_task_that_is_moved_from_one_workload_to_another_marks_both(
+    host: Host, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    other = host.manager.assign(assignment("other", process().pid)).workload
+    write(host, f"{other.first.ref.path}/tasks", ask(puppet, "fork"))
+    said(host, Quality.LATE, TAKEN)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+
+
+def test_a_write_is_in_the_final_totals_though_nobody_has_looked(
+    host: Host, workload: Workload, process: Start
+) -> None:
+    write(host, f"{workload.first.ref.path}/tasks", process().pid)
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all(WROTE.format("tasks") in total.reason for total in totals)
+
+
+@pytest.mark.parametrize("file", ["cpus", "cpus_list"])
+def test_cpus_that_are_given_to_a_group_make_the_workload_estimated(
+    host: Host, workload: Workload, file: str
+) -> None:
+    write(host, f"{workload.first.ref.path}/{file}", "1")
+    write(host, f"{workload.first.ref.path}/{file}", "")
+    said(host, Quality.ESTIMATED, WROTE.format("cpus"))
+
+
+@pytest.mark.usefixtures("blind")
+def test_without_inotify_cpus_are_found_at_the_end(host: Host, workload: Workload) -> None:
+    write(host, f"{workload.first.ref.path}/cpus_list", "0")
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all("another program gave the group CPUs (0)" in total.reason for total in totals)
+
+
+@pytest.mark.usefixtures("blind")
+def test_without_inotify_a_sweep_finds_a_task_that_ran_elsewhere(
+    host: Host, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = process().pid
+    wait_a_tick()
+    host.manager.maintenance.inspect("k")
+    # The process started within a second, so the list might have missed it.
+    monkeypatch.setattr(interference, "_FORK_TICKS", 0)
+    write(host, f"{workload.first.ref.path}/tasks", pid)
+    host.manager.maintenance.inspect("k")
+    found(host, Quality.ESTIMATED, "another program moved tasks into the group")
+
+
+def test_a_task_that_was_moved_in_while_no_daemon_ran_is_found_by_its_age(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interference, "_FORK_TICKS", 0)
+    stranger, member = process().pid, process().pid
+    wait_a_tick()
+    record = host.manager.assign(assignment("k", member)).workload
+    Control(host.mountpoint).steal(stranger, record.first.ref.path)
+    host.restart()
+    found(host, Quality.ESTIMATED, "another program moved tasks into the group")
+
+
+def test_writes_of_the_daemon_hide_no_write_of_another_program(
+    host: Host, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    """All of them before the daemon reads the events: one that the kernel carries out, and one that it refuses."""
+    ended = process()
+    ended.kill()
+    ended.wait()
+    react(host)
+    host.tree.write_task(workload.first.ref.path, puppet.pid)
+    with pytest.raises(NoSuchProcess):
+        host.tree.write_task(workload.first.ref.path, ended.pid)
+    write(host, f"{workload.first.ref.path}/tasks", process().pid)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+
+
+def test_inotify_that_the_host_gives_later_is_used(
+    host: Host, workload: Workload, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.make_class("c1")
+    with monkeypatch.context() as full:
+        full.setattr(foreign_writes, "Inotify", no_instance)
+        host.restart()
+        react(host)
+        assert host.manager.context.interference.fd == -1
+        child = ask(puppet, "fork")
+        write(host, "c1/tasks", child)
+    said(host, Quality.LATE, TAKEN)
+    assert host.manager.context.interference.fd >= 0
+    host.manager.release("k", owner="test")
+    host.manager.assign(assignment("k", puppet.pid, late=False))
+    write(host, f"{host.manager.get('k').first.ref.path}/tasks", process().pid)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+
+
+# -- what marks nothing
+
+
+def test_the_daemons_own_writes_mark_nothing(host: Host, class_: str, process: Start, puppet: Puppet) -> None:
+    pids = [process().pid for _ in range(3)]
+    write(host, f"{class_}/tasks", pids[2])
+    for number, pid in enumerate(pids):
+        host.manager.assign(assignment(f"k{number}", pid))
+        host.manager.assign(assignment("all", puppet.pid, late=False))
+    host.manager.move("k0", class_)
+    host.restart()
+    for number in range(3):
+        host.manager.maintenance.sweep(f"k{number}")
+        is_exact(host, f"k{number}")
+    host.manager.release("k1", owner="test")
+    host.manager.assign(assignment("k1", pids[1], late=False))
+    is_exact(host, "k1")
+    is_exact(host, "all")
+
+
+def test_what_others_do_with_their_own_tasks_marks_nothing(
+    host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    """As a runtime with classes does all day."""
+    theirs = host.make_foreign("theirs", class_)
+    for _ in range(3):
+        pid = process().pid
+        write(host, f"{class_}/tasks", pid)
+        write(host, f"{theirs.path}/tasks", pid)
+        is_exact(host)
+        write(host, f"{class_}/tasks", pid)
+        is_exact(host)
+        write(host, "tasks", pid)
+        ask(puppet, "fork")
+        ask(puppet, "thread")
+        is_exact(host)
+
+
+def test_a_runtime_that_puts_a_container_into_a_class_marks_nothing(
+    host: Host, class_: str, workload: Workload, process: Start
+) -> None:
+    """The daemon moves the container into a group of that class before it looks for what the runtime wrote."""
+    pid = process().pid
+    write(host, f"{class_}/tasks", pid)
+    host.manager.assign(assignment("container", pid))
+    assert host.manager.get("container").first.class_ == class_
+    for key in ("k", "container"):
+        is_exact(host, key)
+
+
+def test_a_process_that_is_moved_with_its_threads_and_children_marks_nothing(
+    host: Host, class_: str, workload: Workload
+) -> None:
+    """Each of them is written, as by a shell's loop over a control group."""
+    with contextlib.closing(Puppet()) as theirs:
+        tids = [theirs.pid, ask(theirs, "thread"), ask(theirs, "thread"), ask(theirs, "fork")]
+        for tid in tids:
+            write(host, f"{class_}/tasks", tid)
+        is_exact(host)
+        for tid in tids:
+            write(host, "tasks", tid)
+        is_exact(host)
+
+
+def test_a_write_that_is_refused_because_its_task_has_ended_marks_nothing(
+    host: Host, class_: str, workload: Workload, process: Start
+) -> None:
+    """A shell opens the file with O_TRUNC, which raises an event although nothing is written."""
+    ended = process()
+    ended.kill()
+    ended.wait()
+    fd = os.open(os.path.join(host.mountpoint, class_, "tasks"), os.O_WRONLY | os.O_TRUNC)
+    with pytest.raises(ProcessLookupError):
+        os.write(fd, b"%d\n" % ended.pid)
+    os.close(fd)
+    is_exact(host)
+
+
+def test_writes_elsewhere_cost_a_bounded_part_of_a_processor(
+    host: Host, class_: str, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interference, "_SHORTEST_PAUSE_S", 3600.0)
+    write(host, f"{class_}/tasks", process().pid)
+    assert host.manager.react() == 0
+    looks: list[str] = []
+    monkeypatch.setattr(host.manager.context.interference, "inspect", looks.append)
+    write(host, f"{class_}/tasks", process().pid)
+    while (pause := host.manager.react()) < 3000:
+        assert pause, "not before the pause is over"
+        time.sleep(pause)
+    assert looks == []
+
+
+def test_lists_of_tasks_cost_a_bounded_part_of_a_processor(
+    host: Host, class_: str, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(host, f"{class_}/tasks", process().pid)
+    monkeypatch.setattr(interference, "_PAUSES", 1e9)
+    assert host.manager.react() == 0
+    write(host, f"{class_}/tasks", process().pid)
+    lists: list[str] = []
+    monkeypatch.setattr(host.manager.context.interference._arrivals, "look", lists.append)
+    assert host.manager.react() > 0
+    assert lists == []
+
+
+# -- the tree changes
+
+
+@pytest.mark.parametrize("directory", ["later", "mon_groups/theirs"])
+def test_classes_and_groups_that_come_later_are_watched(
+    host: Host, workload: Workload, puppet: Puppet, directory: str
+) -> None:
+    is_exact(host)
+    host.make_class("later")
+    host.make_foreign("theirs")
+    is_exact(host)
+    write(host, f"{directory}/tasks", ask(puppet, "fork"))
+    said(host, Quality.LATE, TAKEN)
+
+
+def test_a_write_to_a_group_that_was_renamed_is_seen(host: Host, workload: Workload, process: Start) -> None:
+    os.rename(host.tree.full_path(workload.first.ref), os.path.join(host.mountpoint, "mon_groups/renamed"))
+    write(host, "mon_groups/renamed/tasks", process().pid)
+    react(host)
+    host.manager.maintenance.inspect("k")
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+
+
+def test_a_group_of_the_same_name_is_not_marked_for_the_one_before_it(
+    host: Host, workload: Workload, puppet: Puppet, process: Start
+) -> None:
+    write(host, f"{workload.first.ref.path}/tasks", process().pid)
+    host.manager.release("k", owner="test")
+    host.manager.assign(assignment("k", puppet.pid, late=False))
+    is_exact(host)
+    write(host, f"{workload.first.ref.path}/tasks", process().pid)
+    said(host, Quality.ESTIMATED, WROTE.format("tasks"))

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energy counters lag: cores hand over what they counted some milliseconds later, also after a task's death."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.sim.control import Control
+from resctrlmond.sim.mount import Simulation
+from resctrlmond.workloads.model import State
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+SECOND_NS = 10**9
+# The simulated machine is so much slower than the daemon: its lag of a second is what 2 ms are on hardware. The lag
+# then passes only while the daemon sleeps, not while it does other work.
+LAG_MS, SLOWER = 1000, 500
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Control]]:
+    for folder in ("resctrl", "run"):
+        (tmp_path / folder).mkdir()
+    with Simulation(
+        str(tmp_path / "resctrl"), "intel-aet", 8, residue=7, virtual_cpus=4, lag_ms=LAG_MS
+    ) as simulation:
+        control = Control(simulation.mountpoint)
+        sleep = time.sleep
+
+        def slept(seconds: float) -> None:
+            sleep(seconds)
+            control.advance(seconds * SLOWER)
+
+        monkeypatch.setattr(time, "sleep", slept)
+        yield Host(simulation.mountpoint, str(tmp_path / "run")), control
+
+
+def energy(host: Host, key: str) -> object:
+    (total,) = (total for total in host.manager.read(key)[2] if total.event.name == "core_energy")
+    return total.number
+
+
+@pytest.mark.parametrize("classes", [1, 2], ids=["one class", "two classes"])
+def test_the_last_reading_has_what_was_used_a_moment_before_the_release(
+    slow: tuple[Host, Control], process: Start, classes: int
+) -> None:
+    host, control = slow
+    host.make_class("gold")
+    for class_ in ("", "gold")[:classes]:
+        tid = control.spawn(tid=process().pid)
+        host.tree.write_task(class_, tid)
+        host.manager.assign(assignment("k", tid))
+    for child in host.manager.get("k").members:
+        control.run(child.pid, SECOND_NS)
+        control.exit(child.pid)
+    host.manager.release("k", owner="test")
+    assert energy(host, "k") == Decimal("2.5") * classes
+
+
+def test_the_last_reading_has_what_was_used_a_moment_before_the_process_ended(
+    slow: tuple[Host, Control], process: Start
+) -> None:
+    host, control = slow
+    child, key = process(), "4d" * 32
+    control.spawn(tid=child.pid)
+    host.manager.assign(assignment(key, child.pid, "oci"))
+    control.run(child.pid, SECOND_NS)
+    control.exit(child.pid)
+    child.kill()
+    child.wait()
+    host.manager.maintenance.tick()
+    assert host.manager.get(key).state is State.COMPLETED
+    assert energy(host, key) == Decimal("2.5")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callers may add to a workload and to all of them is bounded, and all that is written can be read back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resctrlmond.workloads import atomic_files, store
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import InvalidAttributes, LimitExceeded, NotWritten
+from resctrlmond.workloads.store import Store
+from resctrlmond.workloads.validation import MAX_ATTRIBUTE_LENGTH, MAX_ATTRIBUTES, merged_attributes
+from tests.workloads.builders import drop, save
+from tests.workloads.conftest import Host, assignment
+
+Process = Callable[[], subprocess.Popen[bytes]]
+
+
+def _many(prefix: str, size: int = MAX_ATTRIBUTE_LENGTH, count: int = 8) -> dict[str, str]:
+    return {f"{prefix}-{number}": "ä" * (size // 2) for number in range(count)}
+
+
+def test_attributes_that_come_call_by_call_are_bounded(host: Host) -> None:
+    """17 Creates with 64 new names each made a record that the next start could not read."""
+    host.manager.create("grows", owner="agent", attributes=_many("first"))
+    with pytest.raises(InvalidAttributes, match=r"more than 65536.*already"):
+        for number in range(17):
+            host.manager.create("grows", owner="agent", attributes=_many(str(number)))
+    with pytest.raises(InvalidAttributes, match=r"more than 64 .*already"):
+        for number in range(3):
+            host.manager.create("many", owner="agent", attributes=_many(str(number), 2, 60))
+    before = {one.key: one for one in host.manager.workloads()}
+    host.restart()
+    assert {one.key: one for one in host.manager.workloads()} == before
+    assert before["grows"].is_claimed_by("agent")
+    assert before["grows"].first.baseline is Quality.EXACT
+    assert host.manager.release("grows", owner="agent").completed
+
+
+def test_a_known_name_can_be_given_a_new_value_at_the_limit(host: Host) -> None:
+    host.manager.create("full", owner="agent", attributes={f"n{number}": "" for number in range(MAX_ATTRIBUTES)})
+    record = host.manager.create("full", owner="agent", attributes={"n0": "new"})
+    assert record.attributes["n0"] == "new"
+
+
+def test_attributes_of_a_hook_are_left_out_where_they_do_not_fit(host: Host, process: Process) -> None:
+    host.manager.create("pod", owner="agent", attributes={f"n{number}": "" for number in range(MAX_ATTRIBUTES - 1)})
+    coming = assignment("pod", process().pid, attributes={"pod.name": "web", "pod.uid": "x"}, is_from_runtime=True)
+    done = host.manager.assign(coming)
+    assert done.moved.moved == 1
+    assert len(done.workload.attributes) == MAX_ATTRIBUTES
+    assert done.workload.attributes["pod.name"] == "web"
+
+
+def test_merging_keeps_what_was_there() -> None:
+    before = {"a": "1", "b": "2"}
+    assert merged_attributes(before, {"b": "3", "c": "4"}) == {"a": "1", "b": "3", "c": "4"}
+    full = {f"n{number}": "" for number in range(MAX_ATTRIBUTES)}
+    assert merged_attributes(full, {"other": "", "n1": "x"}, fitting=True) == full | {"n1": "x"}
+
+
+def test_claims_are_bounded(host: Host) -> None:
+    for number in range(store.MAX_CLAIMS):
+        host.manager.create("claimed", owner=f"owner-{number}")
+    with pytest.raises(LimitExceeded, match="64 claims already"):
+        host.manager.create("claimed", owner="one-too-many")
+    assert host.manager.create("claimed", owner="owner-1").is_claimed_by("owner-1")
+
+
+def test_living_members_are_bounded(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_LIVING_MEMBERS", 3)
+    host.manager.create("crowd", owner="agent")
+    for number in range(3):
+        host.manager.add_member("crowd", f"sandbox-{number}", owner="agent")
+    with pytest.raises(LimitExceeded, match="3 living members already"):
+        host.manager.add_member("crowd", "one-too-many", owner="agent")
+    host.manager.remove_member("crowd", "sandbox-1")
+    assert host.manager.add_member("crowd", "another", owner="agent").member("another")
+
+
+def test_a_process_over_a_limit_is_put_back(host: Host, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = process().pid
+    host.manager.assign(assignment("tight", process().pid))
+    monkeypatch.setattr(store, "MAX_RECORD_BYTES", 100)
+    with pytest.raises(LimitExceeded, match="more than 100"):
+        host.manager.assign(assignment("tight", pid))
+    assert host.tree.membership(pid).group == ""
+    with pytest.raises(LimitExceeded):
+        host.manager.assign(assignment("new", pid))
+    assert [one.key for one in host.manager.workloads()] == ["tight"]
+    host.check()
+
+
+def test_all_records_together_are_bounded_and_the_hook_has_a_reserve(
+    host: Host, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.manager.create("first", owner="agent")
+    monkeypatch.setattr(store, "MAX_BYTES", 1200)
+    with pytest.raises(LimitExceeded, match="more than 1200"):
+        for number in range(10):
+            host.manager.create(f"leak-{number}", owner="agent")
+    host.check()
+    done = host.manager.assign(assignment("container", process().pid, is_from_runtime=True))
+    assert done.moved.moved == 1
+    # What ends is noted all the same, and makes room once it is forgotten.
+    for one in host.manager.workloads():
+        for claim in one.claims:
+            host.manager.release(one.key, owner=claim.owner)
+        drop(host.manager.context.store, one.key)
+    host.manager.create("again", owner="agent")
+
+
+def test_an_ended_run_comes_back_if_the_new_one_exceeds_a_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.manager.create("web", owner="agent")
+    host.manager.release("web", owner="agent")
+    before = (host.manager.get("web"), host.files("web"))
+    monkeypatch.setattr(store, "MAX_RECORD_BYTES", 100)
+    with pytest.raises(LimitExceeded):
+        host.manager.create("web", owner="agent")
+    assert (host.manager.get("web"), host.files("web")) == before
+
+
+def test_a_file_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    atomic_files.write_file(str(path), bytes(4 << 20))
+    with pytest.raises(OSError) as caught:
+        atomic_files.write_file(str(path), bytes((4 << 20) + 1))
+    assert caught.value.errno == errno.EFBIG
+    assert len(atomic_files.read_file(str(path))) == 4 << 20
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_record_that_could_not_be_read_back_is_not_written(host: Host) -> None:
+    made = host.manager.create("whole", owner="agent")
+    records = Store(os.path.join(host.run, "records"))
+    with pytest.raises(NotWritten, match="EFBIG"):
+        save(records, msgspec.structs.replace(made, attributes=_many("huge", count=2000)))
+    assert list(records.read_all()) == [made]

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Not one descriptor is left: what cannot be read is said to be unread, and never taken for something that is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from resctrlmond.resctrl import cgroups, mounts, processes
+from resctrlmond.resctrl.errors import NotRead, ResctrlError
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tasks import put_back
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.store import Store
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+CTR = "4d" * 32
+
+
+@contextlib.contextmanager
+def left(number: int) -> Iterator[None]:
+    """Only so many descriptors can still be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = []
+    try:
+        # All numbers below the limit are taken, whatever has been closed before.
+        top = max(map(int, os.listdir("/proc/self/fd"))) + 1
+        while (fd := os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)) < top:
+            free.append(fd)
+        free.append(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1 + number, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in free:
+            os.close(fd)
+
+
+ME = os.getpid()
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda _: processes.stat(ME),
+        lambda _: processes.threads(ME),
+        lambda _: processes.leader(ME),
+        lambda _: processes.pid_namespaces(ME),
+        lambda _: Process.open(ME),
+        lambda _: mounts.mounts(),
+        lambda _: mounts.boot_id(),
+        lambda _: cgroups.cgroup_of(ME),
+        lambda _: cgroups.check("/sys/fs/cgroup"),
+        lambda _: cgroups.tasks("/sys/fs/cgroup"),
+        lambda _: cgroups.is_populated("/sys/fs/cgroup"),
+        lambda host: host.tree.check_mounted(),
+        lambda host: list(Store(f"{host.run}/records").read_all()),
+        lambda host: host.manager.context.snapshots.begin_values(CTR),
+        lambda host: host.manager.context.snapshots.last_read(CTR),
+        lambda host: host.manager.context.snapshots.completed_at(CTR),
+    ],
+)
+def test_what_cannot_be_opened_is_unread_with_its_path_and_what_to_do(
+    host: Host, process: Start, reads: Callable[[Host], object]
+) -> None:
+    host.manager.assign(assignment(CTR, process().pid))
+    with left(0), pytest.raises(NotRead) as caught:
+        reads(host)
+    assert caught.value.path.startswith("/")
+    assert "EMFILE" in str(caught.value)
+    assert "LimitNOFILE=" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda host, pid: host.manager.create("web", owner="other"),
+        lambda host, pid: host.manager.assign(assignment(CTR, pid)),
+        lambda host, pid: host.manager.read("standing"),
+        lambda host, pid: host.manager.move("standing", "gold"),
+        lambda host, pid: host.manager.release("standing", owner="test"),
+    ],
+    ids=["create", "assign", "read", "move", "release"],
+)
+def test_a_verb_with_so_many_descriptors_left_fails_with_a_type_or_not_at_all(
+    host: Host, process: Start, verb: Callable[[Host, int], object]
+) -> None:
+    host.make_class("gold")
+    child = process()
+    host.manager.assign(assignment("standing", process().pid))
+    for number in range(8):
+        with left(number):
+            try:
+                verb(host, child.pid)
+            except ResctrlError as error:
+                assert "EMFILE" in str(error), number
+            else:
+                break
+        host.manager.maintenance.tick()
+        host.check()
+    else:
+        pytest.fail("it never came to its end")
+    assert number >= 1
+    host.manager.maintenance.tick()
+    host.check()
+
+
+def test_undoing_with_no_descriptor_left_hides_no_error_that_led_to_it(host: Host, process: Start) -> None:
+    child = process()
+    start = processes.stat(child.pid)
+    assert start is not None
+    with left(0):
+        put_back(host.tree, {child.pid: (start.start_time, Membership("gold", ""))})
+
+
+def test_a_tick_with_no_descriptor_left_gives_up_nothing(host: Host, process: Start) -> None:
+    """It took what it could not look at for gone: resctrl for unmounted, and a group for lost."""
+    host.manager.assign(assignment(CTR, process().pid))
+    for number in range(8):
+        # What the tick cannot do for all of them is said by who called it.
+        with left(number), contextlib.suppress(ResctrlError):
+            host.manager.maintenance.tick()
+        assert host.manager.get(CTR).state is State.ACTIVE, number
+        host.check()
+
+
+def test_a_start_with_no_descriptor_left_takes_no_record_for_damaged(host: Host, process: Start) -> None:
+    """Its group, empty just then, was removed as one of no record, and its claims with it."""
+    host.manager.create("web", owner="other")
+    for number in range(8):
+        with left(number), contextlib.suppress(ResctrlError):
+            host.restart()
+        assert host.folder("records") == ["web.json"], number
+        assert host.tree.find(host.ours()[0].ref), number
+    host.restart()
+    record = host.manager.get("web")
+    assert isinstance(record, Workload)
+    assert record.is_claimed_by("other")
+    host.check()

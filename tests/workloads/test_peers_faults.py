@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of other owners of monitoring groups that no other test has in mind; tests/truth/peers.md has them all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
+from resctrlmond.workloads import checkpoint
+from resctrlmond.workloads.accounting import Quality, totals
+from resctrlmond.workloads.model import State
+from tests.workloads.conftest import UID, Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def test_the_class_of_a_task_is_asked_of_the_task_and_of_no_list_of_tasks(host: Host, process: Start) -> None:
+    """The fault: all tasks of all classes are read to find one of them, so an assignment takes the longer the more
+    threads the host has.
+    """
+    host.make_class("gold")
+    read: list[str] = []
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and watching and str(arguments[0]).endswith("/tasks"):
+            flags = arguments[2]
+            if isinstance(flags, int) and not flags & os.O_WRONLY:
+                read.append(str(arguments[0]))
+
+    watching = True
+    sys.addaudithook(hook)
+    child = process()
+    host.tree.write_task("gold", child.pid)
+    record = host.manager.assign(assignment("k", child.pid)).workload
+    host.manager.maintenance.sweep("k")
+    watching = False
+    # A new group is looked at once, because an rmdir may have left a task with its RMID.
+    assert read == [os.path.join(host.tree.full_path(record.first.ref), "tasks")]
+    assert record.first.class_ == "gold"
+
+
+def test_a_workload_that_comes_back_while_its_end_is_pending_keeps_its_new_group(host: Host, process: Start) -> None:
+    """The fault: a removal that failed is tried again after the workload came back, and takes its new group away."""
+    host.manager.assign(assignment(UID, process().pid, "nri"))
+    control = Control(host.mountpoint)
+    control.set_faults(Fault(on=Operation.RMDIR, group=f"mon_groups/{UID}", answer="EIO", times=2))
+    with pytest.raises(ResctrlError):
+        host.manager.release(UID, owner="nri")
+    host.manager.maintenance.tick()
+    assert host.manager.get(UID).state is State.ENDING
+    child = process()
+    anew = host.manager.assign(assignment(UID, child.pid, "nri")).workload
+    for _ in range(3):
+        host.manager.maintenance.tick()
+    assert control.faults == []
+    stands = host.manager.get(UID)
+    assert (stands.state, stands.generation, stands.first.nonce) == (State.ACTIVE, 2, anew.first.nonce)
+    assert host.tree.membership(child.pid).group == UID
+    host.manager.release(UID, owner="nri")
+    host.check()
+
+
+def test_groups_that_are_made_beside_a_ticking_upkeep_stand(host: Host) -> None:
+    """The fault: the cleaner of groups that nobody knows takes one that is made at that moment."""
+    over = threading.Event()
+    raised: list[BaseException] = []
+
+    def tick() -> None:
+        try:
+            while not over.is_set():
+                host.manager.maintenance.tick()
+        except BaseException as error:  # told below, whatever it is
+            raised.append(error)
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    try:
+        for number in range(25):
+            host.manager.create(f"k{number}", owner="test")
+            assert host.tree.find(host.manager.get(f"k{number}").first.ref) is not None
+    finally:
+        over.set()
+        ticking.join()
+    assert raised == []
+    assert {record.state for record in host.manager.workloads()} == {State.IDLE}
+    host.check()
+
+
+def test_a_dip_of_a_counter_adds_nothing() -> None:
+    """The fault: 100, 150, 148, 200 is told as a rise of 102, and each dip adds more."""
+
+    def read(number: int) -> list[Reading]:
+        return [Reading("mon_L3_00", "mbm_total_bytes", parse_value(str(number)), 7)]
+
+    kept: checkpoint.Checkpoint = {}
+    for number in (150, 148, 200):
+        kept = checkpoint.with_readings(kept, "now", read(number))
+    (total,) = totals(read(100), checkpoint.readings_of(kept), past=checkpoint.past_of(kept))
+    assert (total.number, total.quality) == (100, Quality.EXACT)

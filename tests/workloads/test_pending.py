@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Out of RMIDs is a state: it has a reason, ends by itself, and what was adopted late says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.errors import RmidsExhausted
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
+from resctrlmond.sim.mount import Simulation
+from resctrlmond.workloads import clock
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import InvalidRequest
+from resctrlmond.workloads.maintenance import log
+from resctrlmond.workloads.model import State, Workload
+from tests.workloads.builders import save, workload
+from tests.workloads.conftest import Host, assignment, when_all_stand
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Host]:
+    """Two RMIDs beside root's, and none in limbo ever."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "monitoring-only", 3):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+@pytest.fixture
+def limbo(tmp_path: Path) -> Iterator[Host]:
+    """One RMID beside root's, which stays in limbo for a second when it is given back."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 2):
+        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+
+
+def fill(host: Host) -> None:
+    for key in ("one", "two"):
+        host.manager.create(key, owner="a")
+
+
+def test_without_an_rmid_the_group_is_pending(small: Host, process: Start) -> None:
+    fill(small)
+    child = process()
+    done = small.manager.assign(assignment("k", child.pid, "a"))
+    assert (done.workload.state, done.workload.first.in_limbo, done.moved.moved) == (State.PENDING, False, 0)
+    assert "ENOSPC" in done.workload.reason
+    assert small.manager.create("k", owner="a").state is State.PENDING
+    assert small.manager.read("k") == (small.manager.get("k"), [], [])
+    assert "k" not in small.folder("groups")
+
+
+def test_a_group_that_waits_names_its_own_path_only(small: Host, process: Start) -> None:
+    """Every group behind the first one had the first one's reason, path included."""
+    fill(small)
+    for key in ("three", "four"):
+        assert f"mon_groups/{key}: " in small.manager.create(key, owner="a").reason
+    with pytest.raises(RmidsExhausted) as refused:
+        small.manager.create("five", owner="a", may_wait=False)
+    assert "mon_groups/five: " in str(refused.value)
+    with pytest.raises(RmidsExhausted) as refused:
+        small.manager.assign(assignment("six", process().pid, "a", may_wait=False))
+    assert "mon_groups/six: " in str(refused.value)
+    assert not [record for record in small.manager.workloads() if record.key in ("five", "six")]
+
+
+def test_a_call_that_may_not_wait_is_never_recorded_as_waiting(small: Host, process: Start) -> None:
+    """It was, for a moment, and the journal had an entry that it waits for an RMID."""
+    fill(small)
+    child = process()
+    waited: list[Workload] = []
+
+    def watch(_key: str, record: Workload | None) -> None:
+        if record is not None and record.reason:
+            waited.append(record)
+
+    small.manager.context.store.on_change = watch
+    for _ in range(2):
+        with pytest.raises(RmidsExhausted):
+            small.manager.create("k", owner="a", may_wait=False)
+        with pytest.raises(RmidsExhausted):
+            small.manager.assign(assignment("k", child.pid, "a", may_wait=False))
+        assert waited == []
+        # The second time with a queue.
+        small.manager.create("queued", owner="a")
+        waited.clear()
+    small.check()
+
+
+def test_a_pending_workload_is_adopted_late_when_an_rmid_comes_free(small: Host, process: Start) -> None:
+    fill(small)
+    child = process()
+    small.manager.assign(assignment("k", child.pid, "a"))
+    small.manager.maintenance.tick()
+    assert small.manager.get("k").state is State.PENDING
+    small.manager.release("one", owner="a")
+    small.manager.maintenance.tick()
+    record = small.manager.get("k")
+    assert (record.state, record.first.baseline, record.reason) == (State.ACTIVE, Quality.LATE, "")
+    assert [member.late for member in record.members] == [True]
+    assert small.tree.membership(child.pid).group == "k"
+    totals = small.manager.release("k", owner="a").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+
+
+def test_who_has_waited_longest_comes_first_however_the_clock_is_set(
+    small: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order was that of the time of day: whoever came after the clock was set back went before all others."""
+    fill(small)
+    assert small.manager.create("first", owner="a").state is State.PENDING
+
+    class SetBack(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> SetBack:
+            return super().now(tz) - timedelta(days=1)
+
+    monkeypatch.setattr(clock, "datetime", SetBack)
+    assert small.manager.create("second", owner="a").first.created_at < small.manager.get("first").first.created_at
+    small.restart()
+    small.manager.release("one", owner="a")
+    small.manager.maintenance.tick()
+    states = {key: small.manager.get(key).state for key in ("first", "second")}
+    assert states == {"first": State.IDLE, "second": State.PENDING}
+
+
+def test_waiting_writes_and_tells_nothing(small: Host) -> None:
+    """Every retry once wrote the record twice and sent two signals, each second, for each pending group."""
+    fill(small)
+    small.manager.create("k", owner="a")
+    told: list[str] = []
+    small.manager.context.store.on_change = lambda key, record: told.append(key)
+    before = os.stat(os.path.join(small.run, "records", "k.json"))
+    for _ in range(3):
+        small.manager.maintenance.tick()
+    after = os.stat(os.path.join(small.run, "records", "k.json"))
+    assert (told, after.st_ino) == ([], before.st_ino)
+
+
+def test_who_waits_is_served_by_priority_and_then_by_age(small: Host) -> None:
+    """They were tried in order of the key: the RMID went to whoever came first in the alphabet."""
+    fill(small)
+    for key, priority in (("z-old", None), ("a-young", None), ("m-high", 10), ("b-low", -10)):
+        small.manager.create(key, owner="a", priority=priority)
+    # A word that comes later counts as well.
+    small.manager.create("b-low", owner="b", priority=5)
+    served = []
+    for freed in ("one", "two", "m-high", "b-low"):
+        small.manager.release(freed, owner="a")
+        if freed == "b-low":
+            small.manager.release(freed, owner="b")
+        small.manager.maintenance.tick()
+        records = small.manager.workloads()
+        served.append([one.key for one in records if one.state is State.IDLE and one.key not in ("one", "two")])
+    assert served == [["m-high"], ["b-low", "m-high"], ["b-low", "z-old"], ["a-young", "z-old"]]
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["at a tick", "at a start"])
+def test_an_rmid_that_comes_free_while_the_queue_is_served_goes_to_its_head(
+    small: Host, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """The first one was refused an RMID; the one that came free a moment later went to the second."""
+    fill(small)
+    small.manager.create("second", owner="a")
+    small.manager.create("first", owner="a", priority=1)
+    create = Tree.create
+
+    def refused_then_freed(tree: Tree, ref: GroupRef, nonce: int) -> Found:
+        try:
+            return create(tree, ref, nonce)
+        except RmidsExhausted:
+            if (one := tree.find(GroupRef("", "one"))) is not None:
+                os.rmdir(one.path)  # somebody else removes a group, which frees its RMID
+            raise
+
+    monkeypatch.setattr(Tree, "create", refused_then_freed)
+    if restarts:
+        small.restart()
+    else:
+        small.manager.maintenance.tick()
+    states = {key: small.manager.get(key).state for key in ("first", "second")}
+    assert states == {"first": State.PENDING, "second": State.PENDING}
+    small.manager.maintenance.tick()
+    states = {key: small.manager.get(key).state for key in ("first", "second")}
+    assert states == {"first": State.IDLE, "second": State.PENDING}
+
+
+def test_the_order_outlives_a_restart(small: Host) -> None:
+    fill(small)
+    small.manager.create("young", owner="a")
+    small.manager.create("high", owner="a", priority=1)
+    small.manager.release("one", owner="a")
+    manager = small.restart()
+    assert (manager.get("high").state, manager.get("young").state) == (State.IDLE, State.PENDING)
+
+
+def test_one_that_fails_holds_nobody_up(small: Host) -> None:
+    fill(small)
+    small.manager.create("k", owner="a", priority=1)
+    small.manager.create("other", owner="a")
+    small.manager.release("one", owner="a")
+    small.make_foreign("k")
+    small.manager.release("two", owner="a")
+    small.manager.maintenance.tick()
+    assert (small.manager.get("k").state, small.manager.get("other").state) == (State.FAILED, State.IDLE)
+
+
+@pytest.mark.parametrize("priority", [-1001, 1001, 10**30])
+def test_a_priority_has_bounds(small: Host, priority: int) -> None:
+    with pytest.raises(InvalidRequest, match="priority"):
+        small.manager.create("k", owner="a", priority=priority)
+    with pytest.raises(InvalidRequest, match="priority"):
+        small.manager.assign(assignment("k", os.getpid(), priority=priority))
+    assert small.manager.workloads() == []
+
+
+def test_now_or_never(small: Host, process: Start) -> None:
+    fill(small)
+    with pytest.raises(RmidsExhausted) as caught:
+        small.manager.create("k", owner="a", may_wait=False)
+    assert not caught.value.in_limbo
+    with pytest.raises(RmidsExhausted):
+        small.manager.assign(assignment("k", process().pid, "a", may_wait=False))
+    assert [record.key for record in small.manager.workloads()] == ["one", "two"]
+    assert small.folder("records") == ["one.json", "two.json"]
+
+
+def test_now_or_never_of_what_is_pending_already(small: Host, process: Start) -> None:
+    """A group that another caller was content to wait for is no answer to one that is not."""
+    fill(small)
+    pending = small.manager.create("k", owner="a")
+    with pytest.raises(RmidsExhausted):
+        small.manager.create("k", owner="b", may_wait=False)
+    with pytest.raises(RmidsExhausted):
+        small.manager.assign(assignment("k", process().pid, "b", may_wait=False))
+    assert small.manager.get("k") == pending
+
+
+def test_a_pending_workload_that_ends_never_had_a_group(small: Host) -> None:
+    fill(small)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        small.manager.assign(assignment("4d" * 32, child.pid, "oci"))
+        child.kill()
+    small.manager.maintenance.tick()
+    record = small.manager.get("4d" * 32)
+    assert (record.state, record.claims) == (State.COMPLETED, ())
+    assert "never had an RMID" in record.reason
+    small.manager.create("k", owner="a")
+    released = small.manager.release("k", owner="a")
+    assert (released.completed, released.totals) == (True, [])
+
+
+def test_a_foreign_group_of_its_name_makes_a_pending_one_fail(small: Host) -> None:
+    fill(small)
+    small.manager.create("k", owner="a")
+    small.manager.release("one", owner="a")
+    foreign = small.make_foreign("k")
+    small.manager.maintenance.tick()
+    record = small.manager.get("k")
+    assert (record.state, "another program created it" in record.reason) == (State.FAILED, True)
+    assert small.tree.find(foreign) is not None
+
+
+def test_ending_a_pending_one_leaves_a_foreign_group_of_its_name(small: Host) -> None:
+    fill(small)
+    small.manager.create("k", owner="a")
+    small.manager.release("one", owner="a")
+    foreign = small.make_foreign("k")
+    assert small.manager.release("k", owner="a").workload.state is State.COMPLETED
+    assert small.tree.find(foreign) is not None
+
+
+def test_limbo_is_told_and_passes(limbo: Host) -> None:
+    limbo.manager.create("first", owner="a")
+    limbo.manager.release("first", owner="a")
+    record = limbo.manager.create("k", owner="a")
+    assert (record.state, record.first.in_limbo) == (State.PENDING, True)
+    assert "EBUSY" in record.reason
+    with pytest.raises(RmidsExhausted) as caught:
+        limbo.manager.create("other", owner="a", may_wait=False)
+    assert caught.value.in_limbo
+    record = when_all_stand(limbo, "k")
+    assert (record.state, record.first.in_limbo, record.reason) == (State.IDLE, False, "")
+
+
+def test_a_restart_keeps_waiting(small: Host, process: Start) -> None:
+    fill(small)
+    child = process()
+    before = small.manager.assign(assignment("k", child.pid, "a")).workload
+    assert small.restart().get("k") == before
+    small.manager.release("one", owner="a")
+    record = small.restart().get("k")
+    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
+    assert small.tree.membership(child.pid).group == "k"
+
+
+def test_a_tick_survives_what_one_key_does(small: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """A file among the folders of ended runs ended the tick, and with it the daemon."""
+    small.manager.create("k", owner="a")
+    (Path(small.run) / "completed" / "junk").write_text("?")
+    (Path(small.run) / "records").rename(Path(small.run) / "elsewhere")
+    os.rmdir(small.tree.full_path(GroupRef("", "k")))
+    with caplog.at_level("ERROR", log.name):
+        small.manager.maintenance.tick()
+        small.manager.maintenance.tick()
+    [said] = caplog.messages
+    assert said.startswith("k: ")
+    assert "cannot write" in said
+    (Path(small.run) / "elsewhere").rename(Path(small.run) / "records")
+    small.manager.maintenance.tick()
+    record: Workload = small.manager.get("k")
+    assert record.state is State.LOST
+
+
+def test_who_asks_now_does_not_overtake_who_waits(small: Host) -> None:
+    fill(small)
+    small.manager.create("waits", owner="a")
+    small.manager.release("one", owner="a")
+    # An RMID is free, and the tick that gives it to who waits is yet to come.
+    late = small.manager.create("late", owner="a")
+    assert late.state is State.PENDING
+    assert "mon_groups/late: cannot create the monitoring group: workloads of the same or a higher" in late.reason
+    with pytest.raises(RmidsExhausted):
+        small.manager.create("impatient", owner="a", may_wait=False)
+    assert small.manager.create("urgent", owner="a", priority=1).state is State.IDLE
+    small.manager.release("two", owner="a")
+    small.manager.maintenance.tick()
+    states = {record.key: record.state for record in small.manager.workloads() if not record.state.is_over}
+    assert states == {"waits": State.IDLE, "late": State.PENDING, "urgent": State.IDLE}
+
+
+def test_who_is_being_served_at_this_moment_is_not_waiting(small: Host) -> None:
+    """Its record stands before its group does; whoever comes in between must not be made to wait for it."""
+    begun = workload("begun", State.PENDING)
+    save(small.manager.context.store, begun)
+    assert small.manager.create("k", owner="a").state is State.IDLE
+
+
+def test_what_assign_allowed_is_remembered_while_it_waits(small: Host, process: Start) -> None:
+    child = process()
+    foreign = small.make_foreign("foreign")
+    small.tree.write_task(foreign.path, child.pid)
+    small.manager.create("one", owner="a")
+    small.manager.assign(assignment("k", child.pid, "a", take_over=True))
+    assert small.tree.membership(child.pid).group == "foreign"
+    small.restart()
+    small.manager.release("one", owner="a")
+    small.manager.maintenance.tick()
+    assert small.tree.membership(child.pid).group == "k"
+    # Once: whoever takes it later has it.
+    small.tree.write_task(foreign.path, child.pid)
+    small.manager.maintenance.sweep("k")
+    assert small.tree.membership(child.pid).group == "foreign"
+    os.rmdir(small.tree.full_path(foreign))
+
+
+def test_a_change_of_class_is_remembered_while_it_waits(tmp_path: Path, process: Start) -> None:
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 3):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.make_class("gold")
+        host.manager.create("one", owner="a")
+        child = process()
+        host.manager.assign(assignment("k", child.pid, "a", class_="gold", allow_class_change=True))
+        host.manager.release("one", owner="a")
+        when_all_stand(host, "k")
+        where = host.tree.membership(child.pid)
+        assert (where.class_, where.group) == ("gold", "k")
+
+
+def test_a_move_of_one_that_waits_is_remembered(tmp_path: Path, process: Start) -> None:
+    """Its tasks stayed in their class, and as soon as it had its group that followed them back."""
+    (tmp_path / "resctrl").mkdir()
+    (tmp_path / "run").mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 3):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.make_class("gold")
+        host.manager.create("one", owner="a")
+        child = process()
+        assert host.manager.assign(assignment("k", child.pid, "a")).workload.state is State.PENDING
+        assert host.manager.move("k", "gold").first.class_ == "gold"
+        host.restart()
+        # As an adapter does that was started anew.
+        assert host.manager.assign(assignment("k", child.pid, "a")).workload.first.class_ == "gold"
+        host.manager.release("one", owner="a")
+        record = when_all_stand(host, "k")
+        assert (record.first.class_, record.groups[1:], record.members[0].allow_class_change) == ("gold", (), False)
+        assert host.tree.membership(child.pid) == Membership("gold", "k")
+        host.check()
+
+
+def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> None:
+    """The group stood idle, and who was to be in it stayed outside until the daemon was started anew."""
+    fill(small)
+    child = process()
+    waits = small.manager.assign(assignment("k", child.pid, "a", take_over=True)).workload
+    assert waits.state is State.PENDING
+    small.manager.release("one", owner="a")
+    Control(small.mountpoint).set_faults(Fault(on=Operation.TASKS, group="mon_groups/k", answer="EIO", times=1))
+    small.manager.maintenance.tick()
+    record = small.manager.get("k")
+    assert (record.state.has_group, "EIO" in record.members[0].reason) == (True, True)
+    assert small.tree.membership(child.pid).group == ""
+    small.manager.maintenance.sweep("k")
+    record = small.manager.get("k")
+    assert (record.state, record.first.baseline, record.members[0].reason) == (State.ACTIVE, Quality.LATE, "")
+    assert not record.members[0].take_over
+    assert small.tree.membership(child.pid).group == "k"
+    small.check()
+
+
+@pytest.mark.parametrize("answer", ["ENOMEM", "EINTR", "EIO"])
+def test_what_passes_makes_no_pending_one_fail(small: Host, process: Start, answer: str) -> None:
+    """Who waited when the kernel lacked memory for a moment had failed, for ever, and its claims were gone."""
+    fill(small)
+    small.manager.create("other", owner="a", priority=-1)
+    child = process()
+    small.manager.assign(assignment("k", child.pid, "a"))
+    small.manager.release("one", owner="a")
+    small.manager.release("two", owner="a")
+    Control(small.mountpoint).set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer=answer, times=1))
+    small.manager.maintenance.tick()
+    states = [small.manager.get(key).state for key in ("k", "other")]
+    assert states == [State.PENDING, State.IDLE]
+    small.check()
+    small.manager.maintenance.tick()
+    assert small.manager.get("k").state is State.ACTIVE
+    assert small.tree.membership(child.pid).group == "k"
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["tick", "cut before the baseline"])
+def test_who_ended_while_the_group_waited_is_missing_and_this_is_said(
+    small: Host, process: Start, is_cut: bool
+) -> None:
+    """A pod whose first container ran and ended before there was an RMID had an exact total, of the others."""
+    fill(small)
+    first, second = process(), process()
+    small.manager.assign(assignment("k", first.pid, "nri", member="c1"))
+    first.kill()
+    first.wait()
+    small.manager.maintenance.tick()
+    assert small.manager.get("k").living == ()
+    small.manager.release("one", owner="a")
+    if is_cut:
+        record = small.manager.get("k")
+        small.tree.create(record.first.ref, record.first.nonce)
+        small.restart()
+    else:
+        small.manager.maintenance.tick()
+    assert small.manager.get("k").state is State.IDLE
+    small.manager.assign(assignment("k", second.pid, "nri", member="c2"))
+    assert {total.quality for total in small.manager.release("k", owner="nri").totals} == {Quality.LATE}
+    small.check()
+
+
+class Cut(BaseException):
+    """A kill, as far as the code that it meets can tell."""
+
+
+def test_who_ended_before_an_adoption_that_was_cut_is_missing_and_this_is_said(small: Host, process: Start) -> None:
+    """The group's baseline was exact until its members were adopted: who never was in it had an exact total of 0."""
+    fill(small)
+    child = process()
+    small.manager.assign(assignment("k", child.pid, "a"))
+    small.manager.release("one", owner="a")
+
+    def cut(_: str, record: Workload | None) -> None:
+        if record is not None and record.state is State.IDLE:
+            raise Cut
+
+    small.manager.context.store.on_change = cut
+    with pytest.raises(Cut):
+        small.manager.maintenance.tick()
+    child.kill()
+    child.wait()
+    small.restart()
+    assert {total.quality for total in small.manager.release("k", owner="a").totals} == {Quality.LATE}
+    small.check()

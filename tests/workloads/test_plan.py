@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is decided at start-up and when claims end, as tables."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from resctrlmond.resctrl.tree import Found, GroupRef
+from resctrlmond.workloads.clock import boot_ns, utc_now
+from resctrlmond.workloads.model import Claim, EndRule, Group, Member, State, Workload
+from resctrlmond.workloads.plan import OCI, RECOVERED, Do, claims_over, recover, waiting
+from tests.workloads.builders import workload
+
+GID, BOOT = 7, "this-boot"
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+def record(state: State, nonce: int = 1, boot: str = BOOT, class_: str = "", key: str = "k") -> Workload:
+    return workload(key, state, class_=class_, nonce=nonce, boot_id=boot)
+
+
+def found(nonce: int = 1, gid: int = GID, class_: str = "", name: str = "k") -> Found:
+    return Found(GroupRef(class_, name), gid, nonce, os.path.join("/sys", class_, name))
+
+
+@pytest.mark.parametrize(
+    ("one", "tree", "do"),
+    [
+        (record(State.ACTIVE), [found()], Do.KEEP),
+        (record(State.IDLE), [found()], Do.KEEP),
+        (record(State.ACTIVE), [found(class_="gold")], Do.KEEP),
+        (record(State.ACTIVE), [], Do.LOSE),
+        (record(State.ACTIVE), [found(nonce=2)], Do.LOSE),
+        (record(State.ACTIVE), [found(gid=0)], Do.LOSE),
+        (record(State.ACTIVE, boot="another"), [found()], Do.LOSE),
+        (record(State.PENDING, nonce=0), [], Do.RETRY),
+        (record(State.PENDING, nonce=0), [found(nonce=0)], Do.RETRY),
+        (record(State.PENDING), [found(nonce=2)], Do.RETRY),
+        (record(State.PENDING), [found()], Do.BASELINE),
+        (record(State.PENDING, boot="another"), [found()], Do.LOSE),
+        (record(State.ENDING), [found()], Do.FINISH),
+        (record(State.ENDING), [], Do.FINISH),
+        (record(State.ENDING, boot="another"), [], Do.FINISH),
+    ],
+)
+def test_each_record_has_one_step(one: Workload, tree: list[Found], do: Do) -> None:
+    [step] = recover([one], tree, GID, BOOT).steps
+    assert (step.do, step.key, step.group) == (do, one.key, one.first)
+
+
+def test_who_waits_for_an_rmid_and_in_which_order() -> None:
+    def waits(key: str, at: int, priority: int = 0) -> Workload:
+        # By the time of day the oldest is the youngest: somebody set the clock back.
+        return workload(key, State.PENDING, created_at=f"{9 - at}", created_ns=at + 1, priority=priority, nonce=1)
+
+    def second(at: int) -> Group:
+        return replace(waits("second", at).first, folder="gold")
+
+    pods = [
+        waits("old", 1),
+        waits("young", 2),
+        waits("urgent", 3, 1),
+        waits("patient", 0, -1),
+        record(State.ACTIVE, key="spread").with_group(second(0)),
+        # Its first group comes first, and then this one.
+        waits("none", 4).with_group(second(4)),
+        record(State.ENDING, key="ending").with_group(second(0)),
+        record(State.FAILED, key="failed"),
+    ]
+    found = [(queued.workload.key, queued.group.folder) for queued in waiting(pods)]
+    assert found == [
+        ("urgent", ""), ("spread", "gold"), ("old", ""), ("young", ""), ("none", ""), ("patient", ""),
+    ]  # fmt: skip
+
+
+def test_what_is_over_needs_nothing_and_groups_of_no_record_are_left_over() -> None:
+    over = [record(state, key=state) for state in State if state.is_over]
+    ours, foreign = found(nonce=9, name="ours"), found(nonce=8, gid=0, name="foreign")
+    plan = recover(over, [ours, foreign], GID, BOOT)
+    assert plan.steps == ()
+    assert plan.leftovers == (ours,)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(State), st.integers(0, 4), st.sampled_from([BOOT, "another"])), max_size=6),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([GID, 0]), st.sampled_from(["", "gold"])), max_size=6),
+)
+def test_no_group_is_given_to_two_and_foreign_ones_to_nobody(
+    states: list[tuple[State, int, str]], groups: list[tuple[int, int, str]]
+) -> None:
+    records = [record(state, nonce, boot, key=f"k{i}") for i, (state, nonce, boot) in enumerate(states)]
+    tree = [found(nonce, gid, class_, f"k{i}") for i, (nonce, gid, class_) in enumerate(groups)]
+    plan = recover(records, tree, GID, BOOT)
+    kept = [step.group.nonce for step in plan.steps if step.do in (Do.KEEP, Do.BASELINE)]
+    assert len(set(kept)) == len(kept)
+    assert not set(kept) & {one.nonce for one in plan.leftovers}
+    assert set(kept) <= {one.nonce for one in tree if one.gid == GID}
+    assert all(one.gid == GID for one in plan.leftovers)
+    assert [step.key for step in plan.steps] == [one.key for one in records if not one.state.is_over]
+
+
+RUN = "run"
+RULES = {OCI: EndRule.CONTAINER, RUN: EndRule.MEMBERS, RECOVERED: EndRule.TASKS}
+
+
+def claimed(key: str, owners: list[str], members: list[Member], pod_cgroup: str = "") -> Workload:
+    claims = tuple(Claim(owner, utc_now(), RULES.get(owner, EndRule.RELEASE)) for owner in owners)
+    return workload(key, claims=claims, members=tuple(members), pod_cgroup=pod_cgroup)
+
+
+def member(owner: str, ended: float | None = None, id_: str = "m") -> Member:
+    # Seconds ago in hundreds, which the test makes a time of: the table is made long before it is used.
+    text = "" if ended is None else str(ended)
+    return Member(id=id_, kind="container", owner=owner, ended_at=text)
+
+
+def timed(record: Workload) -> Workload:
+    last = min((float(one.ended_at) for one in record.members if one.ended_at), default=0.0)
+    return replace(record, idle_ns=boot_ns() - int(last * 100e9))
+
+
+CTR = "4d" * 32
+
+
+@pytest.mark.parametrize(
+    ("one", "gone", "empty", "over"),
+    [
+        # a container's group ends with its last member
+        (claimed(CTR, [OCI], [member(OCI)]), False, False, []),
+        (claimed(CTR, [OCI], [member(OCI, 6)]), False, False, [OCI]),
+        (claimed(CTR, [OCI], [member(OCI, 4)]), False, False, []),
+        # by the clock of another boot
+        (claimed(CTR, [OCI], [member(OCI, -3600)]), False, False, [OCI]),
+        (claimed(CTR, [OCI], [member(OCI, 60), member(OCI, id_="n")]), False, False, []),
+        # a member of somebody else's does not end the hook's claim, and the other way round
+        (claimed(CTR, [OCI], [member("cli", 60)]), False, False, []),
+        (claimed(CTR, [OCI], []), False, False, []),
+        # a pod's ends with its control group, however long no container of it ran
+        (claimed(UID, [OCI], [member(OCI, 9999)], "/cg"), False, False, []),
+        (claimed(UID, [OCI], [member(OCI, 1)], "/cg"), True, False, [OCI]),
+        (claimed(UID, [OCI], [member(OCI)], "/cg"), True, False, []),
+        # one that has none waits for its time
+        (claimed(UID, [OCI], [member(OCI, 29)]), False, False, []),
+        (claimed(UID, [OCI], [member(OCI, 31)]), False, False, [OCI]),
+        # a command's end is claimed a little longer
+        (claimed("run-1", [RUN], [member(RUN)]), False, False, []),
+        (claimed("run-1", [RUN], [member(RUN, 11)]), False, False, [RUN]),
+        (claimed("run-1", [RUN], []), False, False, []),
+        # our own claim on what was found ends with its tasks
+        (claimed("k", [RECOVERED], []), False, False, []),
+        (claimed("k", [RECOVERED], []), False, True, [RECOVERED]),
+        # claims by word are ended by word only
+        (claimed("k", ["cli", "uid:0", "nri"], [member("cli", 9999)]), True, True, []),
+        (claimed(CTR, [OCI, "cli"], [member(OCI, 60)]), False, False, [OCI]),
+    ],
+)
+def test_whose_claim_is_over(one: Workload, gone: bool, empty: bool, over: list[str]) -> None:
+    found = claims_over(timed(one), pod_is_gone=gone, group_is_empty=empty, linger_s=500, pod_linger_s=3000)
+    assert found == over
+
+
+@pytest.mark.parametrize("owner", ["oci", "run", "recovered", "nri", "engine"])
+def test_a_claim_ends_by_its_rule_whatever_its_owner_is_called(owner: str) -> None:
+    ended = {rule: claimed(CTR, [], [member(owner, 60)]).with_claim(owner, utc_now(), rule) for rule in EndRule}
+    over = {
+        rule
+        for rule, one in ended.items()
+        if claims_over(timed(one), pod_is_gone=False, group_is_empty=True, linger_s=500, pod_linger_s=3000)
+    }
+    assert over == {EndRule.MEMBERS, EndRule.CONTAINER, EndRule.TASKS}

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``groups/KEY/quality`` is never better than what Read and Release answer, and at the end it is the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.api.translate import group
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.quality_file import text, worse
+from tests.workloads.conftest import Host, assignment, machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+EVENTS = ("activity", "core_energy", "mbm_local_bytes", "mbm_total_bytes")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with machine(tmp_path, "intel-aet", 8, residue=3) as (made, _):
+        yield made
+
+
+@pytest.fixture
+def spawn(host: Host, process: Start) -> Callable[[], int]:
+    """Start a process that has a virtual task; returns its id."""
+
+    def start() -> int:
+        return Control(host.mountpoint).spawn(tid=process().pid)
+
+    return start
+
+
+def written(host: Host, key: str = "k") -> str:
+    return Path(host.run, "groups", key, "quality").read_text()
+
+
+def qualities(host: Host, key: str = "k") -> dict[str, str]:
+    return {line.split()[0]: line.split()[1] for line in written(host, key).splitlines()}
+
+
+def all_of(quality: str) -> dict[str, str]:
+    return dict.fromkeys(EVENTS, quality)
+
+
+def released(host: Host, key: str = "k") -> list[Total]:
+    """Release, and compare the file with the answer, and with what a new daemon answers."""
+    totals = host.manager.release(key, owner="test").totals
+    assert written(host, key) == text(totals)
+    folder = Path(host.run, "groups", key)
+    # The file is final before completed_at is written.
+    assert (folder / "quality").stat().st_mtime_ns <= (folder / "completed_at").stat().st_mtime_ns
+    assert text(host.restart().read(key)[2]) == written(host, key)
+    host.check()
+    return totals
+
+
+def test_each_event_has_a_line_from_creation_on_exact_included(host: Host, spawn: Callable[[], int]) -> None:
+    host.manager.create("k", owner="test")
+    assert written(host) == "".join(f"{name} exact\n" for name in EVENTS)
+    host.manager.assign(assignment("k", spawn()))
+    host.manager.maintenance.tick()
+    assert qualities(host) == all_of("exact")
+    released(host)
+    assert qualities(host) == all_of("exact")
+
+
+def test_a_late_member_is_in_the_file_before_the_call_returns(host: Host, spawn: Callable[[], int]) -> None:
+    host.manager.assign(assignment("k", spawn()))
+    host.manager.assign(assignment("k", spawn(), late=True))
+    assert qualities(host) == all_of("late")
+    released(host)
+    assert qualities(host) == all_of("late")
+
+
+def test_the_workload_that_loses_a_task_is_late_in_its_file_at_once(host: Host, spawn: Callable[[], int]) -> None:
+    pid = spawn()
+    host.manager.assign(assignment("k", pid))
+    host.manager.assign(assignment("other", pid, take_over=True))
+    assert qualities(host) == all_of("late")
+    released(host)
+
+
+def test_a_reading_without_a_number_that_only_a_reader_sees_stays_in_the_file(
+    host: Host, spawn: Callable[[], int]
+) -> None:
+    """Also over a kill, and in what Release says."""
+    pid = spawn()
+    record = host.manager.assign(assignment("k", pid)).workload
+    control = Control(host.mountpoint)
+    control.set_faults(Fault(group=record.first.ref.path, event="mbm_total_bytes", answer="Unavailable"))
+    told = host.manager.read("k")[2]
+    assert written(host) == text(told)
+    assert qualities(host)["mbm_total_bytes"] == "unknown"
+    control.set_faults()
+    control.run(pid, 1_000_000_000)
+    host.restart()
+    assert qualities(host)["mbm_total_bytes"] == "unknown"
+    released(host)
+    assert qualities(host) == all_of("exact") | {"mbm_total_bytes": "estimated"}
+
+
+def test_a_number_that_only_a_reader_sees_is_not_forgotten(host: Host, spawn: Callable[[], int]) -> None:
+    """Energy that read Unavailable at begin and end, and a number in between, is not 0 exact."""
+    control, pid = Control(host.mountpoint), spawn()
+    # Both events of the package: if one of them has a number, the RMID was active there.
+    faults = [Fault(group="mon_groups/k", event=name, answer="Unavailable") for name in ("core_energy", "activity")]
+    control.set_faults(*faults)
+    host.manager.assign(assignment("k", pid))
+    assert qualities(host) == all_of("exact")
+    control.set_faults()
+    told = next(one for one in host.manager.read("k")[2] if one.event.name == "core_energy")
+    assert qualities(host)["core_energy"] == "estimated"
+    control.set_faults(*faults)
+    host.restart()
+    total = next(one for one in released(host) if one.event.name == "core_energy")
+    assert total.number
+    assert (total.number, qualities(host)["core_energy"]) == (told.number, "estimated")
+
+
+def test_a_checkpoint_that_reads_no_number_is_in_the_file(host: Host, spawn: Callable[[], int]) -> None:
+    record = host.manager.assign(assignment("k", spawn())).workload
+    Control(host.mountpoint).set_faults(
+        Fault(group=record.first.ref.path, event="core_energy", answer="Error", times=1)
+    )
+    host.manager.maintenance.tick()
+    assert qualities(host)["core_energy"] != "exact"
+    released(host)
+    assert qualities(host) == all_of("exact") | {"core_energy": "estimated"}
+
+
+def test_a_domain_that_goes_offline_and_comes_back(host: Host, spawn: Callable[[], int]) -> None:
+    host.manager.assign(assignment("k", spawn()))
+    host.manager.maintenance.tick()
+    Control(host.mountpoint).offline("mon_L3_01")
+    host.manager.maintenance.tick()
+    assert qualities(host)["mbm_total_bytes"] == "estimated"
+    Control(host.mountpoint).online("mon_L3_01")
+    host.manager.maintenance.tick()
+    assert written(host) == text(host.manager.read("k")[2])
+    released(host)
+    assert qualities(host)["mbm_total_bytes"] == "estimated"
+    assert qualities(host)["core_energy"] == "exact"
+
+
+@pytest.mark.parametrize("is_up", [True, False], ids=["while the daemon runs", "while it is down"])
+def test_a_lost_group_is_estimated_and_so_is_its_next_run(host: Host, spawn: Callable[[], int], is_up: bool) -> None:
+    record = host.manager.assign(assignment("k", spawn())).workload
+    host.manager.maintenance.tick()
+    os.rmdir(host.tree.full_path(record.first.ref))
+    if is_up:
+        host.manager.maintenance.tick()
+    else:
+        host.restart()
+    lost = host.manager.get("k")
+    assert lost.state is State.LOST
+    assert qualities(host) == all_of("estimated")
+    assert written(host) == text(host.manager.read("k")[2])
+    assert host.manager.assign(assignment("k", spawn())).workload.state is State.ACTIVE
+    assert qualities(host) == all_of("estimated")
+    assert "its group was lost" in written(host)
+    released(host)
+
+
+def test_a_pending_workload_has_no_file_and_is_late_from_its_baseline_on(
+    host: Host, spawn: Callable[[], int]
+) -> None:
+    for number in range(8):
+        host.manager.assign(assignment(f"k{number}", spawn()))
+    waiting = next(record for record in host.manager.workloads() if record.state is State.PENDING)
+    assert not os.path.exists(os.path.join(host.run, "groups", waiting.key))
+    host.manager.release("k0", owner="test")
+    while host.manager.get(waiting.key).state is State.PENDING:
+        Control(host.mountpoint).advance(1)
+        host.manager.maintenance.tick()
+    assert qualities(host, waiting.key) == all_of("late")
+    released(host, waiting.key)
+
+
+def test_a_second_group_in_another_class_is_in_the_file_of_the_workload(host: Host, spawn: Callable[[], int]) -> None:
+    host.make_class("gold")
+    first, second = spawn(), spawn()
+    host.manager.assign(assignment("k", first))
+    host.tree.write_task("gold", second)
+    host.manager.assign(assignment("k", second))
+    assert not list(Path(host.run, "groups", "k", "classes").glob("**/quality"))
+    assert written(host) == text(host.manager.read("k")[2])
+    released(host)
+
+
+@pytest.mark.parametrize("damage", ["missing", "better", "nonsense"])
+def test_a_start_puts_right_what_is_not_true(host: Host, spawn: Callable[[], int], damage: str) -> None:
+    """An older version wrote no file; a kill may come between the file and the record."""
+    host.manager.assign(assignment("k", spawn(), late=True))
+    path, true = Path(host.run, "groups", "k", "quality"), written(host)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_text(true.replace("late", "exact") if damage == "better" else "\xff\n\n x")
+    host.restart()
+    assert written(host) == true
+
+
+def test_a_reader_is_answered_where_the_file_cannot_be_written(
+    host: Host, spawn: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is removed then: it would be better than the answer. No disk can be filled for one file alone."""
+    record = host.manager.assign(assignment("k", spawn())).workload
+    Control(host.mountpoint).set_faults(Fault(group=record.first.ref.path, event="core_energy", answer="Error"))
+    rename = os.rename
+
+    def refuse(source: str, target: str) -> None:
+        if target.endswith("quality"):
+            raise OSError(errno.ENOSPC, "full", target)
+        rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        told = host.manager.read("k")[2]
+    assert {one.event.name for one in told if one.quality != "exact"} == {"core_energy"}
+    assert not Path(host.run, "groups", "k", "quality").exists()
+    host.manager.maintenance.tick()
+    assert qualities(host)["core_energy"] == "unknown"
+
+
+def test_of_two_texts_each_event_has_the_worse_line() -> None:
+    assert worse("a exact\nb late\n", "a unknown why\nb exact\nc late\n") == "a unknown why\nb late\nc late\n"
+    assert worse("", "a exact\n") == "a exact\n"
+    assert worse("a better\n", "a late\n") == "a late\n"
+
+
+def test_no_total_is_exact_while_a_member_is_being_put_in(host: Host, spawn: Callable[[], int]) -> None:
+    """Its caller may have stopped waiting by now: this is found out after the last move only."""
+    seen: list[tuple[dict[str, str], str, set[str]]] = []
+
+    def observe() -> bool:
+        record, _, totals = host.manager.read("k")
+        seen.append((qualities(host), group(record, None).baseline, {total.quality.value for total in totals}))
+        return True
+
+    host.manager.assign(assignment("k", spawn(), is_awaited=observe))
+    assert seen == [(all_of("late"), "late", {"late"})]
+    record, _, totals = host.manager.read("k")
+    assert (qualities(host), group(record, None).baseline) == (all_of("exact"), "exact")
+    assert {total.quality.value for total in totals} == {"exact"}
+    host.check()

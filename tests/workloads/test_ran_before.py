@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assign of a process that runs already: its figures are late, and nothing of it stays outside unsaid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import InvalidRequest
+from resctrlmond.workloads.manager import Manager
+from tests.sim.conftest import Puppet
+from tests.workloads.builders import save
+from tests.workloads.conftest import Host, assignment, join, when_all_stand
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+# Forks all the time: each process starts the next one and lives on for a moment.
+_FORKER = """
+import os, time
+generation = 0
+while True:
+    if os.fork() == 0:
+        time.sleep(1)
+        os._exit(0)
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+    time.sleep(0.002)
+"""
+
+
+@pytest.fixture
+def forker() -> Iterator[int]:
+    """A process with a child, and both fork all the time."""
+    child = f"import os\nos.fork()\n{_FORKER}"
+    with subprocess.Popen([sys.executable, "-IS", "-c", child], start_new_session=True) as made:
+        yield made.pid
+        os.killpg(made.pid, signal.SIGKILL)
+
+
+def reasons(manager: Manager, key: str) -> set[str]:
+    return {total.reason for total in manager.read(key)[2]}
+
+
+def test_a_process_that_has_run_is_late_and_says_for_how_long(host: Host, puppet: Puppet) -> None:
+    """It used 0.2 s of CPU time before, and its total said that it was exact."""
+    puppet.do("burn 0.2")
+    done = host.manager.assign(assignment("k", puppet.pid, late=None))
+    member = done.workload.members[0]
+    assert (member.late, done.workload.first.baseline) == (True, Quality.LATE)
+    # More than it burnt, for it also started; less than all that it has used by now.
+    puppet.do("burn 0.05")
+    assert 200_000_000 <= member.cpu_time_before_ns <= (processes.cpu_time_ns(puppet.pid) or 0)
+    (reason,) = reasons(host.manager, "k")
+    assert reason == (
+        f"pid-{puppet.pid} ran and had used up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time "
+        "before it was put into the group"
+    )
+    assert {total.quality for total in host.manager.release("k", owner="test").totals} == {Quality.LATE}
+
+
+@pytest.mark.parametrize(("late", "quality"), [(False, Quality.EXACT), (True, Quality.LATE)])
+def test_a_caller_that_knows_better_is_believed(host: Host, process: Start, late: bool, quality: Quality) -> None:
+    done = host.manager.assign(assignment("k", process().pid, late=late))
+    assert (done.workload.members[0].late, done.workload.first.baseline) == (quality is Quality.LATE, quality)
+
+
+def test_a_caller_that_holds_a_process_and_passes_its_pidfd_is_believed(host: Host, process: Start) -> None:
+    with contextlib.closing(processes.Descriptor(os.pidfd_open(process().pid))) as pidfd:
+        done = host.manager.assign(assignment("k", None, pidfd=pidfd, late=False))  # type: ignore[arg-type]
+    assert (done.workload.members[0].late, done.workload.first.baseline) == (False, Quality.EXACT)
+
+
+def test_a_process_that_was_put_in_before_it_ran_stays_exact_when_it_is_assigned_again(
+    host: Host, process: Start
+) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    again = host.manager.assign(assignment("k", child.pid, late=None))
+    assert (again.moved.moved, again.workload.first.baseline) == (0, Quality.EXACT)
+
+
+def test_a_process_of_which_is_told_later_that_it_had_run_is_late(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    again = host.manager.assign(assignment("k", child.pid, late=True))
+    assert (again.workload.members[0].late, again.workload.first.baseline) == (True, Quality.LATE)
+
+
+def test_a_daemon_that_was_killed_as_a_process_joined_calls_it_late(host: Host, process: Start) -> None:
+    """Nobody was answered, and nobody knows whether its caller waited."""
+    host.manager.assign(assignment("k", process().pid))
+    record = host.manager.get("k")
+    joining = msgspec.structs.replace(record.members[0], joining=True)
+    save(host.manager.context.store, record.with_member(joining))
+    after = host.restart().get("k")
+    assert (after.members[0].late, after.members[0].joining, after.first.baseline) == (True, False, Quality.LATE)
+    assert reasons(host.manager, "k") == {f"resctrlmond was killed while {joining.id} was put into the group"}
+
+
+def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(host: Host, puppet: Puppet) -> None:
+    host.manager.assign(assignment("k", puppet.pid))
+    host.tree.write_task("", puppet.pid)
+    again = host.manager.assign(assignment("k", puppet.pid))
+    assert (again.moved.moved, again.workload.first.baseline) == (1, Quality.LATE)
+    assert host.tree.membership(puppet.pid) == Membership("", "k")
+
+
+def test_descendants_that_there_are_stay_outside_and_are_counted(host: Host, puppet: Puppet) -> None:
+    """A busy child outside, and the total was 0 and exact."""
+    child = int(puppet.do("fork"))
+    done = host.manager.assign(assignment("k", puppet.pid, late=None))
+    assert host.tree.membership(child) == Membership("", "")
+    assert (done.descendants_outside, done.moved.outside, done.workload.first.baseline) == (1, 0, Quality.LATE)
+    assert "1 descendant stayed outside" in reasons(host.manager, "k").pop()
+    # A later one is its parent's in all.
+    assert host.tree.membership(int(puppet.do("fork"))) == Membership("", "k")
+    # One that the workload has already is not outside.
+    host.manager.assign(assignment("k", child, late=None))
+    assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 0
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_caller_is_not_believed_that_a_process_with_a_child_outside_has_not_run(
+    host: Host, puppet: Puppet, tree: bool
+) -> None:
+    """The child was not counted, and the totals were exact."""
+    puppet.do("fork")
+    done = host.manager.assign(assignment("k", puppet.pid, late=False, include_descendants=tree))
+    assert (done.descendants_outside, done.workload.first.baseline) == (0 if tree else 1, Quality.LATE)
+    assert f"pid-{puppet.pid} ran and had used" in reasons(host.manager, "k").pop()
+
+
+def test_a_process_whose_children_are_in_the_group_is_exact_when_it_is_assigned_again(
+    host: Host, puppet: Puppet
+) -> None:
+    host.manager.assign(assignment("k", puppet.pid, late=False))
+    puppet.do("fork")
+    again = host.manager.assign(assignment("k", puppet.pid, late=False))
+    assert (again.descendants_outside, again.workload.first.baseline) == (0, Quality.EXACT)
+
+
+def test_a_tree_is_put_in_with_all_that_it_forks_meanwhile(host: Host, forker: int) -> None:
+    done = host.manager.assign(assignment("k", forker, late=None, include_descendants=True))
+    assert (done.descendants_outside, done.moved.outside, done.workload.first.baseline) == (0, 0, Quality.LATE)
+    for _ in range(3):
+        # Between two of its children it has none.
+        while not (below := processes.descendants(forker)):
+            pass
+        for pid in below:
+            try:
+                assert host.tree.membership(pid) == Membership("", "k")
+            except processes.NoSuchProcess:
+                continue
+    assert not host.manager.get("k").members[0].include_descendants
+
+
+def test_a_tree_that_waits_for_an_rmid_is_put_in_whole(host: Host, puppet: Puppet) -> None:
+    child = int(puppet.do("fork"))
+    names = []
+    while True:
+        try:
+            names.append(host.make_foreign(f"filler-{len(names)}"))
+        except OSError:
+            break
+    waits = host.manager.assign(assignment("k", puppet.pid, late=None, include_descendants=True))
+    assert (waits.moved.outside, waits.workload.members[0].tasks_outside) == (2, 2)
+    os.rmdir(host.tree.full_path(names[0]))
+    when_all_stand(host, "k")
+    assert host.tree.membership(child) == Membership("", "k")
+    member = host.manager.get("k").members[0]
+    assert (member.include_descendants, member.tasks_outside) == (False, 0)
+
+
+def test_a_tree_goes_with_a_process_only(host: Host, cgroup: str) -> None:
+    with pytest.raises(InvalidRequest, match="includeDescendants"):
+        host.manager.assign(assignment("k", None, cgroup=cgroup, include_descendants=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("late", [None, False])
+def test_an_empty_control_group_is_exact_until_a_task_joins(
+    host: Host, cgroup: str, puppet: Puppet, late: bool | None
+) -> None:
+    join(cgroup, puppet.pid)
+    puppet.do("burn 0.05")
+    join(os.path.dirname(cgroup), puppet.pid)
+    done = host.manager.assign(assignment("k", None, cgroup=cgroup, late=late))  # type: ignore[arg-type]
+    assert (done.workload.members[0].late, done.workload.first.baseline) == (False, Quality.EXACT)
+    join(cgroup, puppet.pid)
+    host.manager.maintenance.sweep("k")
+    assert host.manager.get("k").first.baseline is Quality.LATE
+
+
+def test_a_control_group_says_how_much_cpu_time_it_had_used(host: Host, cgroup: str, puppet: Puppet) -> None:
+    join(cgroup, puppet.pid)
+    puppet.do("burn 0.2")
+    done = host.manager.assign(assignment("k", None, cgroup=cgroup, late=None))  # type: ignore[arg-type]
+    member = done.workload.members[0]
+    assert member.late
+    used = dict(line.split() for line in Path(cgroup, "cpu.stat").read_text().splitlines())
+    assert 190_000_000 <= member.cpu_time_before_ns <= int(used["usage_usec"]) * 1000
+
+
+def test_the_cpu_time_of_a_process_counts_threads_that_have_ended(puppet: Puppet) -> None:
+    before = processes.cpu_time_ns(puppet.pid)
+    assert before
+    thread = int(puppet.do("thread"))
+    puppet.do(f"end {thread}")
+    assert (processes.cpu_time_ns(puppet.pid) or 0) >= before
+    assert processes.cpu_time_ns(2**22) is None

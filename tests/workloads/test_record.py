@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records on disk: whole or not there, read strictly, and kept when they cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.clock import boot_ns, boot_ns_at, utc_now
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.model import (
+    MAX_ENDED_MEMBERS,
+    ROOT_FOLDER,
+    Claim,
+    EndRule,
+    Group,
+    GroupState,
+    Member,
+    Workload,
+    replace,
+)
+from resctrlmond.workloads.store import Store, UnreadableRecord, decode, encode
+from tests.workloads.builders import drop, save, workload
+
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+numbers = st.integers(0, 2**63 - 1)
+claims = st.builds(Claim, owner=text, since=text)
+members = st.builds(
+    Member,
+    id=text,
+    kind=text,
+    owner=text,
+    pid=numbers,
+    start_time=numbers,
+    cgroup=text,
+    ended_at=text,
+    late=st.booleans(),
+)
+groups = st.builds(
+    Group,
+    folder=st.just(""),
+    class_=st.sampled_from(["", "gold", "a class \u00e9"]),
+    name=st.sampled_from(["k", "host-" + "k" * 200]),
+    state=st.sampled_from(GroupState),
+    reason=text,
+    in_limbo=st.booleans(),
+    nonce=numbers,
+    boot_id=text,
+    baseline=st.sampled_from(Quality),
+)
+records = st.builds(
+    Workload,
+    key=st.sampled_from(["k", "unit@1.service", "0f8fad5b-d9cb-469f-a165-70867728950e"]),
+    groups=st.lists(groups, min_size=1, max_size=1).map(tuple),
+    follows_class=st.booleans(),
+    is_active=st.booleans(),
+    generation=numbers,
+    claims=st.lists(claims, max_size=3).map(tuple),
+    members=st.lists(members, max_size=3).map(tuple),
+    attributes=st.dictionaries(text, text, max_size=3),
+)
+RECORD = workload("k")
+FIRST = RECORD.first
+
+
+@given(records)
+def test_what_is_written_is_read(record: Workload) -> None:
+    assert decode(encode(record), "file") == record
+
+
+@given(st.binary(max_size=200) | st.recursive(st.integers() | text, st.lists).map(json.dumps).map(str.encode))
+def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableRecord, match="the-file"):
+        decode(data, "the-file")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"key": "../k"},
+        {"key": ""},
+        {"groups": (replace(FIRST, name="../../etc"),)},
+        {"groups": (replace(FIRST, name=".."),)},
+        {"groups": (replace(FIRST, name=""),)},
+        {"groups": (replace(FIRST, class_="../.."),)},
+        {"groups": (replace(FIRST, class_="info"),)},
+        {"groups": (replace(FIRST, folder="../../.."),)},
+        {"groups": (FIRST, replace(FIRST, folder=".."))},
+        {"groups": (FIRST, replace(FIRST, folder="a", class_="a/b"))},
+        {"groups": (FIRST, FIRST)},
+        {"groups": (FIRST, replace(FIRST, folder="a"), replace(FIRST, folder="a"))},
+        {"groups": ()},
+    ],
+)
+def test_a_record_with_a_name_that_leads_elsewhere_is_refused(names: dict[str, Any]) -> None:
+    """What is in it meets paths in resctrl and in /run, and folders there are removed whole."""
+    data = encode(replace(RECORD, **names))
+    with pytest.raises(UnreadableRecord, match="not a valid record"):
+        decode(data, "file")
+
+
+def test_a_record_of_a_further_group_in_the_root_is_read() -> None:
+    first, other = replace(FIRST, class_="gold"), replace(FIRST, folder=ROOT_FOLDER)
+    record = replace(RECORD, groups=(first, other))
+    assert decode(encode(record), "file") == record
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused_or_says_the_same(data: st.DataObject) -> None:
+    whole = encode(RECORD)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    cut = whole[:at]
+    if cut.strip() != whole.strip():
+        with pytest.raises(UnreadableRecord):
+            decode(cut, "file")
+    flipped = bytearray(whole)
+    flipped[at] ^= data.draw(st.integers(1, 255))
+    try:
+        assert isinstance(decode(bytes(flipped), "file"), Workload)
+    except UnreadableRecord as refusal:
+        assert "file" in str(refusal)
+
+
+def put(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def link(folder: Path) -> Path:
+    target = put(folder, "elsewhere", encode(RECORD))
+    (folder / "k.json").symlink_to(target)
+    return folder / "k.json"
+
+
+def fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "k.json")
+    return folder / "k.json"
+
+
+def directory(folder: Path) -> Path:
+    (folder / "k.json").mkdir()
+    return folder / "k.json"
+
+
+def version(number: int) -> bytes:
+    return encode(msgspec.structs.replace(RECORD, version=number)).replace(b"{", b'{"version":%d,' % number, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: put(folder, "k.json", b""),
+        lambda folder: put(folder, "k.json", encode(RECORD)[:-5]),
+        lambda folder: put(folder, "k.json", b'{"version":1,"key":"\xff"}'),
+        lambda folder: put(folder, "k.json", b'{"version":1,"key":"k","groups":[{"name":"k","reason":"\xff"}]}'),
+        lambda folder: put(folder, "k.json", b"[" * 100_000),
+        lambda folder: put(folder, "k.json", b'{"version":1,"x":' + b"[" * 100_000),
+        lambda folder: put(folder, "k.json", version(2)),
+        lambda folder: put(folder, "k.json", version(0)),
+        lambda folder: put(folder, "k.json", encode(msgspec.structs.replace(RECORD, key="another"))),
+        lambda folder: put(folder, "k.json", encode(RECORD) + b" " * (5 << 20)),
+        link,
+        fifo,
+        directory,
+    ],
+    ids=[
+        "empty",
+        "truncated",
+        "not-utf8",
+        "not-utf8-later",
+        "deep",
+        "deep-inside",
+        "newer",
+        "version-0",
+        "wrong-key",
+        "huge",
+        "link",
+        "fifo",
+        "directory",
+    ],
+)
+def test_unreadable_records_are_told_kept_and_do_not_hide_others(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    path = make(tmp_path)
+    good = workload("z")
+    save(Store(str(tmp_path)), good)
+    put(tmp_path, ".half.json.new", b"{")
+    before = os.lstat(path)
+    store = Store(str(tmp_path))
+    unreadable, found = list(store.read_all())
+    assert isinstance(unreadable, UnreadableRecord)
+    assert str(path) in str(unreadable)
+    assert found == good
+    assert os.lstat(path).st_mtime_ns == before.st_mtime_ns
+    save(store, RECORD)
+    kept = os.lstat(f"{path}.unreadable")
+    assert (kept.st_ino, kept.st_size) == (before.st_ino, before.st_size)
+    assert [item for item in Store(str(tmp_path)).read_all() if isinstance(item, Workload)] == [RECORD, good]
+
+
+def test_a_folder_that_is_gone_is_told() -> None:
+    with pytest.raises(NotWritten, match=r"/nowhere.*ENOENT.*restart resctrlmond"):
+        save(Store("/nowhere"), RECORD)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "k.json").mkdir()
+    with pytest.raises(NotWritten, match="EISDIR"):
+        save(Store(str(tmp_path)), RECORD)
+    assert os.listdir(tmp_path) == ["k.json"]
+
+
+def test_records_of_pods_are_not_for_everybody(tmp_path: Path) -> None:
+    save(Store(str(tmp_path)), RECORD)
+    assert (tmp_path / "k.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_crash_loop_does_not_make_a_record_grow_for_ever() -> None:
+    record = RECORD.with_member(Member(id="sandbox", kind="sandbox", owner="oci"))
+    for number in range(3 * MAX_ENDED_MEMBERS):
+        record = record.with_member(Member(id=f"{number}", kind="container", owner="oci", ended_at=utc_now()))
+    assert [member.id for member in record.living] == ["sandbox"]
+    assert len(record.members) == MAX_ENDED_MEMBERS + 1
+    assert record.members[-1].id == f"{3 * MAX_ENDED_MEMBERS - 1}"
+
+
+def test_a_member_keeps_its_place() -> None:
+    two = RECORD.with_member(Member(id="a", kind="c", owner="o")).with_member(Member(id="b", kind="c", owner="o"))
+    assert two.with_member(two.members[0]) == two
+    assert [member.id for member in two.with_member(Member(id="a", kind="x", owner="o")).members] == ["a", "b"]
+
+
+def test_an_owner_claims_once() -> None:
+    twice = RECORD.with_claim("a", "1").with_claim("a", "2").with_claim("b", "3", EndRule.MEMBERS)
+    last = Claim("b", "3", EndRule.MEMBERS)
+    assert twice.claims == (Claim("a", "1", EndRule.RELEASE), last)
+    assert twice.without_claim("a").claims == (last,)
+    assert twice.without_claim("c") == twice
+
+
+def test_a_claim_keeps_its_rule_until_its_owner_names_another() -> None:
+    once = RECORD.with_claim("a", "1", EndRule.CONTAINER)
+    assert once.with_claim("a", "2") == once
+    assert once.with_claim("a", "2", EndRule.RELEASE).claims == (Claim("a", "1", EndRule.RELEASE),)
+
+
+def test_the_store_reports_changes_after_they_are_on_disk(tmp_path: Path) -> None:
+    changes: list[tuple[str, Workload | None, bool]] = []
+    store = Store(str(tmp_path))
+    store.on_change = lambda key, record: changes.append((key, record, (tmp_path / "k.json").exists()))
+    save(store, RECORD)
+    save(store, RECORD)
+    drop(store, "k")
+    drop(store, "k")
+    assert changes == [("k", RECORD, True), ("k", None, False)]
+
+
+def test_the_store_does_not_keep_what_it_could_not_write(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "gone"))
+    with pytest.raises(NotWritten):
+        save(store, RECORD)
+    assert store.get("k") is None
+
+
+def test_a_transaction_has_what_was_saved_last_also_after_an_error(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with store.transaction("k") as txn:
+        assert txn.find() is None
+        txn.save(RECORD)
+        later = replace(RECORD, generation=2)
+        txn.save(later)
+        (tmp_path / "k.json").unlink()
+        (tmp_path / "k.json").mkdir()
+        with pytest.raises(NotWritten):
+            txn.save(replace(RECORD, generation=3))
+        assert txn.workload == later
+
+
+def test_one_key_one_writer_and_locks_of_forgotten_keys_go(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    inside = 0
+    most = 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(200):
+            with store.transaction("k"), store.transaction("k"):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(500):
+        with store.transaction(str(number)):
+            pass
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert len(store._locks) == 0
+
+
+def test_times() -> None:
+    def age_s(text: str) -> float:
+        then = boot_ns_at(text)
+        assert then is not None
+        return (boot_ns() - then) / 1e9
+
+    assert 0 <= age_s(utc_now()) < 60
+    assert age_s("2000-01-01T00:00:00.000000Z") > 8e8
+    assert 0 <= age_s("2999-01-01T00:00:00.000000Z") < 60
+    for nonsense in ("", "yesterday", "2000-01-01T00:00:00Z", "2000-13-01T00:00:00.000000Z"):
+        assert boot_ns_at(nonsense) is None
+
+
+def test_an_unreadable_record_that_was_set_aside_is_removed_after_its_time(tmp_path: Path) -> None:
+    (tmp_path / "web.json").write_text("damaged")
+    store = Store(str(tmp_path))
+    store.load()
+    drop(store, "web")
+    kept = tmp_path / "web.json.unreadable"
+    assert store.prune(3600) == []
+    assert kept.exists()
+    # After a restart it is known again.
+    after = Store(str(tmp_path))
+    assert after.load() == []
+    assert after.prune(3600) == []
+    assert after.prune(0) == [str(kept)]
+    assert list(tmp_path.iterdir()) == []
+    assert store.prune(0) == [], "somebody else removed it"
+
+
+def test_a_claim_without_its_rule_is_refused() -> None:
+    """Its rule was guessed from the owner's name."""
+    data = json.loads(encode(RECORD.with_claim("oci", "2026-11-22T00:00:00Z", EndRule.CONTAINER)))
+    del data["claims"][0]["ends"]
+    with pytest.raises(UnreadableRecord, match="ends"):
+        decode(json.dumps(data).encode(), "file")

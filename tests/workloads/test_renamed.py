@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Somebody renames our groups, within a class or into another one: the workload goes on in the same group."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlctl.tree_view import TreeView
+from resctrlmond.resctrl.errors import GroupExists
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State
+from tests.workloads.conftest import MARK, Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+PLACES = pytest.mark.parametrize("to", [GroupRef("", "renamed"), GroupRef("gold", "k"), GroupRef("gold", "renamed")])
+NOTICED = pytest.mark.parametrize("noticed", ["by the tick", "by a call", "at the start"])
+
+
+def rename(host: Host, ref: GroupRef, to: GroupRef) -> None:
+    """What somebody else does. The kernel takes the tasks along."""
+    if to.class_ and not host.tree.has_class(to.class_):
+        host.make_class(to.class_)
+    host.tree.rename(ref, to)
+
+
+def notice(host: Host, noticed: str) -> None:
+    if noticed == "by the tick":
+        host.manager.maintenance.tick()
+    elif noticed == "by a call":
+        host.manager.create("k", owner="another")
+    else:
+        host.restart()
+
+
+@PLACES
+@NOTICED
+def test_a_renamed_group_stays_the_workloads(host: Host, process: Start, to: GroupRef, noticed: str) -> None:
+    """It was called lost, and adopted with an unknown baseline, or replaced by a new and empty group."""
+    child = process()
+    before = host.manager.assign(assignment("k", child.pid)).workload
+    rename(host, before.first.ref, to)
+    notice(host, noticed)
+    host.manager.maintenance.tick()
+    record = host.manager.get("k")
+    assert (record.first.ref, record.first.nonce, record.state) == (to, before.first.nonce, State.ACTIVE)
+    assert (record.generation, record.first.baseline, record.members) == (1, Quality.EXACT, before.members)
+    assert host.tree.membership(child.pid) == Membership(to.class_, to.name)
+    assert [found.ref for found in host.ours()] == [to]
+    assert host.manager.problems == []
+    link = os.readlink(Path(host.run, "groups/k/mon_data/mon_L3_00/llc_occupancy"))
+    assert link == host.tree.full_path(to) + "/mon_data/mon_L3_00/llc_occupancy"
+    host.check()
+    another = process()
+    host.manager.assign(assignment("k", another.pid, member="another"))
+    assert host.tree.membership(another.pid).group == to.name
+    if noticed == "by a call":
+        host.manager.release("k", owner="another")
+    released = host.manager.release("k", owner="test")
+    assert released.completed
+    assert {total.quality for total in released.totals} == {Quality.EXACT}
+    assert host.ours() == []
+
+
+@PLACES
+def test_a_renamed_group_is_read_and_released_before_any_tick(host: Host, process: Start, to: GroupRef) -> None:
+    child = process()
+    before = host.manager.assign(assignment("k", child.pid)).workload
+    rename(host, before.first.ref, to)
+    _, readings, totals = host.manager.read("k")
+    assert readings
+    assert {total.quality for total in totals} == {Quality.EXACT}
+    released = host.manager.release("k", owner="test")
+    assert (released.workload.state, host.ours()) == (State.COMPLETED, [])
+    assert {total.quality for total in released.totals} == {Quality.EXACT}
+
+
+def test_further_groups_are_followed_as_well(host: Host, process: Start) -> None:
+    host.make_class("gold")
+    first, second = process(), process()
+    host.tree.write_task("gold", second.pid)
+    host.manager.assign(assignment("k", first.pid, member="first"))
+    before = host.manager.assign(assignment("k", second.pid, member="second")).workload
+    rename(host, before.groups[1:][0].ref, GroupRef("gold", "renamed"))
+    rename(host, before.first.ref, GroupRef("", "first"))
+    host.manager.maintenance.tick()
+    record = host.manager.get("k")
+    assert [group.ref for group in record.groups] == [GroupRef("", "first"), GroupRef("gold", "renamed")]
+    assert [group.baseline for group in record.groups] == [group.baseline for group in before.groups]
+    host.check()
+
+
+def test_a_group_that_is_swapped_for_a_foreign_one_is_found(host: Host, process: Start) -> None:
+    record = host.manager.assign(assignment("k", process().pid)).workload
+    host.tree.rename(record.first.ref, GroupRef("", "renamed"))
+    foreign = host.make_foreign("k")
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").first.ref == GroupRef("", "renamed")
+    assert host.tree.find(foreign) is not None
+    host.check()
+
+
+def test_a_group_that_has_the_name_of_another_workload_is_not_given_to_that_one(host: Host, process: Start) -> None:
+    """Nobody has looked since the rename, so no record has this name yet."""
+    child = process()
+    record = host.manager.assign(assignment("k", child.pid)).workload
+    host.tree.rename(record.first.ref, GroupRef("", "other"))
+    with pytest.raises(GroupExists):
+        host.manager.create("other", owner="test")
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").first.baseline is Quality.EXACT
+    assert host.tree.membership(child.pid).group == "other"
+    host.check()
+
+
+@pytest.mark.parametrize("name", [b"k\xff", b"info"])
+def test_a_group_with_a_name_that_no_record_can_hold_is_renamed_back(host: Host, process: Start, name: bytes) -> None:
+    before = host.manager.assign(assignment("k", process().pid)).workload
+    host.tree.rename(before.first.ref, GroupRef("", os.fsdecode(name)))
+    host.manager.maintenance.tick()
+    assert host.manager.get("k") == before
+    host.check()
+
+
+def test_a_renamed_group_is_shown_without_the_daemon(host: Host, process: Start) -> None:
+    before = host.manager.assign(assignment("k", process().pid)).workload
+    host.tree.rename(before.first.ref, GroupRef("", "renamed"))
+    view = TreeView(host.tree, MARK, {"k": before}, host.run)
+    assert [group.key for group in view.groups().groups] == ["k"]
+    shown = view.read("k")
+    assert shown.group.path == host.tree.full_path(GroupRef("", "renamed"))
+    assert shown.readings

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A control group that was assigned, as of a service, loses its tasks or goes away, and comes back."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.workloads import plan
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import EndRule, State
+from resctrlmond.workloads.requests import Assignment
+from tests.workloads.conftest import Host, join
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+KEY = "unit.service"
+
+
+def service(host: Host, cgroup: str, child: subprocess.Popen[bytes] | None = None) -> None:
+    if child is not None:
+        join(cgroup, child.pid)
+    host.manager.assign(Assignment(key=KEY, owner="admin", cgroup=cgroup, kind="unit"))
+
+
+def stop(cgroup: str, child: subprocess.Popen[bytes], *, removed: bool = True) -> None:
+    child.kill()
+    child.wait()
+    if removed:
+        os.rmdir(cgroup)
+
+
+def start(cgroup: str, child: subprocess.Popen[bytes]) -> None:
+    os.makedirs(cgroup, exist_ok=True)
+    join(cgroup, child.pid)
+
+
+@pytest.mark.parametrize(
+    ("removed", "meanwhile"), list(itertools.product([True, False], ["tick", "restart of the daemon", "nothing"]))
+)
+def test_a_service_that_is_restarted_goes_on_late_and_this_is_logged(
+    host: Host,
+    process: Start,
+    cgroup: str,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    removed: bool,
+    meanwhile: str,
+) -> None:
+    """Its workload was idle for ever, and nothing was logged."""
+    caplog.set_level(logging.INFO, "resctrlmond")
+    first, second = process(), process()
+    service(host, cgroup, first)
+    host.manager.maintenance.tick()
+    stop(cgroup, first, removed=removed)
+    if meanwhile == "tick":
+        host.manager.maintenance.tick()
+        assert host.manager.get(KEY).state is State.IDLE
+        assert "are moved into the group, late" in caplog.text
+    elif meanwhile == "restart of the daemon":
+        host.restart()
+    start(cgroup, second)
+    host.manager.maintenance.sweep(KEY)
+    host.manager.maintenance.tick()
+    record = host.manager.get(KEY)
+    assert (record.state, record.first.baseline, record.generation) == (State.ACTIVE, Quality.LATE, 1)
+    assert [(member.late, member.is_living, member.dormant, member.reason) for member in record.members] == [
+        (True, True, False, "")
+    ]
+    assert host.tree.membership(second.pid) == Membership("", KEY)
+    assert "has tasks again" in caplog.text or "moved 1 task" in caplog.text
+    stop(cgroup, second)
+    host.manager.maintenance.tick()
+    assert host.manager.get(KEY).state is State.IDLE
+    host.check()
+
+
+def test_an_empty_control_group_whose_tasks_come_later_is_not_exact(host: Host, process: Start, cgroup: str) -> None:
+    child = process()
+    service(host, cgroup)
+    host.manager.maintenance.tick()
+    start(cgroup, child)
+    host.manager.maintenance.tick()
+    record = host.manager.get(KEY)
+    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
+    assert host.tree.membership(child.pid).group == KEY
+
+
+@pytest.mark.parametrize("how", ["removed as a member", "released by its owner"])
+def test_a_control_group_that_nobody_wants_any_more_is_not_taken_back(
+    host: Host, process: Start, cgroup: str, how: str
+) -> None:
+    first, second = process(), process()
+    host.manager.create(KEY, owner="another")
+    service(host, cgroup, first)
+    stop(cgroup, first)
+    host.manager.maintenance.tick()
+    if how == "removed as a member":
+        host.manager.remove_member(KEY, os.path.basename(cgroup))
+    else:
+        host.manager.release(KEY, owner="admin")
+    start(cgroup, second)
+    for _ in range(2):
+        host.manager.maintenance.tick()
+    assert host.manager.get(KEY).state is State.IDLE
+    assert host.tree.membership(second.pid).group == ""
+
+
+def test_a_service_that_is_down_while_its_group_is_lost_is_still_awaited(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
+    first, second = process(), process()
+    service(host, cgroup, first)
+    stop(cgroup, first)
+    host.manager.maintenance.tick()
+    os.rmdir(host.tree.full_path(host.manager.get(KEY).first.ref))
+    for _ in range(2):
+        host.manager.maintenance.tick()
+    assert (host.manager.get(KEY).state, host.manager.get(KEY).generation) == (State.IDLE, 2)
+    start(cgroup, second)
+    host.manager.maintenance.tick()
+    record = host.manager.get(KEY)
+    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
+    assert host.tree.membership(second.pid).group == KEY
+
+
+@pytest.mark.parametrize("when", ["before the first tick", "after a tick"])
+def test_a_release_marks_tasks_that_came_to_an_empty_control_group(
+    host: Host, process: Start, cgroup: str, when: str
+) -> None:
+    """The totals were 0 and exact."""
+    child = process()
+    service(host, cgroup)
+    if when == "after a tick":
+        host.manager.maintenance.tick()
+        assert host.manager.get(KEY).state is State.IDLE
+        assert host.manager.get(KEY).first.baseline is Quality.EXACT
+    start(cgroup, child)
+    released = host.manager.release(KEY, owner="admin")
+    assert released.completed
+    assert {total.quality for total in released.totals} == {Quality.LATE}
+
+
+@pytest.mark.parametrize("end", ["tick", "restart of the daemon", "end of another member"])
+def test_tasks_that_came_back_are_taken_in_before_the_workload_ends(
+    host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The workload ended with an exact total while its tasks ran outside."""
+    child = process()
+    host.manager.assign(
+        Assignment(key=KEY, owner="admin", cgroup=cgroup, kind="unit", ends=EndRule.MEMBERS, member="m")
+    )
+    host.manager.maintenance.tick()
+    assert host.manager.get(KEY).first.baseline is Quality.EXACT
+    start(cgroup, child)
+    monkeypatch.setattr(plan, "MEMBERS_LINGER_S", 0.0)  # its time is over
+    if end == "tick":
+        host.manager.maintenance.tick()
+    elif end == "restart of the daemon":
+        host.restart()
+    else:
+        host.manager.remove_member(KEY, "another")
+    record = host.manager.get(KEY)
+    assert (record.state, record.first.baseline) == (State.ACTIVE, Quality.LATE)
+    assert host.tree.membership(child.pid).group == KEY
+
+
+def run_in(cgroup: str) -> None:
+    """Run a process in the control group that ends at once."""
+    code = "import sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0')"
+    subprocess.run([sys.executable, "-c", code, cgroup], check=True)
+
+
+@pytest.mark.parametrize("found_by", ["first tick", "later tick", "release", "release after a tick", "next assign"])
+def test_a_task_that_ran_and_ended_in_an_empty_control_group_makes_it_late(
+    host: Host, cgroup: str, found_by: str
+) -> None:
+    """Nobody saw it, and the total was 0 and exact."""
+    service(host, cgroup)
+    if found_by in ("later tick", "release after a tick", "next assign"):
+        host.manager.maintenance.tick()
+        assert host.manager.get(KEY).dormant
+        assert host.manager.get(KEY).first.baseline is Quality.EXACT
+    run_in(cgroup)
+    if found_by.startswith("release"):
+        totals = host.manager.release(KEY, owner="admin").totals
+        assert {total.quality for total in totals} == {Quality.LATE}
+        return
+    if found_by == "next assign":
+        service(host, cgroup)
+    else:
+        host.manager.maintenance.tick()
+    record = host.manager.get(KEY)
+    assert record.first.baseline is Quality.LATE
+    (reason,) = record.first.late_reasons
+    assert "ran and ended" in reason
+
+
+def test_an_empty_control_group_in_which_nothing_runs_stays_exact(host: Host, cgroup: str) -> None:
+    run_in(cgroup)
+    service(host, cgroup)
+    for _ in range(3):
+        host.manager.maintenance.tick()
+    host.restart()
+    host.manager.maintenance.tick()
+    totals = host.manager.release(KEY, owner="admin").totals
+    assert {total.quality for total in totals} == {Quality.EXACT}
+
+
+def test_a_removed_control_group_in_which_tasks_may_have_run_is_late(host: Host, cgroup: str) -> None:
+    service(host, cgroup)
+    run_in(cgroup)
+    os.rmdir(cgroup)
+    host.manager.maintenance.tick()
+    record = host.manager.get(KEY)
+    assert record.first.baseline is Quality.LATE
+    (reason,) = record.first.late_reasons
+    assert reason.startswith(f"control group {os.path.basename(cgroup)} was removed, so tasks that ran in it")

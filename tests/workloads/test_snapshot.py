@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The begin and end files: whole or not there, whatever is cut or in the way."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.workloads import clock
+from resctrlmond.workloads.clock import boot_ns, utc_now
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.snapshot import Snapshots
+from tests.workloads.conftest import contents
+
+OLD = "2000-01-01T00:00:00.000000Z"
+
+
+def values(energy: str, domain: str = "mon_PERF_PKG_00") -> list[Reading]:
+    return [Reading(domain, "core_energy", parse_value(energy)), Reading(domain, "activity", parse_value("Error"))]
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> Snapshots:
+    for name in ("groups", "completed"):
+        (tmp_path / name).mkdir()
+    return Snapshots(str(tmp_path / "groups"), str(tmp_path / "completed"))
+
+
+def test_the_public_layout(snapshots: Snapshots) -> None:
+    snapshots.begin("k", OLD, "/sys/fs/resctrl/mon_groups/k", values("1.250000"))
+    domain = "mon_data/mon_PERF_PKG_00"
+    live = f"-> /sys/fs/resctrl/mon_groups/k/{domain}"
+    assert contents(snapshots.path("k")) == {
+        "created_at": f"{OLD}\n",
+        f"{domain}/core_energy": f"{live}/core_energy",
+        f"{domain}/core_energy.begin": "1.250000\n",
+        f"{domain}/activity": f"{live}/activity",
+        f"{domain}/activity.begin": "Error\n",
+    }
+    assert snapshots.exists("k")
+    assert not snapshots.is_complete("k")
+    snapshots.end("k", OLD, values("2.500000"))
+    assert contents(snapshots.path("k")) == {
+        "created_at": f"{OLD}\n",
+        "completed_at": f"{OLD}\n",
+        f"{domain}/core_energy.begin": "1.250000\n",
+        f"{domain}/core_energy.end": "2.500000\n",
+        f"{domain}/activity.begin": "Error\n",
+        f"{domain}/activity.end": "Error\n",
+    }
+    assert snapshots.is_complete("k")
+    assert snapshots.begin_values("k") == sorted(values("1.250000"), key=lambda one: one.event)
+    assert snapshots.end_values("k") == sorted(values("2.500000"), key=lambda one: one.event)
+
+
+def test_equal_values_take_the_memory_of_one_file(snapshots: Snapshots) -> None:
+    """Each took a page and an inode: 2.5 GiB for 4096 workloads on a machine with 32 L3 caches."""
+    domains = [f"mon_L3_{number:02}" for number in range(32)]
+    snapshots.begin("k", OLD, "/live", [Reading(domain, "mbm_total_bytes", parse_value("0")) for domain in domains])
+    # An earlier end was interrupted, after it had written another value.
+    (Path(snapshots.path("k")) / "mon_data/mon_L3_07/mbm_total_bytes.end").write_text("6\n")
+    numbers = {domain: "7" if domain == "mon_L3_03" else "0" for domain in domains}
+    end = [Reading(domain, "mbm_total_bytes", parse_value(number)) for domain, number in numbers.items()]
+    snapshots.end("k", OLD, end)
+    assert {reading.value.text for reading in snapshots.begin_values("k")} == {"0"}
+    assert snapshots.end_values("k") == end
+    files = [path.stat() for path in (Path(snapshots.path("k")) / "mon_data").rglob("*.*")]
+    assert len(files) == 64
+    # The begin values, the end values, the 7, and the file that was there.
+    assert len({file.st_ino for file in files}) == 4
+
+
+def test_everybody_may_read_whatever_the_umask(snapshots: Snapshots) -> None:
+    snapshots.begin("k", OLD, "/live", values("1"))
+    assert os.stat(
+        os.path.join(snapshots.path("k"), "mon_data/mon_PERF_PKG_00/core_energy.begin")
+    ).st_mode & 0o777 == (0o644)
+
+
+def test_sub_domains_are_one_level_deeper(snapshots: Snapshots) -> None:
+    snapshots.begin("k", OLD, "/live", values("1", "mon_L3_00/mon_sub_L3_01"))
+    assert {one.domain for one in snapshots.begin_values("k")} == {"mon_L3_00/mon_sub_L3_01"}
+
+
+def test_what_an_interrupted_begin_left_is_replaced_and_swept(snapshots: Snapshots) -> None:
+    for key in ("k", "other"):
+        half = Path(snapshots.groups) / f".{key}.new" / "mon_data" / "mon_L3_07"
+        half.mkdir(parents=True)
+        (half / "core_energy.begin").write_text("999\n")
+    snapshots.begin("k", OLD, "/live", values("1"))
+    assert not [name for name in contents(snapshots.path("k")) if "mon_L3_07" in name]
+    snapshots.sweep()
+    assert os.listdir(snapshots.groups) == ["k"]
+
+
+def test_a_stale_run_under_the_key_is_no_part_of_the_new_one(snapshots: Snapshots) -> None:
+    snapshots.begin("k", OLD, "/live", values("1"))
+    snapshots.end("k", OLD, values("2"))
+    snapshots.begin("k", OLD, "/live", values("3"))
+    assert not snapshots.is_complete("k")
+    assert snapshots.end_values("k") == []
+
+
+def test_a_begin_that_fails_leaves_what_was_there(snapshots: Snapshots) -> None:
+    snapshots.begin("k", OLD, "/live", values("1"))
+    before = contents(snapshots.groups)
+    with pytest.raises(NotWritten, match="ENAMETOOLONG"):
+        snapshots.begin("k", OLD, "/live", [*values("3"), Reading("x" * 300, "e", parse_value("1"))])
+    assert contents(snapshots.groups) == before
+    assert os.listdir(snapshots.groups) == ["k"]
+
+
+def test_an_end_cut_before_its_seal_is_written_again(snapshots: Snapshots) -> None:
+    snapshots.begin("k", OLD, "/live", values("1"))
+    with pytest.raises(NotWritten):
+        snapshots.end("k", OLD, [*values("2"), Reading("x" * 300, "e", parse_value("1"))])
+    assert not snapshots.is_complete("k")
+    snapshots.end("k", OLD, values("5"))
+    assert {one.value.text for one in snapshots.end_values("k")} == {"5", "Error"}
+
+
+def test_relinking_survives_being_cut(snapshots: Snapshots) -> None:
+    snapshots.begin("k", OLD, "/old", values("1"))
+    place = Path(snapshots.path("k")) / "mon_data" / "mon_PERF_PKG_00"
+    (place / ".core_energy.new").symlink_to("/half")
+    snapshots.relink("k", "/new")
+    assert os.readlink(place / "core_energy") == "/new/mon_data/mon_PERF_PKG_00/core_energy"
+    assert os.readlink(place / "activity") == "/new/mon_data/mon_PERF_PKG_00/activity"
+    assert not (place / ".core_energy.new").exists()
+
+
+def test_setting_aside_bringing_back_and_pruning(snapshots: Snapshots) -> None:
+    for generation, completed in ((1, OLD), (2, utc_now())):
+        snapshots.begin("k", OLD, "/live", values("1"))
+        snapshots.end("k", completed, values("2"))
+        snapshots.set_aside("k", generation)
+        snapshots.set_aside("k", generation)
+    assert os.listdir(snapshots.groups) == []
+    assert snapshots.set_aside_keys() == ["k"]
+    assert sorted(os.listdir(os.path.join(snapshots.completed, "k"))) == ["1", "2"]
+    snapshots.prune("k", 60)
+    assert os.listdir(os.path.join(snapshots.completed, "k")) == ["2"]
+    snapshots.bring_back("k", 2)
+    assert snapshots.is_complete("k")
+    snapshots.bring_back("k", 2)
+    snapshots.prune("k", 60)
+    assert os.listdir(snapshots.completed) == []
+
+
+def test_a_step_of_the_clock_makes_no_ended_run_old_or_young(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(generation: int, at: str, ago_s: float) -> None:
+        snapshots.begin("k", OLD, "/live", values("1"))
+        snapshots.end("k", at, values("2"))
+        snapshots.set_aside("k", generation, int(boot_ns() - ago_s * 1e9))
+
+    ended(1, OLD, 1)  # the clock was set ahead by years when it had ended
+    ended(2, utc_now(), 7200)  # the clock was set back
+    snapshots.prune("k", 3600)
+    assert os.listdir(os.path.join(snapshots.completed, "k")) == ["1"]
+    # One whose end this daemon has not seen goes by the time of day, once.
+    unseen = Snapshots(snapshots.groups, snapshots.completed)
+    stamp = Path(snapshots.completed) / "k" / "1" / "completed_at"
+    stamp.write_text(f"{utc_now()}\n")
+    unseen.prune("k", 3600)
+
+    class SetAhead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> SetAhead:
+            return super().now(tz) + timedelta(days=1)
+
+    monkeypatch.setattr(clock, "datetime", SetAhead)
+    unseen.prune("k", 3600)
+    assert stamp.exists()
+
+
+def test_the_end_of_an_earlier_run_is_read_once(snapshots: Snapshots) -> None:
+    """It was read twice a second for each ended run."""
+    snapshots.begin("k", OLD, "/live", values("1"))
+    snapshots.end("k", utc_now(), values("2"))
+    snapshots.set_aside("k", 1)
+    snapshots.prune("k", 3600)
+    stamp = Path(snapshots.completed) / "k" / "1" / "completed_at"
+    stamp.unlink()
+    snapshots.prune("k", 3600)
+    assert [generation for _, generation, _ in snapshots.set_aside_runs()] == [1]
+
+
+def test_a_strange_file_among_the_ended_runs_is_told_not_fatal(snapshots: Snapshots) -> None:
+    (Path(snapshots.completed) / "junk").write_text("?")
+    with pytest.raises(NotWritten, match="junk"):
+        snapshots.prune("junk", 60)
+
+
+def test_links_are_never_followed(snapshots: Snapshots, tmp_path: Path) -> None:
+    """A link in the place of a run, that leads elsewhere, goes; what it leads to stays."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("kept")
+    os.symlink(victim, snapshots.path("k"))
+    snapshots.delete("k")
+    assert not os.path.lexists(snapshots.path("k"))
+    assert (victim / "file").read_text() == "kept"

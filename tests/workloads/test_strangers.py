@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of others in a group of ours: what they use is in no total that is called exact."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.sim.control import Control
+from resctrlmond.sim.mount import Simulation
+from resctrlmond.workloads.accounting import Quality
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def one_rmid(tmp_path: Path) -> Iterator[Host]:
+    """A machine with an RMID for one group, which the next group gets at once."""
+    for folder in ("resctrl", "run"):
+        (tmp_path / folder).mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "monitoring-only", 2):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        yield host
+        host.clean()
+
+
+@pytest.fixture
+def overlooked(one_rmid: Host, process: Start) -> int:
+    """A task that kept its RMID when the group of another program was removed."""
+    pid = process().pid
+    theirs = one_rmid.make_foreign("theirs")
+    one_rmid.tree.write_task(theirs.path, pid)
+    Control(one_rmid.mountpoint).overlook(pid)
+    os.rmdir(one_rmid.tree.full_path(theirs))
+    return pid
+
+
+def test_a_task_that_an_rmdir_overlooked_is_moved_out_before_the_baseline(
+    one_rmid: Host, overlooked: int, process: Start
+) -> None:
+    """It was counted in the next group that got the RMID, and the totals were exact."""
+    pid = process().pid
+    record = one_rmid.manager.assign(assignment("k", pid)).workload
+    assert record.first.baseline is Quality.EXACT
+    assert one_rmid.tree.tasks(record.first.ref) == [pid]
+    assert one_rmid.tree.membership(overlooked) == Membership("", ""), "it is where the rmdir should have put it"
+
+
+def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
+    one_rmid: Host, overlooked: int, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_task = Tree.write_task
+    theirs = GroupRef("", "k").path
+
+    def put_again(self: Tree, directory: str, tid: int) -> None:
+        """As a task that forks all the time: another one is in the group each time."""
+        write_task(self, directory, tid)
+        if tid == overlooked:
+            write_task(self, theirs, tid)
+
+    monkeypatch.setattr(Tree, "write_task", put_again)
+    record = one_rmid.manager.assign(assignment("k", process().pid)).workload
+    assert record.first.baseline is Quality.ESTIMATED
+    totals = one_rmid.manager.read("k")[2]
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all("tasks that do not belong to it were in the group" in total.reason for total in totals)

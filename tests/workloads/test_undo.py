@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that fails and cannot be undone either raises the error that it failed with."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
+from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.messages import Operation
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.atomic_files import write_file, writing
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.store import Transaction
+from tests.sim.conftest import Puppet
+from tests.workloads.builders import save
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def test_a_failing_undo_of_assign_does_not_hide_the_first_error(
+    host: Host, process: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = Control(host.mountpoint)
+    control.set_faults(
+        Fault(on=Operation.TASKS, group="mon_groups/k", answer="EPERM"),
+        Fault(on=Operation.RMDIR, group="mon_groups/k", answer="EBUSY"),
+    )
+    try:
+        with pytest.raises(ResctrlError) as caught:
+            host.manager.assign(assignment("k", process().pid))
+    finally:
+        control.set_faults()
+    assert caught.value.errno == errno.EPERM
+    (logged,) = caplog.messages
+    assert logged.startswith("k: cannot undo what a failed call did: ")
+    assert "EBUSY" in logged
+    # What could not be removed is known, and not forgotten.
+    host.check()
+    host.manager.release("k", owner="test")
+    assert host.ours() == []
+
+
+@pytest.mark.parametrize("failure", ["the process ends", "the last write fails"])
+def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_baseline_late(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    """The undo restored an exact baseline, although the threads had run outside."""
+    given = assignment("k", puppet.pid, member="m")
+    assert host.manager.assign(given).workload.first.baseline is Quality.EXACT
+    host.tree.write_task("", puppet.pid)
+    write_task, save = host.tree.write_task, Transaction.save
+    has_moved = False
+
+    def moved(directory: str, tid: int) -> None:
+        nonlocal has_moved
+        write_task(directory, tid)
+        has_moved = True
+        if failure == "the process ends":
+            puppet.kill()
+
+    def refuse(txn: Transaction, record: Workload) -> Workload:
+        # Nothing but a full /run between two writes does this.
+        if has_moved and failure == "the last write fails" and record.state is State.ACTIVE and not failed:
+            failed.append(record)
+            raise NotWritten("cannot write", errno=errno.ENOSPC)
+        return save(txn, record)
+
+    failed: list[Workload] = []
+    monkeypatch.setattr(host.tree, "write_task", moved)
+    monkeypatch.setattr(Transaction, "save", refuse)
+    with pytest.raises(ProcessChanged if failure == "the process ends" else NotWritten):
+        host.manager.assign(given)
+    assert has_moved
+    record = host.manager.get("k")
+    assert record.first.baseline is Quality.LATE
+    assert record.first.late_reasons == ("tasks of m were outside the group until it was assigned again",)
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+
+
+def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = assignment("k", puppet.pid, member="m")
+    host.manager.assign(given)
+    host.tree.write_task("", puppet.pid)
+    write_task = host.tree.write_task
+
+    def moved(directory: str, tid: int) -> None:
+        # As by a task of the member that was found in another class.
+        write_task(directory, tid)
+        record = host.manager.get("k")
+        save(host.manager.context.store, record.made_worse(record.first, Quality.LATE, "ran in another class"))
+        puppet.kill()
+
+    monkeypatch.setattr(host.tree, "write_task", moved)
+    with pytest.raises(ProcessChanged):
+        host.manager.assign(given)
+    record = host.manager.get("k")
+    assert record.first.baseline is Quality.LATE
+    assert "ran in another class" in record.first.late_reasons
+
+
+def test_a_failed_assign_of_a_new_member_leaves_the_baseline_exact(
+    host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the new member did outside is not of the workload."""
+    before = host.manager.assign(assignment("k", process().pid, member="m")).workload
+    write_task = host.tree.write_task
+
+    def moved(directory: str, tid: int) -> None:
+        write_task(directory, tid)
+        puppet.kill()
+
+    monkeypatch.setattr(host.tree, "write_task", moved)
+    with pytest.raises(ProcessChanged):
+        host.manager.assign(assignment("k", puppet.pid, member="other", late=True))
+    assert host.manager.get("k") == before
+
+
+def test_a_failing_undo_of_a_write_does_not_hide_the_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "record"
+    (in_the_way / "full").mkdir(parents=True)
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    # Nothing but a disk that turns read-only in between does this.
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(NotWritten) as caught, writing(str(in_the_way)):
+        write_file(str(in_the_way), b"text")
+    assert caught.value.errno == errno.EISDIR
+    assert "Read-only file system" in caplog.text

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A workload whose end comes while no daemon runs: what is counted after the end is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from resctrlmond.resctrl import cgroups
+from resctrlmond.resctrl.membership import Membership
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import NotWritten
+from resctrlmond.workloads.model import EndRule, State
+from resctrlmond.workloads.settings import Settings
+from tests.workloads.conftest import Host, assignment, join
+
+WHY = "it ended while resctrlmond was not running"
+# Starts a process that outlives it, and ends with the first byte.
+_COMMAND = """
+import os, sys
+child = os.fork()
+if child == 0:
+    os.close(1)
+    while True:
+        pass
+print(child, flush=True)
+sys.stdin.read(1)
+"""
+
+
+class Command:
+    """A command, assigned before it executes, that leaves a busy process behind."""
+
+    def __init__(self, *wrapper: str) -> None:
+        self.process = subprocess.Popen(
+            [*wrapper, sys.executable, "-IS", "-c", f"import sys; sys.stdin.read(1){_COMMAND}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=0,
+        )
+
+    def begin(self) -> int:
+        """Let it execute; the number of the process that it starts."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("x")
+        return int(self.process.stdout.readline())
+
+    def end(self) -> None:
+        with self.process as ending:
+            ending.kill()
+
+
+@pytest.fixture
+def command() -> Iterator[Command]:
+    made = Command()
+    yield made
+    made.end()
+
+
+def qualities(host: Host, key: str = "k") -> set[Quality]:
+    return {total.quality for total in host.manager.release(key, owner="test").totals}
+
+
+def reasons(host: Host) -> str:
+    return "; ".join(total.reason for total in host.manager.read("k")[2])
+
+
+@pytest.mark.parametrize("ends", [EndRule.MEMBERS, EndRule.CONTAINER])
+def test_a_command_that_ended_while_the_daemon_was_stopped_is_estimated(
+    host: Host, command: Command, ends: EndRule
+) -> None:
+    """What the process that it left behind used until the start was counted, and the total was exact."""
+    host.settings = host.manager.settings = Settings(linger_s=600)
+    host.manager.assign(assignment("k", command.process.pid, ends=ends))
+    left = command.begin()
+    try:
+        assert host.tree.membership(left) == Membership("", "k")
+        command.end()
+        host.restart()
+        host.check()
+        assert WHY in reasons(host)
+        assert qualities(host) == {Quality.ESTIMATED}
+        assert f"processes that pid-{command.process.pid} had started" in reasons(host)
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_a_command_that_runs_on_over_a_restart_of_the_daemon_is_exact(host: Host, command: Command) -> None:
+    host.manager.assign(assignment("k", command.process.pid, ends=EndRule.MEMBERS))
+    left = command.begin()
+    try:
+        host.restart()
+        command.end()
+        host.manager.maintenance.tick()
+        assert qualities(host) == {Quality.EXACT}
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_a_workload_that_goes_on_until_its_release_is_exact(host: Host, command: Command) -> None:
+    """It counts whatever runs in the group until then."""
+    host.manager.assign(assignment("k", command.process.pid))
+    left = command.begin()
+    try:
+        command.end()
+        host.restart()
+        assert qualities(host) == {Quality.EXACT}
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_a_container_with_a_control_group_that_ended_while_the_daemon_was_stopped_is_exact(
+    host: Host, command: Command, cgroup: str
+) -> None:
+    join(cgroup, command.process.pid)
+    host.settings = host.manager.settings = Settings(linger_s=600)
+    host.manager.assign(assignment("k", command.process.pid, own_cgroup=cgroup, ends=EndRule.CONTAINER))
+    left = command.begin()
+    command.end()
+    os.kill(left, signal.SIGKILL)
+    while cgroups.is_populated(cgroup):
+        pass
+    host.restart()
+    assert not host.manager.get("k").living
+    assert qualities(host) == {Quality.EXACT}
+
+
+def test_a_pid_namespace_that_ended_while_the_daemon_was_stopped_is_exact(host: Host) -> None:
+    command = Command("unshare", "--pid", "--fork", "--kill-child")
+    try:
+        [init] = _children(command.process.pid)
+        record = host.manager.assign(assignment("k", init, ends=EndRule.MEMBERS)).workload
+        assert record.members[0].init
+        command.begin()
+    finally:
+        command.end()
+    while os.path.exists(f"/proc/{init}"):
+        pass
+    host.restart()
+    assert qualities(host) == {Quality.EXACT}
+
+
+def _children(pid: int) -> list[int]:
+    while True:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            if found := file.read().split():
+                return [int(child) for child in found]
+
+
+def test_a_command_that_ended_before_the_stop_is_estimated_once_its_time_is_over(
+    host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last values are read some seconds after the last member's end, but were read at the next start."""
+    host.manager.assign(assignment("k", command.process.pid, ends=EndRule.MEMBERS))
+    left = command.begin()
+    try:
+        command.end()
+        host.manager.maintenance.tick()
+        assert host.manager.get("k").state is State.IDLE
+        host.restart()
+        assert WHY not in reasons(host)
+        monkeypatch.setattr("resctrlmond.workloads.plan.MEMBERS_LINGER_S", 0)
+        host.restart()
+        record = host.manager.get("k")
+        assert record.state is State.COMPLETED
+        assert {total.quality for total in host.manager.read("k")[2]} == {Quality.ESTIMATED}
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_an_end_that_was_begun_and_not_completed_is_estimated(
+    host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last values are read at the next start, and the process has run on."""
+    host.manager.assign(assignment("k", command.process.pid))
+    left = command.begin()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(host.manager.context.snapshots, "end", killed)
+            with pytest.raises(KeyboardInterrupt):
+                host.manager.release("k", owner="test")
+        assert host.manager.get("k").state is State.ENDING
+        host.restart()
+        assert host.manager.get("k").state is State.COMPLETED
+        assert {total.quality for total in host.manager.read("k")[2]} == {Quality.ESTIMATED}
+        assert WHY in reasons(host)
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def test_an_end_that_its_owner_did_not_ask_for_is_estimated_if_processes_may_run_on(
+    host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """resctrlctl was killed, or its Release failed: what the command left behind ran on for 10 s, and was exact."""
+    monkeypatch.setattr("resctrlmond.workloads.plan.MEMBERS_LINGER_S", 0.0)
+    host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
+    left = command.begin()
+    command.end()
+    host.manager.tick()
+    os.kill(left, signal.SIGKILL)
+    record, _, totals = host.manager.read("k")
+    assert record.state is State.COMPLETED
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all("its end values were not read at its end" in total.reason for total in totals)
+    host.check()
+
+
+def test_an_end_that_failed_and_is_completed_later_is_estimated(host: Host, command: Command) -> None:
+    host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
+    left = command.begin()
+    command.end()
+    blocked = os.path.join(host.run, "groups", "k", "checkpoint")
+    os.mkdir(blocked)
+    with pytest.raises(NotWritten):
+        host.manager.release("k", owner="run")
+    os.rmdir(blocked)
+    host.manager.tick()
+    os.kill(left, signal.SIGKILL)
+    record, _, totals = host.manager.read("k")
+    assert record.state is State.COMPLETED
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    host.check()
+
+
+def test_members_of_a_lost_run_end_with_its_last_claim(host: Host, command: Command) -> None:
+    """They were shown as living for as long as the run was listed."""
+    record = host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS)).workload
+    os.rmdir(host.tree.full_path(record.first.ref))
+    host.manager.tick()
+    assert host.manager.get("k").is_interrupted
+    released = host.manager.release("k", owner="run").workload
+    assert (released.state, released.living, released.claims) == (State.LOST, (), ())

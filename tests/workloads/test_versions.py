@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of other versions: those of each released one are read, those of a later one wait for it, untouched."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import VERSION, Claim, EndRule, Group, GroupState, Member, PriorRuns, State, Workload
+from resctrlmond.workloads.store import decode
+from tests.workloads.builders import workload
+from tests.workloads.conftest import Host, assignment
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+# Files as versions wrote them, to the byte: one here for each version of the format, never to be edited. A new
+# version of the format brings the code that reads these.
+WHOLE_1 = """\
+{
+ "version": 1,
+ "key": "0f8fad5b-d9cb-469f-a165-70867728950e",
+ "groups": [
+  {
+   "class": "gold", "name": "0f8fad5b-d9cb-469f-a165-70867728950e", "state": "standing", "reason": "why",
+   "inLimbo": true, "nonce": 1795190400123456789, "bootId": "b1946ac9-2492-4d23-8f0e-0123456789ab",
+   "baseline": "late", "lateReasons": ["c1 ran before it was put in"], "caveats": {"mbm_total_bytes": "why"},
+   "inodes": {"mon_L3_00": 7}, "transactions": {"L3_MON/EVENT_config": "0=0x7f"},
+   "unassigned": [["mon_L3_00", "mbm_local_bytes"]], "createdAt": "2026-11-21T10:00:00Z",
+   "createdNs": 3600000000000, "completedAt": "2026-11-21T11:00:00Z", "completedNs": 7200000000000
+  },
+  {"folder": "silver", "class": "silver", "name": "g", "state": "pending"}
+ ],
+ "generation": 2,
+ "followsClass": true,
+ "isActive": true,
+ "priority": -5,
+ "podCgroup": "/sys/fs/cgroup/kubepods.slice/pod",
+ "claims": [{"owner": "oci", "since": "2026-11-21T10:00:00Z", "ends": "container"}],
+ "members": [
+  {
+   "id": "c1", "kind": "container", "owner": "oci", "pid": 4711, "startTime": 99, "cgroup": "/sys/fs/cgroup/c1",
+   "startedAt": "2026-11-21T10:00:00Z", "endedAt": "2026-11-21T10:00:01Z", "late": true, "tasksOutside": 3,
+   "reason": "ended", "folder": "silver"
+  }
+ ],
+ "attributes": {"pod": "web-0"},
+ "attributeOwners": {"pod": "oci"},
+ "otherCpuNs": {"c1": 5},
+ "idleNs": 77,
+ "priorRuns": {"totals": {"mbm_total_bytes": "12"}, "reason": "its group was lost", "losses": 2}
+}
+"""
+LEAST_1 = '{"version": 1, "key": "k", "groups": [{"name": "k"}]}\n'
+
+
+def test_every_field_of_version_1_is_read() -> None:
+    uid = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    time = "2026-11-21T10:00:00Z"
+    first = Group(
+        class_="gold",
+        name=uid,
+        state=GroupState.STANDING,
+        reason="why",
+        in_limbo=True,
+        nonce=1795190400123456789,
+        boot_id="b1946ac9-2492-4d23-8f0e-0123456789ab",
+        baseline=Quality.LATE,
+        late_reasons=("c1 ran before it was put in",),
+        caveats={"mbm_total_bytes": "why"},
+        inodes={"mon_L3_00": 7},
+        transactions={"L3_MON/EVENT_config": "0=0x7f"},
+        unassigned=(("mon_L3_00", "mbm_local_bytes"),),
+        created_at=time,
+        created_ns=3600 * 10**9,
+        completed_at="2026-11-21T11:00:00Z",
+        completed_ns=7200 * 10**9,
+    )
+    member = Member(
+        id="c1",
+        kind="container",
+        owner="oci",
+        pid=4711,
+        start_time=99,
+        cgroup="/sys/fs/cgroup/c1",
+        started_at=time,
+        ended_at=time[:-2] + "1Z",
+        late=True,
+        tasks_outside=3,
+        reason="ended",
+        folder="silver",
+    )
+    assert decode(WHOLE_1.encode(), "file") == Workload(
+        key=uid,
+        groups=(first, Group(folder="silver", class_="silver", name="g")),
+        generation=2,
+        follows_class=True,
+        is_active=True,
+        priority=-5,
+        pod_cgroup="/sys/fs/cgroup/kubepods.slice/pod",
+        claims=(Claim("oci", time, EndRule.CONTAINER),),
+        members=(member,),
+        attributes={"pod": "web-0"},
+        attribute_owners={"pod": "oci"},
+        other_cpu_ns={"c1": 5},
+        idle_ns=77,
+        prior_runs=PriorRuns({"mbm_total_bytes": "12"}, "its group was lost", 2),
+    )
+    assert decode(LEAST_1.encode(), "file") == workload("k", State.PENDING)
+
+
+def test_there_is_a_file_of_every_version() -> None:
+    kept = {int(name.removeprefix("WHOLE_")) for name in globals() if name.startswith("WHOLE_")}
+    assert kept == set(range(1, VERSION + 1))
+
+
+def rewritten(host: Host, old: int, new: int) -> bytes:
+    path = Path(host.run, "records", "k.json")
+    path.write_bytes(path.read_bytes().replace(b'"version": %d' % old, b'"version": %d' % new))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("has_task", [True, False])
+def test_what_a_later_version_wrote_is_left_alone_until_that_is_back(
+    host: Host, process: Start, has_task: bool
+) -> None:
+    if has_task:
+        host.manager.assign(assignment("k", process().pid))
+    else:
+        host.manager.create("k", owner="a")
+    before, files, group = host.manager.get("k"), host.files("k"), host.ours()
+    later = rewritten(host, VERSION, VERSION + 1)
+
+    manager = host.restart()
+    told = [problem for problem in manager.problems if f"format {VERSION + 1}, not {VERSION}" in problem]
+    assert len(told) == 1
+    assert str(Path(host.run, "records", "k.json")) in told[0]
+    assert any("another version wrote its record: not changed" in problem for problem in manager.problems)
+    manager.maintenance.tick()
+    assert manager.workloads() == []
+    assert host.folder("records") == ["k.json"]
+    assert Path(host.run, "records", "k.json").read_bytes() == later
+    assert (host.files("k"), host.ours()) == (files, group)
+
+    rewritten(host, VERSION + 1, VERSION)
+    assert host.restart().get("k") == before
+    host.check()
+
+
+def test_who_asks_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host, process: Start) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    later = rewritten(host, VERSION, VERSION + 1)
+    manager = host.restart()
+    assert manager.create("k", owner="a").first.baseline is Quality.UNKNOWN
+    assert manager.assign(assignment("k", child.pid)).workload.state is State.ACTIVE
+    assert Path(host.run, "records", "k.json.unreadable").read_bytes() == later
+    host.check()
