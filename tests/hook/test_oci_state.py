@@ -137,7 +137,7 @@ def test_the_container_that_only_holds_the_pod_is_a_sandbox(annotation: str) -> 
 
 @pytest.mark.parametrize("name", ["tasks", "mon_groups", "-x", ".x", "x" * 201])
 def test_a_container_id_that_can_be_no_key_is_refused(name: str) -> None:
-    with pytest.raises(oci.InvalidOciState, match="no key"):
+    with pytest.raises(oci.InvalidOciState, match="not a valid key"):
         oci.workload_of(oci.parse_state(state(id=name)))
 
 
