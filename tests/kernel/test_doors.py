@@ -56,7 +56,7 @@ def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
     for interface in ("org.resctrlmon.Manager", "org.resctrlmon.Hook"):
         shown = host.out(f"varlinkctl introspect {SOCKET} {interface}")
         assert f"interface {interface}" in shown
-        assert "# How many tasks were written to the group." in shown
+        assert "# How many tasks were moved into the group." in shown
         host.run(f"varlinkctl introspect {SOCKET} {interface} >/tmp/shown && varlinkctl validate-idl /tmp/shown")
         file = f"$(python3 -c 'import resctrlmond; print(resctrlmond.__path__[0])')/api/{interface}.varlink"
         host.run(f'varlinkctl validate-idl "{file}"')
