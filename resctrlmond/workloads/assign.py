@@ -216,9 +216,9 @@ def _undo(ctx: Context, txn: Transaction, before: Workload | None, ended: Worklo
     if before is None:
         group_ops.discard_run(ctx, txn, ended)
         return
-    nonces = {group.nonce for group in before.groups}
     for group in txn.workload.groups[1:]:
-        if group.nonce not in nonces:
+        old = before.group(group.folder)
+        if old is None or (old.nonce and old.nonce != group.nonce):
             group_ops.discard_group(ctx, txn, group)
     # The groups are kept as they are now: one may have been moved, or created again, for this call.
     groups = [group if again else _with_baseline_of(before, group) for group in txn.workload.groups]

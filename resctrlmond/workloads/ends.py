@@ -30,12 +30,15 @@ def settle(ctx: Context, txn: Transaction) -> Workload | None:
     for member in filter(has_ended, workload.living):
         _end_dead_member(txn, member)
     over = _ended_claims(ctx, txn.workload)
-    if any(claim.owner in over and claim.ends is EndRule.MEMBERS for claim in txn.workload.claims):
+    claims = txn.workload.claims
+    if all(claim.owner in over for claim in claims) and any(claim.ends is EndRule.MEMBERS for claim in claims):
         # Its owner did not release it at its end.
         _mark_late_end(ctx, txn, caveats.LATE_END)
     for owner in over:
         txn.save(group_ops.without_claim(txn.workload, owner))
     workload = txn.workload
+    if workload.state is State.ENDING:
+        return finish_again(ctx, txn)
     if not workload.claims and not workload.state.is_over:
         return group_ops.finish(ctx, txn, workload.reason or "its last member ended")
     return workload

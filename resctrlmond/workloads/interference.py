@@ -256,7 +256,7 @@ class Interference:
             self._hit_groups({txn.key: frozenset({group.nonce})}, self._why(doubt))
         txn.save_group(group)
         self._save_marks(txn)
-        with contextlib.suppress(ResctrlError):
+        with contextlib.suppress(NoSuchGroup, NotMounted):  # all is read
             txn.save(self._with_cpus(txn.workload, group))
         return txn.workload.group(group.folder) or group
 
@@ -484,7 +484,9 @@ class Interference:
             txn.save(workload)
         except Exception:
             with self._guard:
-                self._hits[txn.key] = hits
+                kept = self._hits.setdefault(txn.key, {})
+                for nonce, marks in hits.items():
+                    kept.setdefault(nonce, set()).update(marks)
             raise
 
     def _worse(self, workload: Workload, group: Group, quality: Quality, why: str) -> Workload:

@@ -371,14 +371,18 @@ class Manager:
         while (workload := self._store.known(key)).state not in _ENDED:
             try:
                 readings = group_ops.readings(self.context, workload)
-                found = workload, summed(readings), group_ops.totals(self.context, workload, readings)
+                # A mark is saved before the task that it is about is counted, so it is in the workload as it is now.
+                now = self._store.known(key)
+                if [group.nonce for group in now.standing] != [group.nonce for group in workload.standing]:
+                    continue
+                found = now, summed(readings), group_ops.totals(self.context, now, readings)
             except (ResctrlError, FileNotFoundError):
                 if self._store.get(key) is workload:
                     raise
             else:
                 # Without a transaction the workload may have ended, and been set aside, meanwhile.
-                now = self._store.get(key)
-                if now is not None and now.generation == workload.generation and now.state not in _ENDED:
+                later = self._store.get(key)
+                if later is not None and later.generation == now.generation and later.state not in _ENDED:
                     return found
         with self._store.transaction(key) as txn:
             workload = txn.workload

@@ -141,13 +141,18 @@ def spread(ctx: Context, txn: Transaction, member: Member, move: Move, *, late: 
     for class_ in sorted(moved.astray):
         try:
             group = _group_in(ctx, txn, class_, moved)
+            if not group.state.has_directory:
+                continue
+            more = _move_into(ctx, txn, group, member, move, late=True)
         except ResctrlError:
             if late:
                 why = f"tasks of {member.id} in class {class_ or '/'} are in no group"
                 txn.save(txn.workload.with_late(member, why))
             raise
-        if group.state.has_directory:
-            moved = _together(_move_into(ctx, txn, group, member, move, late=True), moved)
+        if late and not more.moved:
+            # They ended, or left, before they could be moved, and nothing has marked the group.
+            txn.save(txn.workload.with_late(replace(member, folder=group.folder), _ran_outside(member)))
+        moved = _together(more, moved)
     return moved
 
 

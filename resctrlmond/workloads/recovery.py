@@ -118,8 +118,13 @@ class Recovery:
             case Do.BASELINE:
                 group = group_ops.follow_group(ctx, txn, group)
                 quality = baseline_of(txn.workload, group)
+                if txn.workload.is_claimed_by(RECOVERED) or ctx.tree.tasks(group.ref):
+                    # It was adopted with its tasks, and the last daemon was killed before it wrote that down.
+                    quality = Quality.UNKNOWN
                 placement.adopt(ctx, txn, group_ops.write_baseline(ctx, txn, group, quality))
             case Do.FINISH:
+                # Again, because an error kept it from being written before.
+                ends.mark_unseen_end(ctx, txn)
                 group_ops.finish(ctx, txn, group.reason)
             case Do.LOSE:
                 group_ops.lose(ctx, txn, "the group was gone when resctrlmond started")

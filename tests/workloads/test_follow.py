@@ -12,7 +12,7 @@ import pytest
 
 from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, OutOfResources
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import Tree
+from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.sim.mount import Simulation
@@ -303,3 +303,22 @@ def test_a_kill_at_any_step_of_following(small_host: Host, process: Start, fuse:
         forget(host)
         step += 1
     assert step > 3
+
+
+def test_a_task_that_ends_while_its_group_follows_it_makes_the_totals_late(
+    host: Host, process: Start, gold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it used in the other class is missing, and nothing was left to move and to mark."""
+    child = process()
+    host.manager.assign(assignment("k", child.pid))
+    host.tree.write_task(gold, child.pid)
+    rename = host.tree.rename
+
+    def rename_too_late(*refs: GroupRef) -> None:
+        child.kill()
+        child.wait()
+        rename(*refs)
+
+    monkeypatch.setattr(host.tree, "rename", rename_too_late)
+    host.manager.maintenance.sweep("k")
+    assert {total.quality for total in host.manager.release("k", owner="test").totals} == {Quality.LATE}

@@ -241,3 +241,18 @@ def test_members_of_a_lost_run_end_with_its_last_claim(host: Host, command: Comm
     assert host.manager.get("k").is_interrupted
     released = host.manager.release("k", owner="run").workload
     assert (released.state, released.living, released.claims) == (State.LOST, (), ())
+
+
+def test_totals_stay_exact_while_another_claim_keeps_the_run(
+    host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resctrlmond.workloads.plan.MEMBERS_LINGER_S", 0.0)
+    host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
+    host.manager.create("k", owner="cli")
+    left = command.begin()
+    command.end()
+    host.manager.tick()
+    record, _, totals = host.manager.read("k")
+    assert [claim.owner for claim in record.claims] == ["cli"]
+    assert {total.quality for total in totals} == {Quality.EXACT}
+    os.kill(left, signal.SIGKILL)

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.mount import Simulation, unmount
 from resctrlmond.workloads import ends, group_ops
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import NotWritten
-from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.model import Claim, EndRule, State, Workload
 from resctrlmond.workloads.plan import RECOVERED
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.store import Transaction, encode
@@ -606,3 +608,15 @@ def test_a_folder_of_ours_that_somebody_removes_is_told_once_or_not_at_all(
     with pytest.raises(NotWritten, match="systemctl restart resctrlmond"):
         host.manager.create("other", owner="a")
     os.mkdir(os.path.join(host.run, "records"))
+
+
+def test_an_adoption_that_was_cut_short_keeps_the_tasks_and_is_unknown(host: Host, process: Start) -> None:
+    """The next start took them for strangers, moved them out, and reported 0 as exact."""
+    child = process()
+    first = host.manager.assign(assignment("k", child.pid)).workload.first
+    claims = (Claim("recovered", utc_now(), EndRule.TASKS),)
+    cut = workload("k", State.PENDING, nonce=first.nonce, boot_id=first.boot_id, claims=claims)
+    Path(host.run, "records", "k.json").write_bytes(encode(cut))
+    found = host.restart().get("k")
+    assert (found.state.has_group, found.first.baseline) == (True, Quality.UNKNOWN)
+    assert host.tree.membership(child.pid) == Membership("", "k")
