@@ -107,12 +107,10 @@ def test_a_group_that_gets_cpus_makes_its_workload_estimated(host: Host, workloa
 
 
 def test_tasks_of_others_that_change_class_mark_nothing(host: Host, workload: Workload) -> None:
-    """A shell opens the file with O_TRUNC: the last write raises an event, although its task has ended."""
+    """Refused writes are judged on the simulator: with O_TRUNC the event may come before the refusal."""
     key, _, _ = workload
     for other in [host.process("sleep 1000") for _ in range(3)]:
         host.run(f"echo {other} >{TREE}/c1/tasks")
-    ended = host.process("sleep 1000")
-    host.run(f"kill -9 {ended}; while [ -e /proc/{ended} ]; do sleep 0.1; done; ! echo {ended} >{TREE}/c1/tasks")
     assert host.call("Read", key=key)["group"]["baseline"] == "exact"
     totals = host.call("Release", key=key, claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"exact"}

@@ -245,8 +245,8 @@ MUTANTS = (
     Mutant(
         "a workload that ended while no daemon ran is exact",
         _WORKLOADS + "recovery.py",
-        "                ends.mark_unseen_end(ctx, txn)\n",
-        "                pass\n",
+        " as txn:\n                ends.mark_unseen_end(ctx, txn)\n",
+        " as txn:\n                pass\n",
         "tests/workloads/test_unseen_end.py tests/workloads",
     ),
     Mutant(
