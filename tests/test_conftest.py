@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from resctrlmond.sim.mount import Simulation
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -31,3 +35,23 @@ def test_a_make_that_a_test_runs_does_not_have_the_options_of_the_make_that_runs
         [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_run_has_a_directory_of_its_own_whatever_earlier_runs_left(tmp_path: Path, passes: bool) -> None:
+    """pytest 9.2 fails at the end of a run where a run that was killed left a mount."""
+    left = tmp_path / "pytest-of-root"
+    for number in range(8):
+        (left / f"pytest-{number}" / "resctrl").mkdir(parents=True)
+    left.chmod(0o700)
+    test = tmp_path / "test_one.py"
+    report = f"(tmp_path / {str(tmp_path / 'own')!r}).write_text(str(tmp_path))"
+    test.write_text(f"def test_one(tmp_path):\n    {report}\n    assert {passes}\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", "-W", "error", str(test)]
+    with Simulation(str(left / "pytest-1" / "resctrl"), "intel-rdt"):
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0 if passes else 1, False), done.stdout
+    own = Path((tmp_path / "own").read_text())
+    assert (own.is_relative_to(tmp_path), own.exists()) == (True, not passes)
