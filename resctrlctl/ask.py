@@ -11,9 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from resctrlctl.figures import prose
-from resctrlmond.api.client import Client, NotRunning
 from resctrlmond.api.errors import DENIED, FAILURE, NOT_RUNNING, exit_code
-from resctrlmond.api.wire import ProtocolError, VarlinkError
+from resctrlmond.api.varlink.client import Client, NotRunning
+from resctrlmond.api.varlink.messages import ProtocolError, VarlinkError
 
 INTERFACE = "org.resctrlmon.Manager"
 SOCKET = f"/run/resctrlmond/{INTERFACE}"

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lock.take()
     Notify().extend_start()
     # Not at the top: these imports take most of the time of a start, and a hook may wait already.
-    from resctrlmond import command  # noqa: PLC0415
+    from resctrlmond.daemon import command  # noqa: PLC0415
 
     return command.main(arguments, lock)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from resctrlmond import journal
-from resctrlmond.api.client import Client, ProtocolError, VarlinkError
 from resctrlmond.api.errors import VARLINK_PREFIX
+from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
 from resctrlmond.message_ids import MessageId
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import sys
 
 from resctrlmond import __version__
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.sim.mount import serve
+from resctrlmond.sim.fuse.mount import serve
 from resctrlmond.sim.profiles import PROFILES, Kernel, Profile, profile_named
 
 PROGRAM = "resctrlmond-sim"

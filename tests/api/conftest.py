@@ -16,7 +16,7 @@ from resctrlmond.api.access import Caller
 from resctrlmond.api.verbs import COMMON_ERRORS, VERBS, Service
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.mark import Mark

@@ -90,11 +90,11 @@ def load_door(library: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of the door, imported anew on that library."""
     monkeypatch.setenv("RESCTRLMOND_DBUS_LIBRARY", library)
     for name in list(sys.modules):
-        if name.startswith(("resctrlmond.api._bus", "resctrlmond.api.dbus")):
+        if name.startswith("resctrlmond.api.dbus"):
             monkeypatch.delitem(sys.modules, name)
-            monkeypatch.delattr(resctrlmond.api, name.rpartition(".")[2])
-    door = importlib.import_module("resctrlmond.api.dbus")
-    seam = importlib.import_module("resctrlmond.api._bus")
+    monkeypatch.delattr(resctrlmond.api, "dbus")
+    door = importlib.import_module("resctrlmond.api.dbus.server")
+    seam = importlib.import_module("resctrlmond.api.dbus.library")
     assert library == seam.LIBRARY
     return door
 

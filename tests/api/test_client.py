@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resctrlmond.api.client import Client, NotRunning, ProtocolError
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.wire import VarlinkError
+from resctrlmond.api.varlink.client import Client, NotRunning, ProtocolError
+from resctrlmond.api.varlink.messages import VarlinkError
 from tests.api.varlink_lab import NAME, Count, Echo, Number, Running, Text, public_directory, running, wait_until
 
 
@@ -129,7 +129,7 @@ def test_the_server_may_come_back(server: Running) -> None:
 
 DENIED = """
     import os, sys
-    from resctrlmond.api.client import Client
+    from resctrlmond.api.varlink.client import Client
 
     if os.getuid() == 0:
         os.setgroups([])

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api._dbus_gate import BUS_NAME, Gate, Header, parse_fields, parse_frame
+from resctrlmond.api.dbus.gate import BUS_NAME, Gate, Header, parse_fields, parse_frame
 from resctrlmond.resctrl.errors import NotRead
 from tests.api.dbus_lab import MANAGER, NAME, NOBODY, READERS, ROOT, BusctlError, Client, Lab, eventually
 

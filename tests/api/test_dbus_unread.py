@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.api._dbus_gate import MessageSizes
+from resctrlmond.api.dbus.gate import MessageSizes
 from resctrlmond.workloads.model import State
 from tests.api.dbus_lab import (
     MANAGER,
@@ -127,11 +127,11 @@ def _fill(lab: Lab) -> None:
 
 def _patch(monkeypatch: pytest.MonkeyPatch, module: str, **values: object) -> None:
     for name, value in values.items():
-        monkeypatch.setattr(sys.modules[f"resctrlmond.api.{module}"], name, value)
+        monkeypatch.setattr(sys.modules[f"resctrlmond.api.dbus.{module}"], name, value)
 
 
 def test_lists_that_16_connections_do_not_read_delay_no_change(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, "dbus_unread", PATIENCE_S=0.2)
+    _patch(monkeypatch, "unread", PATIENCE_S=0.2)
     _fill(lab)
     call = _marshalled(destination=NAME, path=ROOT, interface=MANAGER, member="List")
 
@@ -165,7 +165,7 @@ def test_lists_that_16_connections_do_not_read_delay_no_change(lab: Lab, monkeyp
 def test_unread_signals_make_the_daemon_connect_anew_before_the_bus_stalls(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _patch(monkeypatch, "dbus_unread", MAX_TOTAL_BYTES=2 * MIB, _SIGNALS_BYTES=MIB)
+    _patch(monkeypatch, "unread", MAX_TOTAL_BYTES=2 * MIB, _SIGNALS_BYTES=MIB)
     subscribe = _of_driver("AddMatch", "s", f"type='signal',sender='{NAME}'")
 
     async def run() -> None:
@@ -187,7 +187,7 @@ def test_unread_signals_make_the_daemon_connect_anew_before_the_bus_stalls(
 
 
 def test_a_reader_that_reads_is_not_limited(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, "dbus_unread", MAX_BYTES_PER_UID=2 * MIB)
+    _patch(monkeypatch, "unread", MAX_BYTES_PER_UID=2 * MIB)
     _fill(lab)
 
     async def run() -> None:
@@ -211,7 +211,7 @@ def blind(lab: Lab) -> Iterator[Lab]:
 
 
 def test_a_bus_without_statistics_limits_what_a_connection_gets(blind: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, "dbus_unread", PATIENCE_S=0.2, MAX_BYTES_PER_UID=2 * MIB)
+    _patch(monkeypatch, "unread", PATIENCE_S=0.2, MAX_BYTES_PER_UID=2 * MIB)
     _fill(blind)
 
     async def run() -> None:
@@ -231,7 +231,7 @@ def test_a_bus_without_statistics_limits_what_a_connection_gets(blind: Lab, monk
 
 
 def test_errors_for_a_caller_that_reads_nothing_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, "dbus_unread", MAX_BYTES_PER_UID=MIB // 8, MAX_EXCESS_PER_UID=0)
+    _patch(monkeypatch, "unread", MAX_BYTES_PER_UID=MIB // 8, MAX_EXCESS_PER_UID=0)
     call = _marshalled(destination=NAME, path=ROOT, interface=MANAGER, member="Nonsense")
 
     async def run() -> None:
@@ -250,7 +250,7 @@ def test_errors_for_a_caller_that_reads_nothing_end(lab: Lab, monkeypatch: pytes
 
 
 def test_a_busy_bus_carries_no_long_reply_to_a_reader(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    _patch(monkeypatch, "dbus_pace", PATIENCE_S=0.2, _PROBE_S=0.0)
+    _patch(monkeypatch, "pace", PATIENCE_S=0.2, _PROBE_S=0.0)
     _fill(lab)
 
     async def run() -> None:
@@ -266,7 +266,7 @@ def test_a_busy_bus_carries_no_long_reply_to_a_reader(lab: Lab, monkeypatch: pyt
 def test_after_a_long_reply_that_took_long_there_is_none_for_a_minute(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _patch(monkeypatch, "dbus_pace", PATIENCE_S=0.2, _PROBE_S=60.0, _SLOW_S=0.0)
+    _patch(monkeypatch, "pace", PATIENCE_S=0.2, _PROBE_S=60.0, _SLOW_S=0.0)
     _fill(lab)
 
     async def run() -> None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from resctrlmond.api import dbus_interfaces as names
-from resctrlmond.api import dbus_values as values
 from resctrlmond.api import types
-from resctrlmond.api._bus import DBusError, Variant
+from resctrlmond.api.dbus import interfaces as names
+from resctrlmond.api.dbus import values
+from resctrlmond.api.dbus.library import DBusError, Variant
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.verbs import MANAGER, VERBS

@@ -21,10 +21,10 @@ from resctrlmond.api import budget as budgets
 from resctrlmond.api import types
 from resctrlmond.api.access import Policy
 from resctrlmond.api.budget import ReplyBudget
-from resctrlmond.api.client import Client, VarlinkError
 from resctrlmond.api.lists import PAGE_BYTES, bounded, pages
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.varlink_door import server
+from resctrlmond.api.varlink.client import Client, VarlinkError
+from resctrlmond.api.varlink.interfaces import server
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.errors import LimitExceeded

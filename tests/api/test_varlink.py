@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from resctrlmond.api.service import Method
-from resctrlmond.api.varlink import Interface, Server
+from resctrlmond.api.varlink.server import Interface, Server
+from resctrlmond.api.varlink.service import Method
 from tests.api.varlink_lab import DESCRIPTION, NAME, Echo, Running, Wire, running, wait_until, works
 
 SERVICE = "org.varlink.service"

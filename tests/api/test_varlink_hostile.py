@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.varlink import Limits
-from resctrlmond.api.wire import FrameBuffer
+from resctrlmond.api.varlink.messages import FrameBuffer
+from resctrlmond.api.varlink.server import Limits
 from tests.api.varlink_lab import NAME, Running, Wire, running, wait_until, works
 
 ECHO = b'{"method":"org.example.Lab.Echo","parameters":%s}\0'

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from resctrlmond.api.peer import Peer
-from resctrlmond.api.varlink import Limits
+from resctrlmond.api.varlink.server import Limits
 from tests.api.varlink_lab import NAME, Running, Wire, public_directory, running, wait_until
 
 # Calls WhoAmI as the uid, gid and groups of its arguments.

@@ -21,13 +21,13 @@ from varlink import scanner
 import resctrlmond
 from resctrlmond.api import errors, types
 from resctrlmond.api.access import Access, Caller, Policy
-from resctrlmond.api.dbus import NameTaken
-from resctrlmond.api.varlink_door import description
+from resctrlmond.api.dbus.server import NameTaken
+from resctrlmond.api.varlink.interfaces import description
 from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.config import ConfigError
+from resctrlmond.daemon.startup import StartupError
 from resctrlmond.resctrl.errors import NoSuchGroup, PermissionDenied, ResctrlError, RmidsExhausted
-from resctrlmond.startup import StartupError
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload

@@ -18,7 +18,7 @@ from typing import Any, Self
 import msgspec
 
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.varlink import Interface, Limits, Method, Peer, Server, VarlinkError
+from resctrlmond.api.varlink.server import Interface, Limits, Method, Peer, Server, VarlinkError
 
 NAME = "org.example.Lab"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from resctrlmond.api.client import Client
+from resctrlmond.api.varlink.client import Client
 from tests.bench import nri, rows
 from tests.bench.host import Host, threaded
 from tests.bench.measure import Row, table

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from tests.api.dbus_lab import PrivateBus
 
 ROOT = Path(__file__).parents[2]

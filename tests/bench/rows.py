@@ -15,7 +15,7 @@ import msgspec
 from dbus_fast import Variant
 
 from resctrlmond import oci_hook
-from resctrlmond.api.client import Client
+from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import move_process
 from resctrlmond.resctrl.tree import GroupRef, Tree

@@ -11,8 +11,8 @@ import sys
 
 from resctrlmond import journal
 from resctrlmond.config import Config
-from resctrlmond.daemon import Daemon
-from resctrlmond.startup import prepare
+from resctrlmond.daemon.daemon import Daemon
+from resctrlmond.daemon.startup import prepare
 
 # The mark may be any group but root's, which the groups of others bear.
 MARK = 65534

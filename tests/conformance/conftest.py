@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _capabilities(name: str) -> set[str]:
     """The markers that the target satisfies."""
     if name != KERNEL:
-        from resctrlmond.sim.mount import Simulation
+        from resctrlmond.sim.fuse.mount import Simulation
 
         profile = Simulation("", **options(name)).profile
         allocates, occupancy, domains = profile.can_allocate, profile.has_limbo, profile.domains

@@ -64,7 +64,7 @@ class _Kernel:
 
 class _Simulated:
     def __init__(self, name: str) -> None:
-        from resctrlmond.sim.mount import Simulation
+        from resctrlmond.sim.fuse.mount import Simulation
 
         self.root = tempfile.mkdtemp(prefix="resctrlmond-conformance-")
         os.chmod(self.root, 0o755)
@@ -86,7 +86,7 @@ class _Simulated:
             self._offline ^= {cpu}
 
     def _order(self, cpu: int, online: bool) -> None:
-        from resctrlmond.sim.control import Control
+        from resctrlmond.sim.control.client import Control
 
         control = Control(self.root)
         (control.cpu_online if online else control.cpu_offline)(cpu)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from tests.crash.blow import Blow
 from tests.crash.deeds import DEEDS
 from tests.crash.harness import ANY, CHANGES

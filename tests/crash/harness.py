@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model import State
 from tests.crash.blow import Blow
 from tests.crash.sweep import Point

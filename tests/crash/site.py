@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resctrlmond.api.client import ProtocolError, VarlinkError
+from resctrlmond.api.varlink.client import ProtocolError, VarlinkError
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.sim.control import Control
+from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.store import Store
 from tests.daemon.conftest import MANAGER, Machine

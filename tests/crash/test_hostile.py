@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.client import Client, VarlinkError
-from resctrlmond.sim.mount import Simulation, unmount
+from resctrlmond.api.varlink.client import Client, VarlinkError
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from tests.crash.site import Site
 from tests.daemon.conftest import MANAGER
 

@@ -23,7 +23,7 @@ from resctrlmond.api import types
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.types import Claim, Member
-from resctrlmond.api.varlink import Interface, Method, Peer, Server, VarlinkError
+from resctrlmond.api.varlink.server import Interface, Method, Peer, Server, VarlinkError
 from resctrlmond.resctrl.counters import Kind, Status
 from resctrlmond.resctrl.processes import pidfd_numbers
 from resctrlmond.workloads.accounting import Quality

@@ -17,7 +17,7 @@ from resctrlctl.ask import Daemon, Failure
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim
-from resctrlmond.api.wire import VarlinkError
+from resctrlmond.api.varlink.messages import VarlinkError
 from resctrlmond.workloads.model import EndRule
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.client import Client
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.api.varlink.client import Client
+from resctrlmond.sim.fuse.mount import Simulation
 
 MANAGER = "org.resctrlmon.Manager"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from resctrlmond.api.client import VarlinkError
+from resctrlmond.api.varlink.client import VarlinkError
 from tests.daemon.conftest import Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

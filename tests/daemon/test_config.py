@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from resctrlmond import config
 from resctrlmond.config import Config, ConfigError, load, parse, parse_time_span
-from resctrlmond.startup import group_settings
+from resctrlmond.daemon.startup import group_settings
 from resctrlmond.workloads.settings import Settings
 
 ROOT = Path(__file__).parents[2]

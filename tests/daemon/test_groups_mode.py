@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.daemon.startup import give_to_group
 from resctrlmond.resctrl.counters import Reading, parse_value
-from resctrlmond.startup import give_to_group
 from resctrlmond.workloads.snapshot import Snapshots
 from tests.daemon.conftest import Machine
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.client import Client
-from resctrlmond.startup import Exit
+from resctrlmond.api.varlink.client import Client
+from resctrlmond.daemon.startup import Exit
 from tests.daemon.conftest import MANAGER, Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -20,13 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resctrlmond import oci_hook
-from resctrlmond.api.client import Client, VarlinkError
 from resctrlmond.api.hooks import pod_cgroup
+from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.messages import Operation
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.control.messages import Operation
 from tests.daemon.conftest import MANAGER, Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -15,7 +15,7 @@ import dbus_fast
 import dbus_fast.aio
 import pytest
 
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from tests.api.dbus_lab import NAME, PROPERTIES, PrivateBus
 
 LOG = "org.freedesktop.LogControl1"

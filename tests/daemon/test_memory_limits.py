@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import budget, workers
-from resctrlmond.api._dbus_gate import MAX_LARGE_BODY
+from resctrlmond.api.dbus.gate import MAX_LARGE_BODY
 from resctrlmond.workloads import early_pruning, pods, store
 
 UNITS = Path(__file__).parents[2] / "systemd"

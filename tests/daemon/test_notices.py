@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from resctrlmond import oci_hook
+from resctrlmond.daemon.notices import Notices
+from resctrlmond.daemon.rivals import Rivals
 from resctrlmond.message_ids import MessageId
-from resctrlmond.notices import Notices
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.rivals import Rivals
-from resctrlmond.sim.mount import Simulation, unmount
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads.model import Group, GroupState, State, replace
 from resctrlmond.workloads.store import UnreadableRecord
 from tests.workloads.builders import workload

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.path_safety import unsafe_part
-from resctrlmond.startup import Exit
+from resctrlmond.daemon.path_safety import unsafe_part
+from resctrlmond.daemon.startup import Exit
 from tests.daemon.test_life import failing
 
 NOBODY = 65534

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.client import VarlinkError
+from resctrlmond.api.varlink.client import VarlinkError
 from tests.daemon.conftest import MANAGER, Machine
 
 # Calls the socket with a message and file descriptors, and prints the reply.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from resctrlmond.api.workers import Workers
-from resctrlmond.reaction import Reaction
+from resctrlmond.daemon.reaction import Reaction
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.inotify import IN_MODIFY, Inotify
 from tests.daemon.conftest import Machine

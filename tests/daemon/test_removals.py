@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from resctrlmond.removals import Removals
+from resctrlmond.daemon.removals import Removals
 
 PARENTS = ("kubepods", "kubepods/besteffort", "kubepods/burstable")
 NAMES = ("pod1", "pod2", "pod\udcff")  # the last one is no UTF-8

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.command import main
-from resctrlmond.rivals import AGAIN_WITHIN_S, WITHIN_S, Rivals
+from resctrlmond.daemon.rivals import AGAIN_WITHIN_S, WITHIN_S, Rivals
 from tests.daemon.conftest import Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from resctrlmond.config import Config
-from resctrlmond.sim.mount import Simulation, unmount
-from resctrlmond.simulated import config_below
-from resctrlmond.startup import Exit
+from resctrlmond.daemon.simulated import config_below
+from resctrlmond.daemon.startup import Exit
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from tests.api.dbus_lab import Client, PrivateBus
 from tests.daemon.conftest import Machine
 from tests.daemon.test_life import failing

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from resctrlmond import oci_hook
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.messages import Operation
+from resctrlmond.daemon.startup import Exit
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.control.messages import Operation
 from resctrlmond.start_lock import SUFFIX
-from resctrlmond.startup import Exit
 from tests.daemon.conftest import Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.config import ConfigError
+from resctrlmond.daemon.startup import Exit, StartupError, as_startup_error, check_host, check_in_memory
 from resctrlmond.resctrl.errors import (
     KernelRefused,
     MonitoringUnavailable,
@@ -15,7 +16,6 @@ from resctrlmond.resctrl.errors import (
     PermissionDenied,
     ResctrlError,
 )
-from resctrlmond.startup import Exit, StartupError, as_startup_error, check_host, check_in_memory
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.messages import Operation
-from resctrlmond.startup import Exit
-from resctrlmond.ticker import Ticker
+from resctrlmond.daemon.startup import Exit
+from resctrlmond.daemon.ticker import Ticker
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.control.messages import Operation
 from tests.daemon.conftest import Machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.daemon.watch import Watch
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.watch import Watch
 from resctrlmond.workloads.model import State, Workload
 from tests.workloads.builders import workload
 
@@ -183,7 +183,7 @@ def test_two_workloads_with_one_control_group_are_both_told(pods: Path) -> None:
 WITHOUT_INOTIFY = """
 import asyncio, logging
 from resctrlmond.workloads.model import Group, GroupState, Workload
-from resctrlmond.watch import Watch
+from resctrlmond.daemon.watch import Watch
 
 async def scene():
     watch = Watch(print)

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 import dbus_fast
 import msgspec
 
-from resctrlmond.api import dbus_values, types, wire
-from resctrlmond.api._dbus_gate import parse_fields, parse_frame
+from resctrlmond.api import types
+from resctrlmond.api.dbus import values as dbus_values
+from resctrlmond.api.dbus.gate import parse_fields, parse_frame
 from resctrlmond.api.oci import InvalidOciState, parse_state, workload_of
+from resctrlmond.api.varlink import messages as wire
 from resctrlmond.workloads import checkpoint, store
 from resctrlmond.workloads.model import Claim, EndRule, Member
 from resctrlmond.workloads.store import UnreadableRecord

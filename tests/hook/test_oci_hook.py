@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond import oci_hook
-from resctrlmond.api import wire
+from resctrlmond.api.varlink import messages as wire
 from resctrlmond.start_lock import SUFFIX, StartLock
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable

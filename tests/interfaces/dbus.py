@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from resctrlmond.api import types
-from resctrlmond.api.dbus_interfaces import GROUP, MANAGER, property_name
-from resctrlmond.api.dbus_values import signature
+from resctrlmond.api.dbus.interfaces import GROUP, MANAGER, property_name
+from resctrlmond.api.dbus.values import signature
 from resctrlmond.api.verbs import MANAGER as VARLINK_MANAGER
 from tests.interfaces import declaration
 from tests.interfaces.declaration import Field, Method, plain

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from xml.etree import ElementTree
 
-from resctrlmond.api import dbus_interfaces as bus
-from resctrlmond.api.dbus_values import signature
+from resctrlmond.api.dbus import interfaces as bus
+from resctrlmond.api.dbus.values import signature
 from resctrlmond.api.types import ErrorParameters, Group
 from resctrlmond.api.verbs import HOOK, MANAGER
 from tests.interfaces import dbus, declaration, varlink

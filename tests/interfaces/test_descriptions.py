@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from resctrlmond.api import dbus_interfaces as bus
-from resctrlmond.api import dbus_values
+from resctrlmond.api.dbus import interfaces as bus
+from resctrlmond.api.dbus import values as dbus_values
 from resctrlmond.api.errors import DBUS_PREFIX, VARLINK_PREFIX
 from resctrlmond.api.verbs import VERBS
 from tests.interfaces import declaration, pages

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond import command as daemon
 from resctrlmond import oci_hook
+from resctrlmond.daemon import command as daemon
+from resctrlmond.daemon.startup import Exit
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import __main__ as nri
 from resctrlmond.nri import settings as nri_settings
@@ -22,10 +23,9 @@ from resctrlmond.nri.rate_limit import BURST, INTERVAL_S
 from resctrlmond.nri.selection import Selection
 from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
-from resctrlmond.sim.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
-from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
+from resctrlmond.sim.control.messages import ACT, FAULT, TRUTH, VIRTUAL
+from resctrlmond.sim.fuse.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
 from resctrlmond.sim.profiles import PROFILES
-from resctrlmond.startup import Exit
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
 

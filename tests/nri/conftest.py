@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.client import VarlinkError
+from resctrlmond.api.varlink.client import VarlinkError
 from resctrlmond.nri import nri_pb2
 from resctrlmond.nri.messages import Event
 from resctrlmond.resctrl.mounts import mounts
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from tests.daemon.conftest import Machine
 from tests.nri.runtime import Plugin, Runtime
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resctrlmond.api.client import VarlinkError
+from resctrlmond.api.varlink.client import VarlinkError
 from resctrlmond.nri import inventory
 from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import Container, Event, Pod

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.client import VarlinkError
+from resctrlmond.api.varlink.client import VarlinkError
 from resctrlmond.nri import place
 from resctrlmond.nri.messages import Event
 from resctrlmond.resctrl.mounts import mounts

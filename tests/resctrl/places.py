@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from typing import Protocol
 
-from resctrlmond.sim.mount import Simulation, unmount
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.sim.profiles import PROFILES
 
 # Set where the real kernel is to be tested, to the place where its resctrl is mounted.

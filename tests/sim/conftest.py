@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from tests.commanded import Commanded
 
 # Reads commands from standard input, one on each line, and replies to each with one line.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resctrlmond.sim.abmc import TRANSACTIONS, parse_bool
+from resctrlmond.sim.kernel.abmc import TRANSACTIONS, parse_bool
 from tests.sim.virtual import Lab
 
 GIB = 1 << 30

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.counters import Status, read_mon_data
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL, Operation, Used
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.control.messages import ACT, FAULT, TRUTH, VIRTUAL, Operation, Used
+from resctrlmond.sim.fuse.mount import Simulation
 from tests.sim.conftest import Mounted, Puppet, outcome
 
 A = "mon_groups/a"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.sim.counters import decimals, format_fixed
+from resctrlmond.sim.kernel.counters import decimals, format_fixed
 from tests.sim.virtual import Lab
 
 GIB = 1 << 30

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from resctrlmond.sim.exits import ExitRecords, attributes, parse_exit
-from resctrlmond.sim.forks import ForkEvents
+from resctrlmond.sim.host.exits import ExitRecords, attributes, parse_exit
+from resctrlmond.sim.host.forks import ForkEvents
 from resctrlmond.sim.profiles import MBM_TOTAL
 from tests.sim.conftest import Mounted
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from resctrlmond.sim.commands import CommandStatus
-from resctrlmond.sim.tree import Caller
+from resctrlmond.sim.kernel.commands import CommandStatus
+from resctrlmond.sim.kernel.tree import Caller
 from tests.sim.virtual import Lab
 
 

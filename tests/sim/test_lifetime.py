@@ -17,8 +17,8 @@ import pytest
 from resctrlmond import __version__
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.__main__ import main, parser
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.mount import Simulation, SimulationFailed, unmount
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.fuse.mount import Simulation, SimulationFailed, unmount
 from resctrlmond.sim.profiles import PROFILES, profile_named
 
 COMMAND = [sys.executable, "-m", "resctrlmond.sim"]
@@ -84,7 +84,7 @@ def test_umount_ends_it(mountpoint: Path) -> None:
 
 def test_it_ends_with_the_parent_that_was_killed(mountpoint: Path) -> None:
     code = (
-        "import sys, time; from resctrlmond.sim.mount import Simulation; s = Simulation(sys.argv[1]); s.start();"
+        "import sys, time; from resctrlmond.sim.fuse.mount import Simulation; s = Simulation(sys.argv[1]); s.start();"
         "print(s.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(mountpoint)], stdout=subprocess.PIPE, text=True)
@@ -182,7 +182,7 @@ def test_without_the_right_to_use_fuse_the_remedy_is_named(mountpoint: Path) -> 
     device = Path("/dev/fuse").stat()
     if device.st_mode & 0o006 == 0o006:
         os.chmod("/dev/fuse", 0o600)
-    code = "import os, sys; from resctrlmond.sim.mount import load_fuse; os.setuid(65534); load_fuse()"
+    code = "import os, sys; from resctrlmond.sim.fuse.mount import load_fuse; os.setuid(65534); load_fuse()"
     try:
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     finally:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from resctrlmond.sim.kernel.tree import Caller
 from resctrlmond.sim.profiles import profile_named
-from resctrlmond.sim.tree import Caller
 from tests.sim.virtual import Lab
 
 SOILED = "Can't move task to different control group\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.tree import SIMULATION_ATTRIBUTE, SIMULATION_FSTYPE
-from resctrlmond.sim.forks import ForkEvents
+from resctrlmond.sim.host.forks import ForkEvents
 from tests.sim.conftest import Mounted, Puppet, outcome
 
 L3 = "mon_data/mon_L3_00/"

@@ -19,7 +19,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups \\
 """
 JOB = """\
 import os, sys
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 
 with Simulation(sys.argv[1], "intel-aet"):
     group = sys.argv[1] + "/mon_groups/mine"

@@ -19,7 +19,7 @@ import pytest
 
 _HOST = r"""
 import json, os, re, subprocess, sys
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 
 def run(*words):
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)

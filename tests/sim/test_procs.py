@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.sim.forks import ForkEvents
-from resctrlmond.sim.model import Resctrl
-from resctrlmond.sim.procs import ProcTable
+from resctrlmond.sim.host.forks import ForkEvents
+from resctrlmond.sim.host.procs import ProcTable
+from resctrlmond.sim.kernel.model import Resctrl
+from resctrlmond.sim.kernel.tree import Caller, Directory, File, lookup
 from resctrlmond.sim.profiles import profile_named
-from resctrlmond.sim.tree import Caller, Directory, File, lookup
 from tests.sim.conftest import Puppet
 
 ROOT = Caller(0, 0, 1)

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from resctrlmond.sim.rmids import RmidPool
+from resctrlmond.sim.kernel.rmids import RmidPool
 
 
 class Cache:

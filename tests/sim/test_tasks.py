@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from resctrlmond.sim.commands import parse_int, task_tokens
-from resctrlmond.sim.cpusets import cpu_list, cpu_mask
-from resctrlmond.sim.tree import Caller
+from resctrlmond.sim.host.cpusets import cpu_list, cpu_mask
+from resctrlmond.sim.kernel.commands import parse_int, task_tokens
+from resctrlmond.sim.kernel.tree import Caller
 from tests.sim.virtual import ROOT, Lab
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resctrlmond.sim.counters import NS
+from resctrlmond.sim.kernel.counters import NS
 from tests.sim.virtual import Lab
 
 ENERGY = "mon_groups/a/mon_data/mon_PERF_PKG_00/core_energy"

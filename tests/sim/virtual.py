@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from resctrlmond.sim.clock import Clock
-from resctrlmond.sim.groups import Group
-from resctrlmond.sim.model import Resctrl
+from resctrlmond.sim.host.clock import Clock
+from resctrlmond.sim.host.virtual import VirtualTasks
+from resctrlmond.sim.kernel.groups import Group
+from resctrlmond.sim.kernel.model import Resctrl
+from resctrlmond.sim.kernel.tree import Caller, Directory, File, Node, lookup
 from resctrlmond.sim.profiles import profile_named
-from resctrlmond.sim.tree import Caller, Directory, File, Node, lookup
-from resctrlmond.sim.virtual import VirtualTasks
 
 NS = 10**9
 ROOT = Caller(0, 0, 1)

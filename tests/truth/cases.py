@@ -21,8 +21,8 @@ from resctrlmond.api import types
 from resctrlmond.api.access import Caller
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.filesystem import RMIDS_ATTRIBUTE
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.fuse.filesystem import RMIDS_ATTRIBUTE
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.requests import Assignment

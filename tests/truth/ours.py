@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from resctrlmond.resctrl.counters import EVENTS, Kind, parse_value
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.errors import NoSuchClaim
 from resctrlmond.workloads.model import EndRule, State, Workload

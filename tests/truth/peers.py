@@ -19,11 +19,11 @@ from decimal import Decimal
 import msgspec
 
 from resctrlmond.resctrl.counters import parse_value
-from resctrlmond.sim.clock import Stopwatch
-from resctrlmond.sim.control import Control
-from resctrlmond.sim.messages import TRUTH, VIRTUAL, Truth, Virtual
-from resctrlmond.sim.orders import Orders
-from resctrlmond.sim.tree import Directory, File
+from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.control.messages import TRUTH, VIRTUAL, Truth, Virtual
+from resctrlmond.sim.control.orders import Orders
+from resctrlmond.sim.host.clock import Stopwatch
+from resctrlmond.sim.kernel.tree import Directory, File
 from resctrlmond.workloads.validation import is_pod_uid
 from tests.sim.virtual import Lab
 from tests.truth.script import CPUS

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.sim.control import Control
+from resctrlmond.sim.control.client import Control
 from tests.truth.compare import Tally
 from tests.truth.crew import Crew
 from tests.truth.door import Door

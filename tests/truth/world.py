@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.fuse.mount import Simulation
 from tests.truth.crew import Crew, remove_cgroup
 from tests.truth.script import CLASSES, CPUS, PIECE_NS, Event, Script, What, Workload
 from tests.workloads.conftest import MARK

@@ -15,8 +15,8 @@ import pytest
 
 from resctrlmond.resctrl.mounts import boot_id, mounts
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.sim.control import Control
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.mark import Mark

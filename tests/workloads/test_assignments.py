@@ -11,7 +11,7 @@ import pytest
 
 from resctrlmond.api import translate
 from resctrlmond.resctrl.bandwidth import Mode
-from resctrlmond.sim.control import Control
+from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.accounting import Quality, Total
 from tests.workloads.conftest import Host, assignment, machine
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.mount import Simulation, unmount
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, Total, totals
 from resctrlmond.workloads.checkpoint import LastRead

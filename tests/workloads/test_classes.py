@@ -19,7 +19,7 @@ from resctrlmond.resctrl.counters import EVENTS, Status, added_values, parse_val
 from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.accounting import Quality, Total, added
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import ROOT_FOLDER, GroupState, State, Workload

@@ -13,7 +13,7 @@ import pytest
 from resctrlmond.resctrl.bandwidth import Mode, mode_of
 from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Unavailable, parse_value
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.sim.control import Fault
+from resctrlmond.sim.control.client import Fault
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, Total, totals
 from resctrlmond.workloads.caveats import of_mode, with_change

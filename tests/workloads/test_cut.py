@@ -14,7 +14,7 @@ import pytest
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.sim.mount import unmount
+from resctrlmond.sim.fuse.mount import unmount
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.manager import Manager

@@ -13,9 +13,9 @@ import pytest
 from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, OutOfResources
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.sim.control import Control, Fault
-from resctrlmond.sim.messages import Operation
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.control.messages import Operation
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import ROOT_FOLDER, State

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.accounting import Quality
 from tests.workloads.conftest import Host, assignment
 

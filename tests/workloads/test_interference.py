@@ -18,7 +18,7 @@ from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.inotify import IN_MODIFY
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.sim.control import Control
+from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads import interference
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import Workload

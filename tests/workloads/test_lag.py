@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.sim.control import Control
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model import State
 from tests.workloads.conftest import Host, assignment
 

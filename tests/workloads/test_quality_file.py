@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api.translate import group
-from resctrlmond.sim.control import Control, Fault
+from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.quality_file import text, worse

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.sim.mount import Simulation, unmount
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.errors import ForeignGroup

@@ -12,8 +12,8 @@ import pytest
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.sim.control import Control
-from resctrlmond.sim.mount import Simulation
+from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.accounting import Quality
 from tests.workloads.conftest import Host, assignment
 

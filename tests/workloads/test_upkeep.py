@@ -18,7 +18,7 @@ import pytest
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.sim.mount import Simulation, unmount
+from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import ends, group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import utc_now

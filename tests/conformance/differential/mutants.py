@@ -18,7 +18,7 @@ SITE = "from tests.conformance.differential.mutants import plant\n\nplant()\n"
 
 
 def _enospc_for_ebusy() -> None:
-    from resctrlmond.sim.rmids import RmidPool
+    from resctrlmond.sim.kernel.rmids import RmidPool
 
     right: Callable[..., int] = RmidPool.allocate
 
@@ -32,7 +32,7 @@ def _enospc_for_ebusy() -> None:
 
 
 def _threads_follow_their_leader() -> None:
-    from resctrlmond.sim.tasks import Tasks
+    from resctrlmond.sim.kernel.tasks import Tasks
 
     right: Callable[..., bool] = Tasks.join
 
@@ -45,39 +45,39 @@ def _threads_follow_their_leader() -> None:
 
 
 def _children_begin_in_root() -> None:
-    from resctrlmond.sim.tasks import Tasks
+    from resctrlmond.sim.kernel.tasks import Tasks
 
     Tasks._bear = lambda *_: None  # type: ignore[method-assign]
 
 
 def _tasks_stay_behind_on_rmdir() -> None:
-    from resctrlmond.sim.tasks import Tasks
+    from resctrlmond.sim.kernel.tasks import Tasks
 
     Tasks.regroup = lambda *_: None  # type: ignore[method-assign]
 
 
 def _status_is_never_cleared() -> None:
-    from resctrlmond.sim.commands import CommandStatus
+    from resctrlmond.sim.kernel.commands import CommandStatus
 
     CommandStatus.clear = lambda self: None  # type: ignore[method-assign]
 
 
 def _newlines_separate_tasks() -> None:
-    from resctrlmond.sim import joining
+    from resctrlmond.sim.kernel import joining
 
     right = joining.task_tokens
     joining.task_tokens = lambda command: right(command.strip("\n").replace("\n", ","))
 
 
 def _octal_is_decimal() -> None:
-    from resctrlmond.sim import joining
+    from resctrlmond.sim.kernel import joining
 
     right = joining.parse_int
     joining.parse_int = lambda text: right(text.lstrip("0") or "0") if "x" not in text.lower() else right(text)
 
 
 def _old_descriptors_live_on() -> None:
-    from resctrlmond.sim.tree import Directory
+    from resctrlmond.sim.kernel.tree import Directory
 
     def remove(self: Any, child: Any, now_ns: int) -> None:
         self.detach(child, now_ns)
@@ -86,7 +86,7 @@ def _old_descriptors_live_on() -> None:
 
 
 def _rename_loses_the_closid() -> None:
-    from resctrlmond.sim.tasks import Tasks
+    from resctrlmond.sim.kernel.tasks import Tasks
 
     right: Callable[..., None] = Tasks.regroup
 
@@ -98,7 +98,7 @@ def _rename_loses_the_closid() -> None:
 
 
 def _anybody_may_move_anybody() -> None:
-    from resctrlmond.sim.procs import ProcTable
+    from resctrlmond.sim.host.procs import ProcTable
 
     right: Callable[..., tuple[int, int] | None] = ProcTable.credentials
 
@@ -109,7 +109,7 @@ def _anybody_may_move_anybody() -> None:
 
 
 def _monitoring_groups_take_any_cpu() -> None:
-    from resctrlmond.sim.cpus import Cpus
+    from resctrlmond.sim.kernel.cpus import Cpus
 
     def write(_self: Any, group: Any, parent: Any, wanted: set[int]) -> None:
         for other in parent.children.values():
@@ -120,13 +120,13 @@ def _monitoring_groups_take_any_cpu() -> None:
 
 
 def _removed_classes_keep_their_cpus() -> None:
-    from resctrlmond.sim.cpus import Cpus
+    from resctrlmond.sim.kernel.cpus import Cpus
 
     Cpus.release = lambda *_: None  # type: ignore[method-assign]
 
 
 def _monitoring_groups_keep_the_cpus_of_their_class() -> None:
-    from resctrlmond.sim.cpus import Cpus
+    from resctrlmond.sim.kernel.cpus import Cpus
 
     right: Callable[..., None] = Cpus._write_control
 
@@ -140,7 +140,7 @@ def _monitoring_groups_keep_the_cpus_of_their_class() -> None:
 
 
 def _half_a_command_is_taken() -> None:
-    from resctrlmond.sim.allocation import Allocation
+    from resctrlmond.sim.kernel.allocation import Allocation
 
     right: Callable[..., None] = Allocation._stage
 
@@ -152,13 +152,13 @@ def _half_a_command_is_taken() -> None:
 
 
 def _masks_outlive_their_class() -> None:
-    from resctrlmond.sim.allocation import Allocation
+    from resctrlmond.sim.kernel.allocation import Allocation
 
     Allocation.begin = lambda *_: None  # type: ignore[method-assign]
 
 
 def _the_last_freed_is_the_first_used() -> None:
-    from resctrlmond.sim.rmids import RmidPool
+    from resctrlmond.sim.kernel.rmids import RmidPool
 
     right: Callable[..., int] = RmidPool.allocate
 
@@ -171,7 +171,7 @@ def _the_last_freed_is_the_first_used() -> None:
 
 
 def _numbers_are_the_hosts() -> None:
-    from resctrlmond.sim.pidns import PidNamespaces
+    from resctrlmond.sim.host.pidns import PidNamespaces
 
     PidNamespaces._is_ours = lambda *_: True  # type: ignore[method-assign]
 

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which calls from the bus are decoded: callers that may do everything first, each reader in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from resctrlmond.api.access import Caller, Policy
+from resctrlmond.api.dbus.callers import Callers
+from resctrlmond.api.dbus.gate import MAX_LARGE_BODY, Gate, Header, HeldCall
+from resctrlmond.api.dbus.library import BusUnavailable, DBusError
+from resctrlmond.api.dbus.objects import Objects
+from resctrlmond.api.dbus.unread import LIMITS_EXCEEDED, NAME_HAS_NO_OWNER, Unread
+from resctrlmond.resctrl.processes import Descriptor
+
+# A reader's call has the key of a workload, or the names of an interface and a property, as its arguments.
+MAX_SMALL_BODY = 16 * 1024
+# Calls that wait for their answers: of one connection, and in the queue of one reader's user.
+MOST_CALLS = 64
+_MOST_QUEUED = 256
+# Calls of one reader's user that are decoded and answered at a time.
+_MOST_AT_ONCE = 4
+_MAX_QUEUED_BYTES = 1024 * 1024
+# Calls that wait until the bus has told their senders' credentials. Their bytes, of all senders and of one, are
+# limited for large calls: small calls of root never fail because of others' large calls.
+_MOST_UNKNOWN = 1024
+_MAX_UNKNOWN_BYTES = 8 * 1024 * 1024
+_MAX_UNKNOWN_BYTES_OF_ONE = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A call that the library decodes, with the credentials of its sender."""
+
+    caller: Caller
+    sender: str
+    descriptors: tuple[Descriptor, ...]
+
+
+class Admission:
+    """Decides by headers and credentials which calls of one connection to the bus are decoded, and when.
+
+    Lives in the event loop. Calls of callers that may do everything pass at once. The calls of a reader are checked
+    first, and wait in the queue of the reader's user, so that a flood costs no more than the parsing of its headers.
+    ``refuse`` gets what is not decoded, with the reason. Calls of a user that leaves too many replies unread get no
+    answer.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        callers: Callers,
+        policy: Policy,
+        objects: Objects,
+        *,
+        unread: Unread,
+        refuse: Callable[[Header, Exception], None],
+    ) -> None:
+        self._gate = gate
+        self._callers = callers
+        self._policy = policy
+        self._objects = objects
+        self._unread = unread
+        self._refuse = refuse
+        # By sender: all calls until they have ended, those whose credentials are asked for, those in the library.
+        self._calls: Counter[str] = Counter()
+        self._unknown: dict[str, list[HeldCall]] = {}
+        self._unknown_calls = 0
+        self._unknown_bytes = 0
+        self._forwarded: dict[str, deque[Admitted]] = {}
+        # By user: readers' calls that wait, and the number of those that are answered now.
+        self._queues: dict[int, deque[tuple[HeldCall, Caller]]] = {}
+        self._running: Counter[int] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        gate.wants_call = self._wants
+        gate.on_call = self._take
+
+    def begin(self, sender: str) -> Admitted:
+        """Return the next call of ``sender`` that the library has decoded. To be called once for each."""
+        calls = self._forwarded[sender]
+        admitted = calls.popleft()
+        if not calls:
+            del self._forwarded[sender]
+        return admitted
+
+    def end(self, admitted: Admitted) -> None:
+        """Give the place of a call to the next one."""
+        self._forget(admitted.sender)
+        uid = admitted.caller.uid
+        if self._policy.may_everything(admitted.caller):
+            return
+        self._running[uid] -= 1
+        self._next(uid)
+
+    async def close(self) -> None:
+        """Stop what is under way. The bus answers callers whose calls are left when the connection ends."""
+        self._gate.wants_call = lambda _header: False
+        self._gate.on_call = lambda _call: None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _wants(self, header: Header) -> bool:
+        if not header.wants_reply and not self._objects.changes(header):
+            return False  # nobody would see the answer
+        caller = self._callers.known(header.sender)
+        if caller is not None and self._floods(caller):
+            return False
+        error: Exception | None = self._limit(header, caller)
+        if error is None and caller is not None and not self._policy.may_everything(caller):
+            error = self._denial(header, caller)
+        # Also a caller that is not known yet must not fill the bus with errors. Its other calls may be root's.
+        if error is not None and (caller is not None or not self._unread.is_flooded(None)):
+            self._refuse(header, error)
+        return error is None
+
+    def _take(self, call: HeldCall) -> None:
+        sender = call.header.sender
+        self._calls[sender] += 1
+        # Its earlier calls come first.
+        caller = self._callers.known(sender) if sender not in self._unknown else None
+        if caller is not None:
+            self._admit(call, caller)
+            return
+        self._unknown_calls += 1
+        self._unknown_bytes += call.size
+        if sender in self._unknown:
+            self._unknown[sender].append(call)
+        else:
+            self._unknown[sender] = [call]
+            self._start(self._identify(sender))
+
+    async def _identify(self, sender: str) -> None:
+        caller = problem = None
+        try:
+            caller = await self._callers.named(sender)
+        except BusUnavailable:
+            pass
+        except Exception as error:
+            # Most have left already: nobody waits for the answer.
+            if not (isinstance(error, DBusError) and error.type == NAME_HAS_NO_OWNER):
+                problem = error
+        finally:
+            calls = self._unknown.pop(sender)
+            self._unknown_calls -= len(calls)
+            self._unknown_bytes -= sum(call.size for call in calls)
+        for call in calls:
+            if caller is not None:
+                self._admit(call, caller)
+            else:
+                self._drop(call, problem)
+
+    def _admit(self, call: HeldCall, caller: Caller) -> None:
+        if self._policy.may_everything(caller):
+            self._forward(call, caller)
+            return
+        if self._floods(caller):
+            self._drop(call, None)
+            return
+        queue = self._queues.get(caller.uid, ())
+        error = self._denial(call.header, caller)
+        size = call.size + sum(queued.size for queued, _ in queue)
+        if error is None and (len(queue) >= _MOST_QUEUED or size > _MAX_QUEUED_BYTES):
+            error = DBusError(LIMITS_EXCEEDED, f"too many calls of user {caller.uid} wait for their answers already")
+        if error is not None:
+            self._drop(call, error)
+            return
+        self._queues.setdefault(caller.uid, deque()).append((call, caller))
+        self._next(caller.uid)
+
+    def _next(self, uid: int) -> None:
+        queue = self._queues.get(uid)
+        while queue and self._running[uid] < _MOST_AT_ONCE:
+            call, caller = queue.popleft()
+            self._running[uid] += 1
+            self._forward(call, caller)
+        if not queue:
+            self._queues.pop(uid, None)
+        if not self._running[uid]:
+            del self._running[uid]
+
+    def _forward(self, call: HeldCall, caller: Caller) -> None:
+        sender = call.header.sender
+        self._forwarded.setdefault(sender, deque()).append(Admitted(caller, sender, call.descriptors))
+        self._start(call.forward())
+
+    def _drop(self, call: HeldCall, error: Exception | None) -> None:
+        self._forget(call.header.sender)
+        if error is not None:
+            self._refuse(call.header, error)
+
+    def _forget(self, sender: str) -> None:
+        self._calls[sender] -= 1
+        if not self._calls[sender]:
+            del self._calls[sender]
+
+    def _floods(self, caller: Caller) -> bool:
+        return not self._policy.may_everything(caller) and self._unread.is_flooded(caller.uid)
+
+    def _limit(self, header: Header, caller: Caller | None) -> DBusError | None:
+        """The reason why a call is too long, or one too many."""
+        size = header.body_bytes
+        if size > MAX_LARGE_BODY:
+            return DBusError(LIMITS_EXCEEDED, f"the arguments take {size} bytes, more than {MAX_LARGE_BODY}")
+        if self._calls[header.sender] >= MOST_CALLS:
+            return DBusError(LIMITS_EXCEEDED, f"{MOST_CALLS} calls of yours wait for their answers already")
+        if caller is not None:
+            return None
+        of_one = sum(call.size for call in self._unknown.get(header.sender, ()))
+        is_too_much = size > MAX_SMALL_BODY and (
+            of_one + size > _MAX_UNKNOWN_BYTES_OF_ONE or self._unknown_bytes + size > _MAX_UNKNOWN_BYTES
+        )
+        if is_too_much or self._unknown_calls >= _MOST_UNKNOWN:
+            return DBusError(LIMITS_EXCEEDED, "too many calls wait until the bus has told who sent them")
+        return None
+
+    def _denial(self, header: Header, caller: Caller) -> Exception | None:
+        """The reason why a reader's call is refused."""
+        if header.body_bytes > MAX_SMALL_BODY:
+            why = f"the arguments take more than {MAX_SMALL_BODY} bytes, which only root may send"
+            return DBusError(LIMITS_EXCEEDED, why)
+        try:
+            self._objects.check(header, caller)
+        except Exception as error:
+            return error
+        return None
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

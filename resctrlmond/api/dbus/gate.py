@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gate between the bus and the D-Bus library: no message is decoded before its header has been checked.
+
+The libraries decode a message as a whole, in the event loop, however long it is (the bus allows 32 MiB and more), and
+they end the connection for a header that they do not understand. The gate relays the library's connection, byte by
+byte until the handshake is over and message by message afterwards. It needs nothing of the libraries but that they
+connect to an address, so it works with each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+from resctrlmond.api.varlink.streams import receive
+from resctrlmond.resctrl.processes import Descriptor
+
+BUS_NAME = "org.freedesktop.DBus"
+
+METHOD_CALL = 1
+_NO_REPLY_EXPECTED = 1
+_PROTOCOL_VERSION = 1
+
+# Byte order, type, flags, version, length of the body, serial, length of the header fields.
+_FIXED = 16
+# A path, an interface and a member of 255 characters, a sender, a destination and a signature: what our callers need.
+MAX_FIELDS_BYTES = 8 * 1024
+# The pods of a whole node in one ReportPods.
+MAX_LARGE_BODY = 1024 * 1024
+_RECEIVE_BYTES = 65536
+# Small, because root's answers come after what is in the buffers.
+SEND_BUFFER_BYTES = 8 * 1024
+_REMEMBERED_HEADERS = 512
+_MOST_REMEMBERED_BYTES = 1024
+# The most that come with one message, unless the bus is configured otherwise (dbus-daemon(1), max_message_unix_fds).
+_MAX_DESCRIPTORS = 16
+_SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
+
+# The header fields (D-Bus specification, "Header Fields"): name and type by code.
+_FIELDS = {
+    1: ("path", b"o"),
+    2: ("interface", b"s"),
+    3: ("member", b"s"),
+    4: ("error_name", b"s"),
+    5: ("reply_serial", b"u"),
+    6: ("destination", b"s"),
+    7: ("sender", b"s"),
+    8: ("signature", b"g"),
+    9: ("unix_fds", b"u"),
+}
+
+
+# The name of the socket at which the library connects.
+_ENTRANCE = ".dbus"
+
+
+class BadAddress(ValueError):
+    """An address that names no Unix socket."""
+
+
+class Fields(NamedTuple):
+    """The header fields that matter here; "" for a field that is missing. The bus itself sets ``sender``."""
+
+    path: str = ""
+    interface: str = ""
+    member: str = ""
+    sender: str = ""
+    signature: str = ""
+    destination: str = ""
+
+
+class Frame(NamedTuple):
+    """The fixed part of a header: the order of the bytes ("<" or ">"), and the lengths of what follows."""
+
+    order: str
+    kind: int
+    flags: int
+    serial: int
+    fields_bytes: int
+    body_bytes: int
+
+    @property
+    def padded_fields_bytes(self) -> int:
+        """The header fields with the padding up to the body."""
+        return self.fields_bytes + -self.fields_bytes % 8
+
+
+class Header:
+    """The whole header of a message."""
+
+    __slots__ = ("body_bytes", "interface", "member", "path", "sender", "serial", "signature", "wants_reply")
+
+    def __init__(self, frame: Frame, fields: Fields) -> None:
+        self.path, self.interface, self.member, self.sender, self.signature, _ = fields
+        self.serial = frame.serial
+        self.body_bytes = frame.body_bytes
+        self.wants_reply = frame.kind == METHOD_CALL and not frame.flags & _NO_REPLY_EXPECTED
+
+
+_FIXED_PART = {order: struct.Struct(f"{order}4B3I") for order in "<>"}
+
+
+def parse_frame(data: bytes | bytearray) -> Frame:
+    """Read the first 16 bytes of a message. Raises ValueError if they do not begin one."""
+    order = {b"l": "<", b"B": ">"}.get(bytes(data[:1]))
+    if order is None or data[3] != _PROTOCOL_VERSION:
+        raise ValueError("this is not the beginning of a D-Bus message")
+    _, kind, flags, _, body_bytes, serial, fields_bytes = _FIXED_PART[order].unpack_from(data)
+    return Frame(order, kind, flags, serial, fields_bytes, body_bytes)
+
+
+def parse_fields(order: str, fields: bytes, size: int) -> Fields:
+    """Read ``size`` bytes of header fields, each a byte and a variant. Raises ValueError if one is not valid."""
+    found: dict[str, str] = {}
+    at = 0
+    try:
+        while at < size:
+            at += -at % 8
+            name, kind = _FIELDS[fields[at]]
+            if fields[at + 1 : at + 4] != b"\1" + kind + b"\0":
+                raise ValueError(f"the header field {name} has the wrong type")
+            at += 4
+            if kind == b"g":
+                length, at = fields[at], at + 1
+            else:
+                (length,) = struct.unpack_from(f"{order}I", fields, at)
+                at += 4
+            if kind == b"u":
+                continue
+            if name in found or at + length >= size or fields[at + length]:
+                raise ValueError(f"the header field {name} is damaged")
+            found[name] = fields[at : at + length].decode()
+            at += length + 1
+    except (KeyError, IndexError, struct.error) as error:
+        raise ValueError(f"the header is damaged: {error!r}") from error
+    return Fields(*(found.get(name, "") for name in Fields._fields))
+
+
+# Most callers repeat themselves. Looking a header up takes a twentieth of the time for reading it.
+_parse_again = functools.lru_cache(_REMEMBERED_HEADERS)(parse_fields)
+
+
+class MessageSizes:
+    """Reads the destinations and sizes of the messages in a stream that comes in parts of any length."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        # The bytes of the header, as far as they are known, and of the body that have not come yet.
+        self._wanted = _FIXED
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, int]]:
+        """The destination ("" for none) and size of each message whose header ends in ``data``. Raises ValueError."""
+        at = 0
+        while True:
+            skipped = min(self._left, len(data) - at)
+            self._left -= skipped
+            at += skipped
+            part = data[at : at + self._wanted - len(self._head)]
+            self._head += part
+            at += len(part)
+            if len(self._head) < self._wanted:
+                return
+            frame = parse_frame(self._head)
+            whole = _FIXED + frame.padded_fields_bytes
+            if self._wanted < whole:
+                self._wanted = whole
+                continue
+            fields = parse_fields(frame.order, bytes(self._head[_FIXED:]), frame.fields_bytes)
+            self._head.clear()
+            self._wanted = _FIXED
+            self._left = frame.body_bytes
+            yield fields.destination, whole + frame.body_bytes
+
+
+class HeldCall:
+    """A method call, complete and not decoded."""
+
+    def __init__(self, header: Header, data: bytes, descriptors: tuple[Descriptor, ...], gate: Gate) -> None:
+        self.header = header
+        self.descriptors = descriptors
+        self.size = len(data)
+        self._data = data
+        self._gate = gate
+
+    async def forward(self) -> None:
+        """Let the library decode it. A connection that has ended loses it."""
+        await self._gate.deliver(self._data)
+
+
+class Gate:
+    """Relays one connection to the bus. Lives in the event loop.
+
+    Messages of the bus itself pass; those of others do not, except method calls. ``wants_call`` decides by a call's
+    header whether it is of use: if not, its body is thrown away as it comes. If so, ``on_call`` gets it when it is
+    complete. Nothing here waits for the library: a call that a caller with more rights sends is seen at once, however
+    many calls of others came before it. So the gate must read faster than the bus sends.
+
+    File descriptors are taken off the stream and go to the call that they came with: the library gets none.
+
+    ``on_sent`` gets the destination ("" for a signal) and the size of each message to the bus.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self.wants_call: Callable[[Header], bool] = lambda _header: False
+        self.on_call: Callable[[HeldCall], None] = lambda _call: None
+        self.on_sent: Callable[[str, int], None] = lambda _destination, _size: None
+        self._bus = connection
+        self._library: socket.socket | None = None
+        self._begun = False
+        self._delivering = asyncio.Lock()
+        self._relaying: asyncio.Task[None] | None = None
+        self._buffer = bytearray()
+        # The bytes that were taken out of the buffer; and descriptors, by the number of bytes up to the end of the
+        # read that they came with. That read ends within the message that they belong to.
+        self._taken = 0
+        self._descriptors: list[tuple[int, Descriptor]] = []
+
+    @classmethod
+    async def open(cls, address: str | None = None) -> Gate:
+        """Connect to the bus at the address (None: the system bus). Raises OSError, BadAddress."""
+        loop = asyncio.get_running_loop()
+        trouble: OSError | None = None
+        for path in _socket_paths(address or os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") or _SYSTEM_BUS):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.setblocking(False)
+            try:
+                await loop.sock_connect(connection, path)
+            except OSError as error:
+                connection.close()
+                trouble = error
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return cls(connection)
+        raise trouble or BadAddress("the address names no Unix socket")
+
+    @contextlib.contextmanager
+    def entrance(self, folder: str) -> Iterator[str]:
+        """The address at which the library connects, once; it is gone when the context ends.
+
+        It is a socket in ``folder`` to which only our own user may connect.
+        """
+        path = os.path.join(folder, _ENTRANCE)
+        with contextlib.suppress(FileNotFoundError):
+            # Of a run that was killed.
+            os.unlink(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            # The file takes the mode of the socket's own inode (net/unix/af_unix.c, unix_bind_bsd()).
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(path)
+            try:
+                listener.listen(1)
+                listener.setblocking(False)
+                self._relaying = asyncio.create_task(self._relay(listener))
+                yield f"unix:path={quote(path).replace('~', '%7e')}"
+            finally:
+                os.unlink(path)
+
+    async def deliver(self, data: bytes) -> None:
+        """Hand a whole message to the library, after those that are under way."""
+        with contextlib.suppress(OSError):
+            async with self._delivering:
+                if self._library is not None:
+                    await asyncio.get_running_loop().sock_sendall(self._library, data)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """End the relay and close both sides; within ``grace_s``, what the library has sent still goes to the bus."""
+        if self._relaying is not None:
+            if grace_s:
+                await asyncio.wait([self._relaying], timeout=grace_s)
+            self._relaying.cancel()
+            await asyncio.gather(self._relaying, return_exceptions=True)
+        await self._close_sockets()
+
+    async def _close_sockets(self) -> None:
+        self._bus.close()
+        if self._library is None:
+            return
+        # A deliver() of another task may wait in sock_sendall(): close() alone would leave it waiting for ever on a
+        # number that another descriptor may have by then.
+        with contextlib.suppress(OSError):
+            self._library.shutdown(socket.SHUT_RDWR)
+        try:
+            async with self._delivering:
+                pass
+        finally:
+            self._library.close()
+
+    async def _relay(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._library, _ = await loop.sock_accept(listener)
+            self._library.setblocking(False)
+            ways = [asyncio.create_task(way) for way in (self._outward(), self._inward())]
+            try:
+                # The library ends the connection after its last message; the bus whenever it likes.
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            await self._close_sockets()
+
+    async def _outward(self) -> None:
+        assert self._library is not None
+        loop = asyncio.get_running_loop()
+        sizes = MessageSizes()
+        last = b""
+        while data := await loop.sock_recv(self._library, _RECEIVE_BYTES):
+            messages = data
+            if not self._begun:
+                # The bus sends its first message after this line.
+                _, begin, messages = (last + data).partition(b"\r\nBEGIN\r\n")
+                self._begun = bool(begin)
+                last = data[-16:]
+            for destination, size in sizes.feed(messages):
+                self.on_sent(destination, size)
+            await loop.sock_sendall(self._bus, data)
+
+    async def _inward(self) -> None:
+        while True:
+            await self._receive()
+            # Asked after the wait: BEGIN may have passed outward meanwhile.
+            if self._begun:
+                break
+            await self.deliver(self._take(len(self._buffer)))
+        while True:
+            await self._pass_message()
+
+    async def _pass_message(self) -> None:
+        start = await self._exactly(_FIXED)
+        frame = parse_frame(start)
+        size = frame.padded_fields_bytes
+        if frame.fields_bytes > MAX_FIELDS_BYTES:
+            await self._skip(size + frame.body_bytes)
+            return
+        fields = await self._exactly(size)
+        try:
+            parse = _parse_again if size <= _MOST_REMEMBERED_BYTES else parse_fields
+            header = Header(frame, parse(frame.order, fields, frame.fields_bytes))
+        except ValueError:
+            await self._skip(frame.body_bytes)
+            return
+        if frame.kind == METHOD_CALL:
+            is_wanted = self.wants_call(header)
+        else:
+            # Nobody else has anything to tell us, and a signal needs no match to be sent to one connection.
+            is_wanted = header.sender == BUS_NAME and frame.body_bytes <= MAX_LARGE_BODY
+        if not is_wanted:
+            await self._skip(frame.body_bytes)
+            return
+        body = await self._exactly(frame.body_bytes)
+        descriptors = self._taken_descriptors()
+        message = start + fields + body
+        if frame.kind == METHOD_CALL:
+            self.on_call(HeldCall(header, message, descriptors, self))
+        else:
+            await self.deliver(message)
+
+    async def _receive(self) -> None:
+        """Add what comes to the buffer. Raises EOFError."""
+        # Everybody else's turn, once for each read: a read yields only if it has to wait.
+        await asyncio.sleep(0)
+        data, descriptors = await receive(self._bus, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
+        if not data:
+            raise EOFError
+        self._buffer += data
+        end = self._taken + len(self._buffer)
+        self._descriptors += [(end, descriptor) for descriptor in descriptors]
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            await self._receive()
+        return self._take(size)
+
+    async def _skip(self, size: int) -> None:
+        while size > len(self._buffer):
+            size -= len(self._take(len(self._buffer)))
+            await self._receive()
+        del self._buffer[:size]
+        self._taken += size
+        if self._descriptors:
+            self._taken_descriptors()
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        self._taken += size
+        return data
+
+    def _taken_descriptors(self) -> tuple[Descriptor, ...]:
+        """Those that came with the message that was taken last."""
+        if not self._descriptors:
+            return ()
+        # _skip() calls this too, so none of an earlier message is left.
+        found = tuple(descriptor for end, descriptor in self._descriptors if end <= self._taken)
+        self._descriptors = [one for one in self._descriptors if one[0] > self._taken]
+        return found
+
+
+def _socket_paths(address: str) -> Iterator[bytes]:
+    """The Unix sockets that an address lists, in its order (D-Bus specification, "Server Addresses")."""
+    for one in filter(None, address.split(";")):
+        transport, _, options = one.partition(":")
+        values = dict(option.partition("=")[::2] for option in options.split(","))
+        if transport == "unix" and "path" in values:
+            yield unquote_to_bytes(values["path"])
+        elif transport == "unix" and "abstract" in values:
+            yield b"\0" + unquote_to_bytes(values["abstract"])

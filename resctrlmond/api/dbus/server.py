@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The D-Bus door: keeps org.resctrlmon1 on the bus, answers its calls, and comes back when the bus does."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from resctrlmond.api.budget import MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID, ReplyBudget
+from resctrlmond.api.dbus import values
+from resctrlmond.api.dbus.admission import Admission, Admitted
+from resctrlmond.api.dbus.callers import Callers
+from resctrlmond.api.dbus.gate import Header
+from resctrlmond.api.dbus.interfaces import NAME, PEER
+from resctrlmond.api.dbus.library import BUS_NAME, Bus, BusUnavailable, DBusError, Message, MessageType, wants_reply
+from resctrlmond.api.dbus.objects import LogControl, Objects
+from resctrlmond.api.dbus.pace import Pace
+from resctrlmond.api.dbus.signals import Announcer
+from resctrlmond.api.dbus.unread import Unread
+from resctrlmond.api.errors import DBUS_PREFIX, ERRORS, name_of
+from resctrlmond.api.verbs import Service
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.workloads.model import Workload
+
+_log = logging.getLogger(__name__)
+
+INTERNAL_ERROR = f"{DBUS_PREFIX}InternalError"
+
+# After this time a caller is taken to have given up: libdbus, sd-bus and GDBus wait for 25 s unless told otherwise.
+PATIENCE_S = 20.0
+# The thread that asks the bus whether a caller is there holds the lock of a group. Without an answer, the caller is
+# taken to have left, so its member is late.
+_PRESENCE_TIMEOUT_S = 1.0
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_GRACE_S = 5.0
+# A bus that takes no reply for so long has stalled. So long as varlink's clients have to read theirs.
+_FLUSH_TIMEOUT_S = 30.0
+# Refusals that wait to be sent. A caller of more calls than these gets no answer, and its library's time-out.
+_MOST_REFUSALS = 1024
+_REFUSALS_AT_ONCE = 32
+
+
+class NameTaken(ResctrlError):
+    """Somebody else has our name on the bus."""
+
+
+class DBusDoor:
+    """The door on one bus, by default the system bus ($DBUS_SYSTEM_BUS_ADDRESS, if that is set).
+
+    Lives in the event loop. The levels and ``log_target`` are those of ``resctrlmond.journal``. While a connection is
+    made, there is a socket in ``folder``.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        set_log_level: Callable[[str], None],
+        get_log_level: Callable[[], str],
+        log_target: str = "console",
+        folder: str,
+        address: str | None = None,
+    ) -> None:
+        self._service = service
+        self._folder = folder
+        self._address = address
+        self._objects = Objects(service, LogControl(get_log_level, set_log_level, log_target))
+        self._budget = ReplyBudget(MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID)
+        self._pace = Pace()
+        self._connection: _Connection | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the door is open: on the bus, under its name."""
+        return self._connection is not None
+
+    async def start(self) -> None:
+        """Open the door. Without a bus it opens as soon as there is one. Raises NameTaken."""
+        trouble = None
+        try:
+            self._connection = await self._connect()
+        except (BusUnavailable, DBusError) as error:
+            trouble = str(error)
+            _log.warning("%s is not on the bus yet: %s", NAME, error)
+        self._keeper = asyncio.create_task(self._keep(trouble))
+
+    async def close(self) -> None:
+        """Close the door: calls that run get their answers first, if they take no longer than 5 s."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    def changed(self, key: str, workload: Workload | None) -> None:
+        """Announce a change of a workload; None is its removal. Costs nothing while there is no bus."""
+        if self._connection is not None:
+            self._connection.announcer.changed(key, workload)
+
+    async def _connect(self) -> _Connection:
+        bus = await Bus.open(self._address, self._folder)
+        connection = _Connection(bus, self._service, self._objects, self._budget, self._pace)
+        try:
+            await connection.take_name()
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _keep(self, trouble: str | None) -> None:
+        """Connect anew whenever the connection ends; ``trouble`` is what was logged already."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            if self._connection is not None:
+                cause = await self._connection.until_ended()
+                self._connection = None
+                _log.warning(
+                    "%s lost its connection to the bus (%s), and connects again when the bus is back", NAME, cause
+                )
+                pause, trouble = _FIRST_PAUSE_S, None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            try:
+                self._connection = await self._connect()
+                _log.info("%s is on the bus", NAME)
+            except (BusUnavailable, DBusError, NameTaken) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("%s is not on the bus: %s", NAME, error)
+
+
+class _Connection:
+    """One connection to the bus, with the calls that came over it."""
+
+    def __init__(self, bus: Bus, service: Service, objects: Objects, budget: ReplyBudget, pace: Pace) -> None:
+        self._bus = bus
+        self._budget = budget
+        self._service = service
+        self._objects = objects
+        self._callers = Callers(bus)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._refusals: deque[tuple[Header, Exception]] = deque()
+        self._has_refusals = asyncio.Event()
+        self._unread = Unread(bus, self._callers)
+        self._pace = pace
+        self._admission = Admission(
+            bus.gate, self._callers, service.policy, objects, unread=self._unread, refuse=self._refuse
+        )
+        self.announcer = Announcer(service, bus.post, self._settle_signals)
+        bus.add_message_handler(self._on_message)
+        self._tasks = [asyncio.create_task(work) for work in (self.announcer.run(), self._send_refusals())]
+
+    async def take_name(self) -> None:
+        """Own our name. Raises NameTaken, DBusError where the bus's policy refuses it, BusUnavailable."""
+        await self._unread.start()
+        if not await self._bus.own(NAME):
+            owner = await self._bus.ask("GetNameOwner", "s", NAME)
+            caller = await self._callers.named(owner)
+            raise NameTaken(
+                f"the name {NAME} belongs to process {caller.pid} of user {caller.uid} ({owner})",
+                remedy="There can be one resctrlmond on a bus: stop the other one",
+            )
+
+    async def until_ended(self) -> str:
+        """Return when the connection has ended, and why."""
+        await self._bus.until_disconnected()
+        await self._stop_tasks()
+        return self._bus.cause
+
+    async def close(self) -> None:
+        """Let the calls that run be answered, and disconnect."""
+        self._bus.remove_message_handler(self._on_message)
+        await self._admission.close()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_GRACE_S)
+        await self._stop_tasks()
+        await self._bus.close()
+
+    async def _stop_tasks(self) -> None:
+        await self._admission.close()
+        await self._unread.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_message(self, message: Message) -> bool:
+        """Take what is ours to answer; False leaves it to the library: replies, and what every peer answers."""
+        if message.message_type is MessageType.METHOD_CALL and message.sender:
+            admitted = self._admission.begin(message.sender)
+            if message.interface == PEER:
+                self._admission.end(admitted)
+                return False
+            task = asyncio.create_task(self._answer(message, admitted))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            return True
+        if (message.sender, message.member) == (BUS_NAME, "NameLost") and message.body == [NAME]:
+            _log.warning("the name %s on the bus was lost", NAME)
+            self._bus.disconnect()
+        return False
+
+    def _refuse(self, call: Header, error: Exception) -> None:
+        if call.wants_reply and len(self._refusals) < _MOST_REFUSALS:
+            self._refusals.append((call, error))
+            self._has_refusals.set()
+
+    async def _send_refusals(self) -> None:
+        """Answer calls that are not decoded: some at a time, and no faster than the bus takes them."""
+        while True:
+            await self._has_refusals.wait()
+            for _ in range(min(_REFUSALS_AT_ONCE, len(self._refusals))):
+                call, error = self._refusals.popleft()
+                name, text = _error_reply(error, f"{call.interface}.{call.member}")
+                self._bus.post(
+                    Message(
+                        message_type=MessageType.ERROR,
+                        destination=call.sender,
+                        reply_serial=call.serial,
+                        error_name=name,
+                        signature="s",
+                        body=[values.text(text)],
+                    )
+                )
+            if not self._refusals:
+                self._has_refusals.clear()
+            await self._flush()
+            await asyncio.sleep(0)
+
+    async def _answer(self, call: Message, admitted: Admitted) -> None:
+        sender = admitted.sender
+        try:
+            waits = self._presence(call, sender, time.monotonic())
+            caller = replace(admitted.caller, waits=waits, descriptors=admitted.descriptors)
+            size = self._objects.reply_bytes(call)
+            is_trusted = self._service.policy.may_everything(caller)
+            # Root's calls that change something never wait for what has not been read.
+            async with self._lease(caller.uid, size, is_limited=bool(size) or not is_trusted):
+                signature, body = await self._objects.answer(call, caller)
+                async with contextlib.nullcontext() if is_trusted else self._pace.turn(self._bus, body):
+                    if wants_reply(call):
+                        self._bus.post(Message.new_method_return(call, signature, body))
+                    del body
+                    await self._flush()
+        except BusUnavailable:
+            _log.debug("the connection to the bus was lost during a call of %s", sender)
+        except Exception as error:
+            name, text = _error_reply(error, f"{call.interface}.{call.member}")
+            if wants_reply(call):
+                self._bus.post(Message.new_error(call, name, values.text(text)))
+            await self._flush()
+        finally:
+            self._admission.end(admitted)
+
+    @contextlib.asynccontextmanager
+    async def _lease(self, uid: int, size: int, *, is_limited: bool) -> AsyncIterator[None]:
+        """Hold memory for a reply, after the user has read enough of the earlier ones. Raises DBusError."""
+        while True:
+            if is_limited:
+                # Without memory, which others need.
+                await self._unread.room(uid)
+            async with self._budget.lease(uid, size):
+                if is_limited and self._unread.is_full(uid):
+                    continue  # other calls of the user were answered meanwhile
+                yield
+                return
+
+    async def _flush(self) -> None:
+        """Return when the bus has taken all replies. Disconnect from a bus that stalls: the door connects anew."""
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
+                await self._bus.flush()
+        except TimeoutError:
+            if self._bus.connected:
+                _log.warning("the bus has taken no reply for %d s: disconnecting from it", _FLUSH_TIMEOUT_S)
+                self._bus.disconnect()
+
+    async def _settle_signals(self) -> None:
+        """Return when the bus has taken all signals. Connect anew before unread ones make it stop reading from us."""
+        await self._flush()
+        if await self._unread.is_bus_full():
+            _log.warning("subscribers of %s do not read its signals: connecting to the bus anew", NAME)
+            if self._calls:
+                await asyncio.wait(self._calls, timeout=_GRACE_S)
+            self._bus.disconnect()
+
+    def _presence(self, call: Message, sender: str, begun: float) -> Callable[[], bool]:
+        """Whether the caller waits for the answer to this call; to be asked from another thread.
+
+        The bus tells who has left. It does not tell who has given up, as libraries do after 25 s.
+        """
+        loop = asyncio.get_running_loop()
+
+        def waits() -> bool:
+            if not wants_reply(call) or time.monotonic() - begun > PATIENCE_S:
+                return False
+            asked = asyncio.run_coroutine_threadsafe(self._bus.ask("NameHasOwner", "s", sender), loop)
+            try:
+                return bool(asked.result(_PRESENCE_TIMEOUT_S))
+            except (DBusError, BusUnavailable, TimeoutError, concurrent.futures.CancelledError):
+                asked.cancel()
+                return False
+
+        return waits
+
+
+def _error_reply(error: Exception, what: str) -> tuple[str, str]:
+    """Return the name and text with which a call that raised ``error`` is answered. Log it if it was not expected."""
+    if isinstance(error, DBusError):
+        return error.type, error.text
+    if isinstance(error, ResctrlError) and type(error) in ERRORS:
+        return name_of(error).dbus, str(error)
+    _log.error("%s failed unexpectedly", what, exc_info=error)
+    return INTERNAL_ERROR, "resctrlmond failed: see its journal"

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and replies as D-Bus values: structs as a{sv}, with the fields' names as varlink has them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from resctrlmond.api.dbus.library import DBusError, Variant
+from resctrlmond.api.types import Reply, Request
+from resctrlmond.api.varlink.messages import parameter_at_fault
+
+INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
+
+_EMPTY: dict[str, type[Any]] = {"s": str, "x": int, "b": bool, "a": list}
+
+_R = TypeVar("_R", bound=Request)
+
+_BASIC: dict[type[inspect.Type], str] = {
+    inspect.StrType: "s",
+    inspect.EnumType: "s",
+    inspect.BoolType: "b",
+    inspect.IntType: "x",
+    inspect.StructType: "a{sv}",
+}
+
+
+def signature(shape: inspect.Type) -> str:
+    """The D-Bus type for a field: ``X | None`` is as X, for what is not there is left out."""
+    shape = _present(shape)
+    if isinstance(shape, inspect.Metadata):
+        return "h"  # types.DescriptorIndex, the only one
+    if isinstance(shape, inspect.ListType | inspect.VarTupleType):
+        return "a" + signature(shape.item_type)
+    if isinstance(shape, inspect.DictType):
+        return f"a{{{signature(shape.key_type)}{signature(shape.value_type)}}}"
+    return _BASIC[type(shape)]
+
+
+@functools.cache
+def attributes(kind: type[msgspec.Struct]) -> Mapping[str, str]:
+    """The names of a struct's attributes, by the names of its fields at the doors."""
+    return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+
+
+@functools.cache
+def fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
+    """The types of a struct's fields, by their names at the doors."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: field.type for field in info.fields}
+
+
+def text(value: str) -> str:
+    """A string that the bus takes: it cuts the connection of who sends U+0000, or what is no UTF-8."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def whole(reply: Reply) -> dict[str, Variant]:
+    """A reply as a{sv}."""
+    values: dict[str, Variant] = _value(msgspec.to_builtins(reply), inspect.type_info(type(reply)))
+    return values
+
+
+def part(reply: Reply, name: str) -> Any:
+    """One field of a reply, in the form of its D-Bus type."""
+    value = getattr(reply, attributes(type(reply))[name])
+    return _value(msgspec.to_builtins(value), fields(type(reply))[name])
+
+
+def variant(reply: Reply, name: str) -> Variant:
+    """One field of a reply as a property: a property is never absent, so None is "" or empty."""
+    kind = signature(fields(type(reply))[name])
+    is_absent = getattr(reply, attributes(type(reply))[name]) is None
+    return Variant(kind, _EMPTY[kind[0]]() if is_absent else part(reply, name))
+
+
+def changed(before: Reply, now: Reply) -> list[str]:
+    """The fields that differ, by their names at the doors."""
+    return [
+        name
+        for name, attribute in attributes(type(now)).items()
+        if getattr(before, attribute) != getattr(now, attribute)
+    ]
+
+
+def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Variant]) -> _R:
+    """The request that the arguments and options of a call make. Raises DBusError InvalidArgs with the field."""
+    for name in options:
+        if name in given:
+            raise DBusError(INVALID_ARGS, f"{name} is not an option: it is an argument of the method")
+    chosen = {name: _option(kind, name, value) for name, value in options.items()}
+    try:
+        return msgspec.convert({**given, **chosen}, kind)
+    except msgspec.ValidationError as error:
+        raise DBusError(INVALID_ARGS, text(_fault(kind, parameter_at_fault(error), given))) from error
+
+
+def _fault(kind: type[Request], name: str, given: Iterable[str] = ()) -> str:
+    shape = fields(kind).get(name)
+    if shape is None:
+        known = ", ".join(sorted(fields(kind).keys() - given))
+        return f"{name[:64]}: there is no such option. Known options are {known}"
+    wanted = "an integer" if signature(shape) == "x" else f"a value of the D-Bus type {signature(shape)}"
+    inside = ", with the fields of org.resctrlmon.Manager.varlink" if "{sv}" in signature(shape) else ""
+    return f"{name}: the value is not valid. Give {wanted}{inside}"
+
+
+def _option(kind: type[Request], name: str, value: Variant) -> Any:
+    if name in fields(kind) and signature(fields(kind)[name]) == "h":
+        if value.signature != "h":
+            raise DBusError(INVALID_ARGS, _fault(kind, name))
+        return value.value
+    return _plain(name, value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Variant):
+        if "h" in value.signature:
+            # The index of a descriptor, and a number like any other to whoever reads it.
+            raise DBusError(INVALID_ARGS, f"{name}: file descriptors are not accepted")
+        return _plain(name, value.value)
+    if isinstance(value, dict):
+        return {key: _plain(name, one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(name, one) for one in value]
+    return value
+
+
+def _present(shape: inspect.Type) -> inspect.Type:
+    if isinstance(shape, inspect.UnionType):
+        (shape,) = (one for one in shape.types if not isinstance(one, inspect.NoneType))
+    return shape
+
+
+def _value(value: Any, shape: inspect.Type) -> Any:
+    """What ``msgspec.to_builtins`` made of a field, in the form that the library wants for its D-Bus type."""
+    shape = _present(shape)
+    if isinstance(shape, inspect.StructType):
+        types = fields(shape.cls)
+        return {
+            name: Variant(signature(types[name]), _value(one, types[name]))
+            for name, one in value.items()
+            if one is not None
+        }
+    if isinstance(shape, inspect.DictType):
+        return {text(key): _value(one, shape.value_type) for key, one in value.items()}
+    if isinstance(shape, inspect.ListType | inspect.VarTupleType):
+        return [_value(one, shape.item_type) for one in value]
+    return text(value) if isinstance(value, str) else value

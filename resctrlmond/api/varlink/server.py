@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A varlink server on unix sockets that no client can stop, starve or fill up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from resctrlmond.api.budget import ReplyBudget
+from resctrlmond.api.peer import Peer, credentials, is_trusted
+from resctrlmond.api.varlink.connection import Connection, Limits
+from resctrlmond.api.varlink.messages import VarlinkError
+from resctrlmond.api.varlink.service import Interface, Method, Service
+from resctrlmond.api.varlink.streams import HangupWatch, has_left
+
+__all__ = ["Interface", "Limits", "Method", "Peer", "Server", "VarlinkError"]
+
+_log = logging.getLogger(__name__)
+
+# Connections accepted before the other work of the event loop has its turn.
+_ACCEPT_BATCH = 64
+_ACCEPT_PAUSE_S = 0.5
+# A user whose connection was refused has no room for so long: looking for an idle connection takes time.
+_FULL_S = 0.1
+# The same complaint is logged once in this time.
+_COMPLAINT_INTERVAL_S = 60.0
+
+
+class Server:
+    """Answers varlink calls for ``interfaces`` and, by itself, ``org.varlink.service``.
+
+    Calls of one connection are answered one after another, those of different connections concurrently. A handler
+    that fails in a way it should not is logged, and answered with the error ``internal_error``, which tells the
+    client nothing else. Lives in one event loop: ``start`` and ``close`` are called there.
+    """
+
+    def __init__(
+        self,
+        interfaces: Iterable[Interface],
+        *,
+        vendor: str,
+        product: str,
+        version: str,
+        url: str,
+        limits: Limits | None = None,
+        internal_error: str = "org.resctrlmon.Manager.InternalError",
+        budget: ReplyBudget | None = None,
+    ) -> None:
+        self._budget = budget or ReplyBudget()
+        self._service = Service(interfaces, vendor=vendor, product=product, version=version, url=url)
+        self._limits = limits or Limits()
+        self._internal_error = internal_error
+        self._hangups: HangupWatch | None = None
+        self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._by_uid: Counter[int] = Counter()
+        self._by_process: Counter[int] = Counter()
+        # When a connection of a user was last refused.
+        self._full: dict[int, float] = {}
+        self._complained: dict[str, float] = {}
+
+    async def start(self, listener: socket.socket) -> None:
+        """Serve a listening unix socket, which the server owns from now on; may be called for several.
+
+        The socket's backlog stays as it is: ``listen`` would overwrite what systemd set. Raises ValueError for
+        a socket that is no listening unix stream socket.
+        """
+        kind = (listener.family, listener.type)
+        if kind != (socket.AF_UNIX, socket.SOCK_STREAM):
+            raise ValueError(f"varlink needs a unix stream socket, to know its peers, not {listener}")
+        if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ValueError(f"{listener} does not listen")
+        if self._hangups is None:
+            self._hangups = HangupWatch()
+        listener.setblocking(False)
+        self._resume(listener)
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Stop accepting, and end all connections.
+
+        Idle ones and streams end at once; a call that is being answered has ``grace_s`` to finish, then its
+        handler is cancelled. Calls that wait behind it are not begun.
+        """
+        loop = asyncio.get_running_loop()
+        for listener, pause in self._listeners.items():
+            loop.remove_reader(listener)
+            if pause is not None:
+                pause.cancel()
+            listener.close()
+        self._listeners.clear()
+        for task, connection in self._connections.items():
+            connection.drain(task)
+        if self._connections:
+            _, late = await asyncio.wait(self._connections, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        if self._hangups is not None:
+            self._hangups.close()
+            self._hangups = None
+
+    def _resume(self, listener: socket.socket) -> None:
+        self._listeners[listener] = None
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPT_BATCH):
+            try:
+                connection, _address = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                # Mostly EMFILE or ENFILE. The connection stays in the backlog and the listener readable, so the
+                # loop would spin without the pause.
+                self._complain("accept", f"cannot accept connections, and will retry: {error}")
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                self._listeners[listener] = loop.call_later(_ACCEPT_PAUSE_S, self._resume, listener)
+                return
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        # The cheapest checks first: the kernel's queue of connections has no order but that in which they came.
+        try:
+            connection.setblocking(False)
+            pid, uid, _ = credentials(connection)
+            if not is_trusted(uid) and has_left(connection):
+                connection.close()
+                return
+            if not self._has_room(pid, uid):
+                self._complain("full", f"refused a connection of uid {uid}: too many are open")
+                connection.close()
+                return
+            peer = Peer.of(connection)
+        except OSError as error:
+            self._complain("credentials", f"refused a connection: its peer is not known: {error}")
+            connection.close()
+            return
+        assert self._hangups is not None
+        served = Connection(
+            connection,
+            peer,
+            service=self._service,
+            limits=self._limits,
+            hangups=self._hangups,
+            internal_error=self._internal_error,
+            budget=self._budget,
+        )
+        task = asyncio.get_running_loop().create_task(served.serve())
+        self._connections[task] = served
+        self._by_uid[peer.uid] += 1
+        self._by_process[peer.pid] += 1
+        task.add_done_callback(self._ended)
+
+    def _has_room(self, pid: int, uid: int) -> bool:
+        """Whether one more connection may be served; an idle one may have made room."""
+        rivals = self._rivals(pid, uid)
+        if rivals is None:
+            return True
+        now = asyncio.get_running_loop().time()
+        if uid and now - self._full.get(uid, -math.inf) < _FULL_S:
+            return False
+        if self._close_idle(rivals, self._limits.idle_s):
+            return True
+        if uid == 0 and len(self._connections) >= self._limits.connections:
+            largest, most = self._by_process.most_common(1)[0]
+            if most > self._by_process[pid] + 1:
+                return self._close_idle(lambda other: other.pid == largest, 0.0)
+        self._full[uid] = now
+        return False
+
+    def _rivals(self, pid: int, uid: int) -> Callable[[Peer], bool] | None:
+        """Whose connections take the place that one of this process needs; None if there is room."""
+        limits = self._limits
+        if uid == 0:
+            if self._by_process[pid] >= limits.connections_per_process:
+                return lambda other: other.pid == pid
+            return (lambda _other: True) if len(self._connections) >= limits.connections else None
+        if self._by_uid[uid] >= limits.connections_per_uid:
+            return lambda other: other.uid == uid
+        if len(self._connections) >= limits.connections - limits.reserved_for_root:
+            return lambda other: other.uid != 0
+        return None
+
+    def _close_idle(self, is_rival: Callable[[Peer], bool], idle_s: float) -> bool:
+        """Close the rival connection that has been idle longest; whether one has been idle for long enough."""
+        before = asyncio.get_running_loop().time() - idle_s
+        idle = [
+            (connection.idle_since, task)
+            for task, connection in self._connections.items()
+            if connection.idle_since is not None and connection.idle_since <= before and is_rival(connection.peer)
+        ]
+        if not idle:
+            return False
+        _, task = min(idle, key=lambda one: one[0])
+        self._connections[task].drain(task)
+        return True
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        connection = self._connections.pop(task)
+        uid = connection.peer.uid
+        self._by_uid[uid] -= 1
+        if not self._by_uid[uid]:
+            del self._by_uid[uid]
+        pid = connection.peer.pid
+        self._by_process[pid] -= 1
+        if not self._by_process[pid]:
+            del self._by_process[pid]
+        connection.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a connection of uid %d ended in an error", uid, exc_info=error)
+
+    def _complain(self, about: str, text: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._complained.get(about, -math.inf) >= _COMPLAINT_INTERVAL_S:
+            self._complained[about] = now
+            _log.warning("%s", text)

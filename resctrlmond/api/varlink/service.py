@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Varlink interfaces and their methods: finds the method that a call names, and checks its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from resctrlmond.api.peer import Peer
+from resctrlmond.api.varlink import messages as wire
+from resctrlmond.api.varlink.messages import Call, VarlinkError
+
+P = TypeVar("P", bound=msgspec.Struct)
+
+_SERVICE_DESCRIPTION = """\
+# What every varlink service tells about itself.
+interface org.varlink.service
+
+# Who made the service, what it is, and the names of its interfaces.
+method GetInfo() -> (
+  vendor: string,
+  product: string,
+  version: string,
+  url: string,
+  interfaces: []string
+)
+
+# The description of one interface, as a varlink interface definition.
+method GetInterfaceDescription(interface: string) -> (description: string)
+
+# The service has no such interface.
+error InterfaceNotFound (interface: string)
+
+# The interface has no such method.
+error MethodNotFound (method: string)
+
+# The method is described, but this service does not offer it.
+error MethodNotImplemented (method: string)
+
+# The parameter is unknown, missing, of the wrong type or out of bounds.
+error InvalidParameter (parameter: string)
+
+# The caller may not do this.
+error PermissionDenied ()
+
+# The method answers with several replies: call it with "more".
+error ExpectedMore ()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[P]):
+    """A method: the type of its parameters and what answers it.
+
+    ``parameters`` is a struct that forbids unknown fields. ``handler`` answers with one reply (None: no fields).
+    ``stream`` answers a call with ``more`` by any number of replies; a method that has only this one refuses
+    other calls with ExpectedMore. A stream is closed (``aclose()``) when its client goes away and when the server
+    closes. Both raise VarlinkError for an error reply. ``check`` raises one for a peer that may not call the method;
+    it runs before the parameters are decoded. ``reply_bytes`` are reserved in the server's budget before the call,
+    until its reply has been read.
+    """
+
+    parameters: type[P]
+    handler: Callable[[P, Peer], Awaitable[msgspec.Struct | None]] | None = None
+    stream: Callable[[P, Peer], AsyncIterator[msgspec.Struct]] | None = None
+    check: Callable[[Peer], None] | None = None
+    reply_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.handler is None and self.stream is None:
+            raise TypeError("a method needs a handler, a stream or both")
+        if not self.parameters.__struct_config__.forbid_unknown_fields:
+            raise TypeError(f"{self.parameters.__name__} must be declared with forbid_unknown_fields=True")
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """An interface: its full name, its description (the text of its ``.varlink`` file), its methods by name."""
+
+    name: str
+    description: str
+    methods: Mapping[str, Method[Any]]
+
+
+class Info(msgspec.Struct, frozen=True):
+    """What GetInfo answers."""
+
+    vendor: str
+    product: str
+    version: str
+    url: str
+    interfaces: list[str]
+
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class _InterfaceName(msgspec.Struct, forbid_unknown_fields=True):
+    interface: str
+
+
+class _Description(msgspec.Struct):
+    description: str
+
+
+class Service:
+    """The interfaces of a server, ``org.varlink.service`` among them."""
+
+    def __init__(self, interfaces: Iterable[Interface], *, vendor: str, product: str, version: str, url: str) -> None:
+        own = Interface(
+            wire.SERVICE,
+            _SERVICE_DESCRIPTION,
+            {
+                "GetInfo": Method(_Nothing, self._get_info),
+                "GetInterfaceDescription": Method(_InterfaceName, self._get_interface_description),
+            },
+        )
+        self._interfaces = {interface.name: interface for interface in (own, *interfaces)}
+        self._info = Info(vendor, product, version, url, list(self._interfaces))
+
+    def resolve(self, call: Call, peer: Peer) -> tuple[Method[Any], Any]:
+        """The method that a call of ``peer`` names and its parameters.
+
+        Raises VarlinkError if there is no such method, if the peer may not call it, or if it cannot be called like
+        this, and ProtocolError for parameters that are not JSON.
+        """
+        method = self._method(call.method)
+        if method.check is not None:
+            method.check(peer)
+        if call.upgrade:
+            raise VarlinkError(wire.METHOD_NOT_IMPLEMENTED, {"method": call.method})
+        if method.handler is None and not call.more:
+            raise VarlinkError(wire.EXPECTED_MORE)
+        try:
+            return method, wire.decode_parameters(call.parameters, method.parameters)
+        except msgspec.ValidationError as error:
+            raise VarlinkError(wire.INVALID_PARAMETER, {"parameter": wire.parameter_at_fault(error)}) from error
+
+    def _method(self, full_name: str) -> Method[Any]:
+        interface_name, _, name = full_name.rpartition(".")
+        interface = self._interface(interface_name)
+        try:
+            return interface.methods[name]
+        except KeyError:
+            raise VarlinkError(wire.METHOD_NOT_FOUND, {"method": full_name}) from None
+
+    def _interface(self, name: str) -> Interface:
+        try:
+            return self._interfaces[name]
+        except KeyError:
+            raise VarlinkError(wire.INTERFACE_NOT_FOUND, {"interface": name}) from None
+
+    async def _get_info(self, _parameters: _Nothing, _peer: Peer) -> Info:
+        return self._info
+
+    async def _get_interface_description(self, parameters: _InterfaceName, _peer: Peer) -> _Description:
+        return _Description(self._interface(parameters.interface).description)

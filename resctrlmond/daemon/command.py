@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command resctrlmond: parse arguments, load the configuration, run the daemon, and return its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+
+from resctrlmond import __version__, config, journal
+from resctrlmond.arguments import not_empty
+from resctrlmond.config import Config
+from resctrlmond.daemon.daemon import PROGRESS_S, Daemon
+from resctrlmond.daemon.simulated import config_below, session_bus, simulator
+from resctrlmond.daemon.startup import Exit, StartupError, as_startup_error, check_folders, prepare
+from resctrlmond.message_ids import MessageId
+from resctrlmond.notify import Notify
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.start_lock import StartLock
+
+log = logging.getLogger("resctrlmond")
+
+# systemd and Debian assign the ids from 65520 to 65533 to nobody. It exists in containers with 65536 ids.
+_UNUSED_GID = 65533
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="resctrlmond",
+        description="Manage the resctrl monitoring groups of this host, for pods, containers, services and commands.",
+        epilog="For the exit status see resctrlmond(8).",
+    )
+    parser.add_argument(
+        "--config", type=not_empty, metavar="FILE", help=f"configuration file (default: {config.DEFAULT_PATH})"
+    )
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="check the configuration, its group and its directories, and exit; a running daemon is not affected",
+    )
+    parser.add_argument(
+        "--simulate",
+        type=not_empty,
+        metavar="DIRECTORY",
+        help="manage a simulated resctrl on DIRECTORY/resctrl, with all other files in DIRECTORY. A simulator that "
+        "is already mounted there is used. The simulator outlives a daemon that is killed",
+    )
+    parser.add_argument("--profile", default="intel-aet", help="the machine to simulate (default: intel-aet)")
+    parser.add_argument(
+        "--release-all",
+        action="store_true",
+        help="end every workload, remove all monitoring groups with the mark of resctrlmond, and exit",
+    )
+    parser.add_argument("--version", action="version", version=f"resctrlmond {__version__}")
+    return parser
+
+
+def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
+    """Run the daemon until it is stopped; return the exit status."""
+    options = _parser().parse_args(arguments)
+    journal.setup("info")
+    if options.check_config:
+        return _check_config(options)
+    try:
+        with contextlib.ExitStack() as stack:
+            loaded = _load(options)
+            journal.setup(loaded.log_level)
+            if options.simulate:
+                stack.enter_context(simulator(options.simulate, loaded, options.profile))
+                gid = _simulation_gid(loaded)
+            else:
+                gid = _gid(loaded)
+            if options.release_all:
+                return _release_all(options, loaded, gid)
+            return _serve(options, loaded, gid, start_lock)
+    except ResctrlError as error:
+        failed = as_startup_error(error)
+        log.error("%s", failed, extra=journal.fields(failed, message_id=MessageId.CANNOT_START))
+        return failed.exit
+
+
+def _serve(options: argparse.Namespace, loaded: Config, gid: int, start_lock: StartLock) -> int:
+    # Reported first, because a hanging filesystem would keep the start from reporting anything later.
+    notify = Notify()
+    notify.extend_start()
+    notify.status(f"opening resctrl at {loaded.resctrl}")
+    start_lock.release_after(PROGRESS_S)
+    setup = prepare(loaded, gid, allow_simulation=bool(options.simulate))
+
+    async def run() -> None:
+        bus = session_bus() if options.simulate else None
+        await Daemon(loaded, setup, lambda: _load(options), notify, bus=bus, start_lock=start_lock).run()
+
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        # Errors of sockets.listen() have a reason of their own.
+        reason = error.strerror or str(error)
+        raise ResctrlError(
+            reason if reason.startswith("cannot") else f"cannot listen: {reason}",
+            path=error.filename or "",
+            errno=error.errno or 0,
+            remedy="Check varlink_socket, and that its directory exists and can be written to",
+        ) from error
+    finally:
+        os.close(setup.lock)
+    return Exit.OK
+
+
+def _release_all(options: argparse.Namespace, loaded: Config, gid: int) -> int:
+    try:
+        setup = prepare(loaded, gid, allow_simulation=bool(options.simulate))
+    except StartupError as error:
+        if error.exit not in (Exit.NOT_MOUNTED, Exit.NO_MONITORING):
+            raise
+        log.info("there is no monitoring group to remove: %s", error)
+        return Exit.OK
+    try:
+        problems = setup.manager.release_all()
+    finally:
+        os.close(setup.lock)
+    for problem in problems:
+        log.error("cannot release: %s", problem)
+    return Exit.FAILURE if problems else Exit.OK
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    try:
+        loaded = _load(options)
+        if not options.simulate:
+            _gid(loaded)
+            check_folders(loaded)
+    except ResctrlError as error:
+        # Without the message id of a failed start: a daemon may be running.
+        log.error("%s", error, extra=journal.fields(error))
+        return as_startup_error(error).exit
+    return Exit.OK
+
+
+def _load(options: argparse.Namespace) -> Config:
+    loaded = config.load(options.config)
+    return config_below(options.simulate, loaded) if options.simulate else loaded
+
+
+def _gid(loaded: Config) -> int:
+    try:
+        return loaded.group_id()
+    except ResctrlError as error:
+        raise StartupError(error, Exit.NO_GROUP) from error
+
+
+def _simulation_gid(loaded: Config) -> int:
+    """Return the mark in a simulation: the configured group if it exists, else the user's own.
+
+    For root, the latter would mark every group that root creates, so it is a group without members.
+    """
+    try:
+        return loaded.group_id()
+    except ResctrlError:
+        return os.getegid() or _UNUSED_GID

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the daemon: serve the interfaces, watch ends, tick and feed the watchdog until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from resctrlmond import journal
+from resctrlmond.api import sockets
+from resctrlmond.api.access import Policy
+from resctrlmond.api.varlink import interfaces as varlink_interfaces
+from resctrlmond.api.verbs import Service
+from resctrlmond.api.workers import Lane, Workers
+from resctrlmond.config import Config, ConfigError, is_within
+from resctrlmond.daemon.notices import Notices
+from resctrlmond.daemon.reaction import Reaction
+from resctrlmond.daemon.rivals import Rivals
+from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings
+from resctrlmond.daemon.ticker import Ticker
+from resctrlmond.daemon.watch import Watch
+from resctrlmond.message_ids import MessageId
+from resctrlmond.notify import Notify, watchdog_interval_s
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.start_lock import StartLock
+from resctrlmond.workloads.model import Workload
+
+if TYPE_CHECKING:
+    from resctrlmond.api.dbus.server import DBusDoor
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+_SWITCH_INTERVAL_S = 0.0002
+# How long verbs that run when the daemon stops may take to end.
+_STOP_S = 2.0
+# A start or a stop without progress for so long may hang in the kernel: hooks do not wait for it.
+PROGRESS_S = 5.0
+
+
+class Daemon:
+    """One run of the daemon. ``reload`` reads the configuration again; it raises ConfigError if that is wrong.
+
+    ``bus``: the address of the D-Bus bus; None for the system bus.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        setup: Setup,
+        reload: Callable[[], Config],
+        notify: Notify | None = None,
+        *,
+        bus: str | None = None,
+        start_lock: StartLock | None = None,
+    ) -> None:
+        self._bus = bus
+        self._start_lock = start_lock or StartLock("")
+        # The keys that a reload does not change are compared with those of the start.
+        self._started = self._config = config
+        self._setup = setup
+        self._reload = reload
+        self._manager = setup.manager
+        self._notify = notify or Notify()
+        self._workers = Workers()
+        self._service = Service(self._manager, Policy(readers=setup.gid, owner=os.geteuid()), self._workers)
+        self._notices = Notices(setup.manager.tree, setup.manager.went_with_mount)
+        self._rivals = Rivals(lambda folder: is_within(config.groups_dir, folder))
+        self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
+        self._stopping = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Recover, open the interfaces, report READY, and serve until SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        # Ignored until READY=1, because a reload sends READY=1 too, and the configuration has just been read.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # A thread that returns from a system call waits so long for each other thread that computes. Assign makes
+        # hundreds of system calls; with Python's 5 ms it took seconds while others read.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        _raise_descriptor_limit()
+        async with contextlib.AsyncExitStack() as opened:
+            # Closed in the opposite order, also if a later step fails.
+            opened.push(self._stop_workers)
+            if not await self._recovered():
+                return
+            watch = Watch(self._on_end)
+            opened.callback(watch.close)
+            dbus = self._dbus_door()
+            self._follow_changes(loop, watch, dbus)
+            manager = self._manager
+            reaction = Reaction(self._workers, manager.react, lambda: manager.react_rest_s, manager.events_fd)
+            manager.on_event(reaction.wake)
+            opened.callback(reaction.close)
+            varlink = varlink_interfaces.server(self._service)
+            if dbus is not None:
+                opened.push_async_callback(dbus.close)
+            opened.push_async_callback(varlink.close)
+            await varlink.start(self._varlink_socket())
+            if dbus is not None:
+                await self._start_dbus(dbus)
+            loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+            self._start_lock.release()
+            self._notify.ready(self._status())
+            log.info("ready: %s", self._status())
+            opened.callback(self._notify.stopping)
+            await self._tick_until_stopped(lambda: reaction.wait_for(manager.events_fd))
+            manager.stop()
+            # A caller that comes from now on wakes the next daemon.
+            self._start_lock.take()
+            self._start_lock.release_after(PROGRESS_S)
+
+    def _stop_workers(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if hanging := self._workers.close(_STOP_S):
+            # Python waits for its threads before it exits, and a system call may never return. The next start
+            # recovers what is unfinished, as it does after a kill.
+            if error is not None:
+                log.error("%s", error)
+            calls = "1 call" if hanging == 1 else f"{hanging} calls"
+            log.error("stopped while %s hung in the kernel; groups stay. See: journalctl -k", calls)
+            logging.shutdown()
+            # A thread that hangs keeps the process's files open, and with them the lock.
+            self._start_lock.release()
+            os._exit(os.EX_OK if error is None else os.EX_SOFTWARE)
+        # The groups of a simulation go with its simulator, which is stopped later.
+        is_simulation = self._manager.tree.simulation is not None
+        log.info("stopped" if is_simulation else "stopped; groups stay, and the next start continues with them")
+
+    async def _recovered(self) -> bool:
+        """Recover; if that takes long, report the path or workload at work to the service manager.
+
+        Returns False if the daemon is stopped before: the next start continues.
+        """
+        reported = ""
+        recovering = asyncio.ensure_future(self._workers.run(Lane.UPKEEP, self._recover))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            while not recovering.done():
+                await asyncio.wait([recovering, stopping], timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done() and not recovering.done():
+                    self._notify.stopping()
+                    recovering.cancel()
+                    return False
+                place = self._manager.recovering_at
+                if place != reported and not recovering.done():
+                    self._notify.extend_start()
+                    self._start_lock.release_after(PROGRESS_S)
+                    self._notify.status(f"recovering, now at {place}: it may hang in a system call")
+                    reported = place
+        finally:
+            stopping.cancel()
+        recovering.result()
+        return True
+
+    def _recover(self) -> None:
+        manager = self._manager
+        manager.subscribe(self._notices.changed, self._notices.unfinished)
+        manager.recover()
+        unreadable = manager.unreadable
+        for record in unreadable:
+            self._notices.unreadable(record)
+        for problem in manager.problems[len(unreadable) :]:
+            log.warning("%s", problem)
+        self._notices.rivals = self._rivals
+
+    # -- interfaces
+
+    def _varlink_socket(self) -> socket.socket:
+        try:
+            passed = sockets.passed_sockets()
+        except ValueError as error:
+            raise ResctrlError(str(error)) from error
+        if "varlink" in passed:
+            return passed["varlink"]
+        return sockets.listen(self._config.varlink_socket, 0o660, self._setup.gid)
+
+    def _dbus_door(self) -> DBusDoor | None:
+        if not self._config.dbus:
+            return None
+        # Not at the top: without D-Bus its library need not be installed.
+        from resctrlmond.api.dbus.server import DBusDoor  # noqa: PLC0415
+
+        return DBusDoor(
+            self._service,
+            set_log_level=journal.set_level,
+            get_log_level=journal.level,
+            log_target=journal.target(),
+            folder=self._config.runtime_dir,
+            address=self._bus,
+        )
+
+    @staticmethod
+    async def _start_dbus(dbus: DBusDoor) -> None:
+        from resctrlmond.api.dbus.server import NameTaken  # noqa: PLC0415
+
+        try:
+            await dbus.start()
+        except NameTaken as error:
+            raise StartupError(error, Exit.ALREADY_RUNNING) from error
+
+    def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:
+        def changed(key: str, workload: Workload | None) -> None:
+            # The workload may be outdated by now: the watch needs the newest one.
+            watch.update(key, self._manager.find(key))
+            if dbus is not None:
+                dbus.changed(key, workload)
+
+        def from_worker(key: str, workload: Workload | None) -> None:
+            self._notices.changed(key, workload)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(changed, key, workload)
+
+        self._manager.subscribe(from_worker)
+        for workload in self._manager.workloads():
+            changed(workload.key, workload)
+
+    # -- ends and ticks
+
+    def _on_end(self, key: str) -> None:
+        self._start(self._settle(key))
+
+    async def _settle(self, key: str) -> None:
+        try:
+            await self._workers.run(Lane.ENDS, self._manager.settle, key)
+        except ResctrlError as error:
+            self._notices.unfinished(key, error)
+
+    async def _tick_until_stopped(self, at_each: Callable[[], None]) -> None:
+        watchdog_s = watchdog_interval_s()
+        reported = ""
+        while not self._stopping.is_set():
+            self._ticker.step()
+            at_each()
+            self._manager.alerts["upkeep"] = self._ticker.problem
+            if watchdog_s is not None and not self._ticker.is_stuck:
+                self._notify.watchdog()
+            status = self._status()
+            if status != reported:
+                self._notify.status(status)
+                reported = status
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), min(TICK_S, watchdog_s or TICK_S))
+
+    def _tick(self) -> None:
+        self._notices.tick()
+        self._manager.tick()
+        self._manager.alerts["rivals"] = self._rivals.describe()
+
+    def _status(self) -> str:
+        workloads = self._manager.workloads()
+        groups = sum(workload.state.has_group for workload in workloads)
+        pending = sum(workload.state == "pending" for workload in workloads)
+        text = f"{groups} group" if groups == 1 else f"{groups} groups"
+        return f"{text}, {pending} waiting for an RMID" if pending else text
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- reload
+
+    def _on_reload(self) -> None:
+        self._notify.reloading()
+        try:
+            new = self._reload()
+        except ConfigError as error:
+            fields = journal.fields(error, message_id=MessageId.CONFIG_REFUSED)
+            log.error("the new configuration is wrong, and the old one stays in use: %s", error, extra=fields)
+            self._manager.alerts["configuration"] = (
+                f"the new configuration is wrong, and the old one stays in use: {error}"
+            )
+        else:
+            self._apply(new)
+            self._manager.alerts["configuration"] = ""
+        self._notify.ready(self._status())
+
+    def _apply(self, new: Config) -> None:
+        old = self._config
+        fixed = [
+            name
+            for name in ("resctrl", "runtime_dir", "groups_dir", "varlink_socket", "group", "dbus")
+            if getattr(new, name) != getattr(self._started, name)
+        ]
+        if fixed:
+            log.warning("%s changed: to apply it, restart resctrlmond", ", ".join(fixed))
+        self._config = new
+        if new.groups_mode != old.groups_mode:
+            try:
+                self._setup.snapshots.set_mode(int(new.groups_mode, 8))
+            except ResctrlError as error:
+                log.error("cannot apply groups_mode to every folder: %s", error)
+        self._manager.settings = group_settings(new)
+        journal.set_level(new.log_level)
+        log.info("configuration reloaded")
+
+
+def _raise_descriptor_limit() -> None:
+    """Raise the soft limit to the hard one.
+
+    Each living member takes two descriptors, and the soft limit of 1024 is for programs that use select().
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

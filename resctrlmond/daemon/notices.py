@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log what an administrator should know about workloads, records and the mount, each kind with its message id."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from resctrlmond import journal
+from resctrlmond.daemon.rivals import Rivals
+from resctrlmond.message_ids import MessageId
+from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
+from resctrlmond.resctrl.tree import Tree
+from resctrlmond.workloads.model import Group, GroupState, Workload
+from resctrlmond.workloads.store import UnreadableRecord
+
+log = logging.getLogger(__name__)
+
+
+class Notices:
+    """Logs each event of a workload once, as its record changes. Can be called from any thread.
+
+    ``rivals`` collects the losses of groups that another program removed; None during the start, because nobody knows
+    then who removed them. ``went_with_mount`` returns whether a lost group was lost with the mount that held it.
+    """
+
+    def __init__(self, tree: Tree, went_with_mount: Callable[[Group], bool] = lambda _: False) -> None:
+        self._tree = tree
+        self._went_with_mount = went_with_mount
+        self.rivals: Rivals | None = None
+        self._is_mounted = True
+        self._mounting = self._logged_mounting = tree.mounting()
+        # The logged events of each workload: its generation, the folder of the group, and the group's state.
+        self._logged: dict[str, set[tuple[int, str, GroupState]]] = {}
+
+    def changed(self, key: str, workload: Workload | None) -> None:
+        """Log what is new in a workload that was saved; forget a workload that was removed (None)."""
+        if workload is None:
+            self._logged.pop(key, None)
+            return
+        for group in workload.groups:
+            event = (workload.generation, group.folder, group.state)
+            is_end = group.state is GroupState.FAILED or (group.state is GroupState.LOST and not group.folder)
+            # RMIDs in limbo become usable by themselves in a second or two.
+            is_waiting = group.state is GroupState.PENDING and bool(group.reason) and not group.in_limbo
+            if (is_end or is_waiting) and event not in self._logged.setdefault(key, set()):
+                self._logged[key].add(event)
+                self._log(key, group)
+
+    def _log(self, key: str, group: Group) -> None:
+        fields = {"key": key, "class": group.class_ or "/"}
+        match group.state:
+            case GroupState.PENDING:
+                log.warning(
+                    "%s waits for an RMID, and is not counted until then: %s",
+                    key,
+                    group.reason,
+                    extra=journal.fields(**fields, message_id=MessageId.RMIDS_EXHAUSTED),
+                )
+            case GroupState.FAILED:
+                log.error(
+                    "%s is not monitored: %s",
+                    key,
+                    group.reason,
+                    extra=journal.fields(**fields, message_id=MessageId.GROUP_FAILED),
+                )
+            case _ if not self.check_mount() or self._went_with_earlier_mount(group):
+                log.info("%s is lost: %s", key, group.reason, extra=journal.fields(**fields))
+            case _:
+                if self.rivals is not None:
+                    self.rivals.add_loss(key)
+                log.warning(
+                    "%s is lost: %s",
+                    key,
+                    group.reason,
+                    extra=journal.fields(**fields, message_id=MessageId.GROUP_LOST),
+                )
+
+    def tick(self) -> None:
+        """Check the mount if another filesystem may be mounted there than a second ago."""
+        # The kernel's table of mounts is exact, but long on a machine with many containers.
+        if self._tree.mounting() != self._mounting:
+            self.check_mount()
+
+    def check_mount(self) -> bool:
+        """Return whether resctrl is mounted; log a change. Return the last answer if it cannot be read."""
+        mounting = self._tree.mounting()
+        was_mounted, reason = self._is_mounted, ""
+        try:
+            self._tree.check_mounted()
+        except NotMounted as error:
+            reason = str(error)
+        except NotRead:
+            return was_mounted  # the next tick tries again; the verb that waits for this must not fail
+        self._mounting = mounting
+        self._is_mounted = not reason
+        if was_mounted and reason:
+            log.error(
+                "resctrl was unmounted, and every monitoring group with it: %s",
+                reason,
+                extra=journal.fields(path=self._tree.path, message_id=MessageId.UNMOUNTED),
+            )
+        elif not was_mounted and not reason:
+            log.log(journal.NOTICE, "resctrl is mounted again on %s", self._tree.path)
+        return not reason
+
+    def _went_with_earlier_mount(self, group: Group) -> bool:
+        """Return whether the group was lost because resctrl was mounted again between two checks; log that once."""
+        if not self._went_with_mount(group):
+            return False
+        if self._logged_mounting != self._mounting:
+            self._logged_mounting = self._mounting
+            log.error(
+                "resctrl was unmounted, and every monitoring group with it, and mounted again on %s",
+                self._tree.path,
+                extra=journal.fields(path=self._tree.path, message_id=MessageId.UNMOUNTED),
+            )
+        return True
+
+    @staticmethod
+    def unreadable(record: UnreadableRecord) -> None:
+        """Log a record that this version cannot read."""
+        kind = MessageId.RECORD_OF_OTHER_VERSION if record.is_of_other_version else MessageId.RECORD_DAMAGED
+        log.warning("%s", record, extra=journal.fields(path=record.path, message_id=kind))
+
+    @staticmethod
+    def unfinished(key: str, error: ResctrlError | OSError) -> None:
+        """Log work for a workload that failed and is tried again each second."""
+        log.error("%s: %s", key, error, extra=journal.fields(error, key=key, message_id=MessageId.UNFINISHED))
