@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resctrlctl: asks resctrlmond for workloads and what they used, and steers it."""
+"""resctrlctl: the command that shows and controls the workloads of resctrlmond."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point of resctrlctl. It imports almost nothing, so that it can set SIGINT before all other imports."""
+"""The entry point of resctrlctl. It imports almost nothing, so that it sets SIGINT before all other imports."""
 
 import signal
 
 
 def main() -> int:
     """Run the command; return its exit status."""
-    # Imports take a third of a second. Ctrl-C ends the process like any other command, without a traceback, and the
-    # shell sees that SIGINT ended it. A shell's background job ignores SIGINT, which stays so.
+    # The other imports take a third of a second, in which Ctrl-C would print a traceback. With the default action,
+    # the shell sees that SIGINT ended the process. In a background job, the shell ignores SIGINT; keep that.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from resctrlctl import command  # noqa: PLC0415

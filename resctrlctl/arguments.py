@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: verbs, options and what --help says of them."""
+"""The command line: verbs and options, with the texts of --help."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from resctrlctl import hooks, inspect, run, steer
-from resctrlctl.ask import SOCKET, USAGE
+from resctrlctl import control, hooks, queries, run
 from resctrlctl.child import OWN_FAILURE
+from resctrlctl.daemon import SOCKET, USAGE
 from resctrlmond import __version__
 from resctrlmond.api.types import FOLLOW
 from resctrlmond.arguments import not_empty
@@ -49,34 +49,37 @@ _JSON = "--json"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with an exit status of its own for a wrong command line, and a ``hint`` at what is usual."""
+    """An argument parser. For a wrong command line it prints ``hint`` and exits with ``usage_status``."""
 
     usage_status = USAGE
     hint = ""
 
     def __init__(self, **settings: Any) -> None:
-        # An abbreviation that works today may be ambiguous tomorrow.
+        # No abbreviated options: a later version may have another option with the same beginning.
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        # argparse ignores that its help cannot be written.
+        # argparse ignores errors when it writes its help to standard output.
         if file is sys.stdout:
             file.write(message)
         else:
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        """Print one line and where to find more, and exit."""
+        """Print the error as one line that refers to --help, and exit."""
         self.exit(self.usage_status, f"{self.prog}: {message}{self.hint}. See '{self.prog} --help'\n")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line as attributes; ``verb`` is the function of that name. Exits where it is wrong."""
+    """Parse the command line; return its options and arguments, with the function of the verb as ``verb``.
+
+    Exits if the command line is wrong.
+    """
     own, command = _split(argv)
     parser = build()
-    # Without a mode of its own --json would take the next word, which may be a key.
+    # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
     args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
-    # argparse would have the main parser complain, which knows neither the verb nor its exit status.
+    # argparse would report this with the main parser, which has neither the verb's name nor its exit status.
     if unknown:
         args.parser.error(f"unknown argument: {unknown[0]}")
     if not all(map(_is_text, own)):
@@ -85,13 +88,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if not command:
             args.parser.error("the command is missing")
         args.command = command
-    if args.verb is steer.assign and args.tree and args.pid is None:
+    if args.verb is control.assign and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     return args
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    # What follows -- belongs to the command, whatever it looks like; the other verbs' -- is argparse's.
+    # For the verb run, all words after -- are the command. For other verbs, argparse handles --.
     if "--" not in argv:
         return argv, []
     dashes = argv.index("--")
@@ -100,12 +103,12 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_text(word: str) -> bool:
-    # Bytes that are no UTF-8 come as lone surrogates, which JSON cannot carry.
+    # Python decodes bytes that are not UTF-8 to lone surrogates, which JSON cannot encode.
     return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def build() -> Parser:
-    """The parser with all its verbs."""
+    """Return the parser with all verbs."""
     parser = Parser(prog="resctrlctl", description=_DESCRIPTION, epilog=_EPILOG, parents=[_common(first=True)])
     parser.add_argument("--version", action="version", version=f"resctrlctl {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -127,7 +130,8 @@ def build() -> Parser:
 
 
 def _common(*, first: bool) -> Parser:
-    # Taken before and after the verb: only the main parser has defaults, or the verb's would undo what came before.
+    # These options are accepted before and after the verb. Only the main parser has defaults, because a default of
+    # the verb's parser would overwrite an option before the verb.
     def default(value: object) -> Any:
         return value if first else argparse.SUPPRESS
 
@@ -186,7 +190,7 @@ def _show(verb: argparse.ArgumentParser) -> None:
     _root(verb)
 
 
-def _none(_verb: argparse.ArgumentParser) -> None:
+def _no_arguments(_verb: argparse.ArgumentParser) -> None:
     return
 
 
@@ -195,14 +199,14 @@ def _create(verb: argparse.ArgumentParser) -> None:
     _class(verb)
     _claim(verb)
     _attribute(verb)
-    _waiting(verb)
+    _pending(verb)
 
 
 def _assign(verb: argparse.ArgumentParser) -> None:
     _key(verb)
-    whom = verb.add_mutually_exclusive_group(required=True)
-    whom.add_argument("--pid", type=_process, metavar="PID", help="a process with all its threads")
-    whom.add_argument(
+    tasks = verb.add_mutually_exclusive_group(required=True)
+    tasks.add_argument("--pid", type=_process_id, metavar="PID", help="a process with all its threads")
+    tasks.add_argument(
         "--cgroup",
         type=not_empty,
         metavar="PATH",
@@ -217,7 +221,7 @@ def _assign(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--member", metavar="ID", help="the id of the process or control group as a member")
     _claim(verb)
     _attribute(verb)
-    _waiting(verb)
+    _pending(verb)
 
 
 def _release(verb: argparse.ArgumentParser) -> None:
@@ -251,7 +255,7 @@ def _run(verb: argparse.ArgumentParser) -> None:
 
 
 def _hooks(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("action", choices=("enable", "disable", "status"), help="what to do with the OCI hooks")
+    verb.add_argument("action", choices=("enable", "disable", "status"), help="the action on the OCI hooks")
     verb.add_argument(
         "--hooks-dir",
         type=not_empty,
@@ -289,8 +293,8 @@ def _claim(verb: argparse.ArgumentParser) -> None:
         "--claim",
         type=not_empty,
         metavar="OWNER",
-        default=steer.CLAIM,
-        help=f"the owner of the claim (default: {steer.CLAIM})",
+        default=control.CLAIM,
+        help=f"the owner of the claim (default: {control.CLAIM})",
     )
 
 
@@ -309,7 +313,7 @@ def _take_over(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--take-over", action="store_true", help="take tasks out of other monitoring groups")
 
 
-def _waiting(verb: argparse.ArgumentParser) -> None:
+def _pending(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--no-pending", action="store_true", help="fail if no RMID is free, instead of waiting for one")
     verb.add_argument(
         "--priority",
@@ -319,7 +323,7 @@ def _waiting(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def _process(text: str) -> int:
+def _process_id(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
     return int(text)
@@ -332,19 +336,19 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-# A new verb is one row here.
+# Each verb: its summary, its function, and the function that adds its arguments.
 VERBS = {
     "list": (
         "list the monitored workloads, then the monitoring groups of other programs",
-        inspect.list_groups,
+        queries.list_groups,
         _list,
     ),
-    "show": ("show workloads with their counters and what they used", inspect.show, _show),
-    "status": ("show the state of resctrlmond and of the machine", inspect.status, _none),
-    "create": ("create a workload with an empty group", steer.create, _create),
-    "assign": ("move a process or a control group into a workload's group", steer.assign, _assign),
-    "release": ("end a claim; the workload ends with its last claim", steer.release, _release),
-    "move": ("move a workload's group to another class, with its counters", steer.move, _move),
+    "show": ("show workloads with their counters and what they used", queries.show, _show),
+    "status": ("show the state of resctrlmond and of the machine", queries.status, _no_arguments),
+    "create": ("create a workload with an empty group", control.create, _create),
+    "assign": ("move a process or a control group into a workload's group", control.assign, _assign),
+    "release": ("end a claim; the workload ends with its last claim", control.release, _release),
+    "move": ("move a workload's group to another class, with its counters", control.move, _move),
     "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", hooks.hooks, _hooks),
     "run": ("run a command as a workload, and print what it used", run.run, _run),
 }

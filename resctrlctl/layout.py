@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be shown, as data, and its plain form: aligned text, cut to a width."""
+"""Tables and sheets as data, and their layout as aligned plain text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 _GAP = "  "
-# No column is cut below this, whatever the width: a key must stay recognisable.
-_NARROWEST = 8
+# No column is cut to less than this, whatever the width: a key must stay recognizable.
+_MIN_WIDTH = 8
 ELLIPSIS = "…"
 
 
 class Tone(enum.Enum):
-    """What a row means to somebody who looks for trouble; colours where there are some."""
+    """The urgency of a row. A terminal shows it as a colour."""
 
     NORMAL = "normal"
     FAINT = "faint"
@@ -25,7 +25,7 @@ class Tone(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's heading, and whether its cells are figures (aligned right)."""
+    """The heading of a column, and whether its cells are aligned right, as numbers are."""
 
     heading: str
     right: bool = False
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """As many cells as the table has columns."""
+    """One cell for each column of the table."""
 
     cells: tuple[str, ...]
     tone: Tone = Tone.NORMAL
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns and rows; ``footer`` counts them in words ("" for none)."""
+    """Columns and rows; ``footer`` is a summary in words, "" for none."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A title and labelled lines below it; a label with several values continues on the next lines."""
+    """A title, and labelled lines below it. Each further value of a label has a line without a label."""
 
     title: str
     fields: tuple[tuple[str, tuple[str, ...]], ...]
@@ -60,20 +60,20 @@ class Sheet:
 Block: TypeAlias = Table | Sheet
 
 
-def plain(blocks: Sequence[Block], width: int | None, legend: bool) -> str:
-    """The blocks as text, an empty line between two; no line is longer than ``width`` (None: no limit).
+def to_text(blocks: Sequence[Block], width: int | None, legend: bool) -> str:
+    """Return the blocks as text, separated by empty lines; no line is longer than ``width`` (None: no limit).
 
     Without ``legend``, tables have neither headings nor footer.
     """
     texts = [
-        _plain_table(block, width, legend) if isinstance(block, Table) else _plain_sheet(block, width)
+        _table_text(block, width, legend) if isinstance(block, Table) else _sheet_text(block, width)
         for block in blocks
     ]
     return "\n".join(texts)
 
 
-def widths(table: Table, width: int | None, legend: bool) -> list[int]:
-    """How wide each column is: as its widest cell, the widest columns being cut until the whole fits ``width``."""
+def column_widths(table: Table, width: int | None, legend: bool) -> list[int]:
+    """Return the width of each column: that of its widest cell. Cut the widest columns until all fit ``width``."""
     result = []
     for index, column in enumerate(table.columns):
         cells = [len(row.cells[index]) for row in table.rows]
@@ -81,38 +81,38 @@ def widths(table: Table, width: int | None, legend: bool) -> list[int]:
     if width is None:
         return result
     excess = sum(result) + len(_GAP) * (len(result) - 1) - width
-    while excess > 0 and max(result) > _NARROWEST:
+    while excess > 0 and max(result) > _MIN_WIDTH:
         result[result.index(max(result))] -= 1
         excess -= 1
     return result
 
 
 def cut(text: str, width: int) -> str:
-    """The text, or its beginning and an ellipsis, in at most ``width`` characters."""
+    """Return the text or, if it is longer than ``width``, its beginning and an ellipsis."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + ELLIPSIS
 
 
-def _plain_table(table: Table, width: int | None, legend: bool) -> str:
-    columns = widths(table, width, legend)
+def _table_text(table: Table, width: int | None, legend: bool) -> str:
+    widths = column_widths(table, width, legend)
     lines = []
     if legend and table.rows:
-        lines.append(_line(table, tuple(column.heading for column in table.columns), columns))
-    lines.extend(_line(table, row.cells, columns) for row in table.rows)
+        lines.append(_line(table, tuple(column.heading for column in table.columns), widths))
+    lines.extend(_line(table, row.cells, widths) for row in table.rows)
     if legend and table.footer:
         lines.extend(["", table.footer] if table.rows else [table.footer])
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(table: Table, cells: tuple[str, ...], columns: list[int]) -> str:
+def _line(table: Table, cells: tuple[str, ...], widths: list[int]) -> str:
     parts = []
-    for column, cell, width in zip(table.columns, cells, columns, strict=True):
+    for column, cell, width in zip(table.columns, cells, widths, strict=True):
         shown = cut(cell, width)
         parts.append(shown.rjust(width) if column.right else shown.ljust(width))
     return _GAP.join(parts).rstrip()
 
 
 def sheet_lines(sheet: Sheet, width: int | None) -> list[str]:
-    """The labelled lines of a sheet, labels aligned at their colon."""
+    """Return the labelled lines of a sheet, aligned at the colon of the label."""
     label_width = max((len(label) for label, _ in sheet.fields), default=0)
     lines = []
     for label, values in sheet.fields:
@@ -123,6 +123,6 @@ def sheet_lines(sheet: Sheet, width: int | None) -> list[str]:
     return lines
 
 
-def _plain_sheet(sheet: Sheet, width: int | None) -> str:
+def _sheet_text(sheet: Sheet, width: int | None) -> str:
     title = sheet.title if width is None else cut(sheet.title, width)
     return "".join(f"{line}\n" for line in [title, *sheet_lines(sheet, width)])

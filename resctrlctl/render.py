@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replies as tables and sheets: which columns, which words, which tone. Pure."""
+"""Render replies of the daemon as tables and sheets: their columns, labels and tones. Without side effects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from resctrlctl.figures import count, figure, local_time, prose
+from resctrlctl.format import format_count, format_message, format_time, format_value
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlmond.api.types import (
     Bandwidth,
@@ -27,7 +27,7 @@ from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.pods import ContainerState
 
-# A state that needs nobody's attention is in the normal tone.
+# All other states have the normal tone.
 _TONES = {
     State.PENDING: Tone.WARNING,
     State.COMPLETED: Tone.FAINT,
@@ -56,75 +56,79 @@ _READING_COLUMNS = (Column("DOMAIN"), Column("EVENT"), Column("VALUE", right=Tru
 _TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"), Column("REASON"))
 
 
-def group_list(reply: ListReply) -> list[Block]:
-    """``list``: our groups in order of the key, below them those of others."""
+def render_groups(reply: ListReply) -> list[Block]:
+    """Render ``list``: the workloads in order of their keys, then the foreign groups."""
     groups = sorted(reply.groups, key=lambda group: group.key)
-    foreign = sorted(reply.foreign, key=lambda other: other.path)
+    foreign = sorted(reply.foreign, key=lambda group: group.path)
     rows = [*map(_group_row, groups), *map(_foreign_row, foreign)]
-    footer = f"{count(len(groups), 'group')}, {len(foreign)} foreign."
+    footer = f"{format_count(len(groups), 'group')}, {len(foreign)} foreign."
     return [Table(_LIST_COLUMNS, tuple(rows), footer)]
 
 
-def pod_list(reply: ListPodsReply) -> list[Block]:
-    """``list --pods``: each container of each pod, in order of the pods' names, and how its group stands."""
+def render_pods(reply: ListPodsReply) -> list[Block]:
+    """Render ``list --pods``: each container of each pod, with the state of the pod's group."""
     rows = [row for pod in reply.pods for row in _pod_rows(pod)]
     containers = [container for pod in reply.pods for container in pod.containers]
-    unmonitored = sum(_is_missed(container) for container in containers)
-    counts = f"{count(len(reply.pods), 'pod')}, {count(len(containers), 'container')}, {unmonitored} unmonitored."
-    reported = [f"{printable(one.owner)} reported at {local_time(one.reported_at)}" for one in reply.reported]
-    return [Table(_POD_COLUMNS, tuple(rows), " ".join([counts, *(f"{words}." for words in reported)]))]
+    pod_count = format_count(len(reply.pods), "pod")
+    container_count = format_count(len(containers), "container")
+    unmonitored = sum(map(_is_unmonitored, containers))
+    reports = [
+        f"{printable(report.owner)} reported at {format_time(report.reported_at)}." for report in reply.reported
+    ]
+    footer = " ".join([f"{pod_count}, {container_count}, {unmonitored} unmonitored.", *reports])
+    return [Table(_POD_COLUMNS, tuple(rows), footer)]
 
 
-def group_show(reply: ReadReply) -> list[Block]:
-    """``show``: the group's life, its counters now, and what was used since the baseline."""
+def render_workload(reply: ReadReply) -> list[Block]:
+    """Render ``show``: the workload, its current counters, and its use since the baseline."""
     blocks: list[Block] = [_group_sheet(reply.group)]
     if reply.readings:
         blocks.append(Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings))))
     if reply.totals:
-        blocks.append(totals_table(reply.totals))
+        blocks.append(render_totals(reply.totals))
     return blocks
 
 
-def foreign_show(reply: ReadForeignReply) -> list[Block]:
-    """``show`` of a foreign group: where it is, and its counters now."""
-    other = reply.foreign
+def render_foreign(reply: ReadForeignReply) -> list[Block]:
+    """Render ``show`` of a foreign group: its class, its path and its current counters."""
+    foreign = reply.foreign
     fields = (
         ("State", (f"{_FOREIGN}: another program created it; resctrlmond only reads it",)),
-        ("Class", (class_name(other.class_),)),
-        ("Path", (printable(other.path),)),
+        ("Class", (format_class(foreign.class_),)),
+        ("Path", (printable(foreign.path),)),
     )
     readings = Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings)))
-    return [Sheet(printable(other.name), fields, Tone.FAINT), readings]
+    return [Sheet(printable(foreign.name), fields, Tone.FAINT), readings]
 
 
 _NO_ENERGY = "core energy is not counted by this processor or kernel; see CORE ENERGY in resctrlmond(7)"
 _NO_HOOK = "assign its containers by control group; see DOCKER AND ROOTLESS PODMAN in resctrlctl(1)"
 
 
-def totals_table(totals: Iterable[Total]) -> Table:
-    """What was used of each event since the baseline, and how far that can be trusted."""
+def render_totals(totals: Iterable[Total]) -> Table:
+    """Render the use of each event since the baseline, with its quality."""
     return Table(_TOTAL_COLUMNS, tuple(map(_total_row, totals)))
 
 
-def status_sheet(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[Block]:
-    """``status``: the machine and the daemon; ``without_hook``: the runtimes of this host that call no hook."""
-    has_energy = any("core_energy" in each.events for each in reply.capacity)
+def render_status(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[Block]:
+    """Render ``status``. ``without_hook`` are the container runtimes of this host that never call the OCI hook."""
+    has_energy = any("core_energy" in resource.events for resource in reply.capacity)
     mount = reply.mount if reply.mounted else f"{reply.mount} (not mounted)"
-    groups = count(reply.groups, "group") + (f", {reply.pending} pending" if reply.pending else "")
+    groups = format_count(reply.groups, "group") + (f", {reply.pending} pending" if reply.pending else "")
     fields = [
         ("Mount", (printable(mount),)),
         ("Simulation", (printable(reply.simulation),) if reply.simulation else ()),
         ("RMIDs", (_rmids_text(reply),)),
         ("Groups", (f"{groups}, {len(reply.foreign)} foreign",)),
-        ("Classes", (" ".join(class_name(class_) for class_ in reply.classes),)),
+        ("Classes", (" ".join(format_class(class_) for class_ in reply.classes),)),
         (
             "Resources",
-            tuple(f"{each.resource}: {each.rmids} RMIDs; {' '.join(each.events)}" for each in reply.capacity),
+            tuple(f"{of.resource}: {of.rmids} RMIDs; {' '.join(of.events)}" for of in reply.capacity),
         ),
         ("Bandwidth", _bandwidth_lines(reply.bandwidth) if reply.bandwidth else ()),
         ("Energy", (_NO_ENERGY,) if reply.mounted and not has_energy else ()),
         ("No hook", tuple(f"{runtime}: {_NO_HOOK}" for runtime in without_hook)),
-        ("Problems", tuple(map(prose, reply.problems))),
+        ("Problems", tuple(map(format_message, reply.problems))),
     ]
     tone = Tone.WARNING if reply.problems or not reply.mounted else Tone.NORMAL
     shown = tuple((label, values) for label, values in fields if values)
@@ -132,15 +136,15 @@ def status_sheet(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[B
 
 
 def _rmids_text(reply: StatusReply) -> str:
-    """``7 of 64 used: 2 by classes, 4 by groups, 1 by foreign groups``."""
-    # Each class has an RMID, the root's included, and each monitoring group.
+    """Return, for example, ``7 of 64 used: 2 by classes, 4 by groups, 1 by foreign groups``."""
+    # Each class, including the root, and each monitoring group has an RMID.
     groups = reply.rmids_used - len(reply.classes) - len(reply.foreign)
     users = f": {len(reply.classes)} by classes, {groups} by groups, {len(reply.foreign)} by foreign groups"
     return f"{reply.rmids_used} of {reply.rmids} used{users if reply.classes else ''}"
 
 
 def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
-    """How bandwidth is counted, where that limits what can be told; nothing where each RMID has its own counter."""
+    """Return the limits of the bandwidth counters; no line if each RMID has counters of its own."""
     match bandwidth.mode:
         case Mode.REALLOCATED:
             text = "reallocated by the processor: no total of bandwidth is exact"
@@ -148,15 +152,15 @@ def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
             return (text + remedy,)
         case Mode.ASSIGNED:
             return tuple(
-                f"{printable(each.domain)}: {each.available} of {each.counters} counters available"
-                for each in bandwidth.counters
+                f"{printable(cache.domain)}: {cache.available} of {cache.counters} counters available"
+                for cache in bandwidth.counters
             )
         case _:
             return ()
 
 
-def state_sentence(group: Group) -> str:
-    """``web: active in class gold (/sys/fs/resctrl/gold/mon_groups/web)``, and the reason for the state behind it."""
+def describe_state(group: Group) -> str:
+    """Return ``web: active in class gold (/sys/fs/resctrl/gold/mon_groups/web)``, and the reason for the state."""
     text = f"{printable(group.key)}: {group.state} in {_classes_text(group)}"
     if group.path:
         text += f" ({printable(group.path)})"
@@ -165,29 +169,29 @@ def state_sentence(group: Group) -> str:
 
 
 def _classes_text(group: Group) -> str:
-    """``class gold``, or ``classes gold, /`` for a workload that has a group in each of several classes."""
-    names = ", ".join(map(class_name, group.classes or (group.class_,)))
+    """Return ``class gold``, or ``classes gold, /`` if the workload has groups in several classes."""
+    names = ", ".join(map(format_class, group.classes or (group.class_,)))
     return f"{'classes' if group.classes else 'class'} {names}"
 
 
 def _reason(group: Group) -> str:
-    """Why the group is in its state."""
+    """Return the reason for the state of the workload; "" if there is none."""
     reasons = [group.reason, "RMIDs are in limbo" if group.in_limbo else None]
-    return "; ".join(prose(why) for why in reasons if why)
+    return "; ".join(format_message(reason) for reason in reasons if reason)
 
 
-def class_name(class_: str) -> str:
-    """A class as it is shown and typed: the root, which has no name, is ``/``."""
+def format_class(class_: str) -> str:
+    """Return the name of a class as users read and type it: ``/`` for the root, which has no name."""
     return printable(class_) or "/"
 
 
-def total_figure(total: Total) -> str:
-    """The total's figure, "unknown" where there is none."""
-    return "unknown" if total.value is None else figure(total.value, total.unit)
+def format_total(total: Total) -> str:
+    """Return the value of a total, or "unknown"."""
+    return "unknown" if total.value is None else format_value(total.value, total.unit)
 
 
-def workload(attributes: Mapping[str, str]) -> str:
-    """Who that is, for a person: the pod as namespace/name with its container, or the command."""
+def describe_workload(attributes: Mapping[str, str]) -> str:
+    """Return the name of a workload for people: the pod as namespace/name with its container, or the command."""
     pod = "/".join(filter(None, (attributes.get("pod.namespace"), attributes.get("pod.name"))))
     named = " ".join(filter(None, (pod, attributes.get("container.name"))))
     return printable(named or attributes.get("command") or attributes.get("unit") or "-")
@@ -197,29 +201,29 @@ def _group_row(group: Group) -> Row:
     living = sum(1 for member in group.members if member.lives)
     cells = (
         printable(group.key),
-        class_name(group.class_),
+        format_class(group.class_),
         str(group.state),
         str(living),
-        local_time(group.created_at),
-        workload(group.attributes),
+        format_time(group.created_at),
+        describe_workload(group.attributes),
     )
     return Row(cells, _TONES.get(group.state, Tone.NORMAL))
 
 
-def _is_missed(container: Container) -> bool:
+def _is_unmonitored(container: Container) -> bool:
     return container.state in (ContainerState.RUNNING, ContainerState.PAUSED) and not container.monitored
 
 
 def _pod_rows(pod: Pod) -> list[Row]:
-    """A row for each container; a pod without one has a row as well."""
+    """Return a row for each container, or one row for a pod without containers."""
     name = printable("/".join(filter(None, (pod.namespace, pod.name)))) or "-"
     group = pod.group
-    of_pod = (str(group.state) if group else "-", class_name(group.class_) if group else "-", printable(pod.key))
-    waits = group.reason if group and not group.state.has_group else None
-    note = pod.reason or waits or "-"
+    of_pod = (str(group.state) if group else "-", format_class(group.class_) if group else "-", printable(pod.key))
+    reason_without_group = group.reason if group and not group.state.has_group else None
+    note = pod.reason or reason_without_group or "-"
     tone = _TONES.get(group.state, Tone.NORMAL) if group else Tone.FAINT
     if not pod.containers:
-        return [Row((name, "-", "-", *of_pod, prose(note)), tone)]
+        return [Row((name, "-", "-", *of_pod, format_message(note)), tone)]
     return [
         Row(
             (
@@ -227,35 +231,35 @@ def _pod_rows(pod: Pod) -> list[Row]:
                 printable(container.name or container.id[:12]),
                 str(container.state),
                 *of_pod,
-                prose(container.reason or note),
+                format_message(container.reason or note),
             ),
-            Tone.WARNING if _is_missed(container) and not pod.reason else tone,
+            Tone.WARNING if _is_unmonitored(container) and not pod.reason else tone,
         )
         for container in pod.containers
     ]
 
 
-def _foreign_row(other: Foreign) -> Row:
-    cells = (printable(other.name), class_name(other.class_), _FOREIGN, "-", "-", "-")
+def _foreign_row(foreign: Foreign) -> Row:
+    cells = (printable(foreign.name), format_class(foreign.class_), _FOREIGN, "-", "-", "-")
     return Row(cells, Tone.FAINT)
 
 
 def _group_sheet(group: Group) -> Sheet:
-    completed = (local_time(group.completed_at),) if group.completed_at else ()
+    completed = (format_time(group.completed_at),) if group.completed_at else ()
     fields = [
         ("State", (": ".join(filter(None, (str(group.state), _reason(group)))),)),
-        ("Workload", (workload(group.attributes),)),
-        ("Class", (" ".join(map(class_name, group.classes or (group.class_,))),)),
+        ("Workload", (describe_workload(group.attributes),)),
+        ("Class", (" ".join(map(format_class, group.classes or (group.class_,))),)),
         ("Priority", (str(group.priority),) if group.priority else ()),
         ("Path", (printable(group.path),) if group.path else ()),
         ("Snapshot", (printable(group.snapshot),) if group.snapshot else ()),
-        ("Since", (local_time(group.created_at),)),
+        ("Since", (format_time(group.created_at),)),
         ("Completed", completed),
         ("Run", (str(group.generation),)),
-        ("Loss", (prose(group.loss),) if group.loss else ()),
+        ("Loss", (format_message(group.loss),) if group.loss else ()),
         ("Baseline", (str(group.baseline),)),
-        ("Caveats", tuple(prose(f"{name}: {group.caveats[name]}") for name in sorted(group.caveats))),
-        ("Claims", tuple(f"{printable(claim.owner)} since {local_time(claim.since)}" for claim in group.claims)),
+        ("Caveats", tuple(format_message(f"{name}: {group.caveats[name]}") for name in sorted(group.caveats))),
+        ("Claims", tuple(f"{printable(claim.owner)} since {format_time(claim.since)}" for claim in group.claims)),
         ("Members", tuple(map(_member_text, group.members))),
         ("Attributes", tuple(printable(f"{name}={group.attributes[name]}") for name in sorted(group.attributes))),
     ]
@@ -268,24 +272,24 @@ def _member_text(member: Member) -> str:
         f"{member.kind} of {member.owner}",
         f"process {member.pid}" if member.pid else "",
         member.cgroup,
-        f"ended {local_time(member.ended_at)}" if member.ended_at else "",
-        _ran_before(member) if member.late else "",
-        f"{count(member.descendants_outside, 'descendant')} outside" if member.descendants_outside else "",
-        f"{count(member.tasks_outside, 'task')} stayed outside" if member.tasks_outside else "",
+        f"ended {format_time(member.ended_at)}" if member.ended_at else "",
+        _late_text(member) if member.late else "",
+        f"{format_count(member.descendants_outside, 'descendant')} outside" if member.descendants_outside else "",
+        f"{format_count(member.tasks_outside, 'task')} stayed outside" if member.tasks_outside else "",
         member.reason if member.reason != "ended" else "",
     ]
-    return prose(f"{member.id}: {', '.join(filter(None, facts))}")
+    return format_message(f"{member.id}: {', '.join(filter(None, facts))}")
 
 
-def _ran_before(member: Member) -> str:
+def _late_text(member: Member) -> str:
     used = f", for up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time" if member.cpu_time_before_ns else ""
     return f"was already running when it was put into the group{used}"
 
 
 def _reading_row(reading: Reading) -> Row:
-    # What is no number is shown in the kernel's word: never as 0, and never left out.
+    # If there is no number, show the kernel's word for that, such as "Unavailable", which does not mean 0.
     known = reading.value is not None
-    value = figure(reading.value, reading.unit) if reading.value is not None else printable(reading.text)
+    value = format_value(reading.value, reading.unit) if reading.value is not None else printable(reading.text)
     cells = (printable(reading.domain), printable(reading.event), value, str(reading.kind))
     return Row(cells, Tone.NORMAL if known else Tone.WARNING)
 
@@ -293,8 +297,8 @@ def _reading_row(reading: Reading) -> Row:
 def _total_row(total: Total) -> Row:
     cells = (
         printable(total.event),
-        total_figure(total),
+        format_total(total),
         str(total.quality),
-        prose(total.reason) if total.reason else "-",
+        format_message(total.reason) if total.reason else "-",
     )
     return Row(cells, Tone.WARNING if total.value is None else Tone.NORMAL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run``: a command in a monitoring group of its own, and what it used."""
+"""The verb ``run``: run a command as a workload of its own, and report what the command used."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from typing import TextIO, TypeAlias
 
 import msgspec
 
-from resctrlctl.ask import Daemon, Disconnected, Failure
-from resctrlctl.child import KILLED, OWN_FAILURE, CannotExecute, Ended, HeldChild
-from resctrlctl.figures import count, prose
-from resctrlctl.layout import Column, Row, Table, plain
-from resctrlctl.render import class_name, total_figure
-from resctrlctl.screen import Json, Screen, complain, encode
+from resctrlctl.child import KILLED, OWN_FAILURE, CannotExecute, CommandResult, HeldChild
+from resctrlctl.daemon import CommandError, Daemon, Disconnected
+from resctrlctl.format import format_count, format_message
+from resctrlctl.layout import Column, Row, Table, to_text
+from resctrlctl.output import Json, Output, encode, print_error
+from resctrlctl.render import format_class, format_total
 from resctrlmond.api import types
 from resctrlmond.api.translate import text
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model import EndRule
 from resctrlmond.workloads.validation import attribute_value
 
-# resctrlmond itself ends this claim some time after the command, should resctrlctl be killed before it does.
+# The owner of the claim. If resctrlctl is killed, resctrlmond ends this claim some time after the command.
 CLAIM = "run"
 
-# A signal that comes together with the end of the command needs no note.
+# After a signal, wait this long before printing a note: the release may end in the meantime.
 _NOTE_AFTER_S = 1.0
-# How long the last look at a group may take: its totals do not depend on it.
-_LOOK_S = 5.0
+# Timeout of the count of remaining tasks, on which the totals do not depend.
+_TASKS_TIMEOUT_S = 5.0
 
 _COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
 
 
 class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
-    """What ``run --json`` prints: how the command ended, and the daemon's reply to Release.
+    """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
 
-    ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left``: tasks of the command that were still running
-    when it had ended, null if that is not known. ``problem``: why there are no totals; ``group`` is null then if the
-    command was not monitored, else the group as it was when the command began.
+    ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
+    when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``group`` is
+    then null if the command was not monitored, or else the group as it was when the command began.
     """
 
     command: list[str]
@@ -58,177 +58,180 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     problem: str = ""
 
 
-# How the release of a group ended, or None for a signal that came after the command's end.
-_Outcome: TypeAlias = Report | BaseException | None
+# The report or the exception of the release; None for a signal that arrived after the end of the command.
+_Event: TypeAlias = Report | BaseException | None
 
 
-def run(args: argparse.Namespace, screen: Screen) -> int:
-    """Run the command in its group; its exit status, or 125 to 127 where it was not executed."""
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Run the command in a group of its own; return its exit status, or 125 to 127 if it was not executed."""
     daemon = Daemon(args.socket)
-    outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-    with _output(args.output) as out:
+    events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+    with _report_file(args.output) as file:
         try:
-            child = HeldChild(args.command, lambda: outcomes.put(None))
+            child = HeldChild(args.command, lambda: events.put(None))
         except OSError as error:
-            raise Failure(
+            raise CommandError(
                 f"cannot start a process: {error.strerror}. See 'ulimit -a' for the limits", OWN_FAILURE
             ) from error
         problem = ""
         try:
-            group = _join(daemon, child, args)
-        except Failure as error:
+            group = _assign(daemon, child, args)
+        except CommandError as error:
             if not args.best_effort:
                 status = child.kill()
                 if status != KILLED:
-                    # Somebody interrupted it, which is why there was nothing to monitor.
+                    # A signal had ended the child, so Assign found no process.
                     return status
-                raise Failure(str(error), OWN_FAILURE) from error
+                raise CommandError(str(error), OWN_FAILURE) from error
             problem = str(error)
-            screen.note(f"{problem}. The command runs unmonitored")
+            output.note(f"{problem}. The command runs unmonitored")
             group = None
         try:
-            ended = child.wait(child.let_go())
+            result = child.wait(child.execute())
         except CannotExecute as error:
-            complain(str(error))
+            print_error(str(error))
             if group is not None:
-                _abandon(daemon, group.key)
+                _release_unused(daemon, group.key)
             return error.status
         if group is not None:
-            report = _finish_or_interrupted(daemon, group, ended, args.command, outcomes)
+            report = _finish_unless_interrupted(daemon, group, result, args.command, events)
         else:
-            report = _report(ended, args.command, None, problem=problem)
-        _print(report, screen, out)
-        return ended.status
+            report = _report(result, args.command, None, problem=problem)
+        _print(report, output, file)
+        return result.status
 
 
 @contextlib.contextmanager
-def _output(path: str | None) -> Iterator[TextIO]:
+def _report_file(path: str | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stderr
         return
     try:
-        # Before the command starts: it must not run for hours only to find that its report cannot be kept.
+        # Opened before the command starts, because an error after hours of work would lose the report.
         opened = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed below)
     except OSError as error:
-        raise Failure(
-            f"cannot write the report to {path}: {error.strerror}. Give another file with -o", OWN_FAILURE
+        raise CommandError(
+            f"cannot write the report to {path}: {error.strerror}. Name another file with -o", OWN_FAILURE
         ) from error
     try:
         yield opened
     finally:
-        with contextlib.suppress(OSError):  # an earlier write reported the error
+        with contextlib.suppress(OSError):  # _print() has reported the error
             opened.close()
 
 
-def _join(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.Group:
-    """Put the held child in a group of its own. Raises Failure, with nothing left behind."""
+def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.Group:
+    """Assign the held child to a workload of its own. Raises CommandError; then no workload remains."""
     key = args.key or f"run-{child.pid}-{child.start_time}"
-    what = f"monitor {printable(args.command[0])!r} as {key!r}"
-    _refuse_used(daemon, key, what)
+    action = f"monitor {printable(args.command[0])!r} as {key!r}"
+    _check_key_is_free(daemon, key, action)
     request = types.AssignRequest(
         key=key,
         pid_fd=0,
         class_=args.class_,
-        # A class that was asked for by name is meant; the process is ours and has not begun.
+        # The user named the class, and the process has not run yet, so it may change its class.
         allow_class_change=args.class_ not in (None, types.FOLLOW) or None,
         take_over=args.take_over or None,
-        # It is held before it executes the command, until the answer is here.
+        # The child does not execute the command before the reply.
         late=False,
         claim=CLAIM,
-        # If resctrlctl is killed, nobody is left to release the claim.
+        # If resctrlctl is killed, no process is left that releases the claim.
         end_rule=EndRule.MEMBERS,
         attributes={"command": attribute_value(shlex.join(map(text, args.command)))},
         allow_pending=False,
     )
     try:
-        reply = daemon.call(what, "Assign", request, types.AssignReply, [child.pidfd])
+        reply = daemon.call(action, "Assign", request, types.AssignReply, [child.pidfd])
         if reply.tasks_outside:
-            raise Failure(
-                f"cannot {what}: resctrlctl itself is in another monitoring group, and so is what it starts. "
-                "Use --take-over to take the command out of it"
+            raise CommandError(
+                f"cannot {action}: resctrlctl is in another monitoring group, so its child processes are too. "
+                "Use --take-over to take the command out of that group"
             )
-    except Failure as error:
-        # resctrlmond undoes what it refuses. After another error the group may exist.
+    except CommandError as error:
+        # resctrlmond rolls back a call that it refuses. After any other error, the group may exist.
         if not error.name:
-            _abandon(daemon, key)
+            _release_unused(daemon, key)
         raise
     return reply.group
 
 
-def _refuse_used(daemon: Daemon, key: str, what: str) -> None:
+def _check_key_is_free(daemon: Daemon, key: str, action: str) -> None:
+    """Raise CommandError if a workload with that key exists and is not over."""
     try:
-        group = daemon.call(what, "Get", types.KeyRequest(key=key), types.GroupReply).group
-    except Failure as error:
+        group = daemon.call(action, "Get", types.KeyRequest(key=key), types.GroupReply).group
+    except CommandError as error:
         if error.name == "NoSuchGroup":
             return
         raise
     if not group.state.is_over:
-        raise Failure(f"cannot {what}: the workload exists already ({group.state}). Choose another --key")
+        raise CommandError(f"cannot {action}: the workload exists already ({group.state}). Choose another --key")
 
 
-def _abandon(daemon: Daemon, key: str) -> None:
+def _release_unused(daemon: Daemon, key: str) -> None:
     request = types.ReleaseRequest(key=key, claim=CLAIM, reason="the command was not executed")
-    # The first error is reported already, and usually there is nothing to release.
-    with contextlib.suppress(Failure):
+    # The first error is reported already, and usually there is no workload to release.
+    with contextlib.suppress(CommandError):
         daemon.call("release", "Release", request, types.ReleaseReply)
 
 
-def _finish_or_interrupted(
-    daemon: Daemon, group: types.Group, ended: Ended, command: list[str], outcomes: queue.SimpleQueue[_Outcome]
+def _finish_unless_interrupted(
+    daemon: Daemon, group: types.Group, result: CommandResult, command: list[str], events: queue.SimpleQueue[_Event]
 ) -> Report:
-    """Release the group, in a thread, until that is done or a second signal has come after the command's end."""
+    """Release the group in a thread; return the report. The second signal in ``events`` stops the wait."""
 
     def finish() -> None:
         try:
-            outcomes.put(_finish(daemon, group, ended, command))
+            events.put(_finish(daemon, group, result, command))
         except BaseException as error:
-            outcomes.put(error)
+            events.put(error)
 
-    # A daemon thread: the interpreter does not wait for it at its exit.
+    # A daemon thread, because the interpreter does not wait for it at its exit.
     threading.Thread(target=finish, name="finish", daemon=True).start()
     interrupts = 0
-    is_noted = False
+    is_note_printed = False
     while True:
         try:
-            outcome = outcomes.get(timeout=_NOTE_AFTER_S if interrupts and not is_noted else None)
+            event = events.get(timeout=_NOTE_AFTER_S if interrupts and not is_note_printed else None)
         except queue.Empty:
-            complain("waiting for the totals of the command, which has ended: send the signal again to stop waiting")
-            is_noted = True
+            print_error("the command has ended; waiting for its totals. Send the signal again to stop waiting")
+            is_note_printed = True
             continue
-        if isinstance(outcome, BaseException):
-            raise outcome
-        if outcome is not None:
-            return outcome
-        # Not at the first one: the signal that ends the command, sent to a process group, may arrive after the end.
+        if isinstance(event, BaseException):
+            raise event
+        if event is not None:
+            return event
+        # The first signal is ignored: if it was sent to the process group, it ended the command, and is read later.
         interrupts += 1
         if interrupts > 1:
             problem = f"cannot release {group.key!r}: interrupted while resctrlmond did not answer"
-            return _report(ended, command, group, problem=problem)
+            return _report(result, command, group, problem=problem)
 
 
-def _finish(daemon: Daemon, group: types.Group, ended: Ended, command: list[str]) -> Report:
-    """Release the group. If that fails, the report has the reason and the times of the command, and no totals."""
-    tasks_left = _tasks_left(Daemon(daemon.socket, _LOOK_S), group.key)
-    request = types.ReleaseRequest(key=group.key, claim=CLAIM, reason=f"ended with status {ended.status}")
+def _finish(daemon: Daemon, group: types.Group, result: CommandResult, command: list[str]) -> Report:
+    """Release the group; return the report. If the release fails, the report has the reason and no totals."""
+    tasks_left = _count_tasks(Daemon(daemon.socket, _TASKS_TIMEOUT_S), group.key)
+    request = types.ReleaseRequest(key=group.key, claim=CLAIM, reason=f"ended with status {result.status}")
     try:
         reply = _release(daemon, request)
-    except Failure as error:
-        return _report(ended, command, group, tasks_left=tasks_left, problem=str(error))
-    return _report(ended, command, reply.group, tasks_left=tasks_left, completed=reply.completed, totals=reply.totals)
+    except CommandError as error:
+        return _report(result, command, group, tasks_left=tasks_left, problem=str(error))
+    return _report(
+        result, command, reply.group, tasks_left=tasks_left, completed=reply.completed, totals=reply.totals
+    )
 
 
 def _release(daemon: Daemon, request: types.ReleaseRequest) -> types.ReleaseReply:
-    what = f"release {request.key!r}"
+    action = f"release {request.key!r}"
     try:
-        return daemon.call(what, "Release", request, types.ReleaseReply)
+        return daemon.call(action, "Release", request, types.ReleaseReply)
     except Disconnected:
-        # The daemon was stopped during the call. With socket activation the next call waits for its restart, and
-        # the Release of a workload that has ended answers with the same totals.
-        return daemon.call(what, "Release", request, types.ReleaseReply)
+        # The daemon was stopped during the call. With socket activation, the next call waits for the restart, and
+        # the Release of a workload that has ended returns the same totals.
+        return daemon.call(action, "Release", request, types.ReleaseReply)
 
 
 def _report(
-    ended: Ended,
+    result: CommandResult,
     command: list[str],
     group: types.Group | None,
     *,
@@ -239,10 +242,10 @@ def _report(
 ) -> Report:
     return Report(
         command=[text(word) for word in command],
-        exit_status=ended.status,
-        elapsed=round(ended.elapsed_s, 6),
-        user=round(ended.user_s, 6),
-        system=round(ended.system_s, 6),
+        exit_status=result.status,
+        elapsed=round(result.elapsed_s, 6),
+        user=round(result.user_s, 6),
+        system=round(result.system_s, 6),
         tasks_left=tasks_left,
         completed=completed,
         group=group,
@@ -251,54 +254,59 @@ def _report(
     )
 
 
-def _print(report: Report, screen: Screen, out: TextIO) -> None:
-    is_json = screen.json is not Json.OFF
-    is_hidden = screen.quiet and out is sys.stderr and not is_json
+def _print(report: Report, output: Output, file: TextIO) -> None:
+    is_json = output.json is not Json.OFF
+    is_hidden = output.quiet and file is sys.stderr and not is_json
     try:
-        if report.group and report.problem and (is_json or is_hidden or out is not sys.stderr):
-            complain(report.problem)  # else it is in the text below
+        if report.group and report.problem and (is_json or is_hidden or file is not sys.stderr):
+            print_error(report.problem)  # otherwise it is in the text below
         if is_hidden:
             return
-        out.write(encode(report, screen.json) + "\n" if is_json else _text(report))
-        out.flush()
+        file.write(encode(report, output.json) + "\n" if is_json else _text(report))
+        file.flush()
     except OSError as error:
-        where = f". The totals are also in: resctrlctl show {shlex.quote(report.group.key)}" if report.group else ""
-        complain(f"cannot write the report: {error.strerror}{where}")
+        remedy = f". The totals are also in: resctrlctl show {shlex.quote(report.group.key)}" if report.group else ""
+        print_error(f"cannot write the report: {error.strerror}{remedy}")
 
 
-def _tasks_left(daemon: Daemon, key: str) -> int | None:
-    """How many tasks the group holds now, from the kernel's own list; None where it cannot be read."""
+def _count_tasks(daemon: Daemon, key: str) -> int | None:
+    """Return the number of tasks in the group now, from the file "tasks"; None if it cannot be read."""
     try:
-        # Asked again: the group may have been moved to another class meanwhile.
-        path = daemon.call(f"look for {key!r}", "Get", types.KeyRequest(key=key), types.GroupReply).group.path
+        # Get the path again, because the group may have been moved to another class.
+        path = daemon.call(f"find {key!r}", "Get", types.KeyRequest(key=key), types.GroupReply).group.path
         if path is None:
             return None
         with open(os.path.join(path, "tasks"), encoding="ascii") as tasks:
             return sum(1 for _ in tasks)
-    except (Failure, OSError):
+    except (CommandError, OSError):
         return None
 
 
 def _text(report: Report) -> str:
     command = printable(shlex.join(report.command))
     group = report.group
-    workload = f"{printable(group.key)} in class {class_name(group.class_)}" if group else "not monitored"
+    workload = f"{printable(group.key)} in class {format_class(group.class_)}" if group else "not monitored"
     rows = [
-        Row((_label(total.event), total_figure(total), prose(": ".join(filter(None, (total.quality, total.reason))))))
+        Row(
+            (
+                _label(total.event),
+                format_total(total),
+                format_message(": ".join(filter(None, (total.quality, total.reason)))),
+            )
+        )
         for total in report.totals
     ]
     times = (("elapsed", report.elapsed), ("user", report.user), ("system", report.system))
     rows.extend(Row((label, f"{seconds:.6f} s", "")) for label, seconds in times)
     lines = [f"{command}: {workload}", ""]
-    lines.extend(f"  {line}" for line in plain([Table(_COLUMNS, tuple(rows))], None, legend=False).splitlines())
+    lines.extend(f"  {line}" for line in to_text([Table(_COLUMNS, tuple(rows))], None, legend=False).splitlines())
     if report.tasks_left:
-        lines.append(
-            f"{count(report.tasks_left, 'task')} of the command still running: their use from now on is not counted."
-        )
+        tasks = format_count(report.tasks_left, "task")
+        lines.append(f"{tasks} of the command still running: their use from now on is not counted.")
     if group and report.problem:
         key = shlex.quote(printable(group.key))
-        lines.append(f"No totals: {prose(report.problem)}.")
-        lines.append(f"When resctrlmond runs, it ends the workload. The totals are then in: resctrlctl show {key}")
+        lines.append(f"No totals: {format_message(report.problem)}.")
+        lines.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
     elif group and not report.completed:
         lines.append("The workload continues, because it has other claims.")
     return "\n".join(["", *lines, ""])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads read straight from resctrl and the records, for when the daemon does not run. Changes nothing."""
+"""Read workloads from the resctrl filesystem and the daemon's records, if the daemon does not run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grp
 import os
 from dataclasses import dataclass, field
 
-from resctrlctl.ask import Failure
+from resctrlctl.daemon import CommandError
 from resctrlmond.api import translate
 from resctrlmond.api.errors import NO_SUCH_WORKLOAD, name_of
 from resctrlmond.api.types import Foreign, Group, ListReply, ReadForeignReply, ReadReply, Total
@@ -27,10 +27,10 @@ RUN = "/run/resctrlmond"
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
-    """A resctrl tree with what the records say of it.
+    """A resctrl filesystem with the records of its workloads. It is only read.
 
-    ``gid`` marks the groups that are ours (None: it is not known, and no group is). ``run`` is the daemon's
-    folder under /run; "" where the tree is not the machine's own and no workload speaks of it.
+    ``gid`` is the Unix group that marks the daemon's groups; None if it is unknown: all groups are then foreign.
+    ``run`` is the daemon's directory in /run; "" if the filesystem is not the machine's own, which has no records.
     """
 
     tree: Tree
@@ -40,34 +40,38 @@ class TreeView:
 
     @classmethod
     def open(cls, root: str, *, simulation: bool = False, run: str = RUN) -> tuple[TreeView, list[str]]:
-        """The tree at ``root``, and notes on what could not be read. Raises Failure where it is no resctrl."""
+        """Open the resctrl filesystem at ``root``; return it with notes on records that cannot be read.
+
+        Raises CommandError if ``root`` is not a resctrl filesystem.
+        """
         try:
             tree = Tree.open(root, allow_simulation=simulation)
         except ResctrlError as error:
-            raise _failure("read the groups", error) from error
+            raise _command_error("read the groups", error) from error
         records, notes = _records(run) if run else ({}, [])
         return cls(tree, _mark(run), records, run), notes
 
     def groups(self) -> ListReply:
-        """What ``List`` would answer. Raises Failure."""
+        """Return the reply of ``List``. Raises CommandError."""
         try:
-            found = self.tree.scan()
-            ours = [group for group in found if group.gid == self.gid]
-            known = [(group, self._workload(group)) for group in ours]
-            # A workload in several classes is told once, by its first group.
+            scanned = self.tree.scan()
+            marked = [(found, self._workload(found)) for found in scanned if found.gid == self.gid]
+            # A workload in several classes is listed once, with its first group.
             listed = [
-                self._group(group, one) for group, one in known if one is None or one.first.nonce == group.nonce
+                self._group(found, workload)
+                for found, workload in marked
+                if workload is None or workload.first.nonce == found.nonce
             ]
         except ResctrlError as error:
-            raise _failure("list the groups", error) from error
-        standing = {group.key for group in listed}
-        listed += [_from_workload(workload) for key, workload in self.records.items() if key not in standing]
-        foreign = [translate.foreign(group) for group in found if group.gid != self.gid]
+            raise _command_error("list the groups", error) from error
+        keys = {group.key for group in listed}
+        listed += [_from_workload(workload) for key, workload in self.records.items() if key not in keys]
+        foreign = [translate.foreign(found) for found in scanned if found.gid != self.gid]
         return ListReply(groups=listed, foreign=foreign)
 
     def read(self, key: str) -> ReadReply:
-        """What ``Read`` would answer. Raises Failure, with status 4 where there is no such workload."""
-        what = f"show {key!r}"
+        """Return the reply of ``Read``. Raises CommandError, with status 4 if there is no such workload."""
+        action = f"show {key!r}"
         try:
             scanned = self.tree.scan()
             for found in scanned:
@@ -75,23 +79,23 @@ class TreeView:
                 if found.gid == self.gid and key == (workload.key if workload else found.ref.name):
                     return self._read(found, workload, scanned)
         except ResctrlError as error:
-            raise _failure(what, error) from error
+            raise _command_error(action, error) from error
         if workload := self.records.get(key):
             return ReadReply(group=_from_workload(workload), readings=[], totals=self._totals(workload, {}))
-        raise Failure(
-            f"cannot {what}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchGroup"
+        raise CommandError(
+            f"cannot {action}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchGroup"
         )
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
-        """What ``ReadForeign`` would answer for a group of ``groups()``. Raises Failure."""
+        """Return the reply of ``ReadForeign`` for a group of ``groups()``. Raises CommandError."""
         try:
             for found in self.tree.scan():
                 if found.gid != self.gid and translate.foreign(found) == foreign:
                     readings = [translate.reading(reading) for reading in self.tree.read(found.ref)]
                     return ReadForeignReply(foreign=foreign, readings=readings)
         except ResctrlError as error:
-            raise _failure(f"show {foreign.name!r}", error) from error
-        raise Failure(
+            raise _command_error(f"show {foreign.name!r}", error) from error
+        raise CommandError(
             f"cannot show {foreign.name!r}: the group was removed. See: resctrlctl list",
             NO_SUCH_WORKLOAD,
             "NoSuchGroup",
@@ -101,8 +105,8 @@ class TreeView:
         live: Live = {found.ref.name: self.tree.read(found.ref)}
         if workload:
             places = {group.nonce: workload.place(group) for group in workload.groups}
-            ours = [one for one in scanned if one.gid == self.gid and one.nonce in places]
-            live = {places[one.nonce]: self.tree.read(one.ref) for one in ours}
+            marked = [other for other in scanned if other.gid == self.gid and other.nonce in places]
+            live = {places[other.nonce]: self.tree.read(other.ref) for other in marked}
         return ReadReply(
             group=self._group(found, workload),
             readings=[translate.reading(reading) for reading in summed(live)],
@@ -116,7 +120,7 @@ class TreeView:
         return Snapshots(f"{self.run}/groups", f"{self.run}/completed")
 
     def _workload(self, found: Found) -> Workload | None:
-        # As the daemon decides it: the nonce says whether a record is about this very directory.
+        # The rule of the daemon: the nonce decides whether a record is about this directory.
         return next(
             (
                 workload
@@ -150,21 +154,22 @@ def _from_workload(workload: Workload, found: Found | None = None) -> Group:
 
 
 def _records(run: str) -> tuple[dict[str, Workload], list[str]]:
+    """Return the records of workloads by key, and notes on records that cannot be read."""
     folder = f"{run}/records"
     try:
         loaded = list(Store(folder).read_all())
     except NotRead as error:
         if error.errno == errno.ENOENT:
-            return {}, []  # it has not run since the boot
+            return {}, []  # the daemon has not run since the boot
         if error.errno == errno.EACCES:
-            return {}, [f"{folder} is for root and the group {MARK} only: names, claims and members are not shown"]
+            return {}, [f"only root and the group {MARK} can read {folder}: names, claims and members are not shown"]
         return {}, [f"{error}. Names, claims and members are not shown"]
     records = {workload.key: workload for workload in loaded if isinstance(workload, Workload)}
     return records, [str(damaged) for damaged in loaded if not isinstance(damaged, Workload)]
 
 
 def _mark(run: str) -> int | None:
-    """The Unix group of our monitoring groups: that of the records, which has it since the daemon's last start."""
+    """Return the Unix group that marks the daemon's groups: the owning group of the records, which it also marks."""
     if run:
         with contextlib.suppress(OSError):
             return os.stat(f"{run}/records").st_gid
@@ -174,6 +179,6 @@ def _mark(run: str) -> int | None:
         return None
 
 
-def _failure(what: str, error: ResctrlError) -> Failure:
+def _command_error(action: str, error: ResctrlError) -> CommandError:
     row = name_of(error)
-    return Failure(f"cannot {what}: {error}", row.exit_code, row.name)
+    return CommandError(f"cannot {action}: {error}", row.exit_code, row.name)

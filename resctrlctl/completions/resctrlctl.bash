@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# bash completion of resctrlctl(1). Needs nothing but bash; the command after "run --" is completed with
-# bash-completion where that is loaded.
+# bash completion of resctrlctl(1). It requires only bash. If bash-completion is loaded, it completes the command after
+# "run --".
 
-# The workloads there are now; nothing if resctrlmond cannot be asked. $1: the value of --socket on the line, if any.
+# Prints the keys of the workloads; nothing if resctrlctl fails. $1: the value of --socket on the line, if any.
 __resctrlctl_keys() {
     resctrlctl ${1:+--socket "$1"} list --quiet 2>/dev/null
 }
 
-# The classes: the directories that have a schemata file.
+# Prints the classes: the directories that have a schemata file.
 __resctrlctl_classes() {
     local schemata
     echo /
@@ -18,8 +18,8 @@ __resctrlctl_classes() {
     done
 }
 
-# Sets COMPREPLY to those lines of $1 that begin with the word being typed, $2. bash itself breaks words at "@", ":"
-# and "=", which keys may hold, and replaces only what stands behind the last of them.
+# Sets COMPREPLY to the lines of $1 that begin with $2, the current word. bash splits words at "@", ":" and "=", which
+# keys can contain, and replaces only the part after the last of them.
 __resctrlctl_words() {
     local line before=${2%"${COMP_WORDS[COMP_CWORD]}"}
     [[ $2 == *[@:=] ]] && before=$2
@@ -29,7 +29,7 @@ __resctrlctl_words() {
     done <<<"$1"
 }
 
-# Completes the command that stands in COMP_WORDS from index $1 on.
+# Completes the command that begins at index $1 of COMP_WORDS.
 __resctrlctl_command() {
     if declare -F _comp_command_offset >/dev/null; then
         _comp_command_offset "$1"
@@ -75,7 +75,7 @@ _resctrlctl() {
         fi
         case $word in
             --socket=*) socket=${word#*=} ;;
-            # These take the next word.
+            # The value of these options is the next word.
             --socket)
                 ((index++))
                 socket=${words[index]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager to ask, and resctrlctl as a process."""
+"""Fixtures: an in-memory manager behind a real socket, and resctrlctl as a process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """UTC and no terminal's width, here and in processes that are started with it."""
+    """An environment with UTC and without COLUMNS and NO_COLOR, which also applies to this process."""
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -38,7 +38,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def ctl(manager: FakeManager, environment: dict[str, str]) -> Ctl:
-    """Runs resctrlctl as a process of its own against the manager, with pipes for its output."""
+    """A function that runs resctrlctl as a process against the manager and returns its output."""
 
     def call(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -54,5 +54,5 @@ def ctl(manager: FakeManager, environment: dict[str, str]) -> Ctl:
 
 
 def command(socket: str, *arguments: str) -> list[str]:
-    """The command line that runs resctrlctl from this tree, warnings being errors there too."""
+    """Return the command line that runs resctrlctl from this tree, with warnings as errors."""
     return [sys.executable, "-W", "error", "-m", "resctrlctl", "--socket", socket, *arguments]

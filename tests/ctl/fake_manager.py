@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NOT the daemon: a small in-memory implementation of org.resctrlmon.Manager on the real varlink server.
+"""An in-memory implementation of org.resctrlmon.Manager behind the real varlink server.
 
-It keeps groups in a dict and touches no resctrl, so that resctrlctl can be tested on any machine. What it answers is
-written down here, not measured.
+It is not the daemon: its groups are in a dict, it needs no resctrl, and its readings and totals are constants.
 """
 
 from __future__ import annotations
@@ -78,7 +77,11 @@ TOTALS = [
 
 @dataclass
 class FakeManager:
-    """Its state, open to the tests. ``calls`` are the names of the methods called, with their parameters."""
+    """The state of the manager, which tests read and change.
+
+    ``calls`` are the names of the methods that were called, with their parameters. ``refuse`` has the error of each
+    method that fails. ``tasks_outside`` and ``descendants_outside`` are fields of the replies to Assign.
+    """
 
     socket: str
     tree: Path
@@ -87,26 +90,27 @@ class FakeManager:
     noted: list[Noted] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
-    # How many further calls of a method end without a reply: the connection is closed.
+    # For each method, the number of further calls that close the connection instead of replying.
     cuts: dict[str, int] = field(default_factory=dict)
     assign_takes_s: float = 0.0
     assign_fails: VarlinkError | None = None
-    left: int = 0
-    descendants: int = 0
-    seen_at_assign: list[bytes] = field(default_factory=list)
+    tasks_outside: int = 0
+    descendants_outside: int = 0
+    # The command line that each assigned process had during the call.
+    command_lines: list[bytes] = field(default_factory=list)
     # The processes that were passed as pidfds.
     by_pidfd: list[int] = field(default_factory=list)
 
     def called(self, name: str) -> list[Any]:
-        """The parameters of each call of that method."""
+        """Return the parameters of each call of a method."""
         return [parameters for method, parameters in self.calls if method == name]
 
     def add(self, key: str, **fields: Any) -> types.Group:
-        """A group as it would stand, with what a test says of it."""
+        """Add an active group with these fields; return it."""
         path = self.tree / key
         path.mkdir(exist_ok=True)
         (path / "tasks").touch()
-        about: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "class_": "",
             "state": State.ACTIVE,
             "path": str(path),
@@ -117,11 +121,11 @@ class FakeManager:
             "attributes": {},
             "created_at": NOW,
         }
-        self.groups[key] = types.Group(key=key, **(about | fields))
+        self.groups[key] = types.Group(key=key, **(defaults | fields))
         return self.groups[key]
 
     def interface(self) -> Interface:
-        """The interface as the varlink server takes it, with the real description."""
+        """Return the interface for the varlink server, with the real description."""
         text = (importlib.resources.files("resctrlmond.api") / f"{INTERFACE}.varlink").read_text()
         requests: dict[str, type[msgspec.Struct]] = {
             "Create": types.CreateRequest,
@@ -173,7 +177,7 @@ class FakeManager:
             time.sleep(self.assign_takes_s)
             if self.assign_fails is not None:
                 raise self.assign_fails
-            self.seen_at_assign.append(Path(f"/proc/{request.pid}/cmdline").read_bytes())
+            self.command_lines.append(Path(f"/proc/{request.pid}/cmdline").read_bytes())
         member = Member("pid", "process", request.claim or "", pid=request.pid or 0)
         group = self.add(
             request.key,
@@ -183,7 +187,11 @@ class FakeManager:
             class_="" if request.class_ in (None, "/", types.FOLLOW) else request.class_,
         )
         return types.AssignReply(
-            group=group, moved=3, passes=2, tasks_outside=self.left, descendants_outside=self.descendants
+            group=group,
+            moved=3,
+            passes=2,
+            tasks_outside=self.tasks_outside,
+            descendants_outside=self.descendants_outside,
         )
 
     def release(self, request: types.ReleaseRequest) -> types.ReleaseReply:
@@ -206,7 +214,7 @@ class FakeManager:
         return types.ReadReply(group=self._find(request.key), readings=READINGS, totals=TOTALS)
 
     def readforeign(self, request: types.ForeignRequest) -> types.ReadForeignReply:
-        (found,) = [one for one in self.foreign if (one.class_, one.name) == (request.class_, request.name)]
+        (found,) = [group for group in self.foreign if (group.class_, group.name) == (request.class_, request.name)]
         return types.ReadForeignReply(foreign=found, readings=READINGS)
 
     def list(self, _request: types.NoParameters) -> types.ListReply:
@@ -232,13 +240,13 @@ class FakeManager:
 
 
 def error(name: str, message: str, **fields: str) -> VarlinkError:
-    """An error as the daemon answers it."""
+    """Return an error as the daemon would send it."""
     return VarlinkError(f"{INTERFACE}.{name}", {"message": message, **fields})
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[FakeManager]:
-    """A manager that listens in ``folder``, from a thread of its own, until the end of the block."""
+    """Serve a manager on a socket in ``folder``, from a separate thread, until the end of the block."""
     tree = folder / "tree"
     tree.mkdir()
     fake = FakeManager(str(folder / "socket"), tree)

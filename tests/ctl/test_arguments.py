@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parser, its help, the man page and the completion tell of the same verbs, options and exit statuses."""
+"""The parser, its help, the manual page and the completion have the same verbs, options and exit statuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.arguments import VERBS, build, parse
-from resctrlctl.ask import SOCKET
+from resctrlctl.daemon import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
 from tests.ctl.conftest import ROOT, Ctl
@@ -23,49 +23,49 @@ COMPLETION = ROOT / "resctrlctl" / "completions" / "resctrlctl.bash"
 
 
 def verb_parsers() -> dict[str, argparse.ArgumentParser]:
-    """Each verb's own parser."""
+    """Return the parser of each verb."""
     actions = build()._actions
     (verbs,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
     return dict(verbs.choices)
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """Every spelling of every option."""
+    """Return all spellings of all options."""
     return {spelling for action in parser._actions for spelling in action.option_strings}
 
 
 def described(section: str) -> set[str]:
-    """The options that a section of the man page describes: those in bold in the term of a definition."""
+    """Return the options that a section of the manual page describes: the bold words in its terms."""
     text = re.search(rf"^##? {re.escape(section)}\n(.*?)(?=^##? |\Z)", MAN, re.MULTILINE | re.DOTALL)
     assert text is not None, section
     terms = [line for line in text[1].splitlines() if line.startswith("*-")]
     return {option for term in terms for option in re.findall(r"\*(--?[a-z-]+)\*", term)}
 
 
-def test_the_man_page_has_every_option_and_no_other() -> None:
+def test_man_page_has_every_option_and_no_other() -> None:
     parsers = verb_parsers()
     assert described("OPTIONS") == options_of(build())
     own = {name: options_of(parser) - options_of(build()) for name, parser in parsers.items()}
     sections = re.findall(r"^## (Options of .*)$", MAN, re.MULTILINE)
-    told: dict[str, set[str]] = {name: set() for name in parsers}
+    in_man: dict[str, set[str]] = {name: set() for name in parsers}
     for section in sections:
         for name in parsers:
             if re.search(rf"\b{name}\b", section):
-                told[name] |= described(section)
-    # A section for several verbs may hold an option that only some of them have: it names those.
-    for name, options in told.items():
+                in_man[name] |= described(section)
+    # An option in a section for several verbs may be for some of them only, in parentheses.
+    for name, options in in_man.items():
         restricted = {option for option in options if (verbs := restriction(option)) and name not in verbs}
         assert options - restricted == own[name], name
 
 
 def restriction(option: str) -> set[str]:
-    """The verbs that the man page puts in parentheses behind an option."""
+    """Return the verbs that the manual page lists in parentheses after an option."""
     line = next(line for line in MAN.splitlines() if line.startswith("*-") and f"*{option}*" in line)
     found = re.search(r"\((\*[a-z]+\*(?:, \*[a-z]+\*)*)\)$", line)
     return set(re.findall(r"[a-z]+", found[1])) if found else set()
 
 
-def test_the_man_page_has_every_verb() -> None:
+def test_man_page_has_every_verb() -> None:
     verbs = re.search(r"^# VERBS\n(.*?)(?=^# )", MAN, re.MULTILINE | re.DOTALL)
     assert verbs is not None
     assert re.findall(r"^\*([a-z]+)\*", verbs[1], re.MULTILINE) == list(VERBS)
@@ -74,7 +74,7 @@ def test_the_man_page_has_every_verb() -> None:
     assert re.findall(r"\[options\] \*([a-z]+)\*", synopsis[1]) == list(VERBS)
 
 
-def test_the_man_page_and_the_help_have_every_exit_status() -> None:
+def test_man_page_and_help_have_every_exit_status() -> None:
     section = re.search(r"^# EXIT STATUS\n(.*?)(?=^# )", MAN, re.MULTILINE | re.DOTALL)
     assert section is not None
     in_man = {int(number) for number in re.findall(r"^\*([0-9]+)\*$", section[1], re.MULTILINE)}
@@ -85,13 +85,13 @@ def test_the_man_page_and_the_help_have_every_exit_status() -> None:
     assert all(number in (build().epilog or "") for number in ("125", "126", "127", "128+N"))
 
 
-def test_the_man_page_is_valid() -> None:
+def test_man_page_is_valid() -> None:
     page = subprocess.run(["scdoc"], input=MAN, capture_output=True, text=True, check=True)
     assert page.stdout.startswith('.\\"')
 
 
 @pytest.mark.parametrize("verb", [[], *([name] for name in VERBS)], ids=lambda verb: " ".join(verb) or "none")
-def test_help(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_each_verb(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([*verb, "--help"])
     assert ended.value.code == 0
@@ -113,12 +113,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments", [["-q", "--json", "--socket", "/s", "show", "k"], ["show", "k", "-q", "--json", "--socket", "/s"]]
 )
-def test_common_options_stand_before_or_after_the_verb(arguments: list[str]) -> None:
+def test_common_options_are_accepted_before_and_after_the_verb(arguments: list[str]) -> None:
     args = parse(arguments)
     assert (args.quiet, args.json, args.socket, args.key) == (True, "auto", "/s", ["k"])
 
 
-def test_json_never_swallows_a_key() -> None:
+def test_json_without_a_mode_does_not_take_the_next_word() -> None:
     args = parse(["show", "--json", "short"])
     assert (args.json, args.key) == ("auto", ["short"])
     assert parse(["show", "--json=short", "k"]).json == "short"
@@ -126,7 +126,7 @@ def test_json_never_swallows_a_key() -> None:
     assert parse(["list"]).json == "off"
 
 
-def test_dashes_end_the_options_of_any_verb() -> None:
+def test_two_dashes_end_the_options_of_every_verb() -> None:
     assert parse(["show", "--", "k"]).key == ["k"]
     args = parse(["run", "-q", "--", "show", "--quiet", "--", "x"])
     assert (args.quiet, args.command) == (True, ["show", "--quiet", "--", "x"])
@@ -158,7 +158,7 @@ def test_dashes_end_the_options_of_any_verb() -> None:
     ],
     ids=" ".join,
 )
-def test_a_wrong_command_line_is_one_line_and_status_2(
+def test_wrong_command_line_prints_one_line_and_exits_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -179,9 +179,7 @@ def test_run_refuses_an_empty_key_file_or_class(option: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("command", [["make"], ["make", "-j8"], []], ids=" ".join)
-def test_a_command_without_dashes_is_told_where_it_belongs(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_without_dashes_gets_a_hint(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["run", *command])
     assert ended.value.code == 125
@@ -192,13 +190,13 @@ def test_a_command_without_dashes_is_told_where_it_belongs(
 
 
 def split_as_bash(line: str, breaks: str) -> Iterator[str]:
-    """The words that bash hands to a completion: broken at whitespace and around each of ``breaks``."""
+    """Yield the words of COMP_WORDS as bash splits them: at spaces, and around each character of ``breaks``."""
     for word in line.split(" "):
         yield from (part for part in re.split(f"([{breaks}])", word) if part or word == "")
 
 
 def complete(line: str, *, keys: str = "", breaks: str = "@:=") -> list[str]:
-    """What is offered at the end of the line; ``keys`` stands for what the workloads are."""
+    """Return the completions at the end of the line; ``keys`` are the keys of the workloads."""
     words = list(split_as_bash(line, breaks))
     script = (
         f'source {COMPLETION}; __resctrlctl_keys() {{ printf "%b" "$KEYS"; }}; '
@@ -217,7 +215,7 @@ def complete(line: str, *, keys: str = "", breaks: str = "@:=") -> list[str]:
 
 
 def test_completion_has_every_verb_and_option() -> None:
-    # Short forms are not completed: who knows them has typed them.
+    # Short options are not completed.
     def long(parser: argparse.ArgumentParser) -> set[str]:
         return {option for option in options_of(parser) if option.startswith("--")}
 
@@ -245,7 +243,7 @@ def test_completion_has_every_verb_and_option() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_completion(line: str, offered: list[str] | None) -> None:
+def test_completion_of_words(line: str, offered: list[str] | None) -> None:
     found = complete(line, keys="web\\nworker\\nbatch\\n")
     if offered is None:
         assert "true" in found
@@ -263,11 +261,11 @@ def test_completion(line: str, offered: list[str] | None) -> None:
         ("resctrlctl --json=short sho", ["show"]),
     ],
 )
-def test_completion_where_bash_breaks_a_word(line: str, offered: list[str]) -> None:
+def test_completion_of_a_word_that_bash_splits(line: str, offered: list[str]) -> None:
     assert complete(line, keys="getty@tty1.service\\ngetty@tty2.service\\n") == offered
 
 
-def test_completion_asks_for_the_keys(manager: FakeManager, ctl: Ctl) -> None:
+def test_quiet_list_prints_the_keys_for_the_completion(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web")
     manager.add("batch")
     assert ctl("list", "--quiet").stdout == "batch\nweb\n"
@@ -282,7 +280,7 @@ def test_completion_asks_for_the_keys(manager: FakeManager, ctl: Ctl) -> None:
         ("resctrlctl show --socket /s w", "--socket /s list --quiet"),
     ],
 )
-def test_completion_asks_the_daemon_of_the_line(line: str, asked: str, tmp_path: Path) -> None:
+def test_completion_uses_the_socket_of_the_line(line: str, asked: str, tmp_path: Path) -> None:
     (tmp_path / "resctrlctl").write_text('#!/bin/sh\necho "$@" >"$0.asked"; echo web\n')
     (tmp_path / "resctrlctl").chmod(0o755)
     script = (
@@ -301,7 +299,7 @@ def test_completion_asks_the_daemon_of_the_line(line: str, asked: str, tmp_path:
     assert (tmp_path / "resctrlctl.asked").read_text().strip() == asked
 
 
-def test_the_socket_is_that_of_the_line_then_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_option_precedes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse(["list"]).socket == SOCKET
     monkeypatch.setenv("RESCTRLMOND_SOCKET", "/tmp/sim/socket")
     assert parse(["list"]).socket == "/tmp/sim/socket"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How resctrlctl ends: by Ctrl-C at any time, and where its output cannot be written."""
+"""The exit of resctrlctl after Ctrl-C, and if its output cannot be written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from tests.ctl.conftest import command
 from tests.ctl.fake_manager import FakeManager
 
 
-def test_an_interrupt_while_modules_are_imported_prints_no_traceback(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_interrupt_during_imports_prints_no_traceback(environment: dict[str, str], tmp_path: Path) -> None:
     path = str(tmp_path / "silent")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        listener.listen()  # and never answers
+        listener.listen()  # accepts no connection
         arguments = [sys.executable, "-X", "importtime", "-m", "resctrlctl", "--socket", path, "status"]
         with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
@@ -33,9 +31,7 @@ def test_an_interrupt_while_modules_are_imported_prints_no_traceback(
     assert "Traceback" not in rest
 
 
-def test_an_interrupt_that_the_shell_has_ignored_stays_ignored(
-    manager: FakeManager, environment: dict[str, str]
-) -> None:
+def test_interrupt_that_the_shell_ignores_stays_ignored(manager: FakeManager, environment: dict[str, str]) -> None:
     words = command(manager.socket, "run", "-q", "--", "sh", "-c", "kill -INT $$; kill -INT $PPID; exit 3")
     done = subprocess.run(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *words], env=environment, check=False)
     assert done.returncode == 3
@@ -49,7 +45,7 @@ def test_an_interrupt_that_the_shell_has_ignored_stays_ignored(
     [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")],
     ids=["closed", "full"],
 )
-def test_output_that_cannot_be_written_is_one_line_and_status_1(
+def test_failed_write_of_the_output_prints_one_line_and_exits_with_1(
     manager: FakeManager, environment: dict[str, str], arguments: list[str], redirection: str, reason: str
 ) -> None:
     manager.add("web")
@@ -64,9 +60,7 @@ def test_output_that_cannot_be_written_is_one_line_and_status_1(
     assert (done.returncode, done.stderr) == (1, f"resctrlctl: cannot write the output: {reason}\n")
 
 
-def test_without_standard_error_the_exit_status_is_the_same(
-    manager: FakeManager, environment: dict[str, str]
-) -> None:
+def test_exit_status_does_not_depend_on_standard_error(manager: FakeManager, environment: dict[str, str]) -> None:
     for arguments, status in ((["show", "nobody"], 4), (["bogus"], 2), (["run", "--", "sh", "-c", "exit 6"], 6)):
         words = command(manager.socket, *arguments)
         for closed in ("2>&-", ">&- 2>&-"):
@@ -76,7 +70,7 @@ def test_without_standard_error_the_exit_status_is_the_same(
             assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")
 
 
-def test_run_leaves_a_closed_output_closed_for_the_command(manager: FakeManager, environment: dict[str, str]) -> None:
+def test_run_keeps_a_closed_output_closed_for_the_command(manager: FakeManager, environment: dict[str, str]) -> None:
     words = command(manager.socket, "run", "-q", "--", "sh", "-c", "test ! -e /proc/self/fd/1")
     done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], env=environment, check=False)
     assert done.returncode == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resctrlctl hooks: links that come and go, and nobody else's file is touched."""
+"""resctrlctl hooks: links are created and removed, and other files are not changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ["resctrlmon-createRuntime.json", "resctrlmon-poststop.json"]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """The shim that the hook files name."""
+    """The program that the hook files name."""
     program = tmp_path / "resctrlmon-oci-hook"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -26,7 +26,7 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of installed hook files."""
+    """The directory of the installed hook files."""
     source = tmp_path / "installed"
     source.mkdir()
     for name in NAMES:
@@ -37,7 +37,7 @@ def source(tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """The folder that the runtimes read; not there yet."""
+    """The directory that the runtimes read. It does not exist yet."""
     return tmp_path / "share" / "hooks.d"
 
 
@@ -48,10 +48,10 @@ def call(action: str, target: Path, *options: str) -> int:
 def states(target: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     capsys.readouterr()
     assert call("status", target, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["hooksDir"] == str(target)
-    assert [hook["path"] for hook in told["hooks"]] == [str(target / name) for name in NAMES]
-    return {hook["name"]: hook["state"] for hook in told["hooks"]}
+    reply = json.loads(capsys.readouterr().out)
+    assert reply["hooksDir"] == str(target)
+    assert [hook["path"] for hook in reply["hooks"]] == [str(target / name) for name in NAMES]
+    return {hook["name"]: hook["state"] for hook in reply["hooks"]}
 
 
 @pytest.mark.usefixtures("source")
@@ -67,7 +67,7 @@ def test_enable_status_and_disable(target: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("source")
-def test_status_for_people(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_as_a_table(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call("enable", target, "--quiet")
     assert call("status", target) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -77,7 +77,9 @@ def test_status_for_people(target: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(("action", "state"), [("enable", "enabled"), ("disable", "disabled")])
-def test_twice_is_once(action: str, state: str, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_action_changes_nothing(
+    action: str, state: str, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     call(action, target)
     before = sorted(target.iterdir()) if target.exists() else None
     capsys.readouterr()
@@ -88,27 +90,27 @@ def test_twice_is_once(action: str, state: str, target: Path, capsys: pytest.Cap
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
-def test_what_somebody_else_put_there_is_left_alone(
+def test_foreign_file_is_not_replaced_or_removed(
     kind: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target.mkdir(parents=True)
-    theirs = target / NAMES[1]
+    foreign = target / NAMES[1]
     if kind == "file":
-        theirs.write_text("{}")
+        foreign.write_text("{}")
     else:
         if kind == "link":
             (tmp_path / "elsewhere").write_text("{}")
-        theirs.symlink_to(tmp_path / "elsewhere")
+        foreign.symlink_to(tmp_path / "elsewhere")
     assert states(target, capsys)[NAMES[1]] == "foreign"
     assert call("enable", target) == 1
-    assert str(theirs) in capsys.readouterr().err
-    assert not (target / NAMES[0]).exists(), "half of the hooks is worse than none"
+    assert str(foreign) in capsys.readouterr().err
+    assert not (target / NAMES[0]).exists(), "enable linked a part of the hooks"
     assert call("disable", target) == 0
     assert os.listdir(target) == [NAMES[1]]
 
 
 @pytest.mark.parametrize("mode", [None, 0o644])
-def test_a_hook_whose_program_is_missing_is_not_enabled(
+def test_hook_without_its_program_is_not_enabled(
     mode: int | None, source: Path, program: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if mode is None:
@@ -123,7 +125,7 @@ def test_a_hook_whose_program_is_missing_is_not_enabled(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"hook": 1}', '{"hook": {}}', "\xff"])
-def test_a_damaged_hook_file_is_not_enabled(
+def test_damaged_hook_file_is_not_enabled(
     text: str, source: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (source / NAMES[1]).write_bytes(text.encode("latin-1"))
@@ -132,7 +134,7 @@ def test_a_damaged_hook_file_is_not_enabled(
     assert not target.exists()
 
 
-def test_without_installed_hook_files_there_is_nothing_to_enable(
+def test_enable_fails_without_installed_hook_files(
     source: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in NAMES:
@@ -141,7 +143,7 @@ def test_without_installed_hook_files_there_is_nothing_to_enable(
     assert "make install" in capsys.readouterr().err
 
 
-def test_links_to_hook_files_that_are_gone_are_still_taken_out(
+def test_disable_removes_links_to_missing_hook_files(
     source: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call("enable", target)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain text keeps to its width, and a drawn table says the same as the plain one."""
+"""Plain text fits the width, and a drawn table has the same text as a plain one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl.layout import Column, Row, Sheet, Table, plain
+from resctrlctl.layout import Column, Row, Sheet, Table, to_text
 from tests.ctl.conftest import command
 from tests.ctl.fake_manager import FakeManager
-from tests.ctl.test_inspect import populate
+from tests.ctl.test_queries import populate
 
 CELLS = st.text(st.characters(categories=["L", "N"]), max_size=60)
 TABLES = st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5).map(
@@ -29,31 +29,31 @@ SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @given(TABLES, st.integers(min_value=28, max_value=100))
-def test_no_line_of_a_table_is_wider_than_asked(table: Table, width: int) -> None:
-    assert all(len(line) <= width for line in plain([table], width, legend=True).splitlines())
+def test_no_line_of_a_table_exceeds_the_width(table: Table, width: int) -> None:
+    assert all(len(line) <= width for line in to_text([table], width, legend=True).splitlines())
 
 
 @given(TABLES)
-def test_without_a_width_nothing_is_cut(table: Table) -> None:
-    text = plain([table], None, legend=True)
+def test_cells_are_not_cut_without_a_width(table: Table) -> None:
+    text = to_text([table], None, legend=True)
     assert "…" not in text
     assert all(cell in text for row in table.rows for cell in row.cells)
 
 
 def test_only_the_widest_columns_are_cut() -> None:
     table = Table((Column("KEY"), Column("N", right=True)), (Row(("a" * 40, "7")), Row(("b", "12"))))
-    assert plain([table], 20, legend=False) == "aaaaaaaaaaaaaaa…   7\nb                 12\n"
+    assert to_text([table], 20, legend=False) == "aaaaaaaaaaaaaaa…   7\nb                 12\n"
 
 
-def test_a_sheet_continues_a_label_with_several_values() -> None:
+def test_sheet_puts_further_values_below_the_first() -> None:
     sheet = Sheet("web", (("State", ("active",)), ("Members", ("one", "two"))))
-    assert plain([sheet], None, legend=True) == "web\n    State: active\n  Members: one\n           two\n"
-    assert plain([sheet], 14, legend=True).splitlines()[-1] == "           two"
-    assert plain([sheet], 13, legend=True).splitlines()[-1] == "           t…"
+    assert to_text([sheet], None, legend=True) == "web\n    State: active\n  Members: one\n           two\n"
+    assert to_text([sheet], 14, legend=True).splitlines()[-1] == "           two"
+    assert to_text([sheet], 13, legend=True).splitlines()[-1] == "           t…"
 
 
 def on_terminal(arguments: list[str], environment: dict[str, str], columns: int) -> str:
-    """What a command writes to a terminal of that width, with newlines as they are in files."""
+    """Return the output of a command on a terminal of that width, with newlines as in a file."""
     primary, secondary = pty.openpty()
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     with subprocess.Popen(arguments, env=environment, stdout=secondary, stdin=secondary) as process:
@@ -71,7 +71,7 @@ def on_terminal(arguments: list[str], environment: dict[str, str], columns: int)
 
 
 @pytest.mark.parametrize("verb", [["list"], ["show", "batch"], ["status"], ["list", "--no-legend"]])
-def test_on_a_terminal_the_same_is_drawn_in_colour(
+def test_terminal_shows_the_plain_text_in_colour(
     manager: FakeManager, environment: dict[str, str], verb: list[str]
 ) -> None:
     populate(manager)
@@ -88,19 +88,21 @@ def test_on_a_terminal_the_same_is_drawn_in_colour(
 
 
 @pytest.mark.parametrize("setting", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}])
-def test_colours_can_be_declined(manager: FakeManager, environment: dict[str, str], setting: dict[str, str]) -> None:
+def test_colours_can_be_switched_off(
+    manager: FakeManager, environment: dict[str, str], setting: dict[str, str]
+) -> None:
     populate(manager)
     drawn = on_terminal(command(manager.socket, "list"), environment | setting, 90)
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", drawn)
     assert "batch" in drawn
 
 
-def test_json_is_pretty_on_a_terminal_only(manager: FakeManager, environment: dict[str, str]) -> None:
+def test_json_is_pretty_on_a_terminal(manager: FakeManager, environment: dict[str, str]) -> None:
     arguments = command(manager.socket, "status", "--json")
     assert on_terminal(arguments, environment | {"TERM": "xterm"}, 90).startswith('{\n  "version"')
 
 
-def test_rich_is_not_imported_where_nothing_is_drawn(manager: FakeManager, environment: dict[str, str]) -> None:
+def test_rich_is_not_imported_without_a_terminal(manager: FakeManager, environment: dict[str, str]) -> None:
     code = (
         "import sys; from resctrlctl.command import main; "
         f"main(['list', '--socket', {manager.socket!r}]); print('rich' in sys.modules, 'asyncio' in sys.modules)"
@@ -109,7 +111,7 @@ def test_rich_is_not_imported_where_nothing_is_drawn(manager: FakeManager, envir
     assert done.stdout.splitlines()[-1] == "False False"
 
 
-def test_a_reader_that_has_enough_is_no_error(manager: FakeManager, environment: dict[str, str]) -> None:
+def test_closed_pipe_prints_no_message(manager: FakeManager, environment: dict[str, str]) -> None:
     populate(manager)
     reading, writing = os.pipe()
     os.close(reading)
@@ -125,7 +127,7 @@ def test_a_reader_that_has_enough_is_no_error(manager: FakeManager, environment:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_locale_without_the_ellipsis_is_no_error(manager: FakeManager, environment: dict[str, str]) -> None:
+def test_ellipsis_is_escaped_in_an_ascii_locale(manager: FakeManager, environment: dict[str, str]) -> None:
     populate(manager)
     settings = {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
     done = subprocess.run(

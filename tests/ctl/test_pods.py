@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""list --pods, in each form, against the in-memory manager; and from records, while there is no daemon."""
+"""The output of list --pods, in each form, with the in-memory manager."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
 OTHER = "7ca11e00-5ad0-4c0b-9f0e-0123456789ab"
 
 
-def note(
+def report(
     manager: FakeManager, key: str, name: str, *containers: ReportedContainer, reason: str | None = None
 ) -> None:
-    """A pod as an adapter tells of it."""
+    """Add a pod as an adapter reports it."""
     sandbox = Sandbox(
         id=f"box-{name}",
         uid=key,
@@ -32,30 +32,30 @@ def note(
 
 
 def populate(manager: FakeManager) -> None:
-    """A pod in its group, one that is not selected, and one that only its group tells of."""
+    """Add a pod with a group, a pod that is not selected, and a pod that no adapter reported."""
     running = ReportedContainer(id="c1" * 32, name="app", state=ContainerState.RUNNING, pid=4711)
     refused = ReportedContainer(
         id="c2" * 32, name="side", state=ContainerState.RUNNING, reason="it is in another group"
     )
     done = ReportedContainer(id="c3" * 32, name="init", state=ContainerState.STOPPED)
-    note(manager, POD, "cart-0", running, refused, done)
-    note(
+    report(manager, POD, "cart-0", running, refused, done)
+    report(
         manager,
         OTHER,
         "debug",
         ReportedContainer(id="c4", name="sh", state=ContainerState.RUNNING),
         reason="not selected",
     )
-    member = Member(running.id, "container", "nri", pid=4711, started_at=NOW)
-    manager.add(POD, class_="gold", members=(member,))
+    by_nri = Member(running.id, "container", "nri", pid=4711, started_at=NOW)
+    manager.add(POD, class_="gold", members=(by_nri,))
     by_hook = Member("c5" * 32, "container", "oci", pid=4712, started_at=NOW)
-    about = {"pod.namespace": "web", "pod.name": "old", "pod.uid": "x", "pod.label.app": "o"}
-    manager.add("x", attributes=about, members=(by_hook,))
+    attributes = {"pod.namespace": "web", "pod.name": "old", "pod.uid": "x", "pod.label.app": "o"}
+    manager.add("x", attributes=attributes, members=(by_hook,))
     manager.add("batch", attributes={"command": "make"})
     manager.add("y", attributes={"pod.uid": "y"}, state=State.COMPLETED)
 
 
-def test_list_pods(manager: FakeManager, ctl: Ctl) -> None:
+def test_list_pods_prints_a_table(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("list", "--pods", "--full")
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,9 +85,9 @@ def test_list_pods_quiet_and_as_json(manager: FakeManager, ctl: Ctl) -> None:
     assert reply["reported"] == [{"owner": "nri", "reportedAt": "2026-11-21T11:20:00Z"}]
 
 
-def test_a_pod_that_waits_for_an_rmid_and_one_without_containers(manager: FakeManager, ctl: Ctl) -> None:
-    note(manager, POD, "cart-0")
-    note(manager, OTHER, "cart-1", ReportedContainer(id="c", name="app", state=ContainerState.RUNNING))
+def test_pending_pods_with_and_without_containers(manager: FakeManager, ctl: Ctl) -> None:
+    report(manager, POD, "cart-0")
+    report(manager, OTHER, "cart-1", ReportedContainer(id="c", name="app", state=ContainerState.RUNNING))
     for key in (POD, OTHER):
         manager.add(key, state=State.PENDING, reason="no RMID is free")
     lines = ctl("list", "--pods", "--no-legend", "--full").stdout.splitlines()
@@ -98,18 +98,20 @@ def test_a_pod_that_waits_for_an_rmid_and_one_without_containers(manager: FakeMa
     assert all(line.endswith("no RMID is free") for line in lines)
 
 
-def test_two_sandboxes_of_one_pod_are_one_pod(manager: FakeManager, ctl: Ctl) -> None:
+def test_two_sandboxes_of_a_pod_are_listed_as_one_pod(manager: FakeManager, ctl: Ctl) -> None:
     for attempt, state in (("a", ContainerState.STOPPED), ("b", ContainerState.RUNNING)):
-        note(manager, POD, f"cart-{attempt}", ReportedContainer(id=attempt, name="app", state=state))
+        report(manager, POD, f"cart-{attempt}", ReportedContainer(id=attempt, name="app", state=state))
     [pod] = json.loads(ctl("list", "--pods", "--json").stdout)["pods"]
     assert (pod["name"], pod["sandboxes"]) == ("cart-b", ["box-cart-a", "box-cart-b"])
     assert [one["state"] for one in pod["containers"]] == ["stopped", "running"]
     assert pod["containers"][1]["reason"] == "its pod has no group"
 
 
-def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:
+def test_hostile_names_cannot_control_the_terminal(manager: FakeManager, ctl: Ctl) -> None:
     hostile = "\x1b]0;owned\x07\n"
-    note(manager, POD, hostile, ReportedContainer(id="c", name=hostile, state=ContainerState.RUNNING, reason=hostile))
+    report(
+        manager, POD, hostile, ReportedContainer(id="c", name=hostile, state=ContainerState.RUNNING, reason=hostile)
+    )
     shown = ctl("list", "--pods").stdout
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert len(shown.splitlines()) == 4

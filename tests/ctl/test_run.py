@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run: the command is in its group before it executes, ends as it would alone, and what it used is told."""
+"""resctrlctl run: the command is in its group before it executes, and its use is reported."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ WAIT = "import time; print('ready', flush=True); time.sleep(60)"
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until it holds, 10 s at most."""
+    """Wait at most 60 s until the condition holds."""
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about within 10 s"
+        assert time.monotonic() < deadline, "the condition did not hold within 60 s"
         time.sleep(0.01)
 
 
 def start(manager: FakeManager, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    """resctrlctl run in a session of its own, left running."""
+    """Start resctrlctl run in a session of its own."""
     return subprocess.Popen(
         command(manager.socket, "run", *arguments),
         env=environment,
@@ -47,7 +47,7 @@ def start(manager: FakeManager, environment: dict[str, str], *arguments: str) ->
     )
 
 
-def test_the_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> None:
+def test_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "--", "sh", "-c", "echo out; echo err >&2")
     assert (done.returncode, done.stdout) == (0, "out\n")
     (request,) = manager.called("Assign")
@@ -71,41 +71,39 @@ def test_the_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) ->
     assert [line.split()[0] for line in report[6:]] == ["elapsed", "user", "system"]
 
 
-def test_the_command_does_not_execute_before_it_is_in_its_group(
-    manager: FakeManager, ctl: Ctl, tmp_path: Path
-) -> None:
+def test_command_does_not_execute_before_it_is_in_its_group(manager: FakeManager, ctl: Ctl, tmp_path: Path) -> None:
     manager.assign_takes_s = 0.5
     done = ctl("run", "--", "touch", str(tmp_path / "ran"))
     assert done.returncode == 0
-    # While Assign was answered, the process was still a copy of resctrlctl.
-    assert b"resctrlctl" in manager.seen_at_assign[0]
+    # During Assign, the process was still a copy of resctrlctl.
+    assert b"resctrlctl" in manager.command_lines[0]
     assert (tmp_path / "ran").exists()
 
 
-def test_the_command_is_the_process_that_was_assigned(manager: FakeManager, ctl: Ctl) -> None:
+def test_assigned_process_executes_the_command(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "--", "sh", "-c", "echo $$")
     assert [int(done.stdout)] == [request.pid for request in manager.called("Assign")] == manager.by_pidfd
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, 125, 255])
-def test_the_exit_status_is_the_commands(ctl: Ctl, status: int) -> None:
+def test_exit_status_is_that_of_the_command(ctl: Ctl, status: int) -> None:
     assert ctl("run", "--", "sh", "-c", f"exit {status}").returncode == status
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
-def test_a_command_ended_by_a_signal_is_128_and_its_number(manager: FakeManager, ctl: Ctl, name: str) -> None:
+def test_exit_status_is_128_plus_the_signal_that_ended_the_command(manager: FakeManager, ctl: Ctl, name: str) -> None:
     number = signal.Signals[name]
     assert ctl("run", "--", "sh", "-c", f"kill -{number:d} $$").returncode == 128 + number
     assert len(manager.called("Release")) == 1
 
 
 @pytest.mark.parametrize(("mode", "status"), [(None, 127), (0o644, 126), (0o755, 126)])
-def test_a_command_that_cannot_be_executed(
+def test_command_that_cannot_be_executed_is_released(
     manager: FakeManager, ctl: Ctl, tmp_path: Path, mode: int | None, status: int
 ) -> None:
     program = tmp_path / "program"
     if mode is not None:
-        program.write_bytes(b"\0no program")
+        program.write_bytes(b"\0not a program")
         program.chmod(mode)
     done = ctl("run", "--", str(program))
     assert (done.returncode, done.stdout) == (status, "")
@@ -114,21 +112,20 @@ def test_a_command_that_cannot_be_executed(
     assert [request.reason for request in manager.called("Release")] == ["the command was not executed"]
 
 
-def test_an_empty_command_is_not_found(manager: FakeManager, ctl: Ctl) -> None:
-    """It ended with status 125 and without a message."""
+def test_empty_command_is_not_found(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "--", "")
     assert (done.returncode, done.stderr) == (127, "resctrlctl: cannot execute '': No such file or directory\n")
     assert [request.reason for request in manager.called("Release")] == ["the command was not executed"]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGRTMIN"])
-def test_a_signal_sent_to_resctrlctl_alone_reaches_the_command(
+def test_signal_to_resctrlctl_is_forwarded_to_the_command(
     manager: FakeManager, environment: dict[str, str], name: str
 ) -> None:
     number = signal.Signals[name]
-    # Not sh: dash loses a signal that comes while it starts a program with vfork().
+    # Python instead of sh, because dash loses a signal that arrives while it starts a program with vfork().
     code = f"import signal, sys; signal.signal({number:d}, lambda *_: sys.exit(9)); {WAIT}"
-    # A shell's nohup around the tests would have SIGHUP ignored, which rightly stays so.
+    # Under nohup, SIGHUP is ignored in this process, and resctrlctl would keep it ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with start(manager, environment, "--", PYTHON, "-c", code) as process:
         assert process.stdout is not None
@@ -139,9 +136,7 @@ def test_a_signal_sent_to_resctrlctl_alone_reaches_the_command(
     assert "core energy" in report
 
 
-def test_the_command_gets_an_interrupt_from_the_terminal_once(
-    manager: FakeManager, environment: dict[str, str]
-) -> None:
+def test_command_gets_an_interrupt_from_the_terminal_once(manager: FakeManager, environment: dict[str, str]) -> None:
     code = (
         "import signal, time; count = []; signal.signal(signal.SIGINT, lambda *_: count.append(1)); "
         "signal.signal(signal.SIGTERM, lambda *_: (print(len(count)), exit(0))); print('ready', flush=True)\n"
@@ -160,38 +155,38 @@ def test_the_command_gets_an_interrupt_from_the_terminal_once(
         assert process.stdout.readline() == "ready\n"
         for _ in range(3):
             os.write(terminal, b"\x03")
-            time.sleep(0.3)  # signals that are pending at once are one
+            time.sleep(0.3)  # a signal is not queued while the same one is pending (signal(7))
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
     os.close(terminal)
     assert (output, process.returncode) == ("3\n", 0)
 
 
-def test_a_signal_that_the_command_sends_to_its_parent_does_not_come_back(manager: FakeManager, ctl: Ctl) -> None:
+def test_signal_from_the_command_is_not_forwarded_to_it(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "-q", "--", "sh", "-c", "kill -USR1 $PPID; kill -TERM $PPID; exit 3")
     assert (done.returncode, done.stderr) == (3, "")
     assert len(manager.called("Release")) == 1
 
 
-def test_the_command_has_no_signal_blocked(ctl: Ctl) -> None:
+def test_command_has_no_blocked_signals(ctl: Ctl) -> None:
     status = ctl("run", "-q", "--", "cat", "/proc/self/status").stdout
     assert re.findall(r"SigBlk:\s+([0-9a-f]+)", status) == ["0" * 16]
 
 
-def test_an_interrupt_from_the_terminal_ends_the_command_and_still_releases(
+def test_workload_is_released_after_an_interrupt_from_the_terminal(
     manager: FakeManager, environment: dict[str, str]
 ) -> None:
     with start(manager, environment, "--", PYTHON, "-c", WAIT) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+        os.killpg(process.pid, signal.SIGINT)  # to the process group, like the terminal
         _, report = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
     assert "core energy" in report
     assert len(manager.called("Release")) == 1
 
 
-def test_an_interrupt_before_the_command_executes_leaves_nothing(
+def test_interrupt_before_the_command_executes_leaves_no_workload(
     manager: FakeManager, environment: dict[str, str], tmp_path: Path
 ) -> None:
     manager.assign_takes_s = 1.0
@@ -204,9 +199,7 @@ def test_an_interrupt_before_the_command_executes_leaves_nothing(
     assert [group.state for group in manager.groups.values()] == [State.COMPLETED]
 
 
-def test_an_interrupt_that_makes_the_assignment_fail_is_told_as_one(
-    manager: FakeManager, environment: dict[str, str]
-) -> None:
+def test_interrupt_during_a_failing_assign_prints_no_error(manager: FakeManager, environment: dict[str, str]) -> None:
     manager.assign_takes_s = 1.0
     manager.assign_fails = error("NoSuchProcess", "process 12 has ended")
     with start(manager, environment, "--", "true") as process:
@@ -216,7 +209,7 @@ def test_an_interrupt_that_makes_the_assignment_fail_is_told_as_one(
     assert (process.returncode, output, report) == (128 + signal.SIGINT, "", "")
 
 
-def test_resctrlctl_killed_before_it_lets_go_takes_the_command_with_it(
+def test_command_does_not_execute_if_resctrlctl_is_killed_before(
     manager: FakeManager, environment: dict[str, str], tmp_path: Path
 ) -> None:
     manager.assign_takes_s = 1.0
@@ -229,7 +222,7 @@ def test_resctrlctl_killed_before_it_lets_go_takes_the_command_with_it(
     assert not (tmp_path / "ran").exists()
 
 
-def test_ignored_signals_stay_ignored_and_pythons_own_do_not(ctl: Ctl) -> None:
+def test_signals_ignored_by_the_shell_stay_ignored_but_those_ignored_by_python_do_not(ctl: Ctl) -> None:
     script = (
         f"trap '' HUP INT; exec {PYTHON} -m resctrlctl run -q --best-effort --socket /none -- cat /proc/self/status"
     )
@@ -241,7 +234,7 @@ def test_ignored_signals_stay_ignored_and_pythons_own_do_not(ctl: Ctl) -> None:
         assert not ignored >> (number - 1) & 1
 
 
-def test_the_command_gets_the_callers_descriptors_and_none_of_resctrlctls(
+def test_command_inherits_only_the_descriptors_of_the_caller(
     manager: FakeManager, environment: dict[str, str], tmp_path: Path
 ) -> None:
     reading, writing = os.pipe()
@@ -250,19 +243,19 @@ def test_the_command_gets_the_callers_descriptors_and_none_of_resctrlctls(
     done = subprocess.run(arguments, env=environment, pass_fds=[writing], capture_output=True, text=True, check=True)
     os.close(reading)
     os.close(writing)
-    # The highest is the listing's own descriptor of the directory, which takes the first free number.
+    # One further descriptor is that of the directory that the command lists.
     expected = {0, 1, 2, writing}
     found = set(json.loads(done.stdout))
     assert expected <= found
     assert len(found - expected) == 1
 
 
-def test_the_command_stays_in_the_process_group(ctl: Ctl) -> None:
+def test_command_is_in_the_process_group_of_resctrlctl(ctl: Ctl) -> None:
     code = "import os; print(os.getpgrp() == os.getpgid(os.getppid()))"
     assert ctl("run", "--", PYTHON, "-c", code).stdout == "True\n"
 
 
-def test_options_after_the_dashes_are_the_commands(ctl: Ctl) -> None:
+def test_options_after_the_dashes_belong_to_the_command(ctl: Ctl) -> None:
     assert ctl("run", "--", "echo", "--json", "--", "-q").stdout == "--json -- -q\n"
 
 
@@ -270,42 +263,42 @@ def test_report_as_json(ctl: Ctl, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = ctl("run", "--key", "nightly", "--json", "-o", str(report), "--", "sh", "-c", "exit 3")
     assert (done.returncode, done.stderr) == (3, "")
-    told = json.loads(report.read_text())
-    assert told["group"]["key"] == "nightly"
-    assert told["exitStatus"] == 3
-    assert told["command"] == ["sh", "-c", "exit 3"]
-    assert told["totals"][0] == {"event": "core_energy", "unit": "joules", "value": "12.345678", "quality": "exact"}
-    assert told["elapsed"] > 0
-    assert (told["tasksLeft"], told["completed"]) == (0, True)
+    reply = json.loads(report.read_text())
+    assert reply["group"]["key"] == "nightly"
+    assert reply["exitStatus"] == 3
+    assert reply["command"] == ["sh", "-c", "exit 3"]
+    assert reply["totals"][0] == {"event": "core_energy", "unit": "joules", "value": "12.345678", "quality": "exact"}
+    assert reply["elapsed"] > 0
+    assert (reply["tasksLeft"], reply["completed"]) == (0, True)
     to_stderr = ctl("run", "--json", "--", "true")
     assert (to_stderr.stdout, json.loads(to_stderr.stderr)["exitStatus"]) == ("", 0)
 
 
-def test_bytes_of_a_command_that_are_not_utf8_are_escaped(manager: FakeManager, ctl: Ctl) -> None:
+def test_bytes_that_are_not_utf8_are_escaped_in_the_command(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "--json", "--", "true", "\udcff\udcfe")
     assert json.loads(done.stderr)["command"] == ["true", r"\xff\xfe"]
     (request,) = manager.called("Assign")
     assert request.attributes == {"command": r"true '\xff\xfe'"}
 
 
-def test_quiet_says_nothing_and_a_file_is_written_all_the_same(ctl: Ctl, tmp_path: Path) -> None:
+def test_quiet_run_prints_nothing_but_writes_the_file(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "-q", "--", "true")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     ctl("run", "-q", "-o", str(tmp_path / "report"), "--", "true")
     assert "core energy" in (tmp_path / "report").read_text()
 
 
-def test_a_report_that_cannot_be_kept_is_known_before_the_command_starts(ctl: Ctl, tmp_path: Path) -> None:
+def test_report_file_is_opened_before_the_command_starts(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "-o", str(tmp_path / "no" / "report"), "--", "touch", str(tmp_path / "ran"))
     assert done.returncode == 125
     assert done.stderr == (
         f"resctrlctl: cannot write the report to {tmp_path}/no/report: No such file or directory. "
-        "Give another file with -o\n"
+        "Name another file with -o\n"
     )
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_full_disk_under_the_report_leaves_the_commands_status(manager: FakeManager, ctl: Ctl) -> None:
+def test_full_disk_does_not_change_the_exit_status(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("run", "-o", "/dev/full", "--", "sh", "-c", "exit 6")
     (request,) = manager.called("Release")
     assert done.returncode == 6
@@ -315,7 +308,7 @@ def test_a_full_disk_under_the_report_leaves_the_commands_status(manager: FakeMa
     )
 
 
-def test_a_class_asked_for_by_name_may_be_changed_to(manager: FakeManager, ctl: Ctl) -> None:
+def test_named_class_allows_a_change_of_class(manager: FakeManager, ctl: Ctl) -> None:
     ctl("run", "--class", "gold", "--take-over", "--", "true")
     ctl("run", "--class", "follow", "--", "true")
     named, follows = manager.called("Assign")
@@ -325,7 +318,7 @@ def test_a_class_asked_for_by_name_may_be_changed_to(manager: FakeManager, ctl: 
 
 @pytest.mark.parametrize("best_effort", [False, True])
 @pytest.mark.parametrize("name", ["RmidsExhausted", "PermissionDenied"])
-def test_a_command_that_cannot_be_monitored(
+def test_command_that_cannot_be_monitored_runs_only_with_best_effort(
     manager: FakeManager, ctl: Ctl, tmp_path: Path, name: str, best_effort: bool
 ) -> None:
     manager.refuse["Assign"] = error(name, "it is so")
@@ -339,13 +332,13 @@ def test_a_command_that_cannot_be_monitored(
     assert manager.called("Release") == []
 
 
-def test_without_the_daemon(ctl: Ctl, tmp_path: Path) -> None:
+def test_run_fails_without_the_daemon(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "--socket", str(tmp_path / "none"), "--", "true")
     assert done.returncode == 125
     assert "resctrlmond is not running" in done.stderr
 
 
-def test_a_key_in_use_is_refused_and_one_that_is_over_is_not(manager: FakeManager, ctl: Ctl) -> None:
+def test_key_of_a_workload_that_is_not_over_is_refused(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("k", claims=(Claim("oci", NOW, EndRule.CONTAINER),))
     done = ctl("run", "--key", "k", "--", "true")
     assert done.returncode == 125
@@ -358,8 +351,8 @@ def test_a_key_in_use_is_refused_and_one_that_is_over_is_not(manager: FakeManage
     assert ctl("run", "--key", "k", "--", "true").returncode == 0
 
 
-def test_a_command_left_outside_is_not_run(manager: FakeManager, ctl: Ctl, tmp_path: Path) -> None:
-    manager.left = 1
+def test_command_outside_its_group_is_not_executed(manager: FakeManager, ctl: Ctl, tmp_path: Path) -> None:
+    manager.tasks_outside = 1
     done = ctl("run", "--", "touch", str(tmp_path / "ran"))
     assert done.returncode == 125
     assert "--take-over" in done.stderr
@@ -367,15 +360,15 @@ def test_a_command_left_outside_is_not_run(manager: FakeManager, ctl: Ctl, tmp_p
     assert len(manager.called("Release")) == 1
 
 
-def test_tasks_that_live_on_are_told(manager: FakeManager, ctl: Ctl) -> None:
-    # The in-memory manager's group is a directory whose tasks a test writes, as the kernel would.
+def test_tasks_that_still_run_are_reported(manager: FakeManager, ctl: Ctl) -> None:
+    # In the in-memory manager, the group is a directory in which a test can write the file "tasks".
     script = f"printf '11\\n12\\n' > {manager.tree}/k/tasks"
     done = ctl("run", "--key", "k", "--", "sh", "-c", script)
     assert done.stderr.endswith("2 tasks of the command still running: their use from now on is not counted.\n")
     assert json.loads(ctl("run", "--key", "k", "--json", "--", "sh", "-c", script).stderr)["tasksLeft"] == 2
 
 
-def test_a_release_that_fails_leaves_the_commands_status_and_its_times(manager: FakeManager, ctl: Ctl) -> None:
+def test_failed_release_keeps_the_exit_status_and_the_times(manager: FakeManager, ctl: Ctl) -> None:
     manager.refuse["Release"] = error("NotMounted", "it is gone")
     done = ctl("run", "--key", "k", "--", "sh", "-c", "exit 8")
     assert done.returncode == 8
@@ -384,18 +377,18 @@ def test_a_release_that_fails_leaves_the_commands_status_and_its_times(manager: 
     assert [line.split()[0] for line in lines[3:6]] == ["elapsed", "user", "system"]
     assert lines[6:] == [
         "No totals: cannot release 'k': it is gone.",
-        "When resctrlmond runs, it ends the workload. The totals are then in: resctrlctl show k",
+        "When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show k",
     ]
     quiet = ctl("run", "--key", "q", "-q", "--", "sh", "-c", "exit 8")
     assert quiet.stderr == "resctrlctl: cannot release 'q': it is gone\n"
 
 
-@pytest.mark.parametrize("how", ["text", "json"])
-def test_a_daemon_that_is_away_at_the_end_costs_no_times(
-    environment: dict[str, str], tmp_path: Path, how: str
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_report_has_times_if_the_daemon_stops_before_the_end(
+    environment: dict[str, str], tmp_path: Path, form: str
 ) -> None:
     report = tmp_path / "report"
-    options = ["--key", "k", "-o", str(report), *(["--json"] if how == "json" else [])]
+    options = ["--key", "k", "-o", str(report), *(["--json"] if form == "json" else [])]
     with serving(tmp_path) as manager:
         process = start(manager, environment, *options, "--", "sh", "-c", "echo ready; read line; exit 3")
         assert process.stdout is not None
@@ -405,34 +398,34 @@ def test_a_daemon_that_is_away_at_the_end_costs_no_times(
     assert process.returncode == 3
     assert errors.startswith("resctrlctl: cannot release 'k': resctrlmond is not running: ")
     assert errors.count("\n") == 1
-    if how == "text":
+    if form == "text":
         assert [line.split()[0] for line in report.read_text().splitlines()[3:6]] == ["elapsed", "user", "system"]
         assert "No totals: cannot release 'k': resctrlmond is not running" in report.read_text()
     else:
-        told = json.loads(report.read_text())
-        assert (told["exitStatus"], told["completed"], told["tasksLeft"], told["totals"]) == (3, False, None, [])
-        assert told["elapsed"] > 0
-        assert told["group"]["key"] == "k"
-        assert told["problem"].startswith("cannot release 'k': resctrlmond is not running")
+        reply = json.loads(report.read_text())
+        assert (reply["exitStatus"], reply["completed"], reply["tasksLeft"], reply["totals"]) == (3, False, None, [])
+        assert reply["elapsed"] > 0
+        assert reply["group"]["key"] == "k"
+        assert reply["problem"].startswith("cannot release 'k': resctrlmond is not running")
 
 
-def test_a_release_that_the_daemons_restart_cut_is_asked_again(manager: FakeManager, ctl: Ctl) -> None:
+def test_release_is_retried_after_a_restart_of_the_daemon(manager: FakeManager, ctl: Ctl) -> None:
     manager.cuts["Release"] = 1
     done = ctl("run", "--key", "k", "--", "true")
     assert len(manager.called("Release")) == 2
     assert "core energy  12.345678 J  exact" in done.stderr
 
 
-def test_an_unmonitored_command_has_a_report_of_its_times(manager: FakeManager, ctl: Ctl) -> None:
+def test_report_of_an_unmonitored_command_has_its_times(manager: FakeManager, ctl: Ctl) -> None:
     manager.refuse["Assign"] = error("RmidsExhausted", "no RMID is free")
     done = ctl("run", "--key", "k", "--best-effort", "--json", "-q", "--", "sh", "-c", "exit 4")
-    told = json.loads(done.stderr)
-    assert (done.returncode, told["exitStatus"], told["group"], told["totals"]) == (4, 4, None, [])
-    assert told["problem"] == "cannot monitor 'sh' as 'k': no RMID is free"
+    reply = json.loads(done.stderr)
+    assert (done.returncode, reply["exitStatus"], reply["group"], reply["totals"]) == (4, 4, None, [])
+    assert reply["problem"] == "cannot monitor 'sh' as 'k': no RMID is free"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["--unknown", "--", "true"], ["true"], ["--key", "--", "true"]])
-def test_a_wrong_command_line_is_125_too(ctl: Ctl, arguments: list[str]) -> None:
+def test_wrong_command_line_of_run_exits_with_125(ctl: Ctl, arguments: list[str]) -> None:
     done = ctl("run", *arguments)
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr.startswith("resctrlctl run: ")

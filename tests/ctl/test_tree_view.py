@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without the daemon, list and show tell what resctrl and the records hold, and change nothing.
+"""Without the daemon, list and show read resctrl and the records, and change nothing.
 
-The tree is made of plain files here, laid out as resctrl is: what is under test is the reading.
+The tree has plain files in the layout of resctrl, because these tests only read it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import inspect, tree_view
+from resctrlctl import queries, tree_view
 from resctrlctl.arguments import parse
-from resctrlctl.ask import Failure
-from resctrlctl.screen import Json, Screen
+from resctrlctl.daemon import CommandError
+from resctrlctl.output import Json, Output
 from resctrlctl.tree_view import TreeView, _records
 from resctrlmond.api import types
 from resctrlmond.resctrl.counters import Reading, parse_value
@@ -35,7 +35,7 @@ NOBODY = 65534
 
 
 def make_group(root: Path, class_: str, name: str, tasks: str = "") -> Path:
-    """A monitoring group's files, with a counter that has a number and one that has none."""
+    """Create the files of a monitoring group, with one counter that has a number and one that has none."""
     group = root / class_ / "mon_groups" / name
     for (domain, event), text in ((ENERGY, "21.500000\n"), (TRAFFIC, "Unavailable\n")):
         folder = group / "mon_data" / domain
@@ -47,7 +47,7 @@ def make_group(root: Path, class_: str, name: str, tasks: str = "") -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A tree with a class and a group in each."""
+    """A tree with the root and one more class, and a group in each."""
     root = tmp_path / "resctrl"
     make_group(root, "", "web")
     make_group(root, "gold", "stray", "17\n")
@@ -57,7 +57,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, root: Path) -> Path:
-    """The daemon's folder under /run, with the record and snapshot of ``web``, and of a run that is over."""
+    """The daemon's directory in /run, with the record and snapshot of ``web``, and of a run that is over."""
     run = tmp_path / "run"
     for name in ("records", "groups", "completed"):
         (run / name).mkdir(parents=True)
@@ -81,13 +81,13 @@ def run(tmp_path: Path, root: Path) -> Path:
 
 
 def view(root: Path, run: Path, gid: int | None = None) -> TreeView:
-    """The view as ``TreeView.open`` makes it where resctrl is mounted and ``gid`` is the mark."""
+    """Return the view that ``TreeView.open`` returns if resctrl is mounted and ``gid`` is the mark."""
     loaded = Store(str(run / "records")).read_all()
     records = {record.key: record for record in loaded if isinstance(record, Workload)}
     return TreeView(Tree(str(root), None), os.getgid() if gid is None else gid, records, str(run))
 
 
-def test_groups_with_a_record_are_told_by_it(root: Path, run: Path) -> None:
+def test_record_of_a_group_has_its_attributes_and_state(root: Path, run: Path) -> None:
     reply = view(root, run).groups()
     by_key = {group.key: group for group in reply.groups}
     assert sorted(by_key) == ["gone", "stray", "web"]
@@ -97,28 +97,28 @@ def test_groups_with_a_record_are_told_by_it(root: Path, run: Path) -> None:
     assert reply.foreign == []
 
 
-def test_a_group_of_ours_without_a_record_says_so(root: Path, run: Path) -> None:
+def test_marked_group_without_a_record_has_a_reason(root: Path, run: Path) -> None:
     stray = next(group for group in view(root, run).groups().groups if group.key == "stray")
     assert (stray.class_, stray.state, stray.baseline) == ("gold", State.ACTIVE, Quality.UNKNOWN)
     assert stray.reason == "its record cannot be read"
 
 
-def test_a_record_that_speaks_of_another_directory_is_not_believed(root: Path, run: Path) -> None:
+def test_record_of_another_directory_is_ignored(root: Path, run: Path) -> None:
     os.utime(root / "mon_groups" / "web", ns=(1, 1))
     web = [group for group in view(root, run).groups().groups if group.path == f"{root}/mon_groups/web"]
     assert [group.baseline for group in web] == [Quality.UNKNOWN]
 
 
-def test_without_our_mark_a_group_is_foreign_whatever_its_name(root: Path, run: Path) -> None:
+def test_group_without_the_mark_is_foreign_whatever_its_name(root: Path, run: Path) -> None:
     reply = view(root, run, gid=os.getgid() + 1).groups()
     assert [other.path for other in reply.foreign] == [f"{root}/mon_groups/web", f"{root}/gold/mon_groups/stray"]
     assert not any(group.path for group in reply.groups)
-    with pytest.raises(Failure) as failed:
+    with pytest.raises(CommandError) as failed:
         view(root, run, gid=os.getgid() + 1).read("stray")
     assert failed.value.status == 4
 
 
-def test_counters_and_totals(root: Path, run: Path) -> None:
+def test_read_returns_counters_and_totals(root: Path, run: Path) -> None:
     reply = view(root, run).read("web")
     assert [(one.domain, one.event, one.value, one.text) for one in reply.readings] == [
         (*TRAFFIC, None, "Unavailable"),
@@ -128,14 +128,14 @@ def test_counters_and_totals(root: Path, run: Path) -> None:
     assert energy == types.Total(event="core_energy", unit="joules", value="1.500000", quality=Quality.EXACT)
 
 
-def test_the_totals_of_an_ended_run_are_exact_integers(root: Path, run: Path) -> None:
+def test_totals_of_an_ended_run_are_exact_integers(root: Path, run: Path) -> None:
     reply = view(root, run).read("gone")
     assert reply.readings == []
     assert [(total.value, total.quality) for total in reply.totals] == [("9007199254740994", Quality.LATE)]
 
 
-def test_a_key_that_is_not_there(root: Path, run: Path) -> None:
-    with pytest.raises(Failure, match="cannot show 'nobody': there is no such workload") as failed:
+def test_unknown_key_is_an_error(root: Path, run: Path) -> None:
+    with pytest.raises(CommandError, match="cannot show 'nobody': there is no such workload") as failed:
         view(root, run).read("nobody")
     assert failed.value.status == 4
 
@@ -151,8 +151,7 @@ def test_reading_changes_nothing(root: Path, run: Path) -> None:
     assert state() == before
 
 
-def test_list_without_the_daemon_where_it_never_ran_or_for_whom_its_records_are_closed(tmp_path: Path) -> None:
-    """A traceback: what is wrong with the folder is said by an error of our own, which is no OSError."""
+def test_records_that_are_missing_closed_or_not_a_directory(tmp_path: Path) -> None:
     assert _records(str(tmp_path / "never")) == ({}, [])
     records = tmp_path / "records"
     records.mkdir(0)
@@ -164,15 +163,15 @@ def test_list_without_the_daemon_where_it_never_ran_or_for_whom_its_records_are_
     finally:
         if as_root:
             os.seteuid(0)
-    note = f"{records} is for root and the group resctrlmon only: names, claims and members are not shown"
+    note = f"only root and the group resctrlmon can read {records}: names, claims and members are not shown"
     assert known == ({}, [note])
     records.rmdir()
-    records.write_text("no folder")
+    records.write_text("not a directory")
     note = f"{records}: cannot list the records: Not a directory (ENOTDIR). Names, claims and members are not shown"
     assert _records(str(tmp_path)) == ({}, [note])
 
 
-def test_what_is_no_resctrl_is_said(ctl: Ctl, tmp_path: Path) -> None:
+def test_root_that_is_not_resctrl_is_an_error(ctl: Ctl, tmp_path: Path) -> None:
     for arguments in (["list"], ["show", "web"]):
         done = ctl(*arguments, "--root", str(tmp_path))
         assert (done.returncode, done.stdout) == (3, "")
@@ -180,18 +179,18 @@ def test_what_is_no_resctrl_is_said(ctl: Ctl, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_list_falls_back_to_the_tree_and_says_so(
+def test_list_falls_back_to_the_tree_with_a_note(
     root: Path, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quiet: bool
 ) -> None:
-    def opened(path: str, *, simulation: bool, run: str) -> tuple[TreeView, list[str]]:
+    def open_view(path: str, *, simulation: bool, run: str) -> tuple[TreeView, list[str]]:
         assert (path, simulation, run) == ("/sys/fs/resctrl", False, "/run/resctrlmond")
         return here, ["a record is damaged"]
 
     here = view(root, run)
-    monkeypatch.setattr(TreeView, "open", opened)
-    monkeypatch.setattr(inspect, "SOCKET", "/nobody/listens")
+    monkeypatch.setattr(TreeView, "open", open_view)
+    monkeypatch.setattr(queries, "SOCKET", "/nobody/listens")
     args = parse(["list", "--socket", "/nobody/listens"])
-    assert inspect.list_groups(args, Screen(Json.SHORT, quiet=quiet)) == 0
+    assert queries.list_groups(args, Output(Json.SHORT, quiet=quiet)) == 0
     out, err = capsys.readouterr()
     assert [group["key"] for group in json.loads(out)["groups"]] == ["web", "stray", "gone"]
     notes = [
@@ -202,18 +201,17 @@ def test_list_falls_back_to_the_tree_and_says_so(
 
 
 @pytest.mark.parametrize("words", [("list",), ("list", "--pods"), ("show", "web")])
-def test_a_socket_that_is_not_the_machines_does_not_fall_back_to_the_machines_tree(
+def test_other_socket_does_not_fall_back_to_the_tree_of_the_machine(
     ctl: Ctl, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """RESCTRLMOND_SOCKET of a simulation that was stopped led to the host's groups."""
     done = ctl(*words, "--socket", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (3, "")
-    assert "leave out --socket and RESCTRLMOND_SOCKET" in done.stderr
+    assert "omit --socket and RESCTRLMOND_SOCKET" in done.stderr
     assert "/sys/fs/resctrl" not in done.stderr
 
 
-def test_the_mark_is_the_group_of_the_records(root: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another group can be configured than resctrlmon."""
+def test_mark_is_the_owning_group_of_the_records(root: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration can name another group than resctrlmon."""
     monkeypatch.setattr(Tree, "open", lambda path, **_: Tree(path, None))
     monkeypatch.setattr(tree_view, "MARK", "nogroup")
     view, _ = TreeView.open(str(root), run=str(run))

@@ -10,11 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 
@@ -22,35 +21,34 @@ from resctrlctl.tree_view import TreeView
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from tests.ctl.conftest import ROOT, command
+from tests.ctl.conftest import ROOT, Ctl, command
 
-Ask: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]
 BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
 
 
 @dataclass(frozen=True)
 class Host:
-    """A running daemon: its folder, its tree, and resctrlctl that talks to it."""
+    """A running daemon with its directory and socket. ``ctl`` runs resctrlctl as its client."""
 
     top: Path
-    ask: Ask
+    ctl: Ctl
     socket: str
     daemon: subprocess.Popen[bytes]
 
     @property
     def tree(self) -> Tree:
-        """The simulated resctrl, read past the daemon."""
+        """The simulated resctrl, read without the daemon."""
         return Tree.open(str(self.top / "resctrl"), allow_simulation=True)
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """The daemon with its simulator, until the end of this file's tests; it must end well."""
+    """The daemon with its simulator, for all tests of this module. Its exit status must be 0."""
     top = tmp_path_factory.mktemp("host")
     socket = top / "run" / "org.resctrlmon.Manager"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TZ": "UTC"}
 
-    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
         words = command(str(socket), *arguments)
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -64,11 +62,11 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         )
     try:
         deadline = time.monotonic() + 60
-        while ask("status", "-q").returncode != 0:
+        while ctl("status", "-q").returncode != 0:
             assert daemon.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         os.mkdir(top / "resctrl" / "gold")
-        yield Host(top, ask, str(socket), daemon)
+        yield Host(top, ctl, str(socket), daemon)
     finally:
         daemon.send_signal(signal.SIGTERM)
         ended = daemon.wait(60)
@@ -77,14 +75,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    """A process that does nothing, for as long as the test runs."""
+    """A process that sleeps until the end of the test."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process.pid
         process.kill()
 
 
-def test_a_command_is_measured_and_its_group_gone(host: Host) -> None:
-    done = host.ask("run", "--key", "burn", "--json", "--", sys.executable, "-c", BURN)
+def test_run_reports_totals_and_removes_the_group(host: Host) -> None:
+    done = host.ctl("run", "--key", "burn", "--json", "--", sys.executable, "-c", BURN)
     assert done.returncode == 0
     report = json.loads(done.stderr)
     energy = next(total for total in report["totals"] if total["event"] == "core_energy")
@@ -92,64 +90,67 @@ def test_a_command_is_measured_and_its_group_gone(host: Host) -> None:
     assert Decimal(energy["value"]) > 0
     assert report["user"] + report["system"] >= 0.3
     assert host.tree.find(GroupRef("", "burn")) is None
-    assert "core_energy" in host.ask("show", "burn").stdout
+    assert "core_energy" in host.ctl("show", "burn").stdout
 
 
-def test_the_command_is_in_its_group_from_its_first_instruction(host: Host) -> None:
+def test_command_is_in_its_group_from_its_first_instruction(host: Host) -> None:
     listing = f"import os; print(os.getpid() in map(int, open('{host.top}/resctrl/gold/mon_groups/first/tasks')))"
-    done = host.ask("run", "--key", "first", "--class", "gold", "--", sys.executable, "-c", listing)
+    done = host.ctl("run", "--key", "first", "--class", "gold", "--", sys.executable, "-c", listing)
     assert (done.returncode, done.stdout) == (0, "True\n")
 
 
-def test_a_task_that_lives_on_is_told_and_not_ended(host: Host) -> None:
-    done = host.ask("run", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $!; sleep 0.3")
+def test_task_that_still_runs_is_reported_and_not_ended(host: Host) -> None:
+    done = host.ctl("run", "--", "sh", "-c", "sleep 600 >&- 2>&- & echo $!; sleep 0.3")
     survivor = int(done.stdout)
     assert "\n1 task of the command still running" in done.stderr
     os.kill(survivor, signal.SIGKILL)
 
 
-def test_a_command_that_is_not_found_leaves_no_group(host: Host) -> None:
-    assert host.ask("run", "--key", "none", "--", "/no/such/program").returncode == 127
+def test_command_that_is_not_found_leaves_no_group(host: Host) -> None:
+    assert host.ctl("run", "--key", "none", "--", "/no/such/program").returncode == 127
     assert host.tree.find(GroupRef("", "none")) is None
 
 
-def test_a_command_in_a_group_already_is_refused_unless_taken_over(host: Host) -> None:
+def test_command_in_another_group_is_refused_unless_taken_over(host: Host) -> None:
     inner = [*command(f"{host.top}/run/org.resctrlmon.Manager", "run"), "-q"]
-    refused = host.ask("run", "-q", "--key", "outer", "--", *inner, "--", "true")
+    refused = host.ctl("run", "-q", "--key", "outer", "--", *inner, "--", "true")
     assert refused.returncode == 125
     assert "is already in the monitoring group 'outer' of class /" in refused.stderr
-    done = host.ask("run", "--json", "--", *inner, "--key", "inner", "--take-over", "--", "true")
+    done = host.ctl("run", "--json", "--", *inner, "--key", "inner", "--take-over", "--", "true")
     assert done.returncode == 0
-    # The outer one lost the inner one's command.
+    # The inner workload took the command out of the group of the outer one.
     for total in json.loads(done.stderr)["totals"]:
         assert (total["quality"], total["reason"]) == ("late", "workload inner took over one of its tasks")
 
 
-def test_the_life_of_a_workload(host: Host, sleeper: int) -> None:
-    assert host.ask("create", "web", "--attribute", "pod.name=cart").stdout.startswith("web: idle in class / (")
-    assigned = host.ask("assign", "web", "--pid", str(sleeper)).stdout
+def test_workload_from_create_to_release(host: Host, sleeper: int) -> None:
+    assert host.ctl("create", "web", "--attribute", "pod.name=cart").stdout.startswith("web: idle in class / (")
+    assigned = host.ctl("assign", "web", "--pid", str(sleeper)).stdout
     assert "1 task moved" in assigned
-    assert re.search(r"It had used up to 0\.[0-9]{3} s of CPU time before, .* its totals are late\.", assigned)
-    row = next(line for line in host.ask("list").stdout.splitlines() if line.startswith("web "))
+    assert re.search(
+        r"The member had used up to 0\.[0-9]{3} s of CPU time before, .* the totals of the workload are late\.",
+        assigned,
+    )
+    row = next(line for line in host.ctl("list").stdout.splitlines() if line.startswith("web "))
     assert re.fullmatch(r"web +/ +active +1 +[-0-9]+ [:0-9]+ +cart", row)
-    assert host.ask("move", "web", "gold").stdout.startswith("web: active in class gold (")
+    assert host.ctl("move", "web", "gold").stdout.startswith("web: active in class gold (")
     assert sleeper in host.tree.tasks(GroupRef("gold", "web"))
-    shown = json.loads(host.ask("show", "-j", "web").stdout)
+    shown = json.loads(host.ctl("show", "-j", "web").stdout)
     assert shown["group"]["members"][0]["pid"] == sleeper
     assert {reading["event"] for reading in shown["readings"]} >= {"core_energy", "llc_occupancy"}
-    released = host.ask("release", "web")
+    released = host.ctl("release", "web")
     assert released.stdout.startswith("web: completed")
     assert host.tree.find(GroupRef("gold", "web")) is None
 
 
-def test_what_the_daemon_refuses(host: Host, sleeper: int) -> None:
-    assert host.ask("show", "nobody").returncode == 4
-    assert host.ask("assign", "x", "--pid", "2147483647").returncode == 4
-    assert host.ask("create", "..").returncode == 1
-    mismatch = host.ask("assign", "x", "--pid", str(sleeper), "--class", "gold")
+def test_errors_of_the_daemon_have_their_exit_status(host: Host, sleeper: int) -> None:
+    assert host.ctl("show", "nobody").returncode == 4
+    assert host.ctl("assign", "x", "--pid", "2147483647").returncode == 4
+    assert host.ctl("create", "..").returncode == 1
+    mismatch = host.ctl("assign", "x", "--pid", str(sleeper), "--class", "gold")
     assert (mismatch.returncode, mismatch.stdout) == (1, "")
     assert mismatch.stderr.startswith(f"resctrlctl: cannot assign process {sleeper} to 'x': ")
-    assert host.ask("assign", "x", "--pid", "1").returncode == 77
+    assert host.ctl("assign", "x", "--pid", "1").returncode == 77
 
 
 @pytest.mark.parametrize(
@@ -162,34 +163,31 @@ def test_what_the_daemon_refuses(host: Host, sleeper: int) -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_class_that_is_missing_is_one_error_everywhere(
-    host: Host, sleeper: int, arguments: tuple[str, ...]
-) -> None:
-    """Some calls answered with the errno of their mkdir instead."""
-    host.ask("create", "standing")
-    done = host.ask(*(str(sleeper) if word == "PID" else word for word in arguments))
+def test_missing_class_is_the_same_error_for_each_verb(host: Host, sleeper: int, arguments: tuple[str, ...]) -> None:
+    host.ctl("create", "standing")
+    done = host.ctl(*(str(sleeper) if word == "PID" else word for word in arguments))
     assert done.returncode == (125 if arguments[0] == "run" else 1)
-    told = f"{host.top}/resctrl/missing: there is no such class. 'resctrlctl status' lists the classes\n"
-    assert done.stderr.endswith(told)
+    message = f"{host.top}/resctrl/missing: there is no such class. 'resctrlctl status' lists the classes\n"
+    assert done.stderr.endswith(message)
     assert host.tree.find(GroupRef("", "x")) is None
 
 
-def test_the_tree_tells_the_same_as_the_daemon(host: Host, sleeper: int) -> None:
-    host.ask("create", "same")
-    host.ask("assign", "same", "--pid", str(sleeper))
-    from_daemon = json.loads(host.ask("show", "-j", "same").stdout)
+def test_tree_and_daemon_have_the_same_readings(host: Host, sleeper: int) -> None:
+    host.ctl("create", "same")
+    host.ctl("assign", "same", "--pid", str(sleeper))
+    from_daemon = json.loads(host.ctl("show", "-j", "same").stdout)
     found = host.tree.find(GroupRef("", "same"))
     assert found is not None
     view = TreeView(host.tree, found.gid).read("same")
-    assert [(one.domain, one.event, one.unit) for one in view.readings] == [
-        (one["domain"], one["event"], one["unit"]) for one in from_daemon["readings"]
+    assert [(reading.domain, reading.event, reading.unit) for reading in view.readings] == [
+        (reading["domain"], reading["event"], reading["unit"]) for reading in from_daemon["readings"]
     ]
     assert view.group.path == from_daemon["group"]["path"]
-    host.ask("release", "same")
+    host.ctl("release", "same")
 
 
 @pytest.mark.parametrize("source", ["daemon", "tree"])
-def test_a_foreign_group_is_shown_in_each_class_that_has_one_of_its_name(host: Host, source: str) -> None:
+def test_show_prints_the_foreign_groups_of_all_classes_with_that_name(host: Host, source: str) -> None:
     folders = [
         host.top / "resctrl" / "mon_groups" / "pqos-1",
         host.top / "resctrl" / "gold" / "mon_groups" / "pqos-1",
@@ -199,45 +197,43 @@ def test_a_foreign_group_is_shown_in_each_class_that_has_one_of_its_name(host: H
     before = {folder: folder.stat() for folder in folders}
     options = ["--root", f"{host.top}/resctrl", "--socket", "/none"] if source == "tree" else []
     try:
-        listed = json.loads(host.ask("list", "-j", *options).stdout)
+        listed = json.loads(host.ctl("list", "-j", *options).stdout)
         assert {"class": "", "name": "pqos-1", "path": str(folders[0])} in listed["foreign"]
-        done = host.ask("show", "-j", "pqos-1", *options)
+        done = host.ctl("show", "-j", "pqos-1", *options)
         assert done.returncode == 0, done.stderr
-        told = [json.loads(line) for line in done.stdout.splitlines()]
-        assert [one["foreign"]["class"] for one in told] == ["", "gold"]
-        assert all({reading["event"] for reading in one["readings"]} >= {"core_energy"} for one in told)
-        assert "foreign: another program created it" in host.ask("show", str(folders[1]), *options).stdout
-        assert host.ask("show", "pqos-2", *options).returncode == 4
-        # Only read.
+        replies = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [reply["foreign"]["class"] for reply in replies] == ["", "gold"]
+        assert all({reading["event"] for reading in reply["readings"]} >= {"core_energy"} for reply in replies)
+        assert "foreign: another program created it" in host.ctl("show", str(folders[1]), *options).stdout
+        assert host.ctl("show", "pqos-2", *options).returncode == 4
+        # The daemon has not changed them.
         assert {folder: (folder.stat().st_gid, folder.stat().st_mtime_ns) for folder in folders} == {
             folder: (status.st_gid, status.st_mtime_ns) for folder, status in before.items()
         }
-        assert host.ask("release", "pqos-1").returncode == 4
+        assert host.ctl("release", "pqos-1").returncode == 4
     finally:
         for folder in folders:
             os.rmdir(folder)
 
 
-def test_a_task_in_another_class_stays_there_in_a_second_group_and_this_is_shown(host: Host, sleeper: int) -> None:
-    assert host.ask("create", "two", "--class", "gold").returncode == 0
-    done = host.ask("assign", "two", "--pid", str(sleeper))
+def test_task_in_another_class_is_counted_there_in_a_further_group(host: Host, sleeper: int) -> None:
+    assert host.ctl("create", "two", "--class", "gold").returncode == 0
+    done = host.ctl("assign", "two", "--pid", str(sleeper))
     assert done.stdout.startswith("two: active in classes gold, / (")
     assert "the tasks stay in their class, where the workload has a further group" in done.stderr
     assert host.tree.membership(sleeper) == Membership("", "two")
-    refused = host.ask("assign", "two", "--pid", str(sleeper), "--class", "gold")
+    refused = host.ctl("assign", "two", "--pid", str(sleeper), "--class", "gold")
     assert refused.returncode == 1
     assert "Can't move task to different control group" in refused.stderr
     assert host.tree.membership(sleeper) == Membership("", "two")
-    moved = host.ask("assign", "two", "--pid", str(sleeper), "--class", "gold", "--allow-class-change")
+    moved = host.ctl("assign", "two", "--pid", str(sleeper), "--class", "gold", "--allow-class-change")
     assert (moved.returncode, moved.stderr) == (0, "")
     assert host.tree.membership(sleeper) == Membership("gold", "two")
-    host.ask("release", "two")
+    host.ctl("release", "two")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGQUIT"])
-def test_a_second_signal_after_the_end_of_the_command_stops_waiting_for_a_daemon_that_hangs(
-    host: Host, name: str
-) -> None:
+def test_second_signal_after_the_command_stops_the_wait_for_a_hung_daemon(host: Host, name: str) -> None:
     words = ("run", "--key", f"hung-{name}", "--", "sh", "-c", "echo ready; read line; exit 7")
     with subprocess.Popen(
         command(host.socket, *words),
@@ -259,7 +255,7 @@ def test_a_second_signal_after_the_end_of_the_command_stops_waiting_for_a_daemon
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             process.send_signal(signal.Signals[name])
-            assert "send the signal again to stop waiting" in process.stderr.readline()
+            assert "Send the signal again to stop waiting" in process.stderr.readline()
             process.send_signal(signal.Signals[name])
             _, report = process.communicate(timeout=60)
         finally:
@@ -269,13 +265,13 @@ def test_a_second_signal_after_the_end_of_the_command_stops_waiting_for_a_daemon
     assert "elapsed" in report
 
 
-def test_a_third_signal_ends_what_can_do_nothing_else(tmp_path: Path) -> None:
-    """The report goes into a pipe that is full and that nobody reads."""
+def test_third_signal_ends_a_blocked_resctrlctl(tmp_path: Path) -> None:
+    """resctrlctl is blocked because it writes its report to a full pipe."""
     code = (
         "import os, signal\n"
         "from resctrlctl.child import HeldChild\n"
         "child = HeldChild(['sh', '-c', 'exit 7'])\n"
-        "child.wait(child.let_go())\n"
+        "child.wait(child.execute())\n"
         "print('ready', flush=True)\n"
         "while True: os.write(2, b'x' * 4096)\n"
     )
@@ -289,7 +285,7 @@ def test_a_third_signal_ends_what_can_do_nothing_else(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"ready\n"
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
-            # One that is sent while the same is pending is not queued (signal(7)).
+            # A signal is not queued while the same one is pending (signal(7)).
             process.send_signal(signal.SIGTERM)
             time.sleep(0.05)
         assert process.returncode == 7

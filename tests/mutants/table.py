@@ -479,7 +479,7 @@ MUTANTS = (
     Mutant(
         "the command's exit status is lost",
         "resctrlctl/run.py",
-        "        return ended.status\n",
+        "        return result.status\n",
         "        return 0\n",
         "tests/ctl/test_run.py",
     ),

@@ -12,13 +12,11 @@ from .english import ROOT, check, check_document, check_subject, directories, do
 # Directories that are not rewritten yet; "/" at the end includes the directories below. A directory that passes must
 # be removed from this list, and none is added.
 TO_DO = (
-    "resctrlctl",
     "resctrlmond",
     "resctrlmond/api/",
     "resctrlmond/daemon/",
     "resctrlmond/resctrl/",
     "tests/api",
-    "tests/ctl",
     "tests/daemon",
     "tests/workloads",
     "tests/resctrl",

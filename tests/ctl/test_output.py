@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others wrote does nothing to the terminal of who reads it, in JSON neither."""
+"""Text from other users cannot control the terminal, neither in tables nor in JSON."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl.screen import Json, encode
+from resctrlctl.output import Json, encode
 from resctrlmond.resctrl.errors import printable
 
 HOSTILE = "a\u202egnp.exe\u2066\u200b\x9b2J\U000e0041\u00ad"
 
 
-@pytest.mark.parametrize("how", [Json.SHORT, Json.PRETTY])
-def test_format_characters_are_escaped_in_json(how: Json) -> None:
-    text = encode({"name": HOSTILE, "plain": "grün ✓"}, how)
+@pytest.mark.parametrize("form", [Json.SHORT, Json.PRETTY])
+def test_format_characters_are_escaped_in_json(form: Json) -> None:
+    text = encode({"name": HOSTILE, "plain": "grün ✓"}, form)
     assert text.replace("\n", "").isprintable()
     assert "\\u202e" in text
     assert "grün ✓" in text
@@ -26,13 +26,13 @@ def test_format_characters_are_escaped_in_json(how: Json) -> None:
 
 
 @given(st.dictionaries(st.text(), st.text()))
-def test_escaped_json_means_the_same(values: dict[str, str]) -> None:
-    for how in (Json.SHORT, Json.PRETTY):
-        text = encode(values, how)
+def test_escaped_json_has_the_same_value(values: dict[str, str]) -> None:
+    for form in (Json.SHORT, Json.PRETTY):
+        text = encode(values, form)
         assert text.replace("\n", "").isprintable()
         assert json.loads(text) == values
 
 
-def test_format_characters_are_escaped_for_people() -> None:
+def test_format_characters_are_escaped_in_text() -> None:
     assert printable(HOSTILE).isprintable()
     assert "\\u202e" in printable(HOSTILE)

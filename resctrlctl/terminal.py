@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and sheets on a terminal, with rich: bold headings, faint and coloured rows."""
+"""Print tables and sheets on a terminal with rich: bold headings, faint and coloured rows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import rich.console
 import rich.table
 import rich.text
 
-from resctrlctl.layout import Block, Sheet, Table, Tone, cut, sheet_lines, widths
+from resctrlctl.layout import Block, Sheet, Table, Tone, column_widths, cut, sheet_lines
 
 _STYLES = {Tone.NORMAL: "", Tone.FAINT: "dim", Tone.WARNING: "yellow", Tone.BAD: "red"}
 
 
-# What is drawn was cut to the terminal's width before: rich must not fold it once more.
+# The text is already cut to the width of the terminal: rich must not fold it again.
 _UNBOUNDED = 10_000
 
 
 def draw(blocks: list[Block], width: int | None, legend: bool) -> None:
-    """Print the blocks on standard output as ``layout.plain`` lays them out; ``width`` None cuts nothing.
+    """Print the blocks on standard output, laid out like ``layout.to_text``; ``width`` None cuts nothing.
 
-    rich itself honours NO_COLOR and TERM=dumb.
+    rich itself respects NO_COLOR and TERM=dumb.
     """
     console = rich.console.Console(width=_UNBOUNDED, highlight=False)
     for index, block in enumerate(blocks):
@@ -32,9 +32,9 @@ def draw(blocks: list[Block], width: int | None, legend: bool) -> None:
 
 
 def _draw_table(console: rich.console.Console, table: Table, width: int | None, legend: bool) -> None:
-    columns = widths(table, width, legend)
+    widths = column_widths(table, width, legend)
     drawn = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=legend, header_style="bold")
-    for column, column_width in zip(table.columns, columns, strict=True):
+    for column, column_width in zip(table.columns, widths, strict=True):
         drawn.add_column(
             rich.text.Text(column.heading),
             justify="right" if column.right else "left",
@@ -43,7 +43,7 @@ def _draw_table(console: rich.console.Console, table: Table, width: int | None, 
             overflow="ellipsis",
         )
     for row in table.rows:
-        # Text, not str: nothing in a pod's name is markup.
+        # Text, because rich reads a str as markup, and a pod's name may contain brackets.
         drawn.add_row(*(rich.text.Text(cell) for cell in row.cells), style=_STYLES[row.tone])
     if table.rows:
         console.print(drawn)

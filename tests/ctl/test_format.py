@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures are short but never wrong, and hostile text drives no terminal."""
+"""Formatted values are short and correct, and no text can control the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlctl.figures import count, figure, local_time
+from resctrlctl.format import format_count, format_time, format_value
 from resctrlmond.resctrl.errors import printable
 
 
@@ -31,23 +31,23 @@ from resctrlmond.resctrl.errors import printable
         ("1000", "", "1.000 k"),
         ("7", "widgets", "7 widgets"),
         ("NaN", "bytes", "NaN"),
-        ("no number", "bytes", "no number"),
+        ("not a number", "bytes", "not a number"),
     ],
 )
-def test_figure(value: str, unit: str, shown: str) -> None:
-    assert figure(value, unit) == shown
+def test_format_value(value: str, unit: str, shown: str) -> None:
+    assert format_value(value, unit) == shown
 
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
-def test_a_scaled_figure_is_within_half_a_digit_of_the_value(number: int) -> None:
-    text, unit = figure(str(number), "bytes").split(" ")
+def test_scaled_value_is_within_half_a_digit_of_the_exact_value(number: int) -> None:
+    text, unit = format_value(str(number), "bytes").split(" ")
     step = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].index(unit)
     assert abs(Decimal(text) * step - number) <= step * Decimal("0.005")
 
 
 @given(st.text())
-def test_any_text_can_be_a_value_and_is_shown_without_control_characters(text: str) -> None:
-    assert figure(text, text).isprintable()
+def test_any_text_is_formatted_without_control_characters(text: str) -> None:
+    assert format_value(text, text).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_any_text_can_be_a_value_and_is_shown_without_control_characters(text: s
         ("müsli", "müsli"),
     ],
 )
-def test_printable(text: str, shown: str) -> None:
+def test_printable_escapes_control_and_format_characters(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_times_are_local(environment: dict[str, str]) -> None:
-    assert local_time("2026-11-21T11:13:22.500000Z") == "2026-11-21 11:13:22"
-    assert local_time("2026-11-21T11:13:22+02:00") == "2026-11-21 09:13:22"
-    assert local_time(None) == "-"
-    assert local_time("yester\x1bday") == "yester\\x1bday"
+def test_format_time_converts_to_local_time(environment: dict[str, str]) -> None:
+    assert format_time("2026-11-21T11:13:22.500000Z") == "2026-11-21 11:13:22"
+    assert format_time("2026-11-21T11:13:22+02:00") == "2026-11-21 09:13:22"
+    assert format_time(None) == "-"
+    assert format_time("yester\x1bday") == "yester\\x1bday"
 
 
-def test_count() -> None:
-    assert [count(number, "group") for number in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]
+def test_format_count() -> None:
+    assert [format_count(number, "group") for number in (0, 1, 2)] == ["0 groups", "1 group", "2 groups"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""create, assign, release and move: what they ask for, what they say, how they fail."""
+"""create, assign, release and move: their requests, their output and their errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from resctrlctl import ask
-from resctrlctl.ask import Daemon, Failure
+from resctrlctl import daemon
+from resctrlctl.daemon import CommandError, Daemon
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim
@@ -23,15 +23,14 @@ from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager, error
 
 
-def test_the_reason_of_a_release_stands_at_the_end(manager: FakeManager, ctl: Ctl) -> None:
-    """It read "a1: completed: because in class /"."""
+def test_reason_of_a_release_is_at_the_end_of_the_line(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("a1", reason="because")
     assert ctl("release", "a1", "--reason", "because").stdout.splitlines()[0] == (
         f"a1: completed in class / ({manager.tree}/a1): because"
     )
 
 
-def test_create(manager: FakeManager, ctl: Ctl) -> None:
+def test_create_sends_its_options(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("create", "web", "--class", "gold", "--attribute", "owner=a=b", "--no-pending")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"web: idle in class gold ({manager.tree}/web)\n"
@@ -41,26 +40,26 @@ def test_create(manager: FakeManager, ctl: Ctl) -> None:
     assert manager.called("Create") == [request]
 
 
-def test_who_waits_may_have_a_priority(manager: FakeManager, ctl: Ctl) -> None:
+def test_create_and_assign_send_a_priority(manager: FakeManager, ctl: Ctl) -> None:
     ctl("create", "web", "--priority", "-5")
     ctl("assign", "web", "--pid", str(os.getpid()), "--priority", "1000")
     assert [request.priority for verb in ("Create", "Assign") for request in manager.called(verb)] == [-5, 1000]
     assert ctl("create", "web", "--priority", "high").returncode == 2
 
 
-def test_a_workload_that_must_not_wait_may_have_a_priority(manager: FakeManager, ctl: Ctl) -> None:
-    """The priority also decides about bandwidth counters, and about an RMID for which others wait."""
+def test_priority_is_accepted_with_no_pending(manager: FakeManager, ctl: Ctl) -> None:
+    """The priority also decides about bandwidth counters, and about an RMID for which other workloads wait."""
     assert ctl("create", "web", "--priority", "1", "--no-pending").returncode == 0
     (request,) = manager.called("Create")
     assert (request.priority, request.allow_pending) == (1, False)
 
 
-def test_create_leaves_out_what_was_not_said(manager: FakeManager, ctl: Ctl) -> None:
+def test_create_omits_options_that_are_not_given(manager: FakeManager, ctl: Ctl) -> None:
     assert ctl("create", "web", "-q").stdout == ""
     assert manager.called("Create") == [types.CreateRequest(key="web", claim="cli")]
 
 
-def test_assign_a_process(manager: FakeManager, ctl: Ctl) -> None:
+def test_assign_sends_a_process_as_a_pidfd(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("assign", "web", "--pid", str(os.getpid()), "--claim", "me", "--member", "m1")
     assert done.stdout == f"web: active in class / ({manager.tree}/web)\n3 tasks moved in 2 passes.\n"
     request = types.AssignRequest(key="web", pid=os.getpid(), claim="me", member="m1")
@@ -68,17 +67,17 @@ def test_assign_a_process(manager: FakeManager, ctl: Ctl) -> None:
     assert manager.by_pidfd == [os.getpid()]
 
 
-def test_assign_notes_descendants_that_stayed_outside(manager: FakeManager, ctl: Ctl) -> None:
-    manager.descendants = 2
+def test_assign_prints_a_note_about_descendants_outside(manager: FakeManager, ctl: Ctl) -> None:
+    manager.descendants_outside = 2
     done = ctl("assign", "web", "--pid", str(os.getpid()))
     assert done.stderr.endswith("2 descendants of the process stayed outside: use --tree to move them too\n")
-    manager.descendants = 0
+    manager.descendants_outside = 0
     assert ctl("assign", "web", "--pid", str(os.getpid()), "--tree").stderr == ""
     assert manager.called("Assign")[1].include_descendants
 
 
-def test_assign_a_control_group_through_its_class(manager: FakeManager, ctl: Ctl) -> None:
-    manager.left = 1
+def test_assign_sends_a_control_group_with_its_class(manager: FakeManager, ctl: Ctl) -> None:
+    manager.tasks_outside = 1
     done = ctl(
         "assign", "web", "--cgroup", "/sys/fs/cgroup/x", "--class", "/", "--allow-class-change", "--take-over", "-j"
     )
@@ -91,16 +90,16 @@ def test_assign_a_control_group_through_its_class(manager: FakeManager, ctl: Ctl
 
 
 @pytest.mark.parametrize(
-    "whom", [[], ["--pid", "1", "--cgroup", "/x"], ["--pid", "0"], ["--pid", "-5"], ["--pid", "x"]]
+    "tasks", [[], ["--pid", "1", "--cgroup", "/x"], ["--pid", "0"], ["--pid", "-5"], ["--pid", "x"]]
 )
-def test_assign_wants_one_process_or_one_control_group(ctl: Ctl, whom: list[str]) -> None:
-    done = ctl("assign", "web", *whom)
+def test_assign_requires_one_process_or_one_control_group(ctl: Ctl, tasks: list[str]) -> None:
+    done = ctl("assign", "web", *tasks)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("resctrlctl assign: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_release_tells_the_totals(manager: FakeManager, ctl: Ctl) -> None:
+def test_release_prints_the_totals(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web")
     done = ctl("release", "web", "--reason", "enough")
     assert done.returncode == 0
@@ -115,24 +114,24 @@ def test_quiet_release_prints_only_the_totals(manager: FakeManager, ctl: Ctl) ->
     assert [line.split()[0] for line in lines] == ["EVENT", "core_energy", "mbm_total_bytes"]
 
 
-def test_release_says_who_else_claims(manager: FakeManager, ctl: Ctl) -> None:
+def test_release_names_the_other_claims(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web", claims=(Claim("cli", NOW, EndRule.RELEASE), Claim("oci", NOW, EndRule.CONTAINER)))
     assert ctl("release", "web").stdout.startswith("web: still claimed by oci\n")
 
 
-def test_all_classes_of_a_workload_are_named(manager: FakeManager, ctl: Ctl) -> None:
+def test_release_names_all_classes_of_a_workload(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web", class_="gold", classes=("gold", ""))
     assert ctl("release", "web").stdout.startswith("web: completed in classes gold, / (")
 
 
-def test_move(manager: FakeManager, ctl: Ctl) -> None:
+def test_move_sends_the_class(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web")
     assert ctl("move", "web", "gold").stdout.startswith("web: active in class gold")
     assert manager.called("Move") == [types.MoveRequest(key="web", class_="gold")]
 
 
 @pytest.mark.parametrize("name", sorted(row.name for row in ERRORS.values()))
-def test_each_refusal_has_its_exit_status(manager: FakeManager, ctl: Ctl, name: str) -> None:
+def test_each_error_has_its_exit_status(manager: FakeManager, ctl: Ctl, name: str) -> None:
     codes = {row.name: row.exit_code for row in ERRORS.values()}
     manager.refuse["Create"] = error(name, "it is so")
     done = ctl("create", "web")
@@ -140,7 +139,7 @@ def test_each_refusal_has_its_exit_status(manager: FakeManager, ctl: Ctl, name: 
     assert done.stderr == "resctrlctl: cannot create 'web': it is so\n"
 
 
-def test_a_refusal_names_path_cause_and_remedy(manager: FakeManager, ctl: Ctl) -> None:
+def test_error_message_has_path_cause_and_remedy(manager: FakeManager, ctl: Ctl) -> None:
     manager.refuse["Create"] = error(
         "RmidsExhausted",
         "cannot create the monitoring group",
@@ -157,7 +156,7 @@ def test_a_refusal_names_path_cause_and_remedy(manager: FakeManager, ctl: Ctl) -
     )
 
 
-def test_an_argument_that_is_no_text_is_refused(manager: FakeManager, ctl: Ctl) -> None:
+def test_argument_that_is_not_utf8_is_refused(manager: FakeManager, ctl: Ctl) -> None:
     done = ctl("assign", "web", "--cgroup", "\udcff")
     assert done.returncode == 2
     assert done.stderr == "resctrlctl assign: an argument is not UTF-8. See 'resctrlctl assign --help'\n"
@@ -165,7 +164,7 @@ def test_an_argument_that_is_no_text_is_refused(manager: FakeManager, ctl: Ctl) 
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["create", "web"], ["release", "web"], ["move", "web", "/"]])
-def test_without_the_daemon_it_says_how_to_start_it(
+def test_message_without_the_daemon_names_the_socket(
     manager: FakeManager, ctl: Ctl, tmp_path: Path, arguments: list[str]
 ) -> None:
     done = ctl(*arguments, "--socket", str(tmp_path / "none"))
@@ -173,27 +172,31 @@ def test_without_the_daemon_it_says_how_to_start_it(
     assert f"resctrlmond is not running: nothing listens on {tmp_path}/none. Start the daemon of that" in done.stderr
 
 
-def test_the_daemon_of_the_machine_is_started_by_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_without_the_daemon_of_the_machine_names_systemctl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "none")
-    monkeypatch.setattr(ask, "SOCKET", path)
-    with pytest.raises(Failure, match="Start it: systemctl start resctrlmond"):
+    monkeypatch.setattr(daemon, "SOCKET", path)
+    with pytest.raises(CommandError, match="Start it: systemctl start resctrlmond"):
         Daemon(path).call("ask", "Status", None, types.StatusReply)
 
 
-def test_a_socket_that_may_not_be_used_is_access_denied(manager: FakeManager) -> None:
+def test_socket_without_permission_is_access_denied(manager: FakeManager) -> None:
     os.chmod(manager.socket, 0)
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)  # root may use any socket
     try:
-        with pytest.raises(Failure, match="Only root and the members of the group resctrlmon may use it") as failed:
+        with pytest.raises(
+            CommandError, match="Only root and the members of the group resctrlmon may use it"
+        ) as failed:
             Daemon(manager.socket).call("ask", "Status", types.NoParameters(), types.StatusReply)
     finally:
         os.seteuid(was)
     assert failed.value.status == 77
 
 
-def test_a_server_that_speaks_something_else_is_an_error_not_a_traceback(ctl: Ctl, tmp_path: Path) -> None:
+def test_server_of_another_protocol_causes_an_error_message(ctl: Ctl, tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "other"))
     listener.listen()
@@ -214,24 +217,21 @@ def test_a_server_that_speaks_something_else_is_an_error_not_a_traceback(ctl: Ct
     assert "Traceback" not in done.stderr
 
 
-def test_no_refusal_drives_the_terminal(manager: FakeManager, ctl: Ctl) -> None:
-    """Reasons quote paths, and in a control group that is a workload's own the workload chooses the names."""
+def test_error_message_cannot_control_the_terminal(manager: FakeManager, ctl: Ctl) -> None:
+    """Messages contain paths, and a workload chooses the names in its own control group."""
     manager.refuse["Assign"] = error("NotRead", "cannot list the control group", path="/c/\x1b]0;owned\x07\n\u202e")
     done = ctl("assign", "web", "--cgroup", "/sys/fs/cgroup/x")
     assert "/c/\\x1b]0;owned\\x07\\n\\u202e: cannot list the control group" in done.stderr
 
 
-def test_a_method_that_an_older_daemon_does_not_know_has_a_remedy(manager: FakeManager, ctl: Ctl) -> None:
+def test_method_unknown_to_an_older_daemon_has_a_remedy(manager: FakeManager, ctl: Ctl) -> None:
     manager.refuse["Create"] = VarlinkError("org.varlink.service.MethodNotImplemented", {"method": "Create"})
     done = ctl("create", "web")
     assert done.returncode == 1
     assert done.stderr.endswith("If resctrlmond was updated, restart it: systemctl restart resctrlmond\n")
 
 
-def test_the_time_limit_of_a_call_includes_the_wait_for_a_connection(
-    manager: FakeManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call to a daemon that accepted late took twice its limit."""
+def test_timeout_of_a_call_includes_the_connection(manager: FakeManager, monkeypatch: pytest.MonkeyPatch) -> None:
     connect, late = socket.socket.connect, 0.0
     monotonic = time.monotonic
 
@@ -242,11 +242,11 @@ def test_the_time_limit_of_a_call_includes_the_wait_for_a_connection(
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + late)
     monkeypatch.setattr(socket.socket, "connect", accepted_late)
-    with pytest.raises(Failure, match=r"no answer from .* within 30 s"):
+    with pytest.raises(CommandError, match=r"no answer from .* within 30 s"):
         Daemon(manager.socket).call("ask", "Status", None, types.StatusReply)
 
 
-def test_a_socket_path_that_cannot_be_one_has_a_remedy(ctl: Ctl) -> None:
+def test_socket_path_that_is_too_long_has_a_remedy(ctl: Ctl) -> None:
     done = ctl("status", "--socket", "/" + "x" * 200)
     assert done.returncode == 1
     assert done.stderr.endswith("Check --socket and RESCTRLMOND_SOCKET\n")

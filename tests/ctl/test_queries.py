@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What list, show and status print, in each form, against the in-memory manager."""
+"""The output of list, show and status, in each form, with the in-memory manager."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from resctrlctl.inspect import runtimes_without_hook
 from resctrlctl.layout import Sheet
-from resctrlctl.render import status_sheet
+from resctrlctl.queries import runtimes_without_hook
+from resctrlctl.render import render_status
 from resctrlmond.api import types
 from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl.bandwidth import Mode
@@ -24,7 +24,7 @@ POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
 
 
 def populate(manager: FakeManager) -> None:
-    """A pod, a pending command and somebody else's group."""
+    """Add a pod, a pending command and a foreign group."""
     pod = {"pod.namespace": "shop", "pod.name": "cart-0", "container.name": "app"}
     members = (
         Member("c1", "container", "oci", pid=4711, started_at=NOW, late=True, tasks_outside=2),
@@ -41,7 +41,7 @@ def populate(manager: FakeManager) -> None:
     manager.foreign.append(foreign)
 
 
-def test_list(manager: FakeManager, ctl: Ctl) -> None:
+def test_list_prints_a_table(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("list")
     assert (done.returncode, done.stderr) == (0, "")
@@ -55,7 +55,7 @@ def test_list(manager: FakeManager, ctl: Ctl) -> None:
     )
 
 
-def test_list_cuts_to_columns_and_full_does_not(manager: FakeManager, ctl: Ctl) -> None:
+def test_list_cuts_lines_to_columns_unless_full(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("list", COLUMNS="72")
     assert max(map(len, done.stdout.splitlines())) <= 72
@@ -69,7 +69,7 @@ def test_list_without_legend_and_quiet(manager: FakeManager, ctl: Ctl) -> None:
     assert ctl("-q", "list").stdout == f"{POD}\nbatch\n"
 
 
-def test_an_empty_list_has_only_a_footer(ctl: Ctl) -> None:
+def test_empty_list_has_only_a_footer(ctl: Ctl) -> None:
     assert ctl("list").stdout == "0 groups, 0 foreign.\n"
     assert ctl("list", "--no-legend").stdout == ""
 
@@ -88,7 +88,7 @@ def test_list_as_json_is_the_reply(manager: FakeManager, ctl: Ctl) -> None:
     assert ctl("list", "--json=off").stdout == ctl("list").stdout
 
 
-def test_show(manager: FakeManager, ctl: Ctl) -> None:
+def test_show_prints_the_workload_with_counters_and_totals(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("show", POD)
     assert (done.returncode, done.stderr) == (0, "")
@@ -120,7 +120,7 @@ def test_show(manager: FakeManager, ctl: Ctl) -> None:
     )
 
 
-def test_show_as_json_has_the_exact_text(manager: FakeManager, ctl: Ctl) -> None:
+def test_show_as_json_has_exact_values(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("a")
     manager.add("b")
     lines = ctl("show", "--json", "a", "b").stdout.splitlines()
@@ -129,7 +129,7 @@ def test_show_as_json_has_the_exact_text(manager: FakeManager, ctl: Ctl) -> None
     assert json.loads(lines[0])["totals"][0]["value"] == TOTALS[0].value
 
 
-def test_show_goes_on_after_a_key_that_is_not_there(manager: FakeManager, ctl: Ctl) -> None:
+def test_show_continues_after_an_unknown_key(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("b")
     done = ctl("show", "a", "b")
     assert done.returncode == 4
@@ -137,8 +137,7 @@ def test_show_goes_on_after_a_key_that_is_not_there(manager: FakeManager, ctl: C
     assert done.stdout.startswith("\nb\n") or done.stdout.startswith("b\n")
 
 
-def test_show_of_a_foreign_group_is_marked_and_has_no_totals(manager: FakeManager, ctl: Ctl) -> None:
-    """It was listed, and show said that there is no such workload."""
+def test_show_marks_a_foreign_group_and_prints_no_totals(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("show", "pqos-7")
     assert (done.returncode, done.stderr) == (0, "")
@@ -151,18 +150,18 @@ def test_show_of_a_foreign_group_is_marked_and_has_no_totals(manager: FakeManage
         "DOMAIN"
     )
     assert "QUALITY" not in done.stdout
-    told = json.loads(ctl("show", "-j", "/sys/fs/resctrl/mon_groups/pqos-7").stdout)
-    assert told["foreign"]["name"] == "pqos-7"
-    assert len(told["readings"]) == len(READINGS)
+    reply = json.loads(ctl("show", "-j", "/sys/fs/resctrl/mon_groups/pqos-7").stdout)
+    assert reply["foreign"]["name"] == "pqos-7"
+    assert len(reply["readings"]) == len(READINGS)
 
 
-def test_show_prefers_a_workload_to_a_foreign_group_of_its_name(manager: FakeManager, ctl: Ctl) -> None:
+def test_show_prefers_a_workload_to_a_foreign_group_with_its_name(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     manager.add("pqos-7")
     assert "group" in json.loads(ctl("show", "-j", "pqos-7").stdout)
 
 
-def test_times_in_reasons_are_local_like_all_others(manager: FakeManager, ctl: Ctl) -> None:
+def test_times_in_reasons_are_local(manager: FakeManager, ctl: Ctl) -> None:
     reason = "its group was lost at 2026-11-21T11:13:22.500000Z (removed)"
     manager.add("web", loss=reason, reason=reason)
     shown = ctl("show", "web", TZ="America/New_York").stdout
@@ -172,7 +171,7 @@ def test_times_in_reasons_are_local_like_all_others(manager: FakeManager, ctl: C
     assert "no answer since 2026-11-21 06:13:22" in ctl("show", "web", TZ="America/New_York").stderr
 
 
-def test_status(manager: FakeManager, ctl: Ctl) -> None:
+def test_status_prints_the_state_of_the_machine(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("status")
     assert done.returncode == 0
@@ -190,7 +189,7 @@ def test_status(manager: FakeManager, ctl: Ctl) -> None:
 
 
 def status_of(*runtimes: str, **fields: Any) -> dict[str, tuple[str, ...]]:
-    """What status shows of a machine without groups that has these fields, and beside it these runtimes."""
+    """Return the labels and values of ``status`` for a machine without groups, with these runtimes and fields."""
     reply = types.StatusReply(
         version="1",
         mount="/sys/fs/resctrl",
@@ -204,12 +203,12 @@ def status_of(*runtimes: str, **fields: Any) -> dict[str, tuple[str, ...]]:
         capacity=[],
         problems=[],
     )
-    (sheet,) = status_sheet(replace(reply, **fields), runtimes)
+    (sheet,) = render_status(replace(reply, **fields), runtimes)
     assert isinstance(sheet, Sheet)
     return dict(sheet.fields)
 
 
-def test_status_tells_of_bandwidth_counters() -> None:
+def test_status_shows_the_limits_of_bandwidth_counters() -> None:
     counters = (types.Counters(domain="mon_L3_00", counters=32, available=0),)
 
     def shown(mode: Mode, can_assign: bool) -> dict[str, tuple[str, ...]]:
@@ -224,7 +223,7 @@ def test_status_tells_of_bandwidth_counters() -> None:
     assert "Bandwidth" not in shown(Mode.DEDICATED, False)
 
 
-def test_status_names_the_runtimes_of_the_host_that_call_no_hook(tmp_path: Path) -> None:
+def test_runtimes_without_hook_are_detected_by_their_files(tmp_path: Path) -> None:
     assert runtimes_without_hook(str(tmp_path)) == []
     (tmp_path / "run/user/1000/libpod").mkdir(parents=True)
     assert runtimes_without_hook(str(tmp_path)) == ["rootless Podman"]
@@ -232,7 +231,7 @@ def test_status_names_the_runtimes_of_the_host_that_call_no_hook(tmp_path: Path)
     assert runtimes_without_hook(str(tmp_path)) == ["Docker", "rootless Podman"]
 
 
-def test_status_shows_the_way_to_containers_without_a_hook() -> None:
+def test_status_refers_to_the_manual_page_for_containers_without_a_hook() -> None:
     energy = types.Capacity(resource="PERF_PKG_MON", rmids=64, events=("core_energy",))
     shown = status_of("Docker", capacity=[energy])
     assert shown["No hook"] == (
@@ -241,7 +240,7 @@ def test_status_shows_the_way_to_containers_without_a_hook() -> None:
     assert "Energy" not in shown
 
 
-def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None:
+def test_hostile_names_cannot_control_the_terminal(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web", attributes={"pod.name": "\x1b]0;owned\x07", "command": "a\nb"}, reason="\x1b[2J")
     for arguments in (("list",), ("show", "web")):
         shown = ctl(*arguments).stdout
@@ -249,6 +248,6 @@ def test_hostile_names_drive_no_terminal(manager: FakeManager, ctl: Ctl) -> None
         assert "\\x1b" in shown
 
 
-def test_show_tells_why_no_total_of_an_event_is_exact(manager: FakeManager, ctl: Ctl) -> None:
+def test_show_prints_the_caveats_of_an_event(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("k", baseline=Quality.ESTIMATED, caveats={"mbm_total_bytes": "no counter was free"})
     assert "  Baseline: estimated\n   Caveats: mbm_total_bytes: no counter was free\n" in ctl("show", "k").stdout

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print results on standard output, as JSON, text or a drawn table, and messages on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+import msgspec
+
+from resctrlctl.layout import Block, to_text
+from resctrlmond.resctrl.errors import printable
+
+PROGRAM = "resctrlctl"
+
+
+class Json(enum.Enum):
+    """The form of JSON output: none, one line, or indented."""
+
+    OFF = "off"
+    SHORT = "short"
+    PRETTY = "pretty"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The output of one run of resctrlctl. The fields are the options of the same names."""
+
+    json: Json = Json.OFF
+    legend: bool = True
+    quiet: bool = False
+    full: bool = False
+
+    def print_json(self, reply: object) -> None:
+        """Print a reply as JSON, with the names and values that came over the socket."""
+        print(encode(reply, self.json), flush=True)
+
+    def print_blocks(self, blocks: list[Block]) -> None:
+        """Print tables and sheets: drawn on a terminal, as aligned text elsewhere."""
+        width = None if self.full else _width()
+        if sys.stdout.isatty():
+            # Imported only here, because importing rich takes longer than all other modules together.
+            from resctrlctl.terminal import draw  # noqa: PLC0415
+
+            draw(blocks, width, self.legend)
+        else:
+            sys.stdout.write(to_text(blocks, width, self.legend))
+
+    def print_line(self, text: str) -> None:
+        """Print one line of the result."""
+        print(text, flush=True)
+
+    def confirm(self, text: str) -> None:
+        """Print what was done, unless --quiet is given."""
+        if not self.quiet:
+            self.print_line(text)
+
+    def note(self, text: str) -> None:
+        """Print a note on standard error, unless --quiet is given."""
+        if not self.quiet:
+            print_error(text)
+
+
+def encode(reply: object, form: Json) -> str:
+    """Return a reply as JSON text, without a newline at its end.
+
+    Escape all characters that are not printable: the JSON has the same meaning, and cannot control a terminal.
+    """
+    data = msgspec.json.encode(reply)
+    text = (msgspec.json.format(data, indent=2) if form is Json.PRETTY else data).decode()
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
+    )
+
+
+def print_error(text: str, out: TextIO | None = None) -> None:
+    """Print the program's name and a message, made printable, as one line on standard error. Ignore errors."""
+    with contextlib.suppress(OSError):  # EBADF if it is closed, EIO after a hang-up of the terminal
+        print(f"{PROGRAM}: {printable(text)}", file=out or sys.stderr, flush=True)
+
+
+def _width() -> int | None:
+    # Output to a pipe or a file is cut only if the user sets COLUMNS.
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    return None

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that only read: ``list``, ``show`` and ``status``."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+from collections.abc import Sequence
+
+from resctrlctl import render
+from resctrlctl.daemon import OK, SOCKET, CommandError, Daemon, DaemonDown
+from resctrlctl.output import Json, Output, print_error
+from resctrlctl.tree_view import RUN, TreeView
+from resctrlmond.api.pods import pods_of
+from resctrlmond.api.types import (
+    Foreign,
+    ForeignRequest,
+    KeyRequest,
+    ListPodsReply,
+    ListReply,
+    NoParameters,
+    ReadForeignReply,
+    ReadReply,
+    StatusReply,
+)
+from resctrlmond.resctrl.errors import printable
+from resctrlmond.resctrl.tree import DEFAULT_PATH
+
+
+class Source:
+    """The source of workloads and groups.
+
+    With --root, this is the resctrl filesystem at that path. Otherwise it is the daemon or, if the daemon of this
+    machine does not run, the resctrl filesystem of the machine.
+    """
+
+    def __init__(self, args: argparse.Namespace, output: Output) -> None:
+        self._daemon = Daemon(args.socket)
+        self._output = output
+        # The records in /run are about the machine's own resctrl filesystem only.
+        self._view = None if args.root is None else self._open(args.root, simulation=True, run="")
+
+    def groups(self) -> ListReply:
+        """Return the workloads and the foreign groups."""
+        if self._view is None:
+            try:
+                pages = self._daemon.stream("list the groups", "List", NoParameters(), ListReply)
+                return ListReply(
+                    groups=[group for page in pages for group in page.groups],
+                    foreign=[group for page in pages for group in page.foreign],
+                )
+            except DaemonDown as error:
+                self._view = self._fall_back(error)
+        return self._view.groups()
+
+    def pods(self) -> ListPodsReply:
+        """Return all pods; without the daemon, only the pods that have a group."""
+        if self._view is None:
+            try:
+                pages = self._daemon.stream("list the pods", "ListPods", NoParameters(), ListPodsReply)
+                return ListPodsReply(
+                    pods=[pod for page in pages for pod in page.pods],
+                    reported=[report for page in pages for report in page.reported],
+                )
+            except DaemonDown as error:
+                self._view = self._fall_back(error)
+        return ListPodsReply(pods=pods_of((), self._view.groups().groups), reported=[])
+
+    def read(self, key: str) -> ReadReply:
+        """Return a workload with its counters and totals."""
+        if self._view is None:
+            try:
+                return self._daemon.call(f"show {key!r}", "Read", KeyRequest(key=key), ReadReply)
+            except DaemonDown as error:
+                self._view = self._fall_back(error)
+        return self._view.read(key)
+
+    def foreign(self, name: str) -> list[ReadForeignReply]:
+        """Return the foreign groups with that name (one for each class) or path, with their counters."""
+        return [self._read_foreign(group) for group in self.groups().foreign if name in (group.name, group.path)]
+
+    def _read_foreign(self, foreign: Foreign) -> ReadForeignReply:
+        if self._view is not None:
+            return self._view.read_foreign(foreign)
+        request = ForeignRequest(class_=foreign.class_, name=foreign.name)
+        return self._daemon.call(f"show {foreign.name!r}", "ReadForeign", request, ReadForeignReply)
+
+    def _fall_back(self, error: DaemonDown) -> TreeView:
+        # The daemon of another socket, such as that of a simulation, does not serve this machine's resctrl.
+        if self._daemon.socket != SOCKET:
+            raise error
+        self._output.note(f"resctrlmond is not running: read from {DEFAULT_PATH}")
+        return self._open(DEFAULT_PATH, simulation=False, run=RUN)
+
+    def _open(self, root: str, *, simulation: bool, run: str) -> TreeView:
+        view, notes = TreeView.open(root, simulation=simulation, run=run)
+        for note in notes:
+            self._output.note(note)
+        return view
+
+
+def list_groups(args: argparse.Namespace, output: Output) -> int:
+    """Print the workloads and the foreign groups; return the exit status."""
+    if args.pods:
+        return _list_pods(Source(args, output), output)
+    reply = Source(args, output).groups()
+    if output.json is not Json.OFF:
+        output.print_json(reply)
+    elif output.quiet:
+        for key in sorted(group.key for group in reply.groups):
+            output.print_line(printable(key))
+    else:
+        output.print_blocks(render.render_groups(reply))
+    return OK
+
+
+def _list_pods(source: Source, output: Output) -> int:
+    reply = source.pods()
+    if output.json is not Json.OFF:
+        output.print_json(reply)
+    elif output.quiet:
+        for pod in reply.pods:
+            output.print_line(printable(pod.key))
+    else:
+        output.print_blocks(render.render_pods(reply))
+    return OK
+
+
+def show(args: argparse.Namespace, output: Output) -> int:
+    """Print each workload with its counters and totals; return the exit status of the first one that fails."""
+    source = Source(args, output)
+    result = OK
+    for index, key in enumerate(args.key):
+        try:
+            replies = _read(source, key)
+        except CommandError as error:
+            print_error(str(error))
+            result = result or error.status
+            continue
+        for number, reply in enumerate(replies):
+            if output.json is not Json.OFF:
+                output.print_json(reply)
+                continue
+            if index or number:
+                output.print_line("")
+            if isinstance(reply, ReadForeignReply):
+                output.print_blocks(render.render_foreign(reply))
+            else:
+                output.print_blocks(render.render_workload(reply))
+    return result
+
+
+def _read(source: Source, key: str) -> Sequence[ReadReply | ReadForeignReply]:
+    """Return the workload with that key; if there is none, the foreign groups with that name or path."""
+    try:
+        return [source.read(key)]
+    except CommandError as error:
+        # The path of a foreign group is not a valid key.
+        if error.name not in ("NoSuchGroup", "InvalidKey") or not (found := source.foreign(key)):
+            raise
+        return found
+
+
+def status(args: argparse.Namespace, output: Output) -> int:
+    """Print the state of the daemon and of the machine; return the exit status."""
+    reply = Daemon(args.socket).call("ask for the status", "Status", NoParameters(), StatusReply)
+    if output.json is not Json.OFF:
+        output.print_json(reply)
+    elif not output.quiet:
+        output.print_blocks(render.render_status(reply, runtimes_without_hook()))
+    return OK
+
+
+def runtimes_without_hook(root: str = "/") -> list[str]:
+    """Return the container runtimes of this host that never call the OCI hook, detected by their files in /run."""
+    found = ["Docker"] if os.path.exists(os.path.join(root, "run/docker.sock")) else []
+    # Rootless Podman creates /run/user/UID/libpod.
+    return [*found, *(["rootless Podman"] if glob.glob(os.path.join(root, "run/user/*/libpod")) else [])]
