@@ -123,7 +123,6 @@ class Written:
     """What other programs wrote to: the tasks file, or the cpus files, of these directories, relative to the tree.
 
     ``tasks`` has how often, as far as the events tell: the kernel merges two writes through one open file.
-    ``closed`` has how often each tasks file was closed after being open for writing, by the daemon too.
     ``created`` and ``renamed`` are new directories and new names of other programs. ``missed`` are directories that
     are gone, and that were not watched from their first moment on, or were written to.
     ``is_incomplete``: events were missed, or directories came that were not watched from their first moment on.
@@ -131,7 +130,6 @@ class Written:
     """
 
     tasks: Counter[str] = field(default_factory=Counter)
-    closed: Counter[str] = field(default_factory=Counter)
     cpus: set[str] = field(default_factory=set)
     created: set[str] = field(default_factory=set)
     renamed: set[str] = field(default_factory=set)
@@ -164,6 +162,10 @@ class ForeignWrites:
         # How often a tasks file was written to after being opened, and those that are open since.
         self._sessions: Counter[str] = Counter()
         self._being_written: set[str] = set()
+        # The last directory whose tasks file was written to, then closed; None after another event of a tasks file.
+        self._last_closed: str | None = None
+        self._last_written = ""
+        self._number = 0
         # The directories that were created during this call of _read.
         self._new: set[str] = set()
         self._written = Written()
@@ -202,6 +204,15 @@ class ForeignWrites:
     def is_being_written(self, directory: str) -> bool:
         """Whether the tasks file was written to and has not been closed since."""
         return directory in self._being_written
+
+    def last_closed(self) -> tuple[str, int] | None:
+        """Return the last directory whose tasks file was written to and closed, and the number of the event.
+
+        None if another tasks file is still open after a write, or was closed later.
+        """
+        with self._guard:
+            directory = self._last_closed
+            return None if directory is None or self._being_written else (directory, self._number)
 
     def look_around(self, mounting: Mounting) -> bool:
         """Watch all directories of this mount, unless they are watched already.
@@ -282,13 +293,18 @@ class ForeignWrites:
         elif event.mask & IN_ISDIR:
             self._note_directory(event, os.path.join(directory, event.name))
         elif event.mask & IN_MODIFY and event.name == TASKS:
+            self._number += 1
+            self._last_written, self._last_closed = directory, None
             self._modified[directory] += 1
             if directory not in self._being_written:
                 self._being_written.add(directory)
                 self._sessions[directory] += 1
         elif event.mask & IN_CLOSE_WRITE and event.name == TASKS:
+            self._number += 1
+            is_last = directory in self._being_written and directory == self._last_written
+            # A file that is closed without a write may have been opened for one that the kernel has refused.
+            self._last_closed = directory if is_last else None
             self._being_written.discard(directory)
-            self._written.closed[directory] += 1
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)
 

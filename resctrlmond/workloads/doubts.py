@@ -27,6 +27,7 @@ class Doubt:
     ``tasks_in``: the directory that these are in now, another one if theirs is gone.
     ``groups``: those that the tasks may have been in. ``since`` (time.monotonic()): when nothing had been written.
     ``was_listed``: the directory has been listed since the first write, ``is_listed``: since the last one.
+    ``is_refused``: the kernel has refused the only write.
     ``waiting``: the workloads that have not been looked at yet for tasks that have left them.
     """
 
@@ -38,12 +39,13 @@ class Doubt:
     arrived: set[int] = field(default_factory=set)
     was_listed: bool = False
     is_listed: bool = False
+    is_refused: bool = False
     waiting: set[str] = field(default_factory=set)
 
     @property
     def is_explained(self) -> bool:
-        """Whether as many living tasks were found as were written."""
-        return self.writes <= len(self.arrived)
+        """Whether as many living tasks were found as were written, or the kernel has refused the write."""
+        return self.is_refused or self.writes <= len(self.arrived)
 
     @property
     def is_gone(self) -> bool:
@@ -82,9 +84,11 @@ class Doubts:
     def written(self, directory: str, writes: int, groups: Groups, since: float) -> None:
         """Add writes to a tasks file, which were made after ``since`` (time.monotonic())."""
         doubt = self._counting.setdefault(directory, Doubt(directory, directory, since))
-        doubt.writes += writes
+        # A write through an open file whose earlier writes were judged after _LONGEST_S is not counted yet.
+        is_new = bool(groups) and not doubt.writes
+        doubt.writes += max(writes, is_new)
         doubt.groups.update({key: nonces | doubt.groups.get(key, frozenset()) for key, nonces in groups.items()})
-        doubt.is_listed = False
+        doubt.is_listed = doubt.is_refused = False
 
     def missed(self, directory: str, groups: Groups, since: float) -> None:
         """Add a directory that is gone, and to which tasks may have been moved after ``since``."""
@@ -103,6 +107,11 @@ class Doubts:
         """Add living tasks that came to a directory."""
         if directory in self._counting:
             self._counting[directory].arrived.update(tids)
+
+    def only_write(self, directory: str) -> Doubt | None:
+        """Return the doubt about a directory to which one write was made, None if there is none."""
+        doubt = self._counting.get(directory)
+        return doubt if doubt is not None and doubt.writes == 1 else None
 
     def settle(self, is_being_written: Callable[[str], bool]) -> None:
         """Close the counts of directories to which nothing was written since they were listed."""

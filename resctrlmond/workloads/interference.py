@@ -9,7 +9,6 @@ import os
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -49,8 +48,12 @@ _SHORTEST_REST_S = 0.02
 _LONGEST_REST_S = 0.25
 # So many lists of directories that are gone do not matter.
 _FEW = 100
-# The kernel's words for a task that has ended, in info/last_cmd_status.
-_REFUSED = re.compile(r"^No task (\d+)$", re.MULTILINE)
+# How the kernel refuses a write to a tasks file, in info/last_cmd_status (rdtgroup_tasks_write()).
+_REFUSED = re.compile(
+    r"^(No task|No permission to move task|Can't move task to different control group|Task list parsing error pid"
+    r"|Invalid pid|Pseudo-locking in progress)\b",
+    re.MULTILINE,
+)
 
 _TAKEN = "another program moved tasks out of the group, and what they use outside is not counted"
 _WRITTEN = "another program wrote to {} of the group, and the use of other tasks may be counted"
@@ -102,6 +105,7 @@ class Interference:
         self._foreign: ForeignWrites | None = None
         self._guard = threading.Lock()
         self._reacting = threading.Lock()
+        self._gathering = threading.Lock()
         # The marks for writes of other programs, by workload and nonce, until the workload has them.
         self._hits: dict[str, dict[int, set[tuple[Quality, str]]]] = {}
         # The workloads to look at because of a write, and whether events were missed.
@@ -232,8 +236,8 @@ class Interference:
         if self._foreign is not None:
             self._foreign.watch(ref.path)
             self._arrivals.begin_empty(ref.path)
-            # Earlier writes cannot have moved a task of the new group.
-            if self._gather():
+            # Earlier writes cannot have moved a task of the new group. A container's start does not wait for this.
+            if self._gather(is_blocking=False):
                 self.wake()
 
     def before_end(self, txn: Transaction) -> None:
@@ -309,6 +313,7 @@ class Interference:
         ``is_end``: a workload ends, and is marked by what is known then.
         """
         is_new = self._gather()
+        is_new |= self._find_refused()
         if self._foreign is None or not self._doubts.is_counting or not self._listing.acquire(blocking=is_end):
             return is_new
         try:
@@ -325,8 +330,19 @@ class Interference:
             self._listing.release()
         return is_new
 
-    def _gather(self) -> bool:
-        """Read the events, and keep what they ask for. Returns whether there was anything."""
+    def _gather(self, *, is_blocking: bool = True) -> bool:
+        """Read the events, and keep what they ask for. Returns whether there was anything.
+
+        Another thread may have read some events and not kept them yet, so it waits for that, if ``is_blocking``.
+        """
+        if not self._gathering.acquire(blocking=is_blocking):
+            return False
+        try:
+            return self._read_events()
+        finally:
+            self._gathering.release()
+
+    def _read_events(self) -> bool:
         since, self._gathered = self._gathered, time.monotonic()
         written = self._foreign.take() if self._foreign is not None else Written()
         if not written:
@@ -344,8 +360,7 @@ class Interference:
             with contextlib.suppress(ResctrlError):
                 self._arrivals.begin(directory)
                 self._arrivals.begin(place_of(directory).class_)
-        writes = self._without_refused(written)
-        for directory, number in sorted(writes.items()):
+        for directory, number in sorted(written.tasks.items()):
             groups = self._groups_that_may_lose_tasks_to(directory)
             with self._guard:
                 self._doubts.written(directory, number, groups, since)
@@ -363,19 +378,27 @@ class Interference:
                     self._suspects[workload.key] = written.is_incomplete or self._suspects.get(workload.key, False)
         return True
 
-    def _without_refused(self, written: Written) -> Counter[str]:
-        """The numbers of writes, without one that the kernel refused because its task had ended.
+    def _find_refused(self) -> bool:
+        """Find a write that the kernel has refused, and read the events again. Returns whether there was anything.
 
-        Such a write raises an event if it opens the file with O_TRUNC, as shells do. The text must be of this write:
-        it is the only one, and the daemon has not tried to move that task.
+        A refused write raises an event if it opens the file with O_TRUNC, as shells do, and last_cmd_status has the
+        reason. That text is of the last command on the host, so the file must be closed, and no tasks file may be
+        written to or closed until the text is read, by the daemon either.
         """
-        writes = written.tasks.copy()
-        if writes.total() == 1 and all(written.closed[directory] <= 1 for directory in writes):
-            refused = _REFUSED.search(self._tree.last_cmd_status())
-            own = self._tree.own_writes
-            if refused is not None and not own.moved_since(int(refused[1]), boot_ticks() - 10 * TICKS_PER_S):
-                writes = Counter(dict.fromkeys(writes, 0))
-        return writes
+        closed = self._foreign.last_closed() if self._foreign is not None else None
+        if self._foreign is None or closed is None:
+            return False
+        with self._guard:
+            doubt = self._doubts.only_write(closed[0])
+        if doubt is None or doubt.is_refused or not _REFUSED.search(self._tree.last_cmd_status()):
+            return False
+        # A write of the daemon that has ended has raised IN_CLOSE_WRITE.
+        has_own_write = self._tree.own_writes.quiet() is None
+        is_new = self._gather()
+        with self._guard:
+            is_same = doubt is self._doubts.only_write(closed[0]) and closed == self._foreign.last_closed()
+            doubt.is_refused = is_same and not has_own_write
+        return is_new
 
     def _groups_that_may_lose_tasks_to(self, directory: str) -> Groups:
         """Return the groups with tasks that a write to that directory can move: to a group, only those of its class.

@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "a refused write makes every workload estimated",
         _WORKLOADS + "interference.py",
-        "writes = Counter(dict.fromkeys(writes, 0))",
-        "pass",
+        "            doubt.is_refused = ",
+        "            _ = ",
         "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(

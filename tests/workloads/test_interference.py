@@ -19,7 +19,7 @@ from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.inotify import IN_MODIFY
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads import interference
+from resctrlmond.workloads import doubts, interference
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import Workload
 from tests.sim.conftest import Puppet
@@ -560,18 +560,111 @@ def test_a_process_that_is_moved_with_its_threads_and_children_marks_nothing(
         is_exact(host)
 
 
-def test_a_write_that_is_refused_because_its_task_has_ended_marks_nothing(
-    host: Host, class_: str, workload: Workload, process: Start
-) -> None:
-    """A shell opens the file with O_TRUNC, which raises an event although nothing is written."""
+def open_truncated(host: Host, directory: str) -> int:
+    """Open the tasks file as a shell does: O_TRUNC raises an event although nothing is written."""
+    return os.open(os.path.join(host.mountpoint, directory, "tasks"), os.O_WRONLY | os.O_TRUNC)
+
+
+def ended_pid(process: Start) -> int:
     ended = process()
     ended.kill()
     ended.wait()
-    fd = os.open(os.path.join(host.mountpoint, class_, "tasks"), os.O_WRONLY | os.O_TRUNC)
+    return ended.pid
+
+
+@pytest.mark.parametrize("is_seen_open", [True, False])
+def test_refused_write_with_truncation_marks_nothing(
+    host: Host, class_: str, workload: Workload, process: Start, is_seen_open: bool
+) -> None:
+    """The daemon may read the event of the truncation before the kernel refuses the write."""
+    tid = ended_pid(process)
+    react(host)
+    fd = open_truncated(host, class_)
+    if is_seen_open:
+        host.manager.react()
     with pytest.raises(ProcessLookupError):
-        os.write(fd, b"%d\n" % ended.pid)
+        os.write(fd, b"%d\n" % tid)
     os.close(fd)
     is_exact(host)
+
+
+def test_write_refused_for_its_class_marks_nothing(
+    host: Host, class_: str, workload: Workload, process: Start
+) -> None:
+    theirs, pid = host.make_foreign("theirs"), process().pid
+    write(host, f"{class_}/tasks", pid)
+    react(host)
+    fd = open_truncated(host, theirs.path)
+    host.manager.react()
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.write(fd, b"%d\n" % pid)
+    os.close(fd)
+    is_exact(host)
+
+
+def test_write_refused_for_missing_permission_marks_nothing(
+    host: Host, class_: str, workload: Workload, process: Start
+) -> None:
+    react(host)
+    fd = open_truncated(host, class_)
+    host.manager.react()
+    pid = process().pid
+    assert subprocess.run(["echo", str(pid)], user=65534, stdout=fd, check=False).returncode
+    assert f"No permission to move task {pid}" in host.tree.last_cmd_status()
+    os.close(fd)
+    is_exact(host)
+
+
+def test_refused_write_does_not_hide_another_write(
+    host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    """The text in last_cmd_status is about the last write only."""
+    thread, tid = ask(puppet, "thread"), ended_pid(process)
+    fd = open_truncated(host, "")
+    host.manager.react()
+    write(host, f"{class_}/tasks", thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    with pytest.raises(ProcessLookupError):
+        os.write(fd, b"%d\n" % tid)
+    os.close(fd)
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_earlier_refusal_does_not_hide_a_write(
+    host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    """While the file is open, last_cmd_status is still about an earlier write."""
+    thread, tid = ask(puppet, "thread"), ended_pid(process)
+    with pytest.raises(ProcessLookupError):
+        write(host, f"{class_}/tasks", tid)
+    react(host)
+    fd = open_truncated(host, class_)
+    host.manager.react()
+    os.write(fd, b"%d\n" % thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    os.close(fd)
+    said(host, Quality.ESTIMATED, ENDED)
+
+
+def test_write_through_a_file_that_stays_open_is_judged(
+    host: Host, workload: Workload, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first write is explained by its task, and the second write is of a task that has ended."""
+    monkeypatch.setattr(doubts, "_LONGEST_S", 0.2)
+    host.make_class("c1")
+    thread = ask(puppet, "thread")
+    fd = open_truncated(host, "c1")
+    try:
+        os.write(fd, b"%d\n" % process().pid)
+        is_exact(host)
+        os.write(fd, b"%d\n" % thread)
+        puppet.do(f"end {thread}")
+        wait_until_gone(thread)
+        said(host, Quality.ESTIMATED, ENDED)
+    finally:
+        os.close(fd)
 
 
 def test_writes_elsewhere_cost_a_bounded_part_of_a_processor(
