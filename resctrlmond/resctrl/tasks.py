@@ -128,19 +128,25 @@ def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> M
     return sweep.run(lambda: cgroups.tasks(cgroup))
 
 
-def put_back(tree: Tree, past: Mapping[int, tuple[int, Membership]]) -> None:
+def put_back(tree: Tree, past: Mapping[int, tuple[int, Membership]]) -> bool:
     """Undo moves, which noted this ``past``, as far as it can be done: each thread goes where it was.
 
-    Raises nothing: whoever undoes has something more to tell.
+    Returns whether a thread may have run where it was moved to: not if the kernel refused all moves. Raises nothing:
+    whoever undoes has something more to tell.
     """
+    may_have_run = False
     for tid, (start_time, before) in past.items():
+        was_moved = True
         with contextlib.suppress(ResctrlError):
             now = processes.stat(tid)
-            if now is None or now.start_time != start_time or tree.membership(tid) == before:
-                continue
-            tree.write_task(before.class_, tid)
-            if before.group:
-                tree.write_task(GroupRef(before.class_, before.group).path, tid)
+            is_same = now is not None and now.start_time == start_time
+            was_moved = not is_same or tree.membership(tid) != before
+            if is_same and was_moved:
+                tree.write_task(before.class_, tid)
+                if before.group:
+                    tree.write_task(GroupRef(before.class_, before.group).path, tid)
+        may_have_run |= was_moved
+    return may_have_run
 
 
 class _Sweep:

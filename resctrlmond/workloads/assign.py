@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from resctrlmond.resctrl.errors import NoSuchProcess, undoing
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import How, Moved, put_back
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import group_ops
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.placement import Past, spread, why_outside
@@ -54,7 +55,7 @@ def assign(
         # With its member in the first record: a claim that brought no member may never end.
         workload = _joined(workload, replace(member, joining=True), assignment)
         start_run(ctx, txn, workload, ended, may_wait=assignment.may_wait, use_reserve=assignment.is_from_runtime)
-    past: Past = {}
+    past: dict[GroupRef, Past] = {}
     try:
         if before is not None:
             if not assignment.may_wait:
@@ -92,9 +93,12 @@ def assign(
         return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.
-        put_back(ctx.tree, past)
+        used = [ref for ref in reversed(past) if put_back(ctx.tree, past[ref])]
         with undoing(txn.key):
-            _undo(ctx, txn, before, ended, member.id if is_known and past else "")
+            if is_known:
+                _undo(ctx, txn, before, ended, member, was_outside=any(past.values()))
+            else:
+                _undo(ctx, txn, before, ended, member, used=used)
         raise
 
 
@@ -144,10 +148,17 @@ def _in_group(member: Member, group: Group) -> Member:
 
 
 def _move(
-    ctx: Context, txn: Transaction, member: Member, target: Target, assignment: Assignment, *, past: Past
+    ctx: Context,
+    txn: Transaction,
+    member: Member,
+    target: Target,
+    assignment: Assignment,
+    *,
+    past: dict[GroupRef, Past],
 ) -> Moved:
     def move(ref: GroupRef, how: How) -> Moved:
-        return target.move(ref, dataclasses.replace(how, past=past, may_take=ctx.take_over.marker(txn.key)))
+        here = past.setdefault(ref, {})
+        return target.move(ref, dataclasses.replace(how, past=here, may_take=ctx.take_over.marker(txn.key)))
 
     if assignment.class_ == FOLLOW:
         return spread(ctx, txn, member, move)
@@ -207,11 +218,21 @@ def _memberships(workload: Workload) -> frozenset[Membership]:
     return frozenset(Membership(group.ref.class_, group.ref.name) for group in workload.standing)
 
 
-def _undo(ctx: Context, txn: Transaction, before: Workload | None, ended: Workload | None, again: str) -> None:
+def _undo(
+    ctx: Context,
+    txn: Transaction,
+    before: Workload | None,
+    ended: Workload | None,
+    member: Member,
+    *,
+    was_outside: bool = False,
+    used: Sequence[GroupRef] = (),
+) -> None:
     """Undo a failed Assign.
 
-    ``again`` is the member's id if the workload had the member before and tasks of it were moved, else "". What these
-    did outside until then cannot be undone: their group stays late.
+    ``was_outside``: the workload had the member before, and tasks of it were outside. What these did there cannot be
+    undone: their group stays late. ``used`` are the groups in which tasks of a new member may have run: what they
+    used is counted, and a process that they forked meanwhile stays.
     """
     if before is None:
         group_ops.discard_run(ctx, txn, ended)
@@ -221,11 +242,14 @@ def _undo(ctx: Context, txn: Transaction, before: Workload | None, ended: Worklo
         if old is None or (old.nonce and old.nonce != group.nonce):
             group_ops.discard_group(ctx, txn, group)
     # The groups are kept as they are now: one may have been moved, or created again, for this call.
-    groups = [group if again else _with_baseline_of(before, group) for group in txn.workload.groups]
+    groups = [group if was_outside else _with_baseline_of(before, group) for group in txn.workload.groups]
     restored = replace(before, groups=tuple(groups))
-    if (member := restored.member(again)) is not None:
-        late = replace(member, late=True)
+    if was_outside:
+        late = replace(restored.member(member.id) or member, late=True)
         restored = restored.with_member(late).with_late(late, _outside_until_again(late))
+    for group in restored.standing:
+        if group.ref in used:
+            restored = restored.made_worse(group, Quality.ESTIMATED, _rejected(member))
     txn.save(restored)
 
 
@@ -243,6 +267,10 @@ def _hides_joiners(member: Member) -> str:
     if member.cgroup or member.kind not in _CONTAINERS:
         return ""
     return f"{member.id} has no control group of its own, so processes that join it from outside are not detected"
+
+
+def _rejected(member: Member) -> str:
+    return f"tasks of {member.id} were in the group until their Assign failed, and their use there is counted"
 
 
 def _outside_until_again(member: Member) -> str:

@@ -230,9 +230,9 @@ class Manager:
     def assign(self, assignment: Assignment) -> Assigned:
         """Put a process with its threads, or a control group, into the workload's group; create that if needed.
 
-        A call that fails changes nothing: a group that was created for it is removed again. Only a baseline that was
-        found to be late stays late. Raises what ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged,
-        NoSuchCgroup, PermissionDenied.
+        A call that fails changes nothing: a group that was created for it is removed again. Only marks stay: of a
+        baseline that was found to be late, and of groups in which tasks of a rejected member ran. Raises what
+        ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
         """
         key = canonical_key(assignment.key)
         check_attributes(assignment.attributes)

@@ -216,8 +216,8 @@ MUTANTS = (
     Mutant(
         "a failed Assign leaves the tasks that it moved",
         _WORKLOADS + "assign.py",
-        "        put_back(ctx.tree, past)\n",
-        "",
+        "for ref in reversed(past) if put_back(ctx.tree, past[ref])]",
+        "for ref in reversed(past)]",
         "tests/workloads/test_follow.py tests/workloads",
     ),
     Mutant(
@@ -240,6 +240,13 @@ MUTANTS = (
         "if member.late or member.tasks_outside or why:",
         "if member.late or why:",
         "tests/workloads/test_manager.py tests/workloads/test_follow.py tests/workloads",
+    ),
+    Mutant(
+        "a rejected member that ran in a group leaves its totals exact",
+        _WORKLOADS + "assign.py",
+        "        if group.ref in used:\n",
+        "        if group.ref not in used:\n",
+        "tests/workloads/test_undo.py tests/workloads",
     ),
     # -- workloads: figures
     Mutant(
@@ -323,8 +330,8 @@ MUTANTS = (
     Mutant(
         "undoing moves does not check the start time",
         _RESCTRL + "tasks.py",
-        "if now is None or now.start_time != start_time or tree.membership(tid) == before:",
-        "if now is None or tree.membership(tid) == before:",
+        "is_same = now is not None and now.start_time == start_time",
+        "is_same = now is not None",
         "tests/resctrl/test_reused_numbers.py tests/resctrl",
     ),
     Mutant(

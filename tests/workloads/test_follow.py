@@ -210,7 +210,10 @@ def test_a_call_that_fails_leaves_nobody_in_a_group_that_stands(
     with pytest.raises(ClassMismatch):
         host.manager.assign(by_cgroup(cgroup, class_="", take_over=True))
     assert [host.tree.membership(pid) for pid in pids] == places
-    assert host.manager.get(UID) == before
+    record = host.manager.get(UID)
+    assert (record.members, record.claims, record.groups[1:]) == (before.members, before.claims, ())
+    # They ran in it until they were put back.
+    assert record.first.baseline is Quality.ESTIMATED
     assert host.manager.assign(by_cgroup(cgroup, take_over=True)).moved.moved == 3
     os.rmdir(host.tree.full_path(foreign))
     host.check()

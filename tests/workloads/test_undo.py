@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -110,20 +111,69 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
     assert "ran in another class" in record.first.late_reasons
 
 
-def test_a_failed_assign_of_a_new_member_leaves_the_baseline_exact(
+def test_a_new_member_that_dies_while_it_is_moved_makes_the_totals_estimated(
     host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the new member did outside is not of the workload."""
+    """A child of it stayed in the group, and counted there, and the totals were called exact."""
     before = host.manager.assign(assignment("k", process().pid, member="m")).workload
     write_task = host.tree.write_task
+    children: list[int] = []
 
     def moved(directory: str, tid: int) -> None:
         write_task(directory, tid)
-        puppet.kill()
+        if children:
+            return
+        children.append(int(puppet.do("fork")))
+        os.kill(puppet.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, puppet.pid, os.WEXITED | os.WNOWAIT)
 
     monkeypatch.setattr(host.tree, "write_task", moved)
     with pytest.raises(ProcessChanged):
         host.manager.assign(assignment("k", puppet.pid, member="other", late=True))
+    record = host.manager.get("k")
+    assert (record.members, record.claims) == (before.members, before.claims)
+    assert host.tree.membership(children[0]).group == "k"
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert "tasks of other were in the group until their Assign failed" in totals[0].reason
+
+
+def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
+    host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it used between the move and the undo is counted."""
+    host.manager.assign(assignment("k", process().pid, member="m"))
+    write_task, save = host.tree.write_task, Transaction.save
+    has_moved = False
+
+    def moved(directory: str, tid: int) -> None:
+        nonlocal has_moved
+        write_task(directory, tid)
+        has_moved = True
+
+    def refuse(txn: Transaction, record: Workload) -> Workload:
+        # Nothing but a full /run between two writes does this.
+        if has_moved and record.member("other") is not None:
+            raise NotWritten("cannot write", errno=errno.ENOSPC)
+        return save(txn, record)
+
+    monkeypatch.setattr(host.tree, "write_task", moved)
+    monkeypatch.setattr(Transaction, "save", refuse)
+    with pytest.raises(NotWritten):
+        host.manager.assign(assignment("k", puppet.pid, member="other"))
+    assert host.tree.membership(puppet.pid).group == ""
+    assert host.manager.get("k").first.baseline is Quality.ESTIMATED
+
+
+def test_a_new_member_that_the_kernel_refuses_leaves_the_totals_exact(host: Host, process: Start) -> None:
+    before = host.manager.assign(assignment("k", process().pid, member="m")).workload
+    control = Control(host.mountpoint)
+    control.set_faults(Fault(on=Operation.TASKS, group="mon_groups/k", answer="EPERM"))
+    try:
+        with pytest.raises(ResctrlError, match="EPERM"):
+            host.manager.assign(assignment("k", process().pid, member="other"))
+    finally:
+        control.set_faults()
     assert host.manager.get("k") == before
 
 
