@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
 
 from resctrlctl.format import format_count, format_message, format_time, format_value
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlmond.api.types import (
     Bandwidth,
+    Capacity,
+    Claim,
     Container,
+    Counters,
     Foreign,
     Group,
     ListPodsReply,
@@ -25,7 +30,7 @@ from resctrlmond.api.types import (
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.model import State
-from resctrlmond.workloads.pods import ContainerState
+from resctrlmond.workloads.pods import ContainerState, Report
 
 # All other states have the normal tone.
 _TONES = {
@@ -54,6 +59,72 @@ _POD_COLUMNS = (
 )
 _READING_COLUMNS = (Column("DOMAIN"), Column("EVENT"), Column("VALUE", right=True), Column("KIND"))
 _TOTAL_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"), Column("REASON"))
+
+# The fields that the output for people leaves out, with the reason or the place where their meaning is shown. Every
+# other field of a reply must change the output (tests/ctl/test_fields.py). JSON output has all fields.
+NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
+    Bandwidth: {},
+    Capacity: {},
+    Claim: {"end_rule": "rarely needed"},
+    Container: {"sandbox": "rarely needed", "pid": "changes with each restart; show prints it with the member"},
+    Counters: {},
+    Foreign: {},
+    Group: {"key": "the title", "reason": "with state", "in_limbo": "with state", "classes": "with class_"},
+    Member: {
+        "id": "the beginning of the line",
+        "owner": "with kind",
+        "start_time": "for programs, with pid",
+        "started_at": "rarely needed",
+        "snapshot_folder": "for programs",
+        "take_over": "an option of Assign",
+        "allow_class_change": "an option of Assign",
+        "joining": "lasts milliseconds",
+        "include_descendants": "an option of Assign",
+        "cpu_time_before_ns": "with late",
+        "dormant": "rarely needed",
+    },
+    Pod: {"labels": "too long for a table", "sandboxes": "rarely needed"},
+    Reading: {"status": "the text has the kernel's word for it", "nested": "for programs that add up domains"},
+    Report: {},
+    StatusReply: {"in_limbo": "the reason of each pending workload has it"},
+    Total: {},
+}
+# Each labelled line of a workload, by its field; the line Workload has no field of its own. A line without values is
+# left out.
+_GROUP_LINES: dict[str, tuple[str, Callable[[Group], Iterable[str]]]] = {
+    "state": ("State", lambda group: [": ".join(filter(None, (str(group.state), _reason(group))))]),
+    "workload": ("Workload", lambda group: [describe_workload(group.attributes)]),
+    "class_": ("Class", lambda group: [" ".join(map(format_class, group.classes or (group.class_,)))]),
+    "priority": ("Priority", lambda group: [str(group.priority)] if group.priority else []),
+    "path": ("Path", lambda group: [printable(group.path)] if group.path else []),
+    "snapshot": ("Snapshot", lambda group: [printable(group.snapshot)] if group.snapshot else []),
+    "created_at": ("Since", lambda group: [format_time(group.created_at)]),
+    "completed_at": ("Completed", lambda group: [format_time(group.completed_at)] if group.completed_at else []),
+    "generation": ("Run", lambda group: [str(group.generation)]),
+    "loss": ("Loss", lambda group: [format_message(group.loss)] if group.loss else []),
+    "baseline": ("Baseline", lambda group: [str(group.baseline)]),
+    "caveats": (
+        "Caveats",
+        lambda group: [format_message(f"{event}: {reason}") for event, reason in _items(group.caveats)],
+    ),
+    "claims": ("Claims", lambda group: map(_claim_text, group.claims)),
+    "members": ("Members", lambda group: map(_member_text, group.members)),
+    "attributes": (
+        "Attributes",
+        lambda group: [printable(f"{name}={text}") for name, text in _items(group.attributes)],
+    ),
+}
+# Each fact in the line of a member, by its field; "" is left out.
+_MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
+    "kind": lambda member: f"{member.kind} of {member.owner}",
+    "pid": lambda member: f"process {member.pid}" if member.pid else "",
+    "cgroup": lambda member: member.cgroup,
+    "ended_at": lambda member: f"ended {format_time(member.ended_at)}" if member.ended_at else "",
+    "late": lambda member: _late_text(member) if member.late else "",
+    "descendants_outside": lambda member: _outside_text(member.descendants_outside, "descendant", "outside"),
+    "tasks_outside": lambda member: _outside_text(member.tasks_outside, "task", "stayed outside"),
+    "reason": lambda member: member.reason if member.reason != "ended" else "",
+}
 
 
 def render_groups(reply: ListReply) -> list[Block]:
@@ -245,40 +316,40 @@ def _foreign_row(foreign: Foreign) -> Row:
 
 
 def _group_sheet(group: Group) -> Sheet:
-    completed = (format_time(group.completed_at),) if group.completed_at else ()
-    fields = [
-        ("State", (": ".join(filter(None, (str(group.state), _reason(group)))),)),
-        ("Workload", (describe_workload(group.attributes),)),
-        ("Class", (" ".join(map(format_class, group.classes or (group.class_,))),)),
-        ("Priority", (str(group.priority),) if group.priority else ()),
-        ("Path", (printable(group.path),) if group.path else ()),
-        ("Snapshot", (printable(group.snapshot),) if group.snapshot else ()),
-        ("Since", (format_time(group.created_at),)),
-        ("Completed", completed),
-        ("Run", (str(group.generation),)),
-        ("Loss", (format_message(group.loss),) if group.loss else ()),
-        ("Baseline", (str(group.baseline),)),
-        ("Caveats", tuple(format_message(f"{name}: {group.caveats[name]}") for name in sorted(group.caveats))),
-        ("Claims", tuple(f"{printable(claim.owner)} since {format_time(claim.since)}" for claim in group.claims)),
-        ("Members", tuple(map(_member_text, group.members))),
-        ("Attributes", tuple(printable(f"{name}={group.attributes[name]}") for name in sorted(group.attributes))),
-    ]
-    shown = tuple((label, values) for label, values in fields if values)
+    lines = {field: (label, tuple(values_of(group))) for field, (label, values_of) in _GROUP_LINES.items()}
+    lines |= {field: (label, (value,)) for field, label, value in _other_fields(group, _GROUP_LINES)}
+    shown = tuple((label, values) for label, values in lines.values() if values)
     return Sheet(printable(group.key), shown, _TONES.get(group.state, Tone.NORMAL))
 
 
 def _member_text(member: Member) -> str:
-    facts = [
-        f"{member.kind} of {member.owner}",
-        f"process {member.pid}" if member.pid else "",
-        member.cgroup,
-        f"ended {format_time(member.ended_at)}" if member.ended_at else "",
-        _late_text(member) if member.late else "",
-        f"{format_count(member.descendants_outside, 'descendant')} outside" if member.descendants_outside else "",
-        f"{format_count(member.tasks_outside, 'task')} stayed outside" if member.tasks_outside else "",
-        member.reason if member.reason != "ended" else "",
-    ]
+    facts = [fact_of(member) for fact_of in _MEMBER_FACTS.values()]
+    facts += [f"{label.lower()}: {value}" for _, label, value in _other_fields(member, _MEMBER_FACTS)]
     return format_message(f"{member.id}: {', '.join(filter(None, facts))}")
+
+
+def _other_fields(struct: msgspec.Struct, shown: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, label and text of each field with a value that is neither in ``shown`` nor in NOT_SHOWN.
+
+    A field that is new in the declaration of the interface is therefore shown without a change here.
+    """
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if value and name not in shown and name not in NOT_SHOWN[type(struct)]:
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            yield name, name.strip("_").replace("_", " ").capitalize(), format_message(text)
+
+
+def _items(mapping: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(mapping.items())
+
+
+def _claim_text(claim: Claim) -> str:
+    return f"{printable(claim.owner)} since {format_time(claim.since)}"
+
+
+def _outside_text(number: int, noun: str, text: str) -> str:
+    return f"{format_count(number, noun)} {text}" if number else ""
 
 
 def _late_text(member: Member) -> str:

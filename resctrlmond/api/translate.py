@@ -44,29 +44,13 @@ def group(workload: Workload, path: str | None, snapshot: str | None = None) -> 
     )
 
 
+# The fields of a member that have the same name in the model.
+_MEMBER_FIELDS = tuple(name for name in types.Member.__struct_fields__ if name != "snapshot_folder")
+
+
 def member(of: Member) -> types.Member:
-    """A member, without what only the daemon needs of it."""
-    return types.Member(
-        id=of.id,
-        kind=of.kind,
-        owner=of.owner,
-        pid=of.pid,
-        start_time=of.start_time,
-        cgroup=of.cgroup,
-        started_at=of.started_at,
-        ended_at=of.ended_at,
-        late=of.late,
-        tasks_outside=of.tasks_outside,
-        reason=of.reason,
-        snapshot_folder=of.folder,
-        take_over=of.take_over,
-        allow_class_change=of.allow_class_change,
-        joining=of.joining,
-        include_descendants=of.include_descendants,
-        cpu_time_before_ns=of.cpu_time_before_ns,
-        descendants_outside=of.descendants_outside,
-        dormant=of.dormant,
-    )
+    """Return a member with the fields that the interfaces declare."""
+    return types.Member(snapshot_folder=of.folder, **{name: getattr(of, name) for name in _MEMBER_FIELDS})
 
 
 def text(name: str) -> str:

@@ -90,6 +90,8 @@ class FakeManager:
     noted: list[Noted] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
+    # The replies of methods that do not depend on the state.
+    replies: dict[str, msgspec.Struct] = field(default_factory=dict)
     # For each method, the number of further calls that close the connection instead of replying.
     cuts: dict[str, int] = field(default_factory=dict)
     assign_takes_s: float = 0.0
@@ -156,6 +158,8 @@ class FakeManager:
                 await asyncio.sleep(0)
             if name in self.refuse:
                 raise self.refuse[name]
+            if name in self.replies:
+                return self.replies[name]
             reply: msgspec.Struct = await asyncio.to_thread(getattr(self, name.lower()), parameters)
             return reply
 

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each field of a reply changes the output of resctrlctl, or is listed in NOT_SHOWN of resctrlctl/render.py."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect as shapes
+from msgspec.structs import replace
+
+from resctrlctl.command import main
+from resctrlctl.render import NOT_SHOWN
+from resctrlmond.api import types
+from resctrlmond.api.verbs import VERBS
+from tests.ctl.fake_manager import FakeManager, error
+
+# For each method whose reply resctrlctl prints: a command line that calls it.
+COMMANDS = {
+    "Read": ["show", "k"],
+    "List": ["list"],
+    "ListPods": ["list", "--pods"],
+    "ReadForeign": ["show", "foreign"],
+    "Status": ["status"],
+    "Create": ["create", "k"],
+    "Assign": ["assign", "k", "--pid", str(os.getpid())],
+    "Release": ["release", "k"],
+    "Move": ["move", "k", "gold"],
+}
+# A field may change the output only for certain values of other fields, so several replies are tried.
+REPLIES = 60
+
+
+def present(shape: shapes.Type) -> shapes.Type:
+    """Return ``X`` for ``X | None``."""
+    if isinstance(shape, shapes.UnionType):
+        (shape,) = (kind for kind in shape.types if not isinstance(kind, shapes.NoneType))
+    return shape
+
+
+def sample(shape: shapes.Type, choices: random.Random) -> Any:
+    """Return a value of a type; a list has at most one item."""
+    if isinstance(shape, shapes.UnionType) and choices.random() < 0.3:
+        return None
+    shape = present(shape)
+    match shape:
+        case shapes.BoolType():
+            return choices.random() < 0.5
+        case shapes.IntType():
+            return choices.randrange(4) * 1_000_000
+        case shapes.StrType():
+            return choices.choice(["", "7", "1500"])
+        case shapes.EnumType():
+            return choices.choice(list(shape.cls))
+        case shapes.DictType():
+            return {"name": choices.choice(["one", "two"])} if choices.random() < 0.7 else {}
+        case shapes.ListType():
+            return [sample(shape.item_type, choices)] if choices.random() < 0.7 else []
+        case shapes.VarTupleType():
+            return (sample(shape.item_type, choices),) if choices.random() < 0.7 else ()
+        case shapes.StructType():
+            return shape.cls(**{field.name: sample(field.type, choices) for field in shape.fields})
+    raise NotImplementedError(f"there is no sample of {shape}")
+
+
+def fields(shape: shapes.Type, path: tuple[str, ...] = ()) -> Iterator[tuple[type, shapes.Field, tuple[str, ...]]]:
+    """Yield each field of a type and of the types in it: its struct, the field and its path."""
+    shape = present(shape)
+    if isinstance(shape, shapes.ListType | shapes.VarTupleType):
+        yield from fields(shape.item_type, path)
+    if isinstance(shape, shapes.StructType):
+        for field in shape.fields:
+            yield shape.cls, field, (*path, field.name)
+            yield from fields(field.type, (*path, field.name))
+
+
+def changed(value: Any, path: tuple[str, ...], new: Any) -> Any:
+    """Return a copy of a reply with another value at a path; the reply itself if a list or field on it is empty."""
+    if not path or not value:
+        return value if path else new
+    if isinstance(value, list | tuple):
+        return type(value)([changed(value[0], path, new)])
+    return replace(value, **{path[0]: changed(getattr(value, path[0]), path[1:], new)})
+
+
+@pytest.fixture
+def output_of(
+    manager: FakeManager, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, msgspec.Struct], tuple[str, str]]:
+    """A function that returns the output of resctrlctl if a method of the daemon returns a reply."""
+
+    def run(method: str, reply: msgspec.Struct) -> tuple[str, str]:
+        manager.replies = {method: reply}
+        assert main(["--socket", manager.socket, *COMMANDS[method]]) == 0
+        return capsys.readouterr()
+
+    assert environment["TZ"] == "UTC"
+    manager.foreign.append(types.Foreign(class_="", name="foreign", path="/foreign"))
+    return run
+
+
+def test_each_field_of_a_reply_is_shown_or_deliberately_not(
+    manager: FakeManager, output_of: Callable[[str, msgspec.Struct], tuple[str, str]]
+) -> None:
+    shown: set[tuple[type, str]] = set()
+    declared: set[tuple[type, str]] = set()
+    for method in COMMANDS:
+        # "show" reads a foreign group only if there is no such workload.
+        is_foreign = method == "ReadForeign"
+        manager.refuse = {"Read": error("NoSuchGroup", "there is no such workload")} if is_foreign else {}
+        reply_type = shapes.type_info(VERBS[method].reply)
+        left = [
+            (kind, field, path)
+            for kind, field, path in fields(reply_type)
+            if field.name not in NOT_SHOWN.get(kind, {}) and (kind, field.name) not in shown
+        ]
+        choices = random.Random(method)
+        for _ in range(REPLIES):
+            if shown >= {(kind, field.name) for kind, field, _ in left}:
+                break
+            reply = sample(reply_type, choices)
+            before = output_of(method, reply)
+            for kind, field, path in left:
+                other = changed(reply, path, sample(field.type, choices))
+                if (kind, field.name) not in shown and other != reply and output_of(method, other) != before:
+                    shown.add((kind, field.name))
+        declared |= {(kind, field.name) for kind, field, _ in left}
+    hidden = sorted(f"{kind.__name__}.{name}" for kind, name in declared - shown)
+    assert not hidden, (
+        f"resctrlctl never shows {', '.join(hidden)}: show it in resctrlctl/render.py, or add it to NOT_SHOWN "
+        "there, with the reason"
+    )
+
+
+@pytest.mark.parametrize("kind", NOT_SHOWN, ids=lambda kind: kind.__name__)
+def test_not_shown_names_existing_fields(kind: type[msgspec.Struct]) -> None:
+    unknown = set(NOT_SHOWN[kind]) - set(kind.__struct_fields__)
+    assert not unknown, f"remove {unknown} from NOT_SHOWN[{kind.__name__}] in resctrlctl/render.py"
