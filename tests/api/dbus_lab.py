@@ -92,7 +92,7 @@ def load_door(library: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in list(sys.modules):
         if name.startswith("resctrlmond.api.dbus"):
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(resctrlmond.api, "dbus")
+    monkeypatch.delattr(resctrlmond.api, "dbus", raising=False)
     door = importlib.import_module("resctrlmond.api.dbus.server")
     seam = importlib.import_module("resctrlmond.api.dbus.library")
     assert library == seam.LIBRARY
