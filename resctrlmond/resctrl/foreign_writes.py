@@ -201,9 +201,10 @@ class ForeignWrites:
         """The classes and groups that are watched."""
         return {path for path in self._watches.copy() if not path or _has_tasks_file(path)}
 
-    def is_being_written(self, directory: str) -> bool:
-        """Whether the tasks file was written to and has not been closed since."""
-        return directory in self._being_written
+    @property
+    def being_written(self) -> set[str]:
+        """The directories whose tasks file was written to and has not been closed since."""
+        return self._being_written.copy()
 
     def last_closed(self) -> tuple[str, int] | None:
         """Return the last directory whose tasks file was written to and closed, and the number of the event.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from resctrlmond.resctrl.arrivals import place_of
@@ -17,6 +17,8 @@ Groups = Mapping[str, frozenset[int]]
 
 # A program that writes all the time, or a call that has locked a workload, must not put off the answer for ever.
 _LONGEST_S = 2.0
+# Newer kernels clear last_cmd_status when a tasks file is read, so the daemon waits a little until it is closed.
+_OPEN_S = 0.1
 _MOST_PLACES = 1000
 
 
@@ -26,6 +28,7 @@ class Doubt:
 
     ``tasks_in``: the directory that these are in now, another one if theirs is gone.
     ``groups``: those that the tasks may have been in. ``since`` (time.monotonic()): when nothing had been written.
+    ``added``: when the first event was read.
     ``was_listed``: the directory has been listed since the first write, ``is_listed``: since the last one.
     ``is_refused``: the kernel has refused the only write.
     ``waiting``: the workloads that have not been looked at yet for tasks that have left them.
@@ -34,6 +37,7 @@ class Doubt:
     directory: str
     tasks_in: str
     since: float
+    added: float = field(default_factory=time.monotonic)
     groups: dict[str, frozenset[int]] = field(default_factory=dict)
     writes: int = 0
     arrived: set[int] = field(default_factory=set)
@@ -94,11 +98,16 @@ class Doubts:
         """Add a directory that is gone, and to which tasks may have been moved after ``since``."""
         # rmdir moves the tasks of a group to its class, and those of a class to the root.
         tasks_in = "" if "/" not in directory else place_of(directory).class_
-        self._look(Doubt(directory, tasks_in, since, dict(groups), writes=1))
+        self._look(Doubt(directory, tasks_in, since, groups=dict(groups), writes=1))
 
-    def to_list(self) -> list[str]:
+    def to_list(self, being_written: Container[str]) -> list[str]:
         """Return the directories that were written to, which the caller lists now."""
-        found = [doubt for doubt in self._counting.values() if not doubt.is_listed]
+        now = time.monotonic()
+        found = [
+            doubt
+            for doubt in self._counting.values()
+            if not doubt.is_listed and (doubt.directory not in being_written or now - doubt.added > _OPEN_S)
+        ]
         for doubt in found:
             doubt.was_listed = doubt.is_listed = True
         return [doubt.directory for doubt in found]
@@ -113,10 +122,10 @@ class Doubts:
         doubt = self._counting.get(directory)
         return doubt if doubt is not None and doubt.writes == 1 else None
 
-    def settle(self, is_being_written: Callable[[str], bool]) -> None:
+    def settle(self, being_written: Container[str]) -> None:
         """Close the counts of directories to which nothing was written since they were listed."""
         for directory, doubt in list(self._counting.items()):
-            is_settled = doubt.is_listed and not is_being_written(directory)
+            is_settled = doubt.is_listed and directory not in being_written
             if is_settled or (doubt.was_listed and doubt.is_old):
                 del self._counting[directory]
                 self._look(doubt)

@@ -319,11 +319,14 @@ class Interference:
         try:
             if is_end or time.monotonic() >= self._list_not_before:
                 begun = time.thread_time()
-                self._list_written()
+                self._list_written(set() if is_end else self._foreign.being_written)
                 self._list_not_before = time.monotonic() + _PAUSES * (time.thread_time() - begun)
             is_new |= self._gather()
+            # A file that is closed only now may have a refused write that is not found yet.
+            being_written = self._foreign.being_written
+            is_new |= self._find_refused()
             with self._guard:
-                self._doubts.settle(self._foreign.is_being_written)
+                self._doubts.settle(being_written)
                 for key in self._doubts.waiting:
                     self._suspects.setdefault(key, False)
         finally:
@@ -414,10 +417,10 @@ class Interference:
             if workload.standing and workload.members
         }
 
-    def _list_written(self) -> None:
+    def _list_written(self, being_written: set[str]) -> None:
         """List the directories that were written to, and keep which workloads' tasks came there."""
         with self._guard:
-            directories = self._doubts.to_list()
+            directories = self._doubts.to_list(being_written)
         for directory in directories:
             try:
                 arrivals = self._arrivals.look(directory)

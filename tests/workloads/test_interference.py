@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl import foreign_writes, processes
+from resctrlmond.resctrl.arrivals import Arrival
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.inotify import IN_MODIFY
@@ -586,6 +587,45 @@ def test_refused_write_with_truncation_marks_nothing(
         os.write(fd, b"%d\n" % tid)
     os.close(fd)
     is_exact(host)
+
+
+def test_refused_write_to_a_file_that_is_closed_while_it_is_listed_marks_nothing(
+    host: Host, class_: str, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event of the close is read just before the write is judged."""
+    tid = ended_pid(process)
+    react(host)
+    fd = open_truncated(host, class_)
+    arrivals = host.manager.context.interference._arrivals
+    find = arrivals.look
+
+    def find_and_close(directory: str) -> list[Arrival]:
+        found = find(directory)
+        monkeypatch.undo()
+        with pytest.raises(ProcessLookupError):
+            os.write(fd, b"%d\n" % tid)
+        os.close(fd)
+        return found
+
+    monkeypatch.setattr(arrivals, "look", find_and_close)
+    is_exact(host)
+
+
+def test_directory_is_not_listed_while_its_file_is_open_for_a_short_time(
+    host: Host, class_: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer kernels clear last_cmd_status when the tasks are listed."""
+    react(host)
+    lists: list[str] = []
+    monkeypatch.setattr(host.manager.context.interference._arrivals, "look", lists.append)
+    monkeypatch.setattr(host.manager.context.interference, "_list_not_before", 0.0)
+    monkeypatch.setattr(doubts, "_OPEN_S", 3600.0)
+    fd = open_truncated(host, class_)
+    try:
+        assert host.manager.react() > 0
+        assert lists == []
+    finally:
+        os.close(fd)
 
 
 def test_write_refused_for_its_class_marks_nothing(
