@@ -107,7 +107,7 @@ def test_integer_events_have_no_fraction() -> None:
     assert lab.read(package + "unhalted_core_cycles") == "4800000000\n"
     names = set(lab.read("info/PERF_PKG_MON/mon_features").split())
     assert names == set(lab.directory(package).children)
-    assert len(names) == 9
+    assert "uops_retired" in names
 
 
 def test_use_after_the_last_sample_is_charged_to_the_group() -> None:
