@@ -11,7 +11,7 @@ from resctrlmond.resctrl.errors import NoSuchProcess, undoing
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import How, Moved, put_back
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import group_ops
+from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
@@ -89,7 +89,8 @@ def assign(
         )
         workload = replace(txn.workload.with_member(member), is_active=True)
         if member.late or member.tasks_outside or why:
-            workload = workload.with_late(member, why)
+            stayed = reasons.stayed_outside(member) if member.tasks_outside else ""
+            workload = workload.with_late(member, why or stayed)
         return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.

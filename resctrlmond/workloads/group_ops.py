@@ -57,13 +57,20 @@ Lacking = tuple[tuple[str, str], ...]
 
 
 def create(
-    ctx: Context, txn: Transaction, group: Group, quality: Quality = Quality.EXACT, *, may_wait: bool = True
+    ctx: Context,
+    txn: Transaction,
+    group: Group,
+    quality: Quality = Quality.EXACT,
+    *,
+    why_late: Sequence[str] = (),
+    may_wait: bool = True,
 ) -> Group:
     """Create the group's directory, and write its baseline. Return the group, standing.
 
-    The record is on disk before the directory exists, and the baseline before a task can join. If no RMID is free,
-    the group stays pending, with the reason; RmidsExhausted only if not ``may_wait``. Raises ForeignGroup,
-    NoSuchClass, KernelRefused, NotMounted and NotWritten, and leaves no directory in these cases.
+    ``why_late`` are the reasons for which the baseline is late, if it is. The record is on disk before the directory
+    exists, and the baseline before a task can join. If no RMID is free, the group stays pending, with the reason;
+    RmidsExhausted only if not ``may_wait``. Raises ForeignGroup, NoSuchClass, KernelRefused, NotMounted and
+    NotWritten, and leaves no directory in these cases.
     """
     group = txn.save_group(begun(ctx, group))
     try:
@@ -81,7 +88,7 @@ def create(
             remedy="Run resctrlmond with the group resctrlmon (Group= in its unit)",
         )
     try:
-        return write_baseline(ctx, txn, group, begin_quality)
+        return write_baseline(ctx, txn, group, begin_quality, why_late)
     except ResctrlError:
         if begin_quality is quality:  # otherwise it has tasks, and was only adopted
             with undoing(txn.key):
@@ -127,7 +134,9 @@ def _create_directory(ctx: Context, group: Group, quality: Quality) -> tuple[Fou
         return ctx.tree.set_nonce(group.ref, group.nonce), begin_quality
 
 
-def write_baseline(ctx: Context, txn: Transaction, group: Group, quality: Quality) -> Group:
+def write_baseline(
+    ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
+) -> Group:
     """Read the begin values, and write them. Return the group, standing."""
     ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
     if quality is not Quality.UNKNOWN:
@@ -144,6 +153,8 @@ def write_baseline(ctx: Context, txn: Transaction, group: Group, quality: Qualit
     group = _with_caveats(ctx, group, readings)
     inodes = {reading.domain: reading.inode for reading in readings}
     group = replace(group, state=GroupState.STANDING, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+    for why in why_late:
+        group = group.made_worse(Quality.LATE, why)
     workload = txn.workload.with_group(group)
     qualities = None if group.folder else text(at_baseline(workload, readings))
     live = ctx.tree.full_path(group.ref)

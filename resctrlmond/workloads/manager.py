@@ -173,6 +173,7 @@ class Manager:
             try:
                 with self._store.transaction(key) as txn:
                     if not txn.workload.state.is_over:
+                        placement.sweep_last(self.context, txn)
                         group_ops.finish(self.context, txn, "resctrlmond released all its groups")
                     for claim in txn.workload.claims if txn.workload.is_interrupted else ():
                         txn.save(group_ops.without_claim(txn.workload, claim.owner))  # or a later start resumes it
@@ -262,10 +263,7 @@ class Manager:
             if workload.is_interrupted or (not is_over and workload.without_claim(owner).claims):
                 txn.save(group_ops.without_claim(workload, owner))
             elif not is_over:
-                # Tasks that have joined since the last sweep ran outside, and the totals must say so.
-                placement.wake_dormant(self.context, txn)
-                if txn.workload.living:
-                    placement.sweep(self.context, txn)
+                placement.sweep_last(self.context, txn)
                 # The last claim is removed by the write that records the end: a daemon that is killed after it
                 # completes this end, and one that is killed before it has not begun.
                 group_ops.finish(self.context, txn, reason_text(reason), without_claim=owner)

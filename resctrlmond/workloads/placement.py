@@ -20,7 +20,7 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import group_ops
+from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
@@ -35,8 +35,11 @@ Past = dict[int, tuple[int, Membership]]
 Move = Callable[[GroupRef, How], Moved]
 
 
-def sweep(ctx: Context, txn: Transaction) -> None:
-    """Move tasks that joined the members from outside, and follow tasks that were moved to another class."""
+def sweep(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
+    """Move tasks that joined the members from outside, and follow tasks that were moved to another class.
+
+    ``is_last``: the workload ends now, so no later sweep finds the tasks that this one misses.
+    """
     workload = txn.find()
     # An idle workload has members if their adoption failed.
     if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
@@ -47,7 +50,14 @@ def sweep(ctx: Context, txn: Transaction) -> None:
     except (NoSuchGroup, NotMounted):
         return  # its loss is about to be recorded
     for member in workload.living:
-        _sweep_and_record(ctx, txn, member)
+        _sweep_and_record(ctx, txn, member, is_last=is_last)
+
+
+def sweep_last(ctx: Context, txn: Transaction) -> None:
+    """Move tasks that have joined since the last sweep, because the workload ends now. Its totals become late."""
+    wake_dormant(ctx, txn)
+    if txn.workload.living:
+        sweep(ctx, txn, is_last=True)
 
 
 def wake_dormant(ctx: Context, txn: Transaction) -> None:
@@ -87,7 +97,7 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
             continue
         if not group.folder and txn.workload.group_of(member).folder:
             continue
-        why = _ran_outside(member)
+        why = reasons.ran_outside(member)
         try:
             moved = _sweep_member(ctx, txn, member)
         except ResctrlError as error:
@@ -151,12 +161,12 @@ def spread(ctx: Context, txn: Transaction, member: Member, move: Move, *, late: 
             raise
         if late and not more.moved:
             # They ended, or left, before they could be moved, and nothing has marked the group.
-            txn.save(txn.workload.with_late(replace(member, folder=group.folder), _ran_outside(member)))
+            txn.save(txn.workload.with_late(replace(member, folder=group.folder), reasons.ran_outside(member)))
         moved = _together(more, moved)
     return moved
 
 
-def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
+def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last: bool = False) -> None:
     try:
         moved = _sweep_member(ctx, txn, member)
     except NoSuchProcess:
@@ -164,7 +174,9 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
     except ResctrlError as error:
         member = replace(_saved(txn, member), reason=str(error))
         workload = txn.workload.with_member(member)
-        if member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
+        if is_last:
+            workload = workload.with_late(member, reasons.not_swept_at_end(member, error))
+        elif member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
             # For example EACCES, or too many control groups: no later sweep will find them either.
             why = f"processes that join {member.id} from outside are not detected: {error}"
             workload = workload.with_late(member, why)
@@ -182,7 +194,7 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member) -> None:
     workload = workload.with_member(swept)
     if swept.tasks_outside:
         # They may end before they are moved.
-        workload = workload.with_late(swept, f"tasks of {swept.id} stayed outside")
+        workload = workload.with_late(swept, reasons.stayed_outside(swept))
     txn.save(replace(ctx.joiners.look(workload, swept), is_active=True))
 
 
@@ -201,7 +213,7 @@ def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, mov
         # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
         # them is counted.
         workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
-        txn.save(workload.with_late(replace(member, folder=group.folder), _ran_outside(member)))
+        txn.save(workload.with_late(replace(member, folder=group.folder), reasons.ran_outside(member)))
 
     past: Past = {}
     how = How(
@@ -257,7 +269,3 @@ def _settled(member: Member) -> Member:
 def _together(last: Moved, before: Moved) -> Moved:
     """Return the outcome of two moves of the same tasks: what the last one found, and the work of both."""
     return Moved(before.moved + last.moved, before.passes + last.passes, last.elsewhere, last.left, last.astray)
-
-
-def _ran_outside(member: Member) -> str:
-    return f"tasks of {member.id} ran outside until they were put into the group"

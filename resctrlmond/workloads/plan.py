@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads import reasons
 from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.model import Claim, EndRule, Group, GroupState, State, Workload
 from resctrlmond.workloads.validation import is_pod_uid
@@ -118,14 +118,17 @@ def _in_order(groups: Iterable[InWorkload]) -> list[InWorkload]:
     return sorted(groups, key=rank)
 
 
-def baseline_of(workload: Workload, group: Group) -> Quality:
-    """The quality of the baseline of a group that waited: late if it has members, which ran outside until now.
+def why_late(workload: Workload, group: Group) -> tuple[str, ...]:
+    """Why the baseline of a group that waited is late: its members ran outside until now. () if it has none.
 
     A member that ends before it is moved was never in the group, so this is decided before.
     """
     members = [member for member in workload.members if member.has_tasks]
-    is_late = any(workload.group_of(member).folder == group.folder for member in members)
-    return Quality.LATE if is_late else Quality.EXACT
+    return tuple(
+        reasons.ran_outside(member) if member.is_living else reasons.ended_outside(member)
+        for member in members
+        if workload.group_of(member).folder == group.folder
+    )
 
 
 def served_before(workload: Workload, workloads: Iterable[Workload]) -> Group | None:

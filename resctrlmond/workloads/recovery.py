@@ -18,7 +18,7 @@ from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.model import ROOT_FOLDER, Claim, EndRule, Group, Workload, replace
-from resctrlmond.workloads.plan import RECOVERED, Do, Step, baseline_of, recover
+from resctrlmond.workloads.plan import RECOVERED, Do, Step, recover, why_late
 from resctrlmond.workloads.store import Transaction, UnreadableRecord
 from resctrlmond.workloads.validation import canonical_key
 
@@ -117,11 +117,12 @@ class Recovery:
                 pass  # with the RMID queue, after all others
             case Do.BASELINE:
                 group = group_ops.follow_group(ctx, txn, group)
-                quality = baseline_of(txn.workload, group)
+                late = why_late(txn.workload, group)
+                quality = Quality.EXACT
                 if txn.workload.is_claimed_by(RECOVERED) or ctx.tree.tasks(group.ref):
                     # It was adopted with its tasks, and the last daemon was killed before it wrote that down.
                     quality = Quality.UNKNOWN
-                placement.adopt(ctx, txn, group_ops.write_baseline(ctx, txn, group, quality))
+                placement.adopt(ctx, txn, group_ops.write_baseline(ctx, txn, group, quality, late))
             case Do.FINISH:
                 # Again, because an error kept it from being written before.
                 ends.mark_unseen_end(ctx, txn)

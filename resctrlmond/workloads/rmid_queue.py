@@ -12,7 +12,7 @@ from resctrlmond.workloads import group_ops, placement
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup
 from resctrlmond.workloads.model import Group, GroupState
-from resctrlmond.workloads.plan import baseline_of, waiting
+from resctrlmond.workloads.plan import waiting, why_late
 from resctrlmond.workloads.store import Transaction
 
 # The cause of these errors may be gone a second later.
@@ -37,7 +37,7 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
 def _create(ctx: Context, txn: Transaction, group: Group) -> bool:
     """Create the group. It fails for good if waiting will not help. Return False if there is no RMID for it."""
     try:
-        created = group_ops.create(ctx, txn, group, baseline_of(txn.workload, group))
+        created = group_ops.create(ctx, txn, group, why_late=why_late(txn.workload, group))
     except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
         if error.errno in PASSING:
             raise  # the next tick tries it again

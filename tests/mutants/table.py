@@ -172,8 +172,8 @@ MUTANTS = (
     Mutant(
         "a group that waited has an exact baseline",
         _WORKLOADS + "plan.py",
-        "return Quality.LATE if is_late else Quality.EXACT",
-        "return Quality.EXACT",
+        "        if workload.group_of(member).folder == group.folder\n",
+        "        if workload.group_of(member).folder != group.folder\n",
         "tests/workloads/test_pending.py tests/workloads",
     ),
     # -- workloads: recovery
@@ -247,6 +247,20 @@ MUTANTS = (
         "        if group.ref in used:\n",
         "        if group.ref not in used:\n",
         "tests/workloads/test_undo.py tests/workloads",
+    ),
+    Mutant(
+        "an error of the last sweep leaves the totals exact",
+        _WORKLOADS + "placement.py",
+        "        if is_last:\n",
+        "        if not is_last:\n",
+        "tests/workloads/test_joiners.py tests/workloads",
+    ),
+    Mutant(
+        "a member that ended while its group waited leaves the totals exact",
+        _WORKLOADS + "plan.py",
+        "members = [member for member in workload.members if member.has_tasks]",
+        "members = [member for member in workload.living if member.has_tasks]",
+        "tests/workloads/test_pending.py tests/workloads",
     ),
     # -- workloads: figures
     Mutant(

@@ -24,6 +24,7 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
 from tests.workloads.conftest import Host, assignment, join
+from tests.workloads.test_no_descriptors import left
 
 CTR = "4d" * 32
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -236,6 +237,30 @@ def test_a_control_group_that_cannot_be_listed_for_a_while_only_is_not_marked(
     record = host.manager.get(CTR)
     assert record.first.baseline is quality
     assert [member.reason for member in record.members] == [""]
+
+
+@pytest.mark.parametrize("ends", ["Release", "a purge"])
+def test_a_control_group_that_cannot_be_listed_at_the_end_makes_the_totals_late(
+    host: Host, init: Init, process: Start, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """No later sweep finds the process that joined it, and the totals were called exact."""
+    assign(host, init)
+    join(init.cgroup, process().pid)
+    tasks = cgroups.tasks
+
+    def starve(path: str) -> list[int]:
+        with left(0):
+            return tasks(path)
+
+    monkeypatch.setattr(cgroups, "tasks", starve)
+    if ends == "Release":
+        host.manager.release(CTR, owner="oci")
+    else:
+        assert host.manager.release_all() == []
+    totals = host.manager.read(CTR)[2]
+    assert {total.quality for total in totals} == {Quality.LATE}
+    assert "tasks of c1 may have been outside the group at its end: " in totals[0].reason
+    assert "EMFILE" in totals[0].reason
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "tick"])

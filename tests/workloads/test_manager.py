@@ -197,6 +197,7 @@ def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet
     done = host.manager.assign(assignment("partly", puppet.pid))
     assert done.moved.elsewhere == {thread}
     assert (done.workload.members[0].tasks_outside, done.workload.first.baseline) == (1, Quality.LATE)
+    assert done.workload.first.late_reasons == (f"tasks of pid-{puppet.pid} stayed outside",)
     assert host.tree.membership(thread).group == "somebody"
     host.manager.assign(assignment("other", child.pid, take_over=True))
     assert host.tree.membership(child.pid) == Membership("", "other")

@@ -22,6 +22,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import InvalidRequest
 from resctrlmond.workloads.maintenance import log
 from resctrlmond.workloads.model import State, Workload
+from resctrlmond.workloads.snapshot import Snapshots
 from tests.workloads.builders import save, workload
 from tests.workloads.conftest import Host, assignment, when_all_stand
 
@@ -113,6 +114,34 @@ def test_a_pending_workload_is_adopted_late_when_an_rmid_comes_free(small: Host,
     assert small.tree.membership(child.pid).group == "k"
     totals = small.manager.release("k", owner="a").totals
     assert {total.quality for total in totals} == {Quality.LATE}
+
+
+@pytest.mark.parametrize("created_by", ["a tick", "a start after a kill"])
+def test_a_member_that_ends_before_there_is_an_rmid_is_the_reason_of_late(
+    small: Host, process: Start, monkeypatch: pytest.MonkeyPatch, created_by: str
+) -> None:
+    """The totals were late, and nobody said why."""
+    fill(small)
+    child = process()
+    small.manager.assign(assignment("k", child.pid, "a", member="m"))
+    child.kill()
+    child.wait()
+    small.manager.release("one", owner="a")
+    if created_by != "a tick":
+        begin = Snapshots.begin
+
+        def cut_short(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Snapshots, "begin", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            small.manager.maintenance.tick()
+        monkeypatch.setattr(Snapshots, "begin", begin)
+        small.restart()
+    small.manager.maintenance.tick()
+    totals = small.manager.release("k", owner="a").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+    assert {total.reason for total in totals} == {"m ran and ended before the group was created"}
 
 
 def test_who_has_waited_longest_comes_first_however_the_clock_is_set(
