@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import grp
 import os
 import re
@@ -15,12 +14,18 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.yaml_file import (
+    ConfigError,
+    is_empty,
+    parse_mapping,
+    quoted,
+    read_contents,
+    refuse_line,
+    refuse_unknown_key,
+)
 
 DEFAULT_PATH = "/etc/resctrlmond/resctrlmond.yaml"
 
-# The sample file, with every key and all comments, has about 4 KiB.
-MAX_BYTES = 64 * 1024
 # sun_path of unix(7) has 108 bytes with its NUL.
 _MAX_SOCKET_BYTES = 107
 
@@ -75,10 +80,6 @@ LogLevel = Annotated[
     Meta(description="one of debug, info, notice, warning, error"),
 ]
 Switch = Annotated[bool, Meta(description="true or false")]
-
-
-class ConfigError(ResctrlError):
-    """The configuration is wrong. ``message`` begins with the file and, if there is one, the line."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,38 +154,13 @@ def load(path: str | None = None) -> Config:
     return Config() if data is None else parse(data, path or DEFAULT_PATH)
 
 
-def read_contents(path: str | None, default: str, otherwise: str) -> bytes | None:
-    """Return the bytes of a configuration file; None if ``path`` is None and the ``default`` file does not exist.
-
-    Returns at most MAX_BYTES + 1 bytes. ``otherwise`` says, for the message, what applies without a file. Raises
-    ConfigError.
-    """
-    name = default if path is None else path
-    try:
-        with open(name, "rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        if path is None and isinstance(error, FileNotFoundError):
-            return None
-        remedy = f"Check the file. Without --config and without {default}, {otherwise}"
-        raise ConfigError(
-            "cannot read the configuration", path=name, errno=error.errno or 0, remedy=remedy
-        ) from error
-
-
 def parse(data: bytes, path: str) -> Config:
     """Return the configuration from the bytes of a file; ``path`` is for messages only. Raises ConfigError."""
-    if len(data) > MAX_BYTES:
-        raise ConfigError(
-            f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Check that it is the right file"
-        )
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        refuse_line(
-            path, data.count(b"\n", 0, error.start), "the text is not UTF-8", "Save the file in that encoding"
-        )
-    nodes = _compose(text, path)
+    nodes = {}
+    for key, node in parse_mapping(data, path, max_depth=0, remedy='Write one "key: value" a line'):
+        if key.value not in _FIELDS:
+            refuse_unknown_key(path, key.start_mark.line, key.value, _FIELDS)
+        nodes[key.value] = node
     values = {key: _value(key, node, path) for key, node in nodes.items()}
     config = Config(**values)
     _check_paths(config, {key: node.start_mark.line for key, node in nodes.items()}, path)
@@ -211,64 +187,7 @@ def parse_time_span(text: str) -> float:
     return float(total / 1_000_000)
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader for one flat mapping of plain values.
-
-    It refuses lists, mappings in mappings, anchors, aliases and tags before anything is built from them, so that a
-    file can cause neither deep recursion nor multiplied aliases, nor choose a constructor.
-    """
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        kind = None
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            kind = "an anchor or alias"
-        elif event.tag is not None:
-            kind = "a tag"
-        elif parent is not None and not isinstance(event, yaml.ScalarEvent):
-            kind = "a list or a mapping"
-        if kind:
-            raise yaml.MarkedYAMLError(
-                problem=f"{kind} where a plain value is expected", problem_mark=event.start_mark
-            )
-        return super().compose_node(parent, index)
-
-
-def _compose(text: str, path: str) -> dict[str, yaml.ScalarNode]:
-    """Return the node of each key's value. Raises ConfigError unless the text is one flat mapping of known keys."""
-    loader: _Loader | None = None
-    try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position)
-        refuse_line(path, line, f"the character {chr(error.character)!r} is not allowed in YAML", "Remove it")
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = "; ".join(part for part in (error.context, error.problem) if part)
-        refuse_line(path, mark.line if mark else 0, what, 'Write one "key: value" a line')
-    except (ValueError, OverflowError):
-        # From PyYAML: a number in an escape or directive that is too large for a character or an integer.
-        refuse_line(path, loader.line if loader else 0, "not valid YAML", 'Write one "key: value" a line')
-    if root is None or _is_empty(root):
-        return {}
-    if not isinstance(root, yaml.MappingNode):
-        refuse_line(path, root.start_mark.line, "this is not a key with a value", 'Write one "key: value" a line')
-    found: dict[str, yaml.ScalarNode] = {}
-    for key, value in root.value:
-        line = key.start_mark.line
-        if key.value not in _FIELDS:
-            refuse_line(path, line, f"unknown key {_quoted(key.value)}", _known_keys(key.value))
-        if key.value in found:
-            first = found[key.value].start_mark.line + 1
-            refuse_line(
-                path, line, f"{key.value} is set a second time", f"Line {first} sets it already: remove one of them"
-            )
-        found[key.value] = value
-    return found
-
-
-def _value(key: str, node: yaml.ScalarNode, path: str) -> Any:
+def _value(key: str, node: yaml.Node, path: str) -> Any:
     """Return the value of one key, of the key's type. Raises ConfigError."""
     kind = _FIELDS[key].type
     expected = next(meta.description for meta in kind.__metadata__ if meta.description)
@@ -280,9 +199,9 @@ def _value(key: str, node: yaml.ScalarNode, path: str) -> Any:
     except (msgspec.ValidationError, ValueError, OverflowError, yaml.YAMLError):
         # PyYAML raises ValueError for 2026-99-99, OverflowError for an endless 1:59:59:..., ConstructorError for =.
         remedy = f"Expected {expected}"
-        if _is_empty(node):
+        if is_empty(node):
             refuse_line(path, node.start_mark.line, f"{key} has no value", remedy)
-        refuse_line(path, node.start_mark.line, f"{key} cannot be {_quoted(node.value)}", remedy)
+        refuse_line(path, node.start_mark.line, f"{key} cannot be {quoted(node.value)}", remedy)
 
 
 def _check_paths(config: Config, lines: Mapping[str, int], path: str) -> None:
@@ -309,25 +228,6 @@ def _check_paths(config: Config, lines: Mapping[str, int], path: str) -> None:
         )
 
 
-def _is_empty(node: yaml.Node) -> bool:
-    """Return whether a value is missing: neither quotes nor "null" are written."""
-    return isinstance(node, yaml.ScalarNode) and not node.value and node.style is None
-
-
 def is_within(path: str, folder: str) -> bool:
     """Return whether the path is the folder or below it, by components: /run/a-b is not within /run/a."""
     return path == folder or path.startswith(f"{folder}/")
-
-
-def _known_keys(key: str) -> str:
-    close = difflib.get_close_matches(key[:64], _FIELDS, n=1)
-    return f"Did you mean {close[0]}?" if close else f"Known keys are {', '.join(sorted(_FIELDS))}"
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 64 else text[:61] + "...")
-
-
-def refuse_line(path: str, line: int, what: str, remedy: str) -> NoReturn:
-    """Raise ConfigError for a line, which is counted from 0 like YAML's marks."""
-    raise ConfigError(f"{path}:{line + 1}: {what}", path=path, remedy=remedy) from None

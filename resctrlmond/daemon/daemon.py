@@ -21,7 +21,7 @@ from resctrlmond.api.access import Policy
 from resctrlmond.api.varlink import interfaces as varlink_interfaces
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
-from resctrlmond.config import Config, ConfigError, is_within
+from resctrlmond.config import Config, is_within
 from resctrlmond.daemon.notices import Notices
 from resctrlmond.daemon.reaction import Reaction
 from resctrlmond.daemon.rivals import Rivals
@@ -33,6 +33,7 @@ from resctrlmond.notify import Notify, watchdog_interval_s
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.start_lock import StartLock
 from resctrlmond.workloads.model import Workload
+from resctrlmond.yaml_file import ConfigError
 
 if TYPE_CHECKING:
     from resctrlmond.api.dbus.server import DBusDoor

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from resctrlmond.config import Config, ConfigError
+from resctrlmond.config import Config
 from resctrlmond.resctrl.errors import MonitoringUnavailable, NotMounted, PermissionDenied, ResctrlError, reading
 from resctrlmond.resctrl.mounts import boot_id, fstype_of
 from resctrlmond.resctrl.tree import Tree
@@ -21,6 +21,7 @@ from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
+from resctrlmond.yaml_file import ConfigError
 
 
 class Exit(enum.IntEnum):

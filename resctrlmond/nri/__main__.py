@@ -24,6 +24,7 @@ from resctrlmond.nri.rate_limit import RateLimit
 from resctrlmond.nri.rival import Watch
 from resctrlmond.nri.selection import Selection
 from resctrlmond.nri.updater import Updater
+from resctrlmond.yaml_file import ConfigError
 
 log = logging.getLogger("resctrlmond.nri")
 
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         selection = settings.load(options.config)
         by_runtime = launched.from_environment(os.environ)
-    except config.ConfigError as error:
+    except ConfigError as error:
         log.error("%s", error, extra=journal.fields(error))
         return EXIT_CONFIG
     return asyncio.run(_run(options, selection, by_runtime))

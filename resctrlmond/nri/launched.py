@@ -12,10 +12,10 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from resctrlmond.config import ConfigError
 from resctrlmond.nri.mux import MuxError
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.session import Session
+from resctrlmond.yaml_file import ConfigError
 
 log = logging.getLogger(__name__)
 

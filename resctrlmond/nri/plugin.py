@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from resctrlmond import journal
-from resctrlmond.config import ConfigError
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
 from resctrlmond.nri.manager import Away
@@ -26,6 +25,7 @@ from resctrlmond.nri.search import STRANGER_S, Search
 from resctrlmond.nri.updater import Updater
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.pods import ContainerState
+from resctrlmond.yaml_file import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import Any
-
 import yaml
 
-from resctrlmond.config import MAX_BYTES, ConfigError, read_contents, refuse_line
 from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal, selector
+from resctrlmond.yaml_file import is_empty, parse_mapping, read_contents, refuse_line, refuse_unknown_key
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
+
+_MANUAL = "See resctrlmon-nri(8)"
 
 KEYS = ("namespaces", "labelSelector", "annotations")
 # Keys of nri-resctrl-mon that are set elsewhere: an error is better than a key without effect.
@@ -36,9 +35,14 @@ def parse(data: bytes, path: str) -> Selection:
 
     Every plain value is taken as text: the value of a label may look like a number. Raises ConfigError.
     """
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", path=path, remedy="Is it the right file?")
-    nodes = _compose(data, path)
+    nodes: dict[str, yaml.Node] = {}
+    for key, value in parse_mapping(data, path, max_depth=8, remedy=_MANUAL):
+        name, line = _text(key, path, "a key"), key.start_mark.line
+        if name in THEIRS:
+            refuse_line(path, line, f"{name} is not a key of this adapter", THEIRS[name])
+        if name not in KEYS:
+            refuse_unknown_key(path, line, name, KEYS)
+        nodes[name] = value
     namespaces, annotations, requirements = frozenset[str](), frozenset[str](), tuple[Requirement, ...]()
     if "namespaces" in nodes:
         namespaces = _names(nodes["namespaces"], path, "namespaces", "a namespace")
@@ -49,64 +53,8 @@ def parse(data: bytes, path: str) -> Selection:
     return Selection(namespaces, requirements, annotations)
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's composer without anchors, aliases and tags, and with a limited depth."""
-
-    _depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        kind = "an anchor or alias" if isinstance(event, yaml.AliasEvent) or event.anchor is not None else ""
-        kind = kind or ("a tag" if event.tag is not None else "")
-        kind = kind or ("too deep a nesting" if self._depth > 8 else "")
-        if kind:
-            raise yaml.MarkedYAMLError(problem=f"{kind} is not taken", problem_mark=event.start_mark)
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
-
-
-def _compose(data: bytes, path: str) -> dict[str, yaml.Node]:
-    """Return the value of each key, with its position."""
-    loader: _Loader | None = None
-    try:
-        loader = _Loader(data.decode())
-        root = loader.get_single_node()
-    except UnicodeDecodeError as error:
-        refuse_line(path, data.count(b"\n", 0, error.start), "not UTF-8", "Save the file in that encoding")
-    except yaml.reader.ReaderError as error:
-        line = data.decode().count("\n", 0, error.position)
-        refuse_line(path, line, f"the character {chr(error.character)!r} is not allowed in YAML", "Remove it")
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = "; ".join(part for part in (error.context, error.problem) if part)
-        refuse_line(path, mark.line if mark else 0, what, "See resctrlmon-nri(8)")
-    except (ValueError, OverflowError):
-        # PyYAML raises these for a number in an escape or a directive that is out of range.
-        refuse_line(path, loader.line if loader else 0, "not valid YAML", "See resctrlmon-nri(8)")
-    if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
-        return {}
-    if not isinstance(root, yaml.MappingNode):
-        refuse_line(path, root.start_mark.line, "no key and value", "See resctrlmon-nri(8)")
-    found: dict[str, yaml.Node] = {}
-    for key, value in root.value:
-        name, line = _text(key, path, "a key"), key.start_mark.line
-        if name in THEIRS:
-            refuse_line(path, line, f"{name} is not a key of this adapter", THEIRS[name])
-        if name not in KEYS:
-            close = difflib.get_close_matches(name[:64], KEYS, n=1)
-            remedy = f"Did you mean {close[0]}?" if close else f"Known keys are {', '.join(KEYS)}"
-            refuse_line(path, line, f"unknown key {name[:64]!r}", remedy)
-        if name in found:
-            refuse_line(path, line, f"{name} is set a second time", "Keep one")
-        found[name] = value
-    return found
-
-
 def _names(node: yaml.Node, path: str, key: str, what: str) -> frozenset[str]:
-    if _is_empty(node):
+    if is_empty(node):
         return frozenset()
     if not isinstance(node, yaml.SequenceNode):
         refuse_line(path, node.start_mark.line, f"{key} is not a list", "Write it as [shop, web]")
@@ -123,19 +71,13 @@ def _requirements(node: yaml.Node, path: str) -> tuple[Requirement, ...]:
     try:
         if isinstance(node, yaml.MappingNode):
             pairs = [(_text(key, path, "a label"), _text(value, path, "a value")) for key, value in node.value]
-            if len(dict(pairs)) < len(pairs):
-                refuse_line(path, node.start_mark.line, "labelSelector names a label twice", "Keep one")
             return equal(dict(pairs))
         return selector(_text(node, path, "labelSelector"))
     except SelectorError as error:
-        refuse_line(path, node.start_mark.line, f"labelSelector: {error}", "See resctrlmon-nri(8)")
+        refuse_line(path, node.start_mark.line, f"labelSelector: {error}", _MANUAL)
 
 
 def _text(node: yaml.Node, path: str, what: str) -> str:
     if not isinstance(node, yaml.ScalarNode):
         refuse_line(path, node.start_mark.line, f"{what} is a list or a mapping", "Write one plain value")
     return str(node.value)
-
-
-def _is_empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and not node.value

@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond import config
-from resctrlmond.config import Config, ConfigError, load, parse, parse_time_span
+from resctrlmond.config import Config, load, parse, parse_time_span
 from resctrlmond.daemon.startup import group_settings
 from resctrlmond.workloads.settings import Settings
+from resctrlmond.yaml_file import ConfigError
 
 ROOT = Path(__file__).parents[2]
 FILE = "/etc/test.yaml"
@@ -103,8 +104,8 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("1: 2", "unknown key '1'"),
         ("k" * 500 + ": 2", r"unknown key 'k{61}\.\.\.'\. Known"),
         ("k" * 5000 + ": 2", "mapping values are not allowed here"),
-        ("linger: 1s\ndbus: true\nlinger: 2s", "3: linger is set a second time. Line 1 sets it already"),
-        ('linger: 1s\n"linger": 1s', "2: linger is set a second time"),
+        ("linger: 1s\ndbus: true\nlinger: 2s", "3: 'linger' is set a second time. Line 1 sets it already"),
+        ('linger: 1s\n"linger": 1s', "2: 'linger' is set a second time"),
         ("dbus: maybe", "1: dbus cannot be 'maybe'. Expected true or false"),
         ("dbus: 1", "dbus cannot be '1'"),
         ("dbus:", "1: dbus has no value. Expected true or false"),
@@ -154,7 +155,7 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("linger: &a 1s\npod_linger: *a", "1: an anchor or alias"),
         ("linger: *a", "an anchor or alias"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]", "an anchor or alias"),
-        ("linger: !!int ''", "a tag where a plain value is expected"),
+        ("linger: !!int ''", "a tag is not allowed"),
         ("linger: !!python/object/apply:os.system [id]", "a tag"),
         ("linger: 1s\n---\nlinger: 2s\n", "2: expected a single document in the stream"),
         ("linger: 'x", "found unexpected end of stream"),

@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond import journal
-from resctrlmond.config import ConfigError, parse
+from resctrlmond.config import parse
 from resctrlmond.journal import NOTICE, ConsoleHandler, JournalHandler, fields, setup
 from resctrlmond.resctrl.errors import KernelRefused
+from resctrlmond.yaml_file import ConfigError
 
 LOG = logging.getLogger("resctrlmond.test")
 

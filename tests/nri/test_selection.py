@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.config import ConfigError
 from resctrlmond.nri import nri_pb2, settings
 from resctrlmond.nri.messages import Event, Pod
 from resctrlmond.nri.selection import Selection, SelectorError, equal, selector
+from resctrlmond.yaml_file import ConfigError
 from tests.nri.conftest import UID, Node
 
 ROOT = Path(__file__).parents[2]
@@ -130,16 +130,17 @@ def test_selector_as_text() -> None:
         ("namespaces: ['']", "f:1: a namespace has no name"),
         ("labelSelector: [a]", "f:1: labelSelector is a list"),
         ("labelSelector: {a: [b]}", "f:1: a value is a list"),
-        ("labelSelector: {a: b, a: c}", "f:1: labelSelector names a label twice"),
+        ("labelSelector: {a: b, a: c}", "f:1: 'a' is set a second time.*Line 1 sets it already"),
+        ("labelSelector:\n  a: b\n  a: c", "f:3: 'a' is set a second time.*Line 2 sets it already"),
         ("labelSelector: {-a: b}", "f:1: labelSelector: '-a' is not a valid label name"),
         ("labelSelector: a in", "f:1: labelSelector: it ends too early"),
-        ("namespaces: [a]\nnamespaces: [b]", "f:2: namespaces is set a second time"),
+        ("namespaces: [a]\nnamespaces: [b]", "f:2: 'namespaces' is set a second time"),
         ("namespaces: &a [b]", "f:1: .*anchor"),
         ("namespaces: !!set {b}", "f:1: .*tag"),
-        ("a: " + "[" * 500, "f:1: .*nesting"),
+        ("a: " + "[" * 500, "f:1: .*nested too deeply"),
         ("namespaces: [", "f:[12]: "),
         ("a: b: c", "f:1: "),
-        ("- a", "f:1: no key and value"),
+        ("- a", "f:1: this is not a key with a value"),
         ("namespaces: [a]\n---\nnamespaces: [b]", "f:2: "),
         ("a\x01: b", "f:1: .*not allowed"),
         ('\nnamespaces: ["\\UFFFFFFFF"]', "f:2: not valid YAML"),
