@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The living tasks that writes to a tasks file have moved to its directory.
+"""Find the tasks that another program has moved into a class or group.
 
-An event of inotify(7) names the file, but not the task that was moved. A task that lives is found: it is in the
-directory now, was not in it when the directory was listed last, and was not forked in it.
+An inotify event names the tasks file that was written to, but not the task that was moved. So each directory is
+listed again after a write, and compared with its previous list. A task that is in the new list only was moved there,
+unless it was forked there or the daemon moved it.
+
+Limits: a task that has ended is not found, and a thread that was started less than a second before the previous list
+may have been missing in it. A task is taken for forked in the directory if its parent (for a thread: its process) is
+there and did not arrive itself.
 """
 
 from __future__ import annotations
@@ -18,16 +23,16 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
 
-# A thread that is forked while the tasks are listed started before, and may be missing in the list.
+# A thread that is forked while the kernel lists the tasks is older than the list, and may be missing in it.
 _FORK_TICKS = TICKS_PER_S
-# Each is looked at by several system calls: a write to the root, where most of a host's threads are, takes 0.1 s.
-_MOST_LOOKED_AT = 1000
+# Each candidate costs several system calls. A write to the root, which has most of a host's threads, costs 0.1 s.
+_MAX_CANDIDATES = 1000
 _GROUPS = "mon_groups/"
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A living thread that was moved: its process, its start time (clock ticks since boot), and where it is."""
+    """A thread that was moved and has not ended: its process, start time (clock ticks since boot) and membership."""
 
     tid: int
     pid: int
@@ -36,10 +41,10 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class _List:
+class _Listing:
     """The threads in a directory at a time (clock ticks since boot).
 
-    ``has_all_older``: it was not read, and stands for every thread that had started by then.
+    ``has_all_older``: the directory was not listed, and each thread that had started by then counts as listed.
     """
 
     at: int
@@ -48,103 +53,104 @@ class _List:
 
 
 class Arrivals:
-    """Lists the directories of a tree, classes and groups, by their path in it. For any thread.
+    """Keeps the last list of each class and group, by the directory's path in the tree. Thread-safe.
 
-    The list of a class has the tasks of its groups too, as in the kernel.
+    As in the kernel, the list of a class includes the tasks of its groups.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._guard = threading.Lock()
-        self._lists: dict[str, _List] = {}
+        self._listings: dict[str, _Listing] = {}
 
     def __len__(self) -> int:
-        return len(self._lists)
+        return len(self._listings)
 
     def begin(self, directory: str) -> None:
-        """List a directory that stands: the tasks in it now have not been moved there since."""
+        """List a directory: the tasks that it has now are not arrivals."""
         with self._guard:
-            self._listed(directory)
+            self._list(directory)
 
     def begin_unread(self, directory: str) -> None:
-        """As ``begin``, without listing: a thread that is older than this call has not been moved there since."""
-        self._lists[directory] = _List(boot_ticks(), set(), has_all_older=True)
+        """Begin without listing the directory: threads that have started by now are not arrivals."""
+        self._listings[directory] = _Listing(boot_ticks(), set(), has_all_older=True)
 
     def begin_empty(self, directory: str) -> None:
-        """Keep an empty list for a new directory. Waits for nothing."""
-        self._lists[directory] = _List(boot_ticks(), set())
+        """Begin with an empty list for a new directory. Does not wait for a lock."""
+        self._listings[directory] = _Listing(boot_ticks(), set())
 
     def keep(self, directories: Container[str]) -> None:
-        """Forget all other directories."""
+        """Drop the lists of all other directories."""
         with self._guard:
-            self._lists = {name: known for name, known in self._lists.copy().items() if name in directories}
+            self._listings = {name: known for name, known in self._listings.copy().items() if name in directories}
 
-    def look(self, directory: str) -> list[Arrival]:
-        """List a directory, and return the living threads that came to it since it was listed last.
+    def find(self, directory: str) -> list[Arrival]:
+        """List a directory again, and return the threads that were moved there since the previous list.
 
         Raises NotRead.
         """
         with self._guard:
-            before = self._lists.get(directory) or _List(0, set())
-            now = self._listed(directory)
+            before = self._listings.get(directory) or _Listing(0, set())
+            now = self._list(directory)
             if now is None:
                 return []
-            others = self._lists.copy()
-            arrived = _Look(self._tree, directory, before, others).arrivals(now.tids)
+            others = self._listings.copy()
+            arrived = _Comparison(self._tree, directory, before, others).arrivals(now.tids)
             for name, other in others.items():
                 place = place_of(name)
-                other.tids -= {arrival.tid for arrival in arrived if not _holds(place, arrival.where)}
+                other.tids -= {arrival.tid for arrival in arrived if not _includes(place, arrival.where)}
             return arrived
 
-    def _listed(self, directory: str) -> _List | None:
+    def _list(self, directory: str) -> _Listing | None:
         at = boot_ticks()
         try:
-            self._lists[directory] = _List(at, set(self._tree.tasks_in(directory)))
+            self._listings[directory] = _Listing(at, set(self._tree.tasks_in(directory)))
         except (NoSuchGroup, NotMounted):
-            self._lists.pop(directory, None)
-        return self._lists.get(directory)
+            self._listings.pop(directory, None)
+        return self._listings.get(directory)
 
 
-class _Look:
-    """Tells which threads of one directory came to it since the list ``before``."""
+class _Comparison:
+    """Compares the tasks of one directory with its list ``before``."""
 
-    def __init__(self, tree: Tree, directory: str, before: _List, lists: dict[str, _List]) -> None:
+    def __init__(self, tree: Tree, directory: str, before: _Listing, listings: dict[str, _Listing]) -> None:
         self.tree = tree
         self.directory = directory
         self.before = before
         self.place = place_of(directory)
         self.known: dict[int, Arrival | None] = {}
-        # The threads that were in another class, or, for a class, in a group of it.
-        self.of_others: set[int] = set()
-        self.of_own_groups: set[int] = set()
-        for name, other in lists.items():
+        # The threads that were in another class, and, if the directory is a class, those in its groups.
+        self.in_other_classes: set[int] = set()
+        self.in_own_groups: set[int] = set()
+        for name, other in listings.items():
             place = place_of(name)
             if place.class_ != self.place.class_:
-                self.of_others |= other.tids
+                self.in_other_classes |= other.tids
             elif place.group and not self.place.group:
-                self.of_own_groups |= other.tids
+                self.in_own_groups |= other.tids
 
     def arrivals(self, now: Iterable[int]) -> list[Arrival]:
-        left = [tid for tid in now if tid in self.before.tids and tid in self.of_own_groups]
-        # The newest have the highest numbers. The oldest of these first: they have started others.
-        new = sorted(tid for tid in now if tid not in self.before.tids)[-_MOST_LOOKED_AT:]
-        found = [self._left_a_group(tid) for tid in left] + [self._came(tid) for tid in new]
+        """Return the threads of the list ``now`` that were moved to the directory."""
+        regrouped = [tid for tid in now if tid in self.before.tids and tid in self.in_own_groups]
+        # The newest threads have the highest numbers. Of these the oldest first: they have started the others.
+        new = sorted(tid for tid in now if tid not in self.before.tids)[-_MAX_CANDIDATES:]
+        found = [self._from_own_group(tid) for tid in regrouped] + [self._from_elsewhere(tid) for tid in new]
         return [arrival for arrival in found if arrival is not None]
 
-    def _left_a_group(self, tid: int) -> Arrival | None:
-        arrival = self._living(tid)
+    def _from_own_group(self, tid: int) -> Arrival | None:
+        arrival = self._moved_by_others(tid)
         return arrival if arrival is not None and arrival.where == self.place else None
 
-    def _came(self, tid: int) -> Arrival | None:
+    def _from_elsewhere(self, tid: int) -> Arrival | None:
         if tid not in self.known:
-            self.known[tid] = None  # a number that is used again could close a circle
-            arrival = self._living(tid)
+            self.known[tid] = None  # ends the recursion if reused numbers form a circle
+            arrival = self._moved_by_others(tid)
             if arrival is not None and not self._was_forked_here(arrival):
                 self.known[tid] = arrival
         return self.known[tid]
 
-    def _living(self, tid: int) -> Arrival | None:
-        """The thread, if it lives in the directory and the daemon did not move it there."""
+    def _moved_by_others(self, tid: int) -> Arrival | None:
+        """Return the thread if it is in the directory now and the daemon did not move it there."""
         thread = processes.stat(tid)
         if thread is None or thread.is_exiting:
             return None
@@ -154,15 +160,17 @@ class _Look:
             where = self.tree.membership(tid)
         except NoSuchProcess:
             return None
-        return Arrival(tid, processes.leader(tid), thread.start_time, where) if _holds(self.place, where) else None
+        if not _includes(self.place, where):
+            return None
+        return Arrival(tid, processes.leader(tid), thread.start_time, where)
 
     def _was_forked_here(self, arrival: Arrival) -> bool:
-        """Whether the thread may be in the directory since before, or because the thread that started it is."""
+        """Whether the thread may have started in the directory, because its parent or process is there."""
         tid = arrival.tid
         if self.before.has_all_older and arrival.start_time < self.before.at:
             return True
-        if tid in self.of_others or arrival.start_time < self.before.at - _FORK_TICKS:
-            return False  # it was elsewhere at a time when it ran already
+        if tid in self.in_other_classes or arrival.start_time < self.before.at - _FORK_TICKS:
+            return False  # it was elsewhere when the directory was listed
         origin = arrival.pid
         if origin == tid:
             thread = processes.stat(tid)
@@ -170,19 +178,19 @@ class _Look:
         if origin in self.before.tids:
             return True
         try:
-            is_here = _holds(self.place, self.tree.membership(origin))
+            is_here = _includes(self.place, self.tree.membership(origin))
         except NoSuchProcess:
             return False
-        # What an arrival starts here comes with it.
-        return is_here and self._came(origin) is None
+        # An arrival's children may have been moved with it, so they are arrivals too.
+        return is_here and self._from_elsewhere(origin) is None
 
 
 def place_of(directory: str) -> Membership:
-    """The membership of the tasks in a directory whose path in the tree is given; "" is the root."""
+    """Return the class and group whose directory has this path in the tree; "" is the root."""
     class_, _, name = directory.rpartition(_GROUPS)
     return Membership(class_.rstrip("/"), name) if class_ or directory.startswith(_GROUPS) else Membership(name, "")
 
 
-def _holds(place: Membership, where: Membership) -> bool:
-    """Whether the list of tasks at ``place`` has a task that is at ``where``."""
+def _includes(place: Membership, where: Membership) -> bool:
+    """Whether the tasks file at ``place`` lists a task whose membership is ``where``."""
     return where == place or (not place.group and where.class_ == place.class_)

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of other programs to the tasks and cpus files of resctrl, seen by inotify(7).
+"""Detect writes of other programs to the tasks and cpus files of resctrl, with inotify(7).
 
-A write through the VFS raises IN_MODIFY for a file of kernfs, in every mount namespace; which process wrote it is not
-in the event. So the daemon counts its own writes: an event more than these is another program's.
+A write to a file of kernfs raises IN_MODIFY, in every mount namespace. The event does not name the process that
+wrote, so the daemon counts its own writes: if a file has more events than these, another program wrote to it.
+
+Limits:
+- inotify merges an event with an equal one right before it. So several writes through one open file count as one.
+- A write that the kernel refuses raises no event. Opening a file with O_TRUNC raises one (``echo 1 >tasks``), also if
+  the kernel refuses the write that follows.
+- Since Linux 6.7 a program can write a list of tasks (``1,2``). The kernel refuses it at the first task that it
+  cannot move, and has moved the tasks before that one.
 """
 
 from __future__ import annotations
@@ -37,31 +44,31 @@ TASKS = "tasks"
 _MON_GROUPS = "mon_groups"
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
 _CPUS = frozenset({"cpus", "cpus_list"})
-# IN_CLOSE_WRITE only separates two writes: the kernel merges an event with an equal one right before it.
+# IN_CLOSE_WRITE shows that a write is complete, and separates two writes whose events the kernel would merge.
 _MASK = IN_MODIFY | IN_CLOSE_WRITE | IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO
-# A program that writes without end must not keep a reader for ever.
-_MOST_READS = 16
-# A directory that is gone by now.
-_GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
-# So many moves are remembered at least for _REMEMBERED_S.
-_MOST_MOVES = 10_000
-_REMEMBERED_S = 600
+# A program that writes continuously must not keep the daemon reading for ever.
+_MAX_READS = 16
+# The directory was removed meanwhile.
+_REMOVED = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
+# Moves that are older than this are dropped once there are so many.
+_MAX_MOVES = 10_000
+_MOVE_AGE_S = 600
 
 
 def boot_ticks() -> int:
-    """The time now in clock ticks since boot, as field 22 of /proc/PID/stat has it."""
+    """Return the time since boot in clock ticks, the unit of field 22 of /proc/PID/stat."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * TICKS_PER_S // 10**9
 
 
 class OwnWrites:
-    """The daemon's own writes to tasks files, by directory relative to the tree. For any thread."""
+    """Counts the daemon's own writes to tasks files, by directory relative to the tree. Thread-safe."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._begun: Counter[str] = Counter()
         self._running = 0
         self._sequence = 0
-        # When a thread was moved last to which directory, in clock ticks since boot.
+        # By thread and directory: the last move (clock ticks since boot).
         self._moved: dict[int, dict[str, int]] = {}
 
     @contextlib.contextmanager
@@ -72,7 +79,7 @@ class OwnWrites:
             self._sequence += 1
             self._running += 1
             if tid:
-                self._note(tid, directory)
+                self._record_move(tid, directory)
         try:
             yield
         except BaseException:
@@ -84,49 +91,50 @@ class OwnWrites:
             self._running -= 1
 
     def moved_since(self, tid: int, ticks: int, directory: str | None = None) -> bool:
-        """Whether the daemon has moved that thread, to that directory, since then (clock ticks since boot)."""
+        """Whether the daemon has moved the thread, to ``directory`` if given, since then (clock ticks since boot)."""
         moved = self._moved.get(tid, {}).copy()
         return any(at >= ticks for name, at in moved.items() if directory in (None, name))
 
     def begun(self, directory: str) -> int:
-        """How many writes to that directory have begun since they were settled last."""
+        """Return how many writes to the directory have begun since the count was last reset."""
         with self._guard:
             return self._begun[directory]
 
-    def quiet(self) -> int | None:
-        """A number of this moment for ``settle``; None while a write runs."""
+    def checkpoint(self) -> int | None:
+        """Return a number for ``pop`` if no write is running, None otherwise."""
         with self._guard:
             return None if self._running else self._sequence
 
-    def settle(self, since: int | None) -> tuple[Counter[str], bool]:
-        """The writes begun since they were settled last, by directory, and whether they are settled now.
+    def pop(self, checkpoint: int | None) -> tuple[Counter[str], bool]:
+        """Return the writes begun since the count was last reset, by directory, and whether it is reset now.
 
-        They are if none has run since ``quiet`` returned ``since``: then every event of theirs has been read.
+        The count is reset if no write has begun since ``checkpoint`` was taken: then all their events have been read.
         """
         with self._guard:
-            is_settled = since is not None and since == self._sequence and not self._running
+            is_reset = checkpoint is not None and checkpoint == self._sequence and not self._running
             begun = self._begun.copy()
-            if is_settled:
+            if is_reset:
                 self._begun.clear()
-            return begun, is_settled
+            return begun, is_reset
 
-    def _note(self, tid: int, directory: str) -> None:
+    def _record_move(self, tid: int, directory: str) -> None:
         now = boot_ticks()
-        if len(self._moved) >= _MOST_MOVES:
-            oldest = now - _REMEMBERED_S * TICKS_PER_S
+        if len(self._moved) >= _MAX_MOVES:
+            oldest = now - _MOVE_AGE_S * TICKS_PER_S
             self._moved = {tid: moved for tid, moved in self._moved.items() if max(moved.values()) > oldest}
         self._moved[tid] = {**self._moved.get(tid, {}), directory: now}
 
 
 @dataclass(slots=True)
 class Written:
-    """What other programs wrote to: the tasks file, or the cpus files, of these directories, relative to the tree.
+    """The changes that other programs have made, by directory relative to the tree.
 
-    ``tasks`` has how often, as far as the events tell: the kernel merges two writes through one open file.
-    ``created`` and ``renamed`` are new directories and new names of other programs. ``missed`` are directories that
-    are gone, and that were not watched from their first moment on, or were written to.
-    ``is_incomplete``: events were missed, or directories came that were not watched from their first moment on.
-    ``is_lost``: the queue overflowed.
+    ``tasks``: how often each tasks file was opened and written to; 0 for a further write through a file that was open
+    before. ``cpus``: the directories whose cpus files were written to.
+    ``created``, ``renamed``: new directories, and new names of directories.
+    ``missed``: directories that were removed, and that were written to or not watched since their creation.
+    ``is_incomplete``: events are missing, or a directory was not watched since its creation.
+    ``is_lost``: the event queue overflowed.
     """
 
     tasks: Counter[str] = field(default_factory=Counter)
@@ -142,14 +150,11 @@ class Written:
 
 
 class ForeignWrites:
-    """Watches every class and every monitoring group of a tree. For any thread.
+    """Watches every class and every monitoring group of a tree. Thread-safe.
 
-    ``fd`` is readable when ``take`` may have something to return; -1 without inotify, and then nothing is seen.
-    ``trouble`` says why not all is seen, "" if all is; ``look_around`` tries again.
-
-    The kernel raises IN_MODIFY for a write that it carries out. One that it refuses raises none, but for O_TRUNC,
-    which raises one when the file is opened (``echo 1 >tasks``). It also refuses a list of tasks (``1,2``, since
-    Linux 6.7) at the first task that it cannot move, and has moved those before it.
+    ``fd`` is readable when ``take`` may return something; -1 if the host gives no inotify instance, and then nothing
+    is detected. ``trouble`` is the reason why some writes are not detected, "" if all are; ``update_watches`` tries
+    again.
     """
 
     def __init__(self, root: str, own: OwnWrites) -> None:
@@ -159,14 +164,14 @@ class ForeignWrites:
         self._paths: dict[int, str] = {}
         self._watches: dict[str, int] = {}
         self._modified: Counter[str] = Counter()
-        # How often a tasks file was written to after being opened, and those that are open since.
+        # How often each tasks file was opened and written to, and the directories whose file is still open since.
         self._sessions: Counter[str] = Counter()
         self._being_written: set[str] = set()
         # The last directory whose tasks file was written to, then closed; None after another event of a tasks file.
         self._last_closed: str | None = None
         self._last_written = ""
         self._number = 0
-        # The directories that were created during this call of _read.
+        # The directories that were created during this call of _read().
         self._new: set[str] = set()
         self._written = Written()
         self._expected = ""
@@ -176,7 +181,7 @@ class ForeignWrites:
         self.trouble = ""
 
     def close(self) -> None:
-        """Let go of the descriptor, and with it of every watch."""
+        """Close the descriptor, and with it every watch."""
         with self._guard:
             self._is_closed = True
             if self._inotify is not None:
@@ -188,17 +193,17 @@ class ForeignWrites:
 
     @property
     def fd(self) -> int:
-        """The descriptor to wait for; -1 if there is none."""
+        """The inotify descriptor; -1 if there is none."""
         return self._inotify.fd if self._inotify is not None else -1
 
     @property
     def watches(self) -> int:
-        """How many directories are watched."""
+        """The number of watched directories."""
         return len(self._watches)
 
     @property
     def directories(self) -> set[str]:
-        """The classes and groups that are watched."""
+        """The watched classes and groups."""
         return {path for path in self._watches.copy() if not path or _has_tasks_file(path)}
 
     @property
@@ -207,19 +212,17 @@ class ForeignWrites:
         return self._being_written.copy()
 
     def last_closed(self) -> tuple[str, int] | None:
-        """Return the last directory whose tasks file was written to and closed, and the number of the event.
+        """Return the directory whose tasks file was written to and closed last, and the number of the event.
 
-        None if another tasks file is still open after a write, or was closed later.
+        None if another tasks file is still open after a write, or was closed later: then last_cmd_status may be about
+        that file.
         """
         with self._guard:
             directory = self._last_closed
             return None if directory is None or self._being_written else (directory, self._number)
 
-    def look_around(self, mounting: Mounting) -> bool:
-        """Watch all directories of this mount, unless they are watched already.
-
-        Returns whether all are watched from now on that were not before.
-        """
+    def update_watches(self, mounting: Mounting) -> bool:
+        """Watch all directories after a mount or an error. Returns whether this has completed the watches."""
         with self._guard:
             if self._is_closed or (mounting == self._mounting and not self.trouble):
                 return False
@@ -234,21 +237,21 @@ class ForeignWrites:
                     return False
             self._mounting = mounting
             self._watch_all()
-            # Some directories have not been watched until now.
+            # Writes to directories that were not watched until now were not detected.
             self._written.is_incomplete |= had_trouble and not self.trouble
             return not self.trouble
 
     def watch(self, directory: str) -> None:
-        """Watch a new group of ours from its first moment on."""
+        """Watch a new group of the daemon, from its creation on."""
         with self._guard:
             self._expected = directory
-            # The removal of an earlier group of this name has to be read before.
+            # First read the removal of an earlier group with this name.
             self._read()
             self._expected = ""
             self._add(directory)
 
     def take(self) -> Written:
-        """Return what was written since the last time."""
+        """Return the changes since the last call."""
         with self._guard:
             self._read()
             written, self._written = self._written, Written()
@@ -257,28 +260,28 @@ class ForeignWrites:
     def _read(self) -> None:
         if self._inotify is None:
             return
-        since = self._own.quiet()
+        checkpoint = self._own.checkpoint()
         continued = self._being_written.copy()
         self._new.clear()
-        for _ in range(_MOST_READS):
+        for _ in range(_MAX_READS):
             events = self._inotify.read()
             if not events:
                 break
             for event in events:
-                self._note(event)
+                self._process(event)
         else:
-            since = None  # more events wait, perhaps of the daemon's own writes
-        begun, is_settled = self._own.settle(since)
+            checkpoint = None  # events of the daemon's own writes may be among those that are not read yet
+        begun, is_reset = self._own.pop(checkpoint)
         for directory, number in self._modified.items():
             if number > begun[directory]:
                 least = 0 if directory in continued else 1
                 self._written.tasks[directory] += max(self._sessions[directory] - begun[directory], least)
                 self._modified[directory] = self._sessions[directory] = begun[directory]
-        if is_settled:
+        if is_reset:
             self._modified.clear()
             self._sessions.clear()
 
-    def _note(self, event: Event) -> None:
+    def _process(self, event: Event) -> None:
         if event.mask & IN_Q_OVERFLOW:
             self._modified.clear()
             self._sessions.clear()
@@ -288,11 +291,11 @@ class ForeignWrites:
             return
         directory = self._paths.get(event.wd)
         if directory is None:
-            return  # of a watch that has ended since
+            return  # the watch has ended meanwhile
         if event.mask & (IN_IGNORED | IN_UNMOUNT):
             self._forget(directory)
         elif event.mask & IN_ISDIR:
-            self._note_directory(event, os.path.join(directory, event.name))
+            self._process_directory(event, os.path.join(directory, event.name))
         elif event.mask & IN_MODIFY and event.name == TASKS:
             self._number += 1
             self._last_written, self._last_closed = directory, None
@@ -309,25 +312,25 @@ class ForeignWrites:
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)
 
-    def _note_directory(self, event: Event, path: str) -> None:
+    def _process_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
             self._watch_new(path)
             if _has_tasks_file(path) and path != self._expected:
-                self._note_new(event, path)
+                self._process_new(event, path)
         elif event.mask & IN_DELETE:
             if path in self._new:
                 self._written.missed.add(path)
             self._forget_below(path)
         elif event.mask & IN_MOVED_FROM:
-            # Its watch goes on, and gets its new path by IN_MOVED_TO.
+            # The watch continues; IN_MOVED_TO sets its new path.
             self._watches.pop(path, None)
 
-    def _note_new(self, event: Event, path: str) -> None:
+    def _process_new(self, event: Event, path: str) -> None:
         if event.mask & IN_MOVED_TO:
             self._written.renamed.add(path)
             return
         self._new.add(path)
-        # Tasks may have been written to it before it was watched; it may be gone again.
+        # It may have been written to before it was watched, and may be removed already.
         self._written.is_incomplete = True
         if path in self._watches:
             self._written.created.add(path)
@@ -342,7 +345,7 @@ class ForeignWrites:
                 self._watch_new(name)
 
     def _watch_new(self, path: str) -> None:
-        """Watch a class with its groups, or a group."""
+        """Watch a group, or a class and its groups."""
         if _has_tasks_file(path) and self._add(path) and "/" not in path:
             self._watch_groups(path)
 
@@ -365,7 +368,7 @@ class ForeignWrites:
         try:
             wd = self._inotify.add(os.path.join(self._root, directory), _MASK)
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in _REMOVED:
                 hint = "raise fs.inotify.max_user_watches" if error.errno == errno.ENOSPC else "see inotify(7)"
                 self.trouble = f"{error.filename} cannot be watched ({error.strerror}; {hint})"
             return False
@@ -395,6 +398,6 @@ class ForeignWrites:
 
 
 def _has_tasks_file(path: str) -> bool:
-    """Whether a directory below the root of the tree is a class or a group."""
+    """Whether the path is that of a class or a group, below the root of the tree."""
     above, name = os.path.split(path)
     return os.path.basename(above) == _MON_GROUPS or not (above or name in _NOT_CLASSES)

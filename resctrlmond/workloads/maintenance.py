@@ -85,11 +85,11 @@ class Maintenance:
     def react(self) -> float:
         """Mark what other programs have written to resctrl; see ``Interference.react``."""
 
-        def look(txn: Transaction, is_thorough: bool) -> None:
+        def inspect(txn: Transaction, is_thorough: bool) -> None:
             placement.sweep(self._ctx, txn)
             self._inspect(txn, is_thorough=is_thorough)
 
-        return self._ctx.interference.react(lambda key: self._guarded(key, "inspecting", is_tick=False), look)
+        return self._ctx.interference.react(lambda key: self._guarded(key, "inspecting", is_tick=False), inspect)
 
     def begin(self) -> None:
         """Look for what other programs have done to the groups while no daemon ran."""
@@ -103,7 +103,7 @@ class Maintenance:
             placement.sweep(self._ctx, txn)
 
     def inspect(self, key: str, *, is_thorough: bool = False) -> None:
-        """Look at the tasks of the workload's groups; see ``Interference.inspect``."""
+        """Inspect the workload's groups for moved tasks; see ``Interference.inspect``."""
         with self._store.transaction(key) as txn:
             self._inspect(txn, is_thorough=is_thorough)
 

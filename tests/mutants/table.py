@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "a task that is moved out and ends before it is seen leaves its workload exact",
         _WORKLOADS + "interference.py",
-        "            self._hit_groups(doubt.groups, self._why(doubt))\n",
+        "            self._add_marks(writes.groups, self._reason(writes))\n",
         "            pass\n",
         "tests/workloads/test_interference.py tests/workloads",
     ),
@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "a refused write makes every workload estimated",
         _WORKLOADS + "interference.py",
-        "            doubt.is_refused = ",
+        "            write.is_refused = ",
         "            _ = ",
         "tests/workloads/test_interference.py tests/workloads",
     ),

@@ -20,7 +20,7 @@ from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.inotify import IN_MODIFY
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.sim.control.client import Control
-from resctrlmond.workloads import doubts, interference
+from resctrlmond.workloads import attribution, inspection, interference
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import Workload
 from tests.sim.conftest import Puppet
@@ -348,13 +348,13 @@ def test_a_task_that_ends_before_its_workload_is_looked_at_makes_it_late(
 ) -> None:
     """It lived when its class was listed, so that no other workload is marked."""
     looks = host.manager.context.interference
-    looks._not_before = float("inf")
+    looks._inspect_not_before = float("inf")
     thread = ask(puppet, "thread")
     write(host, f"{class_}/tasks", thread)
     host.manager.react()
     puppet.do(f"end {thread}")
     wait_until_gone(thread)
-    looks._not_before = 0.0
+    looks._inspect_not_before = 0.0
     said(host, Quality.LATE, TAKEN)
     is_exact(host, "other")
 
@@ -445,7 +445,7 @@ def test_without_inotify_a_sweep_finds_a_task_that_ran_elsewhere(
     wait_a_tick()
     host.manager.maintenance.inspect("k")
     # The process started within a second, so the list might have missed it.
-    monkeypatch.setattr(interference, "_FORK_TICKS", 0)
+    monkeypatch.setattr(inspection, "_FORK_TICKS", 0)
     write(host, f"{workload.first.ref.path}/tasks", pid)
     host.manager.maintenance.inspect("k")
     found(host, Quality.ESTIMATED, "another program moved tasks into the group")
@@ -454,7 +454,7 @@ def test_without_inotify_a_sweep_finds_a_task_that_ran_elsewhere(
 def test_a_task_that_was_moved_in_while_no_daemon_ran_is_found_by_its_age(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interference, "_FORK_TICKS", 0)
+    monkeypatch.setattr(inspection, "_FORK_TICKS", 0)
     stranger, member = process().pid, process().pid
     wait_a_tick()
     record = host.manager.assign(assignment("k", member)).workload
@@ -597,7 +597,7 @@ def test_refused_write_to_a_file_that_is_closed_while_it_is_listed_marks_nothing
     react(host)
     fd = open_truncated(host, class_)
     arrivals = host.manager.context.interference._arrivals
-    find = arrivals.look
+    find = arrivals.find
 
     def find_and_close(directory: str) -> list[Arrival]:
         found = find(directory)
@@ -607,7 +607,7 @@ def test_refused_write_to_a_file_that_is_closed_while_it_is_listed_marks_nothing
         os.close(fd)
         return found
 
-    monkeypatch.setattr(arrivals, "look", find_and_close)
+    monkeypatch.setattr(arrivals, "find", find_and_close)
     is_exact(host)
 
 
@@ -617,9 +617,9 @@ def test_directory_is_not_listed_while_its_file_is_open_for_a_short_time(
     """Newer kernels clear last_cmd_status when the tasks are listed."""
     react(host)
     lists: list[str] = []
-    monkeypatch.setattr(host.manager.context.interference._arrivals, "look", lists.append)
+    monkeypatch.setattr(host.manager.context.interference._arrivals, "find", lists.append)
     monkeypatch.setattr(host.manager.context.interference, "_list_not_before", 0.0)
-    monkeypatch.setattr(doubts, "_OPEN_S", 3600.0)
+    monkeypatch.setattr(attribution, "_OPEN_S", 3600.0)
     fd = open_truncated(host, class_)
     try:
         assert host.manager.react() > 0
@@ -692,7 +692,7 @@ def test_write_through_a_file_that_stays_open_is_judged(
     host: Host, workload: Workload, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first write is explained by its task, and the second write is of a task that has ended."""
-    monkeypatch.setattr(doubts, "_LONGEST_S", 0.2)
+    monkeypatch.setattr(attribution, "_MAX_DELAY_S", 0.2)
     host.make_class("c1")
     thread = ask(puppet, "thread")
     fd = open_truncated(host, "c1")
@@ -710,7 +710,7 @@ def test_write_through_a_file_that_stays_open_is_judged(
 def test_writes_elsewhere_cost_a_bounded_part_of_a_processor(
     host: Host, class_: str, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interference, "_SHORTEST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(interference, "_MIN_PAUSE_S", 3600.0)
     write(host, f"{class_}/tasks", process().pid)
     assert host.manager.react() == 0
     looks: list[str] = []
@@ -726,11 +726,11 @@ def test_lists_of_tasks_cost_a_bounded_part_of_a_processor(
     host: Host, class_: str, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(host, f"{class_}/tasks", process().pid)
-    monkeypatch.setattr(interference, "_PAUSES", 1e9)
+    monkeypatch.setattr(interference, "_PAUSE_FACTOR", 1e9)
     assert host.manager.react() == 0
     write(host, f"{class_}/tasks", process().pid)
     lists: list[str] = []
-    monkeypatch.setattr(host.manager.context.interference._arrivals, "look", lists.append)
+    monkeypatch.setattr(host.manager.context.interference._arrivals, "find", lists.append)
     assert host.manager.react() > 0
     assert lists == []
 
