@@ -84,7 +84,8 @@ def test_claims_are_kept_without_a_list(node: Node) -> None:
         missed = node.start_container(runtime, node.pod())
         node.machine.start()
         node.until(lambda: missed.id in node.living(), "what was missed to be made up for")
-        node.until(lambda: "answers again" in node.said(), "the daemon to be there")
+        # The last step of a resync.
+        node.until(lambda: node.machine.call("ListPods")["reported"], "the end of the resync")
         assert container.id in node.living()
         assert node.owners(OTHER) == {"nri"}
 
