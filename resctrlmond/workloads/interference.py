@@ -13,7 +13,8 @@ Without inotify, each sweep inspects all workloads. Then a task that was moved a
 
 Limits: a write to the tasks file of a workload's group marks the group although the kernel may have refused it,
 because a refused list of tasks may have moved some. ``last_cmd_status`` has only the last command on the host, so a
-write counts as refused only if no other tasks file was written to or closed since.
+write counts as refused only if no other tasks file was written to or closed since. The newest kernels clear this text
+when any program reads a file of a group; then a refused write makes the workloads estimated.
 """
 
 from __future__ import annotations

@@ -107,20 +107,10 @@ def test_a_group_that_gets_cpus_makes_its_workload_estimated(host: Host, workloa
 
 
 def test_tasks_of_others_that_change_class_mark_nothing(host: Host, workload: Workload) -> None:
+    """Refused writes are tested on the simulator: here, another read of resctrl may clear last_cmd_status first."""
     key, _, _ = workload
     for other in [host.process("sleep 1000") for _ in range(3)]:
         host.run(f"echo {other} >{TREE}/c1/tasks")
-    assert host.call("Read", key=key)["group"]["baseline"] == "exact"
-    totals = host.call("Release", key=key, claim="me")["totals"]
-    assert {total["quality"] for total in totals} == {"exact"}
-
-
-@pytest.mark.parametrize("pause", ["true", "sleep 0.2"], ids=["at once", "after the daemon has seen it open"])
-@pytest.mark.parametrize("task", ["999999", "x"])
-def test_refused_write_with_truncation_marks_nothing(host: Host, workload: Workload, pause: str, task: str) -> None:
-    key, _, _ = workload
-    host.run(f"(exec 3>{TREE}/c1/tasks; {pause}; ! echo {task} >&3)")
-    host.run("sleep 3")  # longer than a write is waited for
     assert host.call("Read", key=key)["group"]["baseline"] == "exact"
     totals = host.call("Release", key=key, claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"exact"}
