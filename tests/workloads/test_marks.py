@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mark that arrives while another call is at work is neither missed nor lost."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.counters import Reading
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import LimitExceeded, NotWritten
+from resctrlmond.workloads.model import GroupState, State, Workload
+from resctrlmond.workloads.store import Transaction
+from tests.workloads.conftest import Host, assignment
+from tests.workloads.test_interference import blind, react, write
+
+__all__ = ["blind"]
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def test_read_reports_a_mark_that_arrives_between_its_readings_and_its_totals(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The readings included the use of the task, and the totals were called exact."""
+    record = host.manager.assign(assignment("k", process().pid)).workload
+    stranger = process().pid
+    read = host.tree.read
+    moved: list[int] = []
+
+    def read_then_move(ref: GroupRef) -> list[Reading]:
+        found = read(ref)
+        if not moved:
+            moved.append(stranger)
+            write(host, f"{record.first.ref.path}/tasks", stranger)
+            react(host)
+        return found
+
+    monkeypatch.setattr(host.tree, "read", read_then_move)
+    totals = host.manager.read("k")[2]
+    assert moved
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+
+
+def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = host.manager.assign(assignment("k", process().pid)).workload
+    save = Transaction.save
+    failed: list[Workload] = []
+
+    def refuse(txn: Transaction, workload: Workload) -> Workload:
+        if txn.key == "k" and not failed:
+            failed.append(workload)
+            write(host, f"{record.first.ref.path}/cpus", "1")
+            host.manager.create("other", owner="test")  # reads the event of that write
+            raise NotWritten("cannot write", errno=errno.ENOSPC)
+        return save(txn, workload)
+
+    monkeypatch.setattr(Transaction, "save", refuse)
+    write(host, f"{record.first.ref.path}/tasks", process().pid)
+    react(host)
+    assert failed
+    written = [why for why in host.manager.get("k").first.late_reasons if "another program wrote to" in why]
+    assert len(written) == 2, written
+
+
+@pytest.mark.usefixtures("blind")
+def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending_exact(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = host.manager.assign(assignment("k", process().pid)).workload
+    write(host, f"{record.first.ref.path}/cpus_list", "0")
+    save = Transaction.save
+    failed: list[Workload] = []
+
+    def refuse(txn: Transaction, workload: Workload) -> Workload:
+        if workload.first.late_reasons and not failed:
+            failed.append(workload)
+            raise NotWritten("cannot write", errno=errno.ENOSPC)
+        return save(txn, workload)
+
+    monkeypatch.setattr(Transaction, "save", refuse)
+    with pytest.raises(NotWritten):
+        host.manager.release("k", owner="test")
+    host.manager.maintenance.tick()
+    ended, _, totals = host.manager.read("k")
+    assert ended.state is State.COMPLETED
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+
+
+def test_a_failed_assign_keeps_the_groups_that_waited_before_and_removes_its_own(
+    tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them has a nonce yet, so the new one was taken for the one before."""
+    for folder in ("resctrl", "run"):
+        (tmp_path / folder).mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 4):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        children = [process() for _ in range(3)]
+        for class_, child in zip(["gold", "silver"], children[1:], strict=True):
+            host.make_class(class_)
+            host.tree.write_task(class_, child.pid)
+        host.manager.create("one", owner="test")
+        for number, child in enumerate(children[:2]):
+            before = host.manager.assign(assignment("k", child.pid, member=f"c{number}")).workload
+        assert [group.state for group in before.groups] == [GroupState.PENDING] * 2
+        monkeypatch.setattr("resctrlmond.workloads.store.MAX_LIVING_MEMBERS", 2)
+        with pytest.raises(LimitExceeded):
+            host.manager.assign(assignment("k", children[2].pid, member="c2"))
+        assert host.manager.get("k") == before
+        host.check()
