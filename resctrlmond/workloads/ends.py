@@ -10,7 +10,7 @@ from resctrlmond.resctrl.errors import NoSuchProcess, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import caveats, group_ops
+from resctrlmond.workloads import caveats, group_ops, reasons
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import EndRule, Member, State, Workload, replace
@@ -76,7 +76,11 @@ def _mark_late_end(ctx: Context, txn: Transaction, why: str) -> None:
 
 def end_member(txn: Transaction, member: Member, reason: str) -> Workload:
     """Record the end of a member. With the last one an active workload is idle."""
-    workload = txn.workload.with_member(replace(member, ended_at=utc_now(), reason=member.reason or reason))
+    ended = replace(member, ended_at=utc_now(), reason=member.reason or reason, joining=False)
+    workload = txn.workload.with_member(ended)
+    if member.joining:
+        # Its Assign failed and could not be undone, and nothing has moved it since then.
+        workload = workload.with_late(member, reasons.never_moved(member))
     if not member.dormant:  # what a dormant control group uses from now on is compared with its entry
         others = {name: used for name, used in workload.other_cpu_ns.items() if name != member.id}
         workload = replace(workload, other_cpu_ns=others)

@@ -126,12 +126,16 @@ def _create_directory(ctx: Context, group: Group, quality: Quality) -> tuple[Fou
                 path=standing.path,
                 remedy="Choose another key, or remove the group if it is not needed",
             ) from error
-        others = [other for workload in ctx.store.all() for other in workload.standing]
-        if any(other.ref == group.ref or other.nonce == standing.nonce for other in others):
+        if _is_recorded(ctx, standing):
             raise  # of another key: from before group_prefix was changed, or renamed to this name
         # It has our mark and no record: a crash came between two steps, or the record was lost.
         begin_quality = worst(quality, Quality.UNKNOWN) if ctx.tree.tasks(group.ref) else quality
         return ctx.tree.set_nonce(group.ref, group.nonce), begin_quality
+
+
+def _is_recorded(ctx: Context, found: Found) -> bool:
+    others = [other for workload in ctx.store.all() for other in workload.standing]
+    return any(other.ref == found.ref or other.nonce == found.nonce for other in others)
 
 
 def write_baseline(
@@ -379,6 +383,7 @@ def _never_stood(ctx: Context, group: Group) -> bool:
 
 def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
     if _never_stood(ctx, group):
+        _remove_incomplete(ctx, group)
         _close(ctx, txn, group, GroupState.COMPLETED, f"{reason}; it never had an RMID")
         return
     if group.state is not GroupState.ENDING:
@@ -433,10 +438,12 @@ def lose(ctx: Context, txn: Transaction, reason: str) -> Workload:
 def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
     place = txn.workload.place(group)
     if ctx.snapshots.exists(place) and not ctx.snapshots.is_complete(place):
-        if found := _find_or_none(ctx, group):
-            standing = replace(group, class_=found.ref.class_, name=found.ref.name)
-            ended = _write_end(ctx, txn, standing, GroupState.LOST, reason)
-            group = replace(ended, class_=group.class_, name=group.name)
+        try:
+            standing = follow_group(ctx, txn, group)
+        except (NoSuchGroup, NotMounted):
+            standing = None
+        if standing is not None:
+            group = _write_end(ctx, txn, standing, GroupState.LOST, reason)
         else:
             now, last = utc_now(), readings_of(ctx.snapshots.last_read(place))
             over = replace(group, state=GroupState.LOST, reason=reason)
@@ -446,7 +453,8 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
 
 
 def fail(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
-    """Record that the group cannot be created, now or later."""
+    """Record that the group cannot be created, now or later. Raises if its directory cannot be removed."""
+    _remove_incomplete(ctx, group)
     _close(ctx, txn, group, GroupState.FAILED, reason)
 
 
@@ -487,6 +495,21 @@ def _remove_directory(ctx: Context, group: Group) -> None:
         ctx.tree.remove(found.ref)
 
 
+def _remove_incomplete(ctx: Context, group: Group) -> None:
+    """Remove the directory of a group whose creation failed, if it was created.
+
+    If that fails, the group must stay in its record, which is served again with the RMID queue: without a record, the
+    directory holds its RMID until the next start.
+    """
+    found = ctx.tree.find(group.ref)
+    if found is None:
+        return
+    # A directory without the nonce was created for this group too, but could not be given the nonce.
+    is_own = found.nonce == group.nonce or (found.gid == ctx.mark.gid and not _is_recorded(ctx, found))
+    if is_own and not ctx.tree.tasks(group.ref):
+        ctx.tree.remove(group.ref)
+
+
 def discard_group(ctx: Context, txn: Transaction, group: Group) -> None:
     """Undo the creation of a group for a call that failed."""
     _discard_files(ctx, txn, group)
@@ -510,6 +533,8 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
     if group.state.has_directory:
         _remove_directory(ctx, group)
+    elif group.state is GroupState.PENDING:
+        _remove_incomplete(ctx, group)
     ctx.memory.mounted_on.pop(group.nonce, None)
     ctx.snapshots.delete(txn.workload.place(group))
 

@@ -74,14 +74,17 @@ def recover(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, boot
         if workload.state.is_over:
             continue
         is_ending = workload.state is State.ENDING or workload.is_torn
+        own = []
         for group in workload.groups:
             same_boot = group.boot_id == boot_id
             found = ours.pop(group.nonce, None) if same_boot and group.nonce else None
             # The other groups end with the first one, and none of them before it.
             if not group.folder:
-                steps.append(Step(_what(workload, group, found, same_boot), workload.key, group))
+                own.append(Step(_what(workload, group, found, same_boot), workload.key, group))
             elif not (is_ending or group.state.is_over):
-                steps.append(Step(_what(None, group, found, same_boot), workload.key, group))
+                own.append(Step(_what(None, group, found, same_boot), workload.key, group))
+        # The run ends with any of its groups.
+        steps += [step for step in own if step.do is Do.LOSE][:1] or own
     return Recovery(tuple(steps), tuple(ours.values()))
 
 

@@ -19,6 +19,11 @@ def ended_outside(member: Member) -> str:
     return f"{member.id} ran and ended before the group was created"
 
 
+def never_moved(member: Member) -> str:
+    """Return the reason for a member that ended after an Assign that failed and could not be undone."""
+    return f"{member.id} ended before it could be put into the group"
+
+
 def stayed_outside(member: Member) -> str:
     """Return the reason for tasks that could not be moved into the group. They may end before they can be."""
     return f"tasks of {member.id} stayed outside"

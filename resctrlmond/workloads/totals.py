@@ -32,7 +32,7 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str
             part = _ended(snapshots, place, group, "" if group.folder else completed_at)
         parts.append(_with_late_reasons(group, part))
     if workload.prior_runs is not None:
-        parts.append(_of_prior_runs(workload.prior_runs))
+        parts.append(_of_prior_runs(workload.prior_runs, parts))
     missing = [group for group in workload.groups[1:] if group not in counted] if counted else []
     return [_without(total, missing) for total in added(parts)]
 
@@ -42,7 +42,7 @@ def at_baseline(workload: Workload, readings: Sequence[Reading]) -> list[Total]:
     workload = workload.as_reported()
     first = workload.first
     part = _with_late_reasons(first, totals(readings, readings, first.baseline, caveats=first.caveats))
-    return part if workload.prior_runs is None else added([part, _of_prior_runs(workload.prior_runs)])
+    return part if workload.prior_runs is None else added([part, _of_prior_runs(workload.prior_runs, [part])])
 
 
 def remembered(snapshots: Snapshots, workload: Workload) -> dict[str, list[Reading]]:
@@ -123,8 +123,12 @@ def _begin(snapshots: Snapshots, place: str, group: Group, end: Iterable[Reading
     return found + gone
 
 
-def _of_prior_runs(prior_runs: PriorRuns) -> list[Total]:
-    """Return the totals of the runs that were lost, as lower bounds."""
+def _of_prior_runs(prior_runs: PriorRuns, parts: Iterable[list[Total]]) -> list[Total]:
+    """Return the totals of the runs that were lost, as lower bounds.
+
+    An event that only the ``parts`` of this run have is unknown: for example, the files of a lost run were removed.
+    """
+    names = {total.event.name: "" for part in parts for total in part} | prior_runs.totals
     return [
         Total(
             event(name),
@@ -132,7 +136,7 @@ def _of_prior_runs(prior_runs: PriorRuns) -> list[Total]:
             Quality.ESTIMATED if text else Quality.UNKNOWN,
             prior_runs.reason,
         )
-        for name, text in prior_runs.totals.items()
+        for name, text in names.items()
     ]
 
 

@@ -262,6 +262,20 @@ MUTANTS = (
         "members = [member for member in workload.living if member.has_tasks]",
         "tests/workloads/test_pending.py tests/workloads",
     ),
+    Mutant(
+        "a new group that cannot be removed is forgotten",
+        _WORKLOADS + "group_ops.py",
+        "    elif group.state is GroupState.PENDING:\n",
+        "    elif group.state is GroupState.ENDING:\n",
+        "tests/workloads/test_undo.py tests/workloads",
+    ),
+    Mutant(
+        "a member of a failed Assign that ends outside leaves its totals exact",
+        _WORKLOADS + "ends.py",
+        "    if member.joining:\n",
+        "    if not member.joining:\n",
+        "tests/workloads/test_undo.py tests/workloads",
+    ),
     # -- workloads: figures
     Mutant(
         "a workload that ended while no daemon ran is exact",

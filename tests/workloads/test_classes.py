@@ -20,9 +20,11 @@ from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality, Total, added
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import ROOT_FOLDER, GroupState, State, Workload
+from resctrlmond.workloads.store import Transaction
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import UID, Host, assignment, when_all_stand
 from tests.workloads.test_cut import Fuse, cut, forget, fuse
@@ -199,8 +201,33 @@ def test_a_lost_one_while_the_daemon_was_down(host: Host, process: Start) -> Non
     os.rmdir(host.tree.full_path(GroupRef("", UID)))
     host.restart()
     assert host.manager.get(UID).state is State.LOST
+    assert host.manager.problems == []
     assert host.ours() == []
     host.check()
+
+
+@pytest.mark.parametrize("name", ["with a line\nbreak", "no UTF-8 \udcff"])
+def test_a_group_under_a_name_that_no_record_can_have_is_lost_with_another(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The record with that name could not be read by the next start, or not be written."""
+    spread(host, process, "gold", "")
+    host.tree.rename(GroupRef("gold", UID), GroupRef("gold", name))
+    os.rmdir(host.tree.full_path(GroupRef("", UID)))
+    saved: list[str] = []
+    save = Transaction.save
+
+    def keep(txn: Transaction, workload: Workload) -> Workload:
+        saved.extend(group.name for group in workload.groups)
+        return save(txn, workload)
+
+    monkeypatch.setattr(Transaction, "save", keep)
+    with host.manager.context.store.transaction(UID) as txn:
+        group_ops.lose(host.manager.context, txn, "lost")
+    assert set(saved) == {UID}
+    assert host.ours() == []
+    assert host.restart().unreadable == []
+    assert host.manager.get(UID).state is State.LOST
 
 
 def test_a_group_of_somebody_else_in_one_class_leaves_the_others(host: Host, process: Start) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -107,6 +108,21 @@ def test_what_was_used_before_the_loss_is_in_the_totals(host: Host, puppet: Pupp
     since = [Path(host.run, "groups/k/mon_data", "mon_L3_00", f"{TRAFFIC}.{at}") for at in ("begin", "end")]
     assert found.number >= known.number
     assert all(path.is_file() for path in since)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_run_without_files_that_is_lost_leaves_no_exact_total(host: Host) -> None:
+    """Its use was in no total, and those of the next run did not say so."""
+    host.manager.create("k", owner="test")
+    shutil.rmtree(Path(host.run, "groups/k"))
+    remove(host, "k")
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").generation == 2
+    host.check()
+    totals = host.manager.release("k", owner="test").totals
+    assert totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED}
+    assert all("its group was lost at" in total.reason for total in totals)
 
 
 @pytest.mark.usefixtures("soon")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
+from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.control.messages import Operation
 from resctrlmond.workloads.accounting import Quality
@@ -22,7 +23,7 @@ from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.store import Transaction
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save
-from tests.workloads.conftest import Host, assignment
+from tests.workloads.conftest import MARK, Host, assignment
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -48,6 +49,69 @@ def test_a_failing_undo_of_assign_does_not_hide_the_first_error(
     host.check()
     host.manager.release("k", owner="test")
     assert host.ours() == []
+
+
+def test_a_new_group_that_cannot_be_removed_is_not_forgotten(host: Host) -> None:
+    """It held its RMID without a record until the next start."""
+    control = Control(host.mountpoint)
+    control.set_faults(Fault(on=Operation.RMDIR, group="mon_groups/k", answer="EBUSY"))
+    groups = Path(host.run, "groups")
+    groups.rename(f"{groups}.gone")
+    try:
+        with pytest.raises(NotWritten):
+            host.manager.create("k", owner="test")
+    finally:
+        control.set_faults()
+        Path(f"{groups}.gone").rename(groups)
+    assert [found.ref.name for found in host.ours()] == ["k"]
+    host.manager.maintenance.tick()
+    host.check()
+    host.manager.release("k", owner="test")
+    assert host.ours() == []
+    host.check()
+
+
+@pytest.mark.parametrize("is_released", [False, True], ids=["a tick", "Release"])
+def test_a_queued_group_that_cannot_be_created_or_removed_is_not_forgotten(host: Host, is_released: bool) -> None:
+    control = Control(host.mountpoint)
+    control.set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer="ENOSPC"))
+    assert host.manager.create("k", owner="test").state is State.PENDING
+    control.set_faults(Fault(on=Operation.RMDIR, group="mon_groups/k", answer="EBUSY"))
+    os.setegid(0)  # so that the new group has no mark
+    try:
+        host.manager.maintenance.tick()
+    finally:
+        os.setegid(MARK)
+        control.set_faults()
+    assert host.tree.find(GroupRef("", "k")) is not None
+    if is_released:
+        host.manager.release("k", owner="test")
+    else:
+        host.manager.maintenance.tick()
+    assert host.manager.get("k").state.is_over
+    assert host.tree.find(GroupRef("", "k")) is None
+    host.check()
+
+
+def test_a_member_that_ends_after_its_assign_could_not_be_undone_is_not_exact(host: Host, process: Start) -> None:
+    """It ran outside, and the group, which counted nothing, called that exact."""
+    child = process()
+    control = Control(host.mountpoint)
+    control.set_faults(
+        Fault(on=Operation.TASKS, group="mon_groups/k", answer="EPERM"),
+        Fault(on=Operation.RMDIR, group="mon_groups/k", answer="EBUSY"),
+    )
+    try:
+        with pytest.raises(ResctrlError, match="EPERM"):
+            host.manager.assign(assignment("k", child.pid, member="m"))
+    finally:
+        control.set_faults()
+    child.kill()
+    child.wait()
+    host.manager.maintenance.tick()
+    totals = host.manager.release("k", owner="test").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+    assert {total.reason for total in totals} == {"m ended before it could be put into the group"}
 
 
 @pytest.mark.parametrize("failure", ["the process ends", "the last write fails"])
