@@ -20,7 +20,8 @@ import pytest
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.client import Client, NotRunning, ProtocolError
 from resctrlmond.api.varlink.messages import VarlinkError
-from tests.api.varlink_lab import NAME, Count, Echo, Number, Running, Text, public_directory, running, wait_until
+from tests.api.varlink_lab import NAME, Count, Echo, Number, Running, Text, public_directory, running
+from tests.wait import wait_until
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_stream_left_early_does_not_answer_the_next_call(server: Running, clie
     assert [next(items), next(items)] == [{"number": 0}, {"number": 1}]
     items.close()  # type: ignore[attr-defined]  # it is a generator
     assert client.call(f"{NAME}.Echo", {"text": "fresh"}) == {"text": "fresh"}
-    assert wait_until(lambda: server.lab.closed_streams == 1)
+    wait_until(lambda: server.lab.closed_streams == 1)
 
 
 def test_a_stream_whose_connection_was_closed(client: Client) -> None:

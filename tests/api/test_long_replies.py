@@ -32,7 +32,7 @@ from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State
 from tests.api.dbus_lab import GROUP, ROOT, Lab, eventually
 from tests.api.dbus_lab import Client as BusClient
-from tests.api.varlink_lab import wait_until
+from tests.wait import wait_until
 from tests.workloads.builders import drop, save, workload
 
 LIST = "org.resctrlmon.Manager.List"
@@ -140,14 +140,14 @@ def test_lists_that_nobody_reads_wait_without_memory(door: _Server) -> None:
         connection.sendall(json.dumps({"method": LIST, "more": True}).encode() + b"\0")
         unread.append(connection)
     budget = door.service.budget
-    assert wait_until(lambda: len(budget._waiters) == 38)
+    wait_until(lambda: len(budget._waiters) == 38)
     assert budget.taken <= budgets.MAX_BYTES_PER_UID
     # What changes something, and the hook, take no part.
     with Client(door.path) as client, pytest.raises(VarlinkError, match="NoSuchGroup"):
         client.call("org.resctrlmon.Manager.Release", {"key": "not-there"})
     for connection in unread:
         connection.close()
-    assert wait_until(lambda: budget.taken == 0)
+    wait_until(lambda: budget.taken == 0)
     with Client(door.path) as client:
         assert len(list(client.stream(LIST))) > 5
 
@@ -158,8 +158,8 @@ def test_a_caller_that_hangs_up_while_it_waits_for_memory_is_forgotten(door: _Se
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(door.path)
         connection.sendall(json.dumps({"method": LIST, "more": True}).encode() + b"\0")
-        assert wait_until(lambda: len(budget._waiters) == 1)
-    assert wait_until(lambda: not budget._waiters)
+        wait_until(lambda: len(budget._waiters) == 1)
+    wait_until(lambda: not budget._waiters)
 
 
 def test_a_bus_that_takes_no_replies_is_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_reply_is_freed_at_once_and_not_by_the_garbage_collector(door: _Server
                     pass
                 with contextlib.suppress(VarlinkError):
                     client.call(LIST)
-        assert wait_until(lambda: door.service.budget.taken == 0)
+        wait_until(lambda: door.service.budget.taken == 0)
         time.sleep(0.1)
         left = [one for one in gc.get_objects() if isinstance(one, types.ListReply | types.Group)]
         assert left == []

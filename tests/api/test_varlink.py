@@ -17,7 +17,8 @@ import pytest
 
 from resctrlmond.api.varlink.server import Interface, Server
 from resctrlmond.api.varlink.service import Method
-from tests.api.varlink_lab import DESCRIPTION, NAME, Echo, Running, Wire, running, wait_until, works
+from tests.api.varlink_lab import DESCRIPTION, NAME, Echo, Running, Wire, running, works
+from tests.wait import wait_until
 
 SERVICE = "org.varlink.service"
 
@@ -149,7 +150,7 @@ def test_oneway_is_served_though_the_client_left_at_once(server: Running) -> Non
     with Wire(server.path) as wire:
         wire.call(f"{NAME}.Sleep", {"seconds": 0.05}, oneway=True)
         wire.call(f"{NAME}.Echo", {"text": "left behind"}, oneway=True)
-    assert wait_until(lambda: server.lab.echoed == ["left behind"])
+    wait_until(lambda: server.lab.echoed == ["left behind"])
 
 
 def test_oneway_with_more_is_cut(wire: Wire) -> None:
@@ -250,7 +251,7 @@ def test_a_stream_ends_when_its_client_goes_away(server: Running) -> None:
         wire.call(f"{NAME}.Count", {"to": 2, "pause": 60.0}, more=True)
         time.sleep(0.1)
         assert server.lab.closed_streams == 0
-    assert wait_until(lambda: server.lab.closed_streams == 1)
+    wait_until(lambda: server.lab.closed_streams == 1)
 
 
 def test_messages_may_arrive_byte_by_byte(wire: Wire) -> None:

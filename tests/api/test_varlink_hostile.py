@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.messages import FrameBuffer
 from resctrlmond.api.varlink.server import Limits
-from tests.api.varlink_lab import NAME, Running, Wire, running, wait_until, works
+from tests.api.varlink_lab import NAME, Running, Wire, running, works
+from tests.wait import wait_until
 
 ECHO = b'{"method":"org.example.Lab.Echo","parameters":%s}\0'
 MIB = 1024 * 1024
@@ -164,10 +165,10 @@ def test_a_client_that_does_not_read_is_cut(tmp_path: Path, caplog: pytest.LogCa
         with Wire(server.path) as deaf:
             deaf.call(f"{NAME}.Count", {"to": 10**9}, more=True)
             assert works(server.path)
-            assert wait_until(lambda: server.lab.closed_streams == 1)
+            wait_until(lambda: server.lab.closed_streams == 1)
         with Wire(server.path) as deaf:
             deaf.call(f"{NAME}.Bulky", more=True)
-            assert wait_until(lambda: server.lab.closed_streams == 2)
+            wait_until(lambda: server.lab.closed_streams == 2)
         assert "never begun" not in server.lab.echoed
     assert caplog.records == []
 
@@ -210,7 +211,7 @@ def test_too_many_connections_of_one_uid_are_refused(tmp_path: Path) -> None:
         with Wire(server.path) as refused:
             assert refused.is_cut()
         held[0].socket.close()
-        assert wait_until(lambda: _works_now(server.path))
+        wait_until(lambda: _works_now(server.path))
 
 
 def test_a_process_that_leaks_connections_leaves_room_for_those_of_others(tmp_path: Path) -> None:
@@ -262,9 +263,9 @@ def test_a_full_door_closes_what_has_been_idle_longest_and_nothing_else(tmp_path
             assert held[-1].reply() == {"parameters": {"number": 1}}
         served = server.server._connections
         # A reply is here before the server has noted that it is sent.
-        assert wait_until(lambda: all(one.idle_since is not None for one in list(served.values())))
+        wait_until(lambda: all(one.idle_since is not None for one in list(served.values())))
         held[0].call(f"{NAME}.Sleep", {"seconds": 5.0})
-        assert wait_until(lambda: any(one.idle_since is None for one in list(served.values())))
+        wait_until(lambda: any(one.idle_since is None for one in list(served.values())))
         # One that is being answered is not idle, however long ago it began.
         assert works(server.path)
         assert held[1].is_cut()
@@ -328,13 +329,14 @@ def _somaxconn() -> int:
 
 STARVED = """
     import contextlib, logging, os, resource, socket, sys, time
-    from tests.api.varlink_lab import Running, wait_until, works
+    from tests.api.varlink_lab import Running, works
+    from tests.wait import wait_until
 
     logging.basicConfig(format="%(message)s")
     server = Running(sys.argv[1])
     quiet = len(os.listdir("/proc/self/fd"))
     assert works(server.path)
-    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) == quiet)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == quiet)
     client = socket.socket(socket.AF_UNIX)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))
@@ -380,12 +382,12 @@ def test_no_descriptor_is_left_over(tmp_path: Path) -> None:
             with Wire(server.path) as wire:
                 wire.send(b"no varlink\0")
                 assert wire.is_cut()
-        assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= served)
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= served)
         with Wire(server.path) as wire:
             # Descriptors sent along to a method that takes none are closed.
             socket.send_fds(wire.socket, [ECHO % b'{"text":"a"}'], [0, 1, 2])
             wire.reply()
-            assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= served + 3)
+            wait_until(lambda: len(os.listdir("/proc/self/fd")) <= served + 3)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,17 +20,10 @@ from resctrlmond.api.types import Claim
 from resctrlmond.workloads.model import EndRule, State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager, error, serving
+from tests.wait import wait_until
 
 PYTHON = sys.executable
 WAIT = "import time; print('ready', flush=True); time.sleep(60)"
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait at most 60 s until the condition holds."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold within 60 s"
-        time.sleep(0.01)
 
 
 def start(manager: FakeManager, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
@@ -191,7 +183,7 @@ def test_interrupt_before_the_command_executes_leaves_no_workload(
 ) -> None:
     manager.assign_takes_s = 1.0
     with start(manager, environment, "--", "touch", str(tmp_path / "ran")) as process:
-        wait_for(lambda: manager.called("Assign"))
+        wait_until(lambda: manager.called("Assign"))
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
@@ -203,7 +195,7 @@ def test_interrupt_during_a_failing_assign_prints_no_error(manager: FakeManager,
     manager.assign_takes_s = 1.0
     manager.assign_fails = error("NoSuchProcess", "process 12 has ended")
     with start(manager, environment, "--", "true") as process:
-        wait_for(lambda: manager.called("Assign"))
+        wait_until(lambda: manager.called("Assign"))
         os.killpg(process.pid, signal.SIGINT)
         output, report = process.communicate(timeout=60)
     assert (process.returncode, output, report) == (128 + signal.SIGINT, "", "")
@@ -214,11 +206,11 @@ def test_command_does_not_execute_if_resctrlctl_is_killed_before(
 ) -> None:
     manager.assign_takes_s = 1.0
     with start(manager, environment, "--", "touch", str(tmp_path / "ran")) as process:
-        wait_for(lambda: manager.called("Assign"))
+        wait_until(lambda: manager.called("Assign"))
         process.kill()
         process.communicate(timeout=60)
     (request,) = manager.called("Assign")
-    wait_for(lambda: not Path(f"/proc/{request.pid}").exists())
+    wait_until(lambda: not Path(f"/proc/{request.pid}").exists())
     assert not (tmp_path / "ran").exists()
 
 

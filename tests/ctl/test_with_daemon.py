@@ -22,6 +22,7 @@ from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.ctl.conftest import ROOT, Ctl, command
+from tests.wait import wait_until
 
 BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
 
@@ -250,10 +251,7 @@ def test_second_signal_after_the_command_stops_the_wait_for_a_hung_daemon(host: 
         try:
             process.stdin.write("\n")
             process.stdin.flush()
-            deadline = time.monotonic() + 60
-            while processes.descendants(process.pid):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: not processes.descendants(process.pid))
             process.send_signal(signal.Signals[name])
             assert "Send the signal again to stop waiting" in process.stderr.readline()
             process.send_signal(signal.Signals[name])

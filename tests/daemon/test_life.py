@@ -17,6 +17,7 @@ import pytest
 from resctrlmond.api.varlink.client import Client
 from resctrlmond.daemon.startup import Exit
 from tests.daemon.conftest import MANAGER, Machine
+from tests.wait import wait_until
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 CTR = "4d" * 32
@@ -53,10 +54,7 @@ def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: Start)
     assert any(line.startswith("MONOTONIC_USEC=") for line in reloading)
     assert machine.told("READY=1")
     machine.call("Release", key=CTR, claim="engine")
-    deadline = time.monotonic() + 60
-    while machine.call("List")["groups"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert machine.call("List")["groups"] == []
+    wait_until(lambda: machine.call("List")["groups"] == [])
     machine.daemon.send_signal(signal.SIGTERM)
     assert machine.told("STOPPING=1")
     # Not told again: Python gives the signal back to the kernel before it ends.

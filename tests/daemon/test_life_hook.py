@@ -28,6 +28,7 @@ from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.control.messages import Operation
 from tests.daemon.conftest import MANAGER, Machine
+from tests.wait import wait_until
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 CTR = "4d" * 32
@@ -67,9 +68,7 @@ def execute(child: subprocess.Popen[bytes]) -> None:
     assert child.stdin
     child.stdin.write(b"go\n")
     child.stdin.flush()
-    deadline = time.monotonic() + 60
-    while b"sleep" not in Path(f"/proc/{child.pid}/cmdline").read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
 
 
 def state(pid: int, id_: str = CTR, **annotations: str) -> dict[str, Any]:
@@ -272,9 +271,7 @@ def test_a_container_whose_hook_gave_up_while_it_was_assigned_is_late(machine: M
         code, said = hook(machine, "createRuntime", state(child.pid), *given_up)
         assert (code, "gave up" in said) == (1, True)
     execute(child)
-    deadline = time.monotonic() + 60
-    while machine.group(CTR)["state"] != "active" and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: machine.group(CTR)["state"] == "active")
     assert machine.tasks(CTR) == {child.pid}
     (member,) = machine.group(CTR)["members"]
     assert member["late"] and member["cpuTimeBeforeNs"] > 0
@@ -340,9 +337,7 @@ def test_an_assign_to_which_no_answer_is_wanted_is_late(machine: Machine, init: 
         caller.connect(machine.socket)
         call = {"method": f"{MANAGER}.Assign", "parameters": parameters, "oneway": True}
         caller.sendall(json.dumps(call).encode() + b"\0")
-        deadline = time.monotonic() + 60
-        while machine.call("List")["groups"] == [] and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: machine.call("List")["groups"])
         assert machine.reaches(CTR, "active")
     assert machine.group(CTR)["baseline"] == "late"
 

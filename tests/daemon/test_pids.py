@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from resctrlmond.api.varlink.client import VarlinkError
 from tests.daemon.conftest import MANAGER, Machine
+from tests.wait import wait_until
 
 # Calls the socket with a message and file descriptors, and prints the reply.
 _CALL = """
@@ -111,10 +111,7 @@ def test_no_descriptor_that_was_passed_stays_open(machine: Machine, child: subpr
             socket.send_fds(connection, [json.dumps(message).encode() + b"\0"], [pidfd] * 16)
             assert b"NoSuchGroup" in connection.recv(65536)
         folder = f"/proc/{machine.daemon.pid}/fdinfo"
-        deadline = time.monotonic() + 60
-        while any(f"\nPid:\t{child.pid}\n" in _text(f"{folder}/{fd}") for fd in os.listdir(folder)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: all(f"\nPid:\t{child.pid}\n" not in _text(f"{folder}/{fd}") for fd in os.listdir(folder)))
         # More at once than any method takes: the connection is cut, and everything closed.
         for _ in range(2):
             socket.send_fds(connection, [b"{"], [pidfd] * 16)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from resctrlctl.command import main
 from resctrlmond.daemon.rivals import AGAIN_WITHIN_S, WITHIN_S, Rivals
 from tests.daemon.conftest import Machine
+from tests.wait import wait_until
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -42,13 +42,8 @@ def test_a_rival_that_removes_our_groups_is_noticed_and_named(
         machine.call("Assign", key=key, pid=process().pid)
         assert problem(machine) == ""
         os.rmdir(machine.group(key)["path"])
-        deadline = time.monotonic() + 60
-        while machine.group(key)["generation"] == 1 and machine.group(key)["state"] != "lost":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    while not problem(machine):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        wait_until(lambda: machine.group(key)["generation"] > 1 or machine.group(key)["state"] == "lost")  # noqa: B023
+    wait_until(lambda: problem(machine))
     assert f"The cause may be nri-resctrl-mon (process {rival}), which removes" in problem(machine)
     assert main(["--socket", machine.socket, "status"]) == 0
     assert f"nri-resctrl-mon (process {rival})" in " ".join(capsys.readouterr().out.split())

@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,6 +19,7 @@ from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.control.messages import Operation
 from resctrlmond.start_lock import SUFFIX
 from tests.daemon.conftest import Machine
+from tests.wait import wait_until
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -60,13 +60,6 @@ def is_locked(machine: Machine) -> bool:
     return False
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def hook(machine: Machine, container: str, pid: int, *options: str) -> subprocess.Popen[bytes]:
     """The hook of a container, which waits for the daemon."""
     command = [sys.executable, "-IS", oci_hook.__file__, "createRuntime", "--socket", machine.socket, *options]
@@ -93,7 +86,7 @@ def test_a_container_that_starts_while_the_daemon_starts_is_in_its_group(
     assert machine.told("READY=1")
     slow_next_start(machine, process, 3)
     machine.begin_on(listener)
-    until(lambda: is_locked(machine))
+    wait_until(lambda: is_locked(machine))
     child = process()
     with hooked(machine, "early", child.pid, "--timeout", "1", "--start-timeout", "60") as run:
         assert run.communicate(timeout=60) == (None, b"")
@@ -132,7 +125,7 @@ def test_a_start_that_hangs_in_the_kernel_keeps_no_hook_waiting(
     assert machine.told("READY=1")
     slow_next_start(machine, process, 25)
     machine.begin_on(listener)
-    until(lambda: is_locked(machine))
+    wait_until(lambda: is_locked(machine))
     with hooked(machine, "early", process().pid, "--timeout", "1", "--start-timeout", "3600") as run:
         _, said = run.communicate(timeout=60)
     assert b"gave up waiting for resctrlmond after 1 s" in said

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.wait import wait_until
+
 from .conftest import Guests
 from .install import PROJECT
 from .machine import CommandError, CommandTimeoutError, Guest, GuestDiedError
@@ -173,10 +175,7 @@ def test_qemu_ends_with_a_killed_test_run(guests: Guests) -> None:
     )
     assert ended.returncode == -signal.SIGKILL
     pid = int(ended.stdout)
-    deadline = time.monotonic() + 60
-    while _lives(pid):
-        assert time.monotonic() < deadline, f"QEMU {pid} outlived its starter"
-        time.sleep(0.05)
+    wait_until(lambda: not _lives(pid), failure=f"QEMU {pid} outlives its starter")
 
 
 def _lives(pid: int) -> bool:

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from resctrlmond.nri.rival import rivals
 from tests.nri.conftest import Node
+from tests.wait import wait_until
 
 # A directory without processes, whatever runs on the host of the tests.
 NOBODY = "/sys"
@@ -32,10 +32,7 @@ def manager(tmp_path: Path) -> Iterator[str]:
 
 def await_name(pid: int, name: str) -> None:
     """Popen waits for exec to close the inherited descriptors, but exec sets the name of the process later."""
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}/comm").read_text() != f"{name}\n":
-        assert time.monotonic() < deadline, "the program was never called by its name"
-        time.sleep(0.001)
+    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == f"{name}\n", interval_s=0.001)
 
 
 @pytest.mark.parametrize("name", ["nri-resctrl-mon", "90-resctrl-mon"])

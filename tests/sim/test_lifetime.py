@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,17 +19,9 @@ from resctrlmond.sim.__main__ import main, parser
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation, SimulationFailed, unmount
 from resctrlmond.sim.profiles import PROFILES, profile_named
+from tests.wait import wait_until
 
 COMMAND = [sys.executable, "-m", "resctrlmond.sim"]
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def is_mounted(path: Path) -> bool:
@@ -94,8 +85,8 @@ def test_it_ends_with_the_parent_that_was_killed(mountpoint: Path) -> None:
     assert is_mounted(mountpoint)
     parent.kill()
     parent.wait()
-    assert eventually(lambda: not is_mounted(mountpoint))
-    assert eventually(lambda: not Path(f"/proc/{server}").exists() or "Z" in state(server))
+    wait_until(lambda: not is_mounted(mountpoint))
+    wait_until(lambda: not Path(f"/proc/{server}").exists() or "Z" in state(server))
 
 
 def state(pid: int) -> str:
@@ -118,7 +109,7 @@ def test_a_block_leaves_nothing_behind(mountpoint: Path) -> None:
 def test_a_block_unmounts_even_a_server_that_was_killed(mountpoint: Path) -> None:
     with Simulation(str(mountpoint)) as simulation:
         os.kill(simulation.pid, signal.SIGKILL)
-        assert eventually(lambda: "Z" in state(simulation.pid))
+        wait_until(lambda: "Z" in state(simulation.pid))
     assert not is_mounted(mountpoint)
 
 
@@ -289,7 +280,7 @@ def test_a_signal_ends_it_though_a_slow_request_is_being_served(mountpoint: Path
     server = start(mountpoint)
     Control(str(mountpoint)).set_faults(Fault(milliseconds=60_000))
     reader = subprocess.Popen(["cat", f"{mountpoint}/mon_data/mon_L3_00/llc_occupancy"], stderr=subprocess.DEVNULL)
-    assert eventually(lambda: "fuse" in Path(f"/proc/{reader.pid}/wchan").read_text() or state(reader.pid) == "S")
+    wait_until(lambda: "fuse" in Path(f"/proc/{reader.pid}/wchan").read_text() or state(reader.pid) == "S")
     server.terminate()
     assert server.wait(60) == 0
     assert not is_mounted(mountpoint)

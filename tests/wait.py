@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wait for a condition of another process or thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# Much longer than any of the tests needs on a busy machine: only a failing test waits this long.
+TIMEOUT_S = 60.0
+
+
+def wait_until(
+    condition: Callable[[], object], *, interval_s: float = 0.01, failure: str = "the condition does not hold"
+) -> None:
+    """Return as soon as the condition holds. Raise AssertionError with ``failure`` after a minute."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{failure} after {TIMEOUT_S:.0f} s"
+        time.sleep(interval_s)
