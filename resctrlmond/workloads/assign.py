@@ -22,8 +22,6 @@ from resctrlmond.workloads.runs import add_group, check_has_rmid, claimed, move_
 from resctrlmond.workloads.store import Transaction
 from resctrlmond.workloads.target import Target, check_free
 
-_GIVEN_UP = "{}: its caller did not wait for the reply, so it may have run before it was in the group"
-
 # Kinds of members that processes may join from outside. What a process starts is in its group.
 _CONTAINERS = frozenset({"container", "sandbox"})
 
@@ -189,10 +187,10 @@ def _judged(
         member = replace(member, descendants_outside=len(outside))
     if moved_again is not None:
         if late:
-            return replace(member, late=True), _ran_before(member)
+            return replace(member, late=True), reasons.ran_before(member)
         if not moved_again:
             return member, ""
-        return replace(member, late=True), _outside_until_again(member)
+        return replace(member, late=True), reasons.outside_until_again(member)
     # The caller holds the process until it gets the reply, or gives up. If it still waits after the last move, it has
     # held the process all that time, and the process runs in its group only.
     is_given_up = late is False and not assignment.is_awaited()
@@ -200,7 +198,7 @@ def _judged(
     if not member.late and not is_given_up and used_ns is None:
         return member, _hides_joiners(member)
     member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
-    return member, _GIVEN_UP.format(member.id) if is_given_up else _ran_before(member)
+    return member, reasons.not_awaited(member) if is_given_up else reasons.ran_before(member)
 
 
 def _outside(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> frozenset[int]:
@@ -247,10 +245,10 @@ def _undo(
     restored = replace(before, groups=tuple(groups))
     if was_outside:
         late = replace(restored.member(member.id) or member, late=True)
-        restored = restored.with_member(late).with_late(late, _outside_until_again(late))
+        restored = restored.with_member(late).with_late(late, reasons.outside_until_again(late))
     for group in restored.standing:
         if group.ref in used:
-            restored = restored.made_worse(group, Quality.ESTIMATED, _rejected(member))
+            restored = restored.made_worse(group, Quality.ESTIMATED, reasons.rejected(member))
     txn.save(restored)
 
 
@@ -267,25 +265,4 @@ def _hides_joiners(member: Member) -> str:
     """
     if member.cgroup or member.kind not in _CONTAINERS:
         return ""
-    return f"{member.id} has no control group of its own, so processes that join it from outside are not detected"
-
-
-def _rejected(member: Member) -> str:
-    return f"tasks of {member.id} were in the group until their Assign failed, and their use there is counted"
-
-
-def _outside_until_again(member: Member) -> str:
-    return f"tasks of {member.id} were outside the group until it was assigned again"
-
-
-def _ran_before(member: Member) -> str:
-    used = (
-        f" and had used up to {member.cpu_time_before_ns / 1e9:.3f} s of CPU time"
-        if member.cpu_time_before_ns
-        else ""
-    )
-    text = f"{member.id} ran{used} before it was put into the group"
-    if not member.descendants_outside:
-        return text
-    count = member.descendants_outside
-    return f"{text}; {'1 descendant' if count == 1 else f'{count} descendants'} stayed outside"
+    return reasons.hides_joiners(member)

@@ -27,7 +27,7 @@ from resctrlmond.resctrl.errors import (
     undoing,
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
-from resctrlmond.workloads import caveats
+from resctrlmond.workloads import caveats, reasons
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.checkpoint import readings_of
 from resctrlmond.workloads.clock import boot_ns, utc_now
@@ -186,8 +186,7 @@ def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Gr
             with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
                 ctx.tree.write_task(ctx.tree.membership(tid).class_, tid)
                 moved += 1
-    count = len(strangers)
-    why = f"tasks that do not belong to it were in the group at its baseline and could not be moved out: {count}"
+    why = reasons.strangers(len(strangers))
     return group.made_worse(quality, why), worst(quality, Quality.ESTIMATED)
 
 

@@ -24,6 +24,7 @@ from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
+from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import Group, Member, Workload
 
@@ -31,9 +32,6 @@ log = logging.getLogger(__name__)
 
 # A thread that is forked while the kernel lists the tasks is older than the list, and may be missing in it.
 _FORK_TICKS = TICKS_PER_S
-
-MOVED_OUT = "another program moved tasks out of the group, and what they use outside is not counted"
-_MOVED_IN = "another program moved tasks into the group, and their use is counted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +88,11 @@ class Inspector:
                         continue
                     thread = _Thread(processes.leader(tid), found.start_time, group.folder)
                     if self._was_moved_in(workload, group, tid, thread, before):
-                        workload = marked(workload, group, Quality.ESTIMATED, _MOVED_IN)
+                        workload = marked(workload, group, Quality.ESTIMATED, reasons.MOVED_IN)
                 now.threads[tid] = replace(thread, folder=group.folder) if thread.folder != group.folder else thread
         for folder in self._folders_left(workload, before, now):
             group = workload.group(folder) or workload.first
-            workload = marked(workload, group, Quality.LATE, MOVED_OUT)
+            workload = marked(workload, group, Quality.LATE, reasons.MOVED_OUT)
         self._listings[workload.key] = now
         return workload
 

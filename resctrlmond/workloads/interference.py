@@ -34,9 +34,10 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotMounted, N
 from resctrlmond.resctrl.foreign_writes import ForeignWrites, Written
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.attribution import Attribution, Groups, Writes
-from resctrlmond.workloads.inspection import MOVED_OUT, Inspector, marked, memberships
+from resctrlmond.workloads.inspection import Inspector, marked, memberships
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import Group, State, Workload
 from resctrlmond.workloads.store import Store, Transaction
@@ -66,18 +67,6 @@ _REFUSED = re.compile(
     r"|Invalid pid|Pseudo-locking in progress)\b",
     re.MULTILINE,
 )
-
-_WRITTEN = "another program wrote to {} of the group, and the use of other tasks may be counted"
-_CPUS = "another program gave the group CPUs ({}), and the use of other tasks there is counted"
-_UNSEEN = (
-    "another program wrote to {}, and a task that it moved had ended before it could be seen; it may have been one "
-    "of this workload"
-)
-_MISSED = (
-    "another program removed {} before resctrlmond could see which tasks were moved there; one of this workload may "
-    "have been"
-)
-_LOST = "another program wrote to resctrl too often for each write to be seen; a task may have been moved"
 
 
 class Interference:
@@ -186,7 +175,7 @@ class Interference:
                     for arrival in self._departed.pop(key, ()):
                         now = processes.stat(arrival.tid)
                         if now is None or now.is_exiting or now.start_time != arrival.start_time:
-                            self._add_mark(key, Quality.LATE, MOVED_OUT)
+                            self._add_mark(key, Quality.LATE, reasons.MOVED_OUT)
                     inspect(txn, is_thorough)
                     with self._guard:
                         self._attribution.inspected(key)
@@ -235,7 +224,7 @@ class Interference:
         if self._process_writes(is_end=True):
             self.wake()
         if self._departed.pop(txn.key, None):
-            self._add_mark(txn.key, Quality.LATE, MOVED_OUT)
+            self._add_mark(txn.key, Quality.LATE, reasons.MOVED_OUT)
         if txn.key in self._to_inspect or self._has_trouble:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
                 txn.save(self._inspector.inspect(txn.workload))
@@ -343,7 +332,7 @@ class Interference:
         for directory, what in _files(written):
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
-                self._add_marks({key: frozenset({nonce})}, _WRITTEN.format(what))
+                self._add_marks({key: frozenset({nonce})}, reasons.written(what))
         for directory in sorted(written.created):
             self._arrivals.begin_empty(directory)
             with self._guard:
@@ -362,7 +351,7 @@ class Interference:
             with self._guard:
                 self._attribution.add_removed(directory, groups, since)
         if written.is_lost:
-            self._add_marks(self._groups_that_may_lose_tasks_to(""), _LOST)
+            self._add_marks(self._groups_that_may_lose_tasks_to(""), reasons.EVENTS_LOST)
             self._list_all()
         if written.tasks or written.missed or written.is_incomplete:
             # A task that was moved to one group has left another.
@@ -445,7 +434,9 @@ class Interference:
 
     def _reason(self, writes: Writes) -> str:
         path = os.path.join(self._tree.path, writes.directory)
-        return _MISSED.format(path) if writes.is_removed else _UNSEEN.format(os.path.join(path, "tasks"))
+        if writes.is_removed:
+            return reasons.removed_unseen(path)
+        return reasons.moved_unseen(os.path.join(path, "tasks"))
 
     def _add_mark(self, key: str, quality: Quality, why: str) -> None:
         """Add a pending mark to all groups of a workload."""
@@ -509,7 +500,7 @@ class Interference:
 
     def _with_cpus(self, workload: Workload, group: Group) -> Workload:
         cpus = self._tree.cpus(group.ref)
-        return marked(workload, group, Quality.ESTIMATED, _CPUS.format(cpus)) if cpus else workload
+        return marked(workload, group, Quality.ESTIMATED, reasons.has_cpus(cpus)) if cpus else workload
 
 
 def _files(written: Written) -> Iterator[tuple[str, str]]:

@@ -9,13 +9,13 @@ not descend from the init, such as an exec session, and that were not in the mon
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 
 from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.cpu_time import TreeTime
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.processes import Process
+from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import Member, Workload, replace
 
@@ -23,22 +23,8 @@ log = logging.getLogger(__name__)
 
 # A walk through the process tree misses a process whose parent changes meanwhile. Three walks do not all miss it.
 _WALKS = 3
-_FOUND = (
-    "processes that joined {} from outside and ended used at least {:.2f} s of CPU time: their use is not counted"
-)
-_OUTSIDE = (
-    "processes of {} used at least {:.2f} s of CPU time outside its control group, which hides processes that join "
-    "it from outside and end"
-)
-_NOT_COUNTED = (
-    "the control group of {} does not count CPU time, as in version 1, so tasks that join it and end between two "
-    "checks are not detected"
-)
-_AMOUNT = re.compile(r" used (?:about|at least) (\d+\.\d\d) s ")
-# The smallest amount (ns) that _FOUND can state.
+# The smallest amount (ns) that reasons.joined_unseen() can state.
 _CENTISECOND = 10_000_000
-_RAN = "tasks ran and ended in control group {} between two checks, and used {:.6f} s of CPU time outside the group"
-_REMOVED = "control group {} was removed, so tasks that ran in it between two checks are not detected"
 
 
 class Joiners:
@@ -61,7 +47,7 @@ class Joiners:
         used = cgroups.cpu_time_ns(member.cgroup)
         if used is None and cgroups.is_there(member.cgroup):
             is_exact = workload.group_of(member).baseline is Quality.EXACT
-            return workload.with_late(member, _NOT_COUNTED.format(member.id)) if is_exact else workload
+            return workload.with_late(member, reasons.uncounted_cgroup(member)) if is_exact else workload
         if not member.pid:
             return self._with_other(workload, member, used or 0)
         tree = self._tree(member)
@@ -82,9 +68,9 @@ class Joiners:
             return workload
         used = cgroups.cpu_time_ns(member.cgroup) or 0
         if used < before or not cgroups.is_there(member.cgroup):
-            why = _REMOVED.format(member.id)
+            why = reasons.removed_cgroup(member)
         elif used > before:
-            why = _RAN.format(member.id, (used - before) / 1e9)
+            why = reasons.ran_unseen(member, used - before)
         else:
             return workload
         log.info("%s: %s", workload.key, why)
@@ -101,16 +87,16 @@ class Joiners:
             is_empty = before is not None and not cgroups.is_populated(member.cgroup)
             return self.look_at_empty(workload, member) if is_empty else workload
         home = workload.group_of(member)
-        about = _FOUND.partition(" used")[0].format(member.id)
-        found = next((reason for reason in home.late_reasons if reason.startswith(about)), "")
-        if before is None or (home.baseline is not Quality.EXACT and not found):
+        # An amount of another group that the member counted in before does not count.
+        is_exact = home.baseline is Quality.EXACT
+        found_ns = None if is_exact else workload.joined_ns.get(member.id)
+        if before is None or not (is_exact or found_ns is not None):
             return workload
         bound = before
-        if amount := _AMOUNT.search(found):
+        if found_ns is not None:
             if member.late:
                 return workload  # a later joiner was moved into the group, so its use is counted
             # Each new amount writes the record and sends a signal, so report it only if it has doubled.
-            found_ns = round(float(amount[1]) * 1e9)
             bound += max(2 * found_ns, found_ns + _CENTISECOND)
         last = self._last.setdefault(workload.key, {})
         now = cgroups.cpu_time_ns(member.cgroup) or 0
@@ -129,14 +115,18 @@ class Joiners:
             # The slack may be rounding: joiners used at least the rest.
             least = used - tree.ns - tree.slack
             if least <= bound:
-                return workload if found else self._look_outside(workload, member, before, tree)
+                return workload if found_ns is not None else self._look_outside(workload, member, before, tree)
             other = least if other is None else min(other, least)
         assert other is not None
-        why = _FOUND.format(member.id, (other - before) / 1e9)
-        if not found:
+        why = reasons.joined_unseen(member, other - before)
+        if found_ns is None:
             log.info("%s: %s", workload.key, why)
-        others = tuple(reason for reason in home.late_reasons if not reason.startswith(about))
-        return workload.with_group(replace(home, late_reasons=others)).with_late(member, why)
+        else:
+            earlier = reasons.joined_unseen(member, found_ns)
+            others = tuple(reason for reason in home.late_reasons if reason != earlier)
+            workload = workload.with_group(replace(home, late_reasons=others))
+        workload = replace(workload, joined_ns={**workload.joined_ns, member.id: other - before})
+        return workload.with_late(member, why)
 
     def _look_outside(self, workload: Workload, member: Member, before: int, tree: TreeTime) -> Workload:
         """Mark the group late if the member's processes used CPU time outside its control group.
@@ -152,7 +142,7 @@ class Joiners:
         used = cgroups.cpu_time_ns(member.cgroup)
         if least is None or used is None or used - least.ns >= lowest:
             return workload
-        why = _OUTSIDE.format(member.id, (lowest - used + least.ns) / 1e9)
+        why = reasons.outside_cgroup(member, lowest - used + least.ns)
         log.info("%s: %s", workload.key, why)
         return workload.with_late(member, why)
 

@@ -230,7 +230,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     runs before used if they were lost: a run that is lost keeps its claims and members, and as long as they live the
     daemon starts another one. ``other_cpu_ns`` is, by member, the CPU time that its control group had used when the
     member was assigned and that was not of its first process (see ``joiners``); of a member that is only a control
-    group, all CPU time of that. ``idle_ns`` is when the last member ended (``clock.boot_ns``). ``attribute_owners``
+    group, all CPU time of that. ``joined_ns`` is, by member, the CPU time of processes that joined it, as far as the
+    reason of its group states it. ``idle_ns`` is when the last member ended (``clock.boot_ns``). ``attribute_owners``
     is the owner that set an attribute, by the attribute's name. A higher ``priority`` gets a free RMID first.
     """
 
@@ -248,6 +249,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     attribute_owners: dict[str, str] = msgspec.field(default_factory=dict)
     other_cpu_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    joined_ns: dict[str, int] = msgspec.field(default_factory=dict)
     idle_ns: int = 0
     prior_runs: PriorRuns | None = None
 

@@ -71,8 +71,7 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
         except NotRead as error:
             if error.errno in LACKS:
                 raise
-            why = f"tasks that return to {member.id} are not detected: {error}"
-            txn.save(txn.workload.with_late(member, why))
+            txn.save(txn.workload.with_late(member, reasons.cannot_see_return(member, error)))
             continue
         if not is_populated:
             txn.save(ctx.joiners.look_at_empty(txn.workload, member))
@@ -81,8 +80,7 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
         back = replace(
             member, ended_at="", dormant=False, started_at=utc_now(), late=True, tasks_outside=0, reason=""
         )
-        why = f"{member.id} ran outside the group between its return and the next check of its control group"
-        txn.save(txn.workload.with_member(back).with_late(back, why))
+        txn.save(txn.workload.with_member(back).with_late(back, reasons.ran_between(back)))
         text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
         log.info(text, txn.key, printable(member.cgroup))
         _sweep_and_record(ctx, txn, back)
@@ -124,7 +122,7 @@ def rejoin(ctx: Context, txn: Transaction) -> None:
         # time.
         joined = replace(joined, joining=False, late=joined.late or member.joining)
         workload = replace(txn.workload.with_member(joined), is_active=is_active)
-        why = f"resctrlmond was killed while {member.id} was put into the group"
+        why = reasons.killed_while_joining(member)
         txn.save(workload.with_late(joined, why) if member.joining else workload)
 
 
@@ -156,8 +154,7 @@ def spread(ctx: Context, txn: Transaction, member: Member, move: Move, *, late: 
             more = _move_into(ctx, txn, group, member, move, late=True)
         except ResctrlError:
             if late:
-                why = f"tasks of {member.id} in class {class_ or '/'} are in no group"
-                txn.save(txn.workload.with_late(member, why))
+                txn.save(txn.workload.with_late(member, reasons.in_no_group(member, class_)))
             raise
         if late and not more.moved:
             # They ended, or left, before they could be moved, and nothing has marked the group.
@@ -178,8 +175,7 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
             workload = workload.with_late(member, reasons.not_swept_at_end(member, error))
         elif member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
             # For example EACCES, or too many control groups: no later sweep will find them either.
-            why = f"processes that join {member.id} from outside are not detected: {error}"
-            workload = workload.with_late(member, why)
+            workload = workload.with_late(member, reasons.cannot_find_joiners(member, error))
         txn.save(workload)
         return
     if moved.moved:

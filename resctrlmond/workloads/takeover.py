@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.store import Store
 
@@ -61,4 +62,4 @@ class TakeOver:
             workload = txn.find()
             group = workload.group_at(ref) if workload is not None else None
             if group is not None:
-                txn.save_group(group.made_worse(Quality.LATE, f"workload {key} took over one of its tasks"))
+                txn.save_group(group.made_worse(Quality.LATE, reasons.taken_over(key)))

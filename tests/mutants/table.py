@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         "what a container uses outside its control group hides joiners",
         _WORKLOADS + "joiners.py",
-        "return workload if found else self._look_outside(workload, member, before, tree)",
+        "return workload if found_ns is not None else self._look_outside(workload, member, before, tree)",
         "return workload",
         "tests/workloads/test_joiners.py tests/workloads",
     ),
