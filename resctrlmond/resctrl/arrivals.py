@@ -41,7 +41,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class _Listing:
+class _Snapshot:
     """The threads in a directory at a time (clock ticks since boot).
 
     ``has_all_older``: the directory was not listed, and each thread that had started by then counts as listed.
@@ -61,7 +61,7 @@ class Arrivals:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._guard = threading.Lock()
-        self._listings: dict[str, _Listing] = {}
+        self._listings: dict[str, _Snapshot] = {}
 
     def __len__(self) -> int:
         return len(self._listings)
@@ -73,11 +73,11 @@ class Arrivals:
 
     def begin_unread(self, directory: str) -> None:
         """Begin without listing the directory: threads that have started by now are not arrivals."""
-        self._listings[directory] = _Listing(boot_ticks(), set(), has_all_older=True)
+        self._listings[directory] = _Snapshot(boot_ticks(), set(), has_all_older=True)
 
     def begin_empty(self, directory: str) -> None:
         """Begin with an empty list for a new directory. Does not wait for a lock."""
-        self._listings[directory] = _Listing(boot_ticks(), set())
+        self._listings[directory] = _Snapshot(boot_ticks(), set())
 
     def keep(self, directories: Container[str]) -> None:
         """Drop the lists of all other directories."""
@@ -90,7 +90,7 @@ class Arrivals:
         Raises NotRead.
         """
         with self._guard:
-            before = self._listings.get(directory) or _Listing(0, set())
+            before = self._listings.get(directory) or _Snapshot(0, set())
             now = self._list(directory)
             if now is None:
                 return []
@@ -101,10 +101,10 @@ class Arrivals:
                 other.tids -= {arrival.tid for arrival in arrived if not _includes(place, arrival.where)}
             return arrived
 
-    def _list(self, directory: str) -> _Listing | None:
+    def _list(self, directory: str) -> _Snapshot | None:
         at = boot_ticks()
         try:
-            self._listings[directory] = _Listing(at, set(self._tree.tasks_in(directory)))
+            self._listings[directory] = _Snapshot(at, set(self._tree.tasks_in(directory)))
         except (NoSuchGroup, NotMounted):
             self._listings.pop(directory, None)
         return self._listings.get(directory)
@@ -113,7 +113,7 @@ class Arrivals:
 class _Comparison:
     """Compares the tasks of one directory with its list ``before``."""
 
-    def __init__(self, tree: Tree, directory: str, before: _Listing, listings: dict[str, _Listing]) -> None:
+    def __init__(self, tree: Tree, directory: str, before: _Snapshot, listings: dict[str, _Snapshot]) -> None:
         self.tree = tree
         self.directory = directory
         self.before = before

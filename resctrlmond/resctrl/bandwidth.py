@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the hardware counts memory bandwidth: who gets a counter, and whether a group can lose it unnoticed."""
+"""Determine how the hardware assigns memory bandwidth counters, and whether a group can lose its counter."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 
 
 class Mode(enum.StrEnum):
-    """How RMIDs get bandwidth counters."""
+    """The way in which RMIDs get bandwidth counters."""
 
     DEDICATED = "dedicated"
-    """Each RMID has a counter of its own."""
+    """Each RMID has its own counter."""
     ASSIGNED = "assigned"
     """The kernel assigns counters to groups (_mbm_event_)."""
     REALLOCATED = "reallocated"
-    """The processor takes counters from one RMID for another and resets them: no total is exact."""
+    """The processor takes counters from one RMID for another and resets them, so no total is exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
     """The mode at one time; ``can_assign``: the mode ``mbm_event`` is offered.
 
-    ``counters`` and ``available``: how many assignable counters each L3 has in all and has left, by its number.
-    ``available`` is known in the mode ``assigned`` only.
+    ``counters`` and ``available``: the number of assignable counters of each L3, in all and free, by its number.
+    ``available`` is known only in the mode ``assigned``.
     """
 
     mode: Mode
@@ -34,7 +34,7 @@ class Bandwidth:
 
 
 # AMD's hardware tracks only some RMIDs at a time (Documentation/filesystems/resctrl.rst, mbm_assign_mode: "default"),
-# and Hygon's is derived from it. How many it tracks is in no file, so no number of groups is known to be safe.
+# and Hygon's is derived from it. No file has the number of tracked RMIDs, so no number of groups is known to be safe.
 # X86_VENDOR_AMD and X86_VENDOR_HYGON of arch/x86/include/asm/processor.h.
 _REALLOCATING_VENDORS = frozenset({"0002", "0009"})
 _VENDOR = re.compile(r"cpu:type:x86,ven([0-9A-F]{4})")
@@ -43,11 +43,11 @@ _MODE = re.compile(r"\[(\w+)\]")
 
 
 def mode_of(assign_mode: str, features: str, modalias: str) -> Mode:
-    """The mode, from the texts of ``info/L3_MON/mbm_assign_mode`` ("" before Linux 6.18), ``mon_features`` and
+    """Return the mode, from the texts of ``info/L3_MON/mbm_assign_mode`` ("" before Linux 6.18), ``mon_features`` and
     ``/sys/devices/system/cpu/modalias`` ("" if it cannot be read).
 
-    A processor that offers ``mbm_event`` and does not use it re-allocates (resctrl.rst). Where nothing is offered,
-    files that only AMD's BMEC has tell, and at last the processor's vendor.
+    A processor that offers ``mbm_event`` and does not use it reallocates (resctrl.rst). If it offers no mode, files
+    that only AMD's BMEC has decide, and then the processor's vendor.
     """
     current = _MODE.search(assign_mode)
     if current is not None and current[1] == "mbm_event":
@@ -67,11 +67,11 @@ def can_assign(assign_mode: str) -> bool:
 
 
 def domain_number(domain: str) -> int:
-    """The number of an L3 by the name of its directory in ``mon_data``, such as ``mon_L3_01``; -1 for others."""
+    """Return the number of an L3 from its directory in ``mon_data``, such as ``mon_L3_01``; -1 for others."""
     found = _DOMAIN.fullmatch(domain)
     return int(found[1]) if found else -1
 
 
 def by_domain(text: str) -> dict[int, int]:
-    """Read ``0=32;1=30``, as in ``num_mbm_cntrs``; what cannot be read is left out."""
+    """Parse ``0=32;1=30``, as in ``num_mbm_cntrs``; skip invalid entries."""
     return {int(domain): int(number) for domain, number in re.findall(r"(\d+)=(\d+)", text)}

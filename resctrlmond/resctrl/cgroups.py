@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups of processes (cgroup v2, and v1 beside it): which one a process is in, and who is in one."""
+"""Control groups (cgroup v2, and v1 beside it): find the control group of a process, and list its tasks."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from resctrlmond.resctrl.mounts import Mount, mounts
 
 
 class NoSuchCgroup(ResctrlError):
-    """The path is no control group of this host, or it is gone."""
+    """The path is not a control group of this host, or the control group was removed."""
 
 
-# On a v1 host, the hierarchies that every runtime puts its containers in, the most telling first.
+# On a v1 host, the hierarchies in which every runtime creates control groups, the most reliable first.
 _V1 = ("systemd", "pids", "memory", "cpu")
-# What a control group's directory answers once it is removed.
-_GONE = (errno.ENOENT, errno.ENODEV)
+# The errnos of operations on a removed control group.
+_REMOVED = (errno.ENOENT, errno.ENODEV)
 
-# To look at so many takes a second, each time that they are swept. A workload with control groups of its own has
-# tens; who may make them may make any number.
+# A walk over this many takes a second, in each sweep. A workload with its own control groups has tens of them, but a
+# user who may create control groups can create any number.
 MAX_BELOW = 10_000
 
 
 def cgroup_of(pid: int) -> str:
-    """The absolute path of the control group that a process is in; "" if only in the root, which tells nothing.
+    """Return the absolute path of a process's control group; "" if the process is in the root control group.
 
-    On v1 hybrid hosts the unified hierarchy is preferred where the process has a control group of its own in it.
+    On hybrid hosts the v2 hierarchy is preferred, unless the process is in its root.
     Raises NoSuchProcess, NotRead.
     """
     where = _where(pid)
     points: dict[str, str] = {}
     for mount in mounts():
         for name in _mounted_hierarchies(mount):
-            # Where a hierarchy is mounted twice, the host's own place is the older one.
+            # If a hierarchy is mounted twice, the older mount is the host's own.
             points.setdefault(name, mount.point)
     for name in ("", *_V1):
         inner = where.get(name, "/")
-        # A path that leads out of the mount's root ("/../x") is another cgroup namespace's: not ours to follow.
+        # A path outside the mount's root ("/../x") belongs to another cgroup namespace, so it cannot be resolved.
         if inner != "/" and name in points and not (inner + "/").startswith("/../"):
             return points[name] + inner
     return ""
 
 
 def member_test(cgroup: str) -> Callable[[int], bool]:
-    """A test whether a thread is in the control group or below it; False for a thread that is gone.
+    """Return a test whether a thread is in the control group or below it; False for a thread that has ended.
 
-    It asks about the hierarchy that ``cgroup`` is of: on v1 hosts a process has another place in each.
+    The test uses the hierarchy of ``cgroup``: on v1 hosts a process has a control group in each hierarchy.
     """
     above = [mount for mount in mounts() if _mounted_hierarchies(mount) and cgroup.startswith(mount.point + "/")]
     if not above:
@@ -68,7 +68,7 @@ def member_test(cgroup: str) -> Callable[[int], bool]:
 
 
 def _where(tid: int) -> dict[str, str]:
-    """Hierarchy -> the thread's control group in it, from the hierarchy's root (cgroups(7), /proc/PID/cgroup)."""
+    """Return the thread's control group in each hierarchy, relative to its root (cgroups(7), /proc/PID/cgroup)."""
     path = f"/proc/{tid}/cgroup"
     try:
         with open(path, "rb") as table:
@@ -76,8 +76,8 @@ def _where(tid: int) -> dict[str, str]:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):
             raise NoSuchProcess(f"no process {tid}", path=path, errno=error.errno) from error
-        raise not_read(error, f"tell the control group of thread {tid}", path) from error
-    # A control group's name may hold every byte but the newline: a carriage return ends no line.
+        raise not_read(error, f"find the control group of thread {tid}", path) from error
+    # A control group's name may contain any byte except a newline, so do not split at a carriage return.
     entries = [line.split(":", 2) for line in text.split("\n") if line]
     # "" is v2; "name=systemd" is a named v1 hierarchy; "cpu,cpuacct" are controllers mounted together.
     return {
@@ -98,15 +98,15 @@ def _mounted_hierarchies(mount: Mount) -> list[str]:
 
 
 def check(path: str) -> str:
-    """The canonical path of a control group that may be swept, given by a caller.
+    """Return the canonical path of a control group that a caller has named.
 
-    Raises NoSuchCgroup if it is none, PermissionDenied for the root of a hierarchy, whose tasks are everybody's,
-    NotRead where the host's mounts cannot be read.
+    Raises NoSuchCgroup if it is not a control group, PermissionDenied for the root of a hierarchy, which has the
+    tasks of the whole host, and NotRead if the host's mounts cannot be read.
     """
     try:
         real = os.path.realpath(path)
-    except ValueError:  # a NUL, or what no encoding has
-        raise NoSuchCgroup("is no path", path=repr(path)) from None
+    except ValueError:  # the path has a NUL, or a character that cannot be encoded
+        raise NoSuchCgroup("is not a path", path=repr(path)) from None
     roots = [mount.point for mount in mounts() if mount.fstype in ("cgroup", "cgroup2") and mount.root == "/"]
     if real in roots:
         raise PermissionDenied("is the root control group: it holds the whole host", path=real)
@@ -117,29 +117,29 @@ def check(path: str) -> str:
 
 
 def is_there(path: str) -> bool:
-    """Whether the control group's directory stands. Raises NotRead."""
+    """Whether the control group's directory exists. Raises NotRead."""
     try:
         os.stat(path)
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in _REMOVED:
             return False
         raise not_read(error, "look for the control group", path) from error
     return True
 
 
 def tasks(path: str) -> list[int]:
-    """The thread ids in a control group and all below it, also of threaded ones; [] if it is gone.
+    """List the thread IDs in a control group and all below it, including threaded ones; [] if it was removed.
 
-    Raises NotRead, also for one that has more than MAX_BELOW others below it.
+    Raises NotRead, also if there are more than MAX_BELOW control groups below it.
     """
     return [tid for directory in _directories(path) for tid in _tasks_here(directory)]
 
 
 def is_populated(path: str) -> bool:
-    """Whether a task is in the control group or below; False also when it is gone. Raises NotRead."""
+    """Whether a task is in the control group or below; False also if it was removed. Raises NotRead."""
     file = os.path.join(path, "cgroup.events")
     try:
-        # v2 knows it for the whole subtree (Documentation/admin-guide/cgroup-v2.rst, "cgroup.events").
+        # v2 reports it for the whole subtree (Documentation/admin-guide/cgroup-v2.rst, "cgroup.events").
         with open(file, encoding="ascii") as lines:
             return "populated 1\n" in lines
     except FileNotFoundError:
@@ -147,11 +147,11 @@ def is_populated(path: str) -> bool:
     except OSError as error:
         if error.errno == errno.ENODEV:
             return False
-        raise not_read(error, "tell whether the control group has tasks", file) from error
+        raise not_read(error, "check whether the control group has tasks", file) from error
 
 
 def cpu_time_ns(path: str) -> int | None:
-    """The CPU time (ns) that all tasks of a control group have used, ended ones included; None if it is not known.
+    """Return the CPU time (ns) of all tasks of a control group, including ended ones; None if it is not known.
 
     From cpu.stat, which every control group of v2 has (Documentation/admin-guide/cgroup-v2.rst, "CPU").
     """
@@ -164,7 +164,7 @@ def cpu_time_ns(path: str) -> int | None:
 
 
 def _directories(path: str) -> Iterator[str]:
-    # Not os.walk(), which recurses in Python 3.11: how deep its control groups are is the workload's own choice.
+    # Not os.walk(), which recurses in Python 3.11: the workload chooses how deep its control groups are nested.
     waiting = [path]
     seen = 0
     while waiting:
@@ -176,8 +176,8 @@ def _directories(path: str) -> Iterator[str]:
             with os.scandir(directory) as entries:
                 below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError as error:
-            # One that is gone has no tasks; of one that cannot be listed nobody knows.
-            if error.errno not in _GONE:
+            # A control group that was removed has no tasks; the tasks of one that cannot be listed are unknown.
+            if error.errno not in _REMOVED:
                 raise not_read(error, "list the control group", path) from error
             continue
         yield directory
@@ -185,8 +185,8 @@ def _directories(path: str) -> Iterator[str]:
 
 
 def _tasks_here(directory: str) -> list[int]:
-    # v2 lists threads in cgroup.threads, of a threaded control group too, whose cgroup.procs cannot be read;
-    # v1 calls the same file tasks.
+    # v2 lists threads in cgroup.threads, also for a threaded control group, whose cgroup.procs cannot be read.
+    # In v1 the file is called tasks.
     for name in ("cgroup.threads", "tasks"):
         try:
             with open(os.path.join(directory, name), encoding="ascii") as lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitoring events and their values: what the files in mon_data mean and how they are read."""
+"""Read the counters in mon_data, and describe the monitoring events that they count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resctrlmond.resctrl.errors import LACKS
 
 
 class Kind(enum.StrEnum):
-    """What the difference of two values means."""
+    """The meaning of the difference of two values."""
 
     GAUGE = "gauge"
     """The difference has no meaning."""
@@ -26,17 +26,17 @@ class Kind(enum.StrEnum):
 
 
 class Unavailable(enum.Enum):
-    """What ``Unavailable`` in an event's file says of the use."""
+    """The meaning of ``Unavailable`` in an event's file."""
 
     # The register of the RMID has no valid bit (intel_aet.c): the RMID has used nothing on this package since boot.
     NEVER_ACTIVE = "nothing was used, as long as no number was ever read"
-    # IA32_QM_CTR has the bit "unavailable", on AMD while the hardware does not track the RMID: the use goes on.
+    # IA32_QM_CTR has the bit "unavailable", on AMD while the hardware does not track the RMID.
     NOT_COUNTED = "what is used meanwhile is not counted, and the counter may begin from 0 afterwards"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event that the kernel can count; ``unit`` is "" where a count has none."""
+    """An event that the kernel can count; ``unit`` is "" if a count has no unit."""
 
     name: str
     kind: Kind
@@ -47,10 +47,10 @@ class Event:
 
     @property
     def restarts(self) -> bool:
-        """Whether it counts from 0 again when its domain comes back online: traffic does, telemetry runs on.
+        """Whether it counts from 0 again after its domain was offline: traffic does, telemetry continues.
 
-        (domain_setup_l3_mon_state() in fs/resctrl/rdtgroup.c makes the state of all groups anew.) These are also the
-        events whose hardware counters can be taken from one RMID and given to another.
+        domain_setup_l3_mon_state() in fs/resctrl/rdtgroup.c creates the state of all groups again. These are also the
+        events whose hardware counters can be taken from one RMID and assigned to another.
         """
         return self.kind is Kind.CUMULATIVE and self.source == _L3
 
@@ -61,7 +61,7 @@ _PERF = "arch/x86/kernel/cpu/resctrl/intel_aet.c (Linux 7.0)"
 
 _NEVER_ACTIVE, _NOT_COUNTED = Unavailable.NEVER_ACTIVE, Unavailable.NOT_COUNTED
 
-# A new event is one row here.
+# Each event is one row.
 _TABLE = (
     ("llc_occupancy", Kind.GAUGE, "bytes", "last-level cache held right now", _L3, _NOT_COUNTED),
     ("mbm_total_bytes", Kind.CUMULATIVE, "bytes", "memory traffic of this L3, local and remote", _L3, _NOT_COUNTED),
@@ -80,21 +80,21 @@ EVENTS = {row[0]: Event(*row) for row in _TABLE}
 
 
 def event(name: str) -> Event:
-    """The event of that name; one that this table does not know is kept, with kind and unit unknown."""
+    """Return the event of that name; an event that is not in the table has an unknown kind and unit."""
     return EVENTS.get(name) or Event(name, Kind.UNKNOWN, "", "not known to this version", "")
 
 
 def offered(mon_features: str) -> tuple[str, ...]:
-    """The events that the text of ``info/*_MON/mon_features`` names, one a line.
+    """List the events in the text of ``info/*_MON/mon_features``.
 
-    Where AMD's BMEC is on, an event's line is followed by one for its file ``<event>_config``, which is no event.
+    With AMD's BMEC, an event's line is followed by a line for its file ``<event>_config``, which is skipped.
     """
     names = mon_features.split()
     return tuple(name for name in names if name.removesuffix("_config") == name)
 
 
 class Status(enum.StrEnum):
-    """Whether a value is a number and, if not, why. A value that is not a number is not 0."""
+    """Whether a value is a number, or the reason why not. A value that is not a number is not 0."""
 
     OK = "ok"
     """The value is a number."""
@@ -108,18 +108,18 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A counter's text, and the number it holds (exact, in the event's unit) where it holds one."""
+    """A counter's text, and its exact number in the event's unit, if it is one."""
 
     status: Status
     text: str
     number: int | Decimal | None = None
 
     def says_never_active(self, of: Event) -> bool:
-        """Whether this value of that event says that its RMID has used nothing on this package since boot."""
+        """Whether the value shows that the RMID has used nothing on this package since boot."""
         return self.status is Status.UNAVAILABLE and of.unavailable is Unavailable.NEVER_ACTIVE
 
     def says_active(self, of: Event) -> bool:
-        """Whether this value of that event says that its RMID has been active on this package since boot."""
+        """Whether the value shows that the RMID has been active on this package since boot."""
         return self.number is not None and of.unavailable is Unavailable.NEVER_ACTIVE
 
 
@@ -129,15 +129,15 @@ _WORDS = {
     "Error": Status.ERROR,
     "Unassigned": Status.UNASSIGNED,
 }
-# A value has up to 20 digits and 9 decimals; the usual 28 digits would round a sum.
+# A value has up to 20 digits and 9 decimals. The default of 28 digits would round a sum.
 _EXACTLY = Context(prec=64)
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
 
 
 def parse_value(text: str) -> Value:
-    """Read a counter's text strictly: an integer, a decimal, or one of the kernel's words.
+    """Parse a counter's text: an integer, a decimal, or one of the kernel's words.
 
-    Anything else is ``Status.ERROR`` with the text kept (cut at 100 characters), never a number.
+    For any other text, return ``Status.ERROR`` with the first 100 characters of the text.
     """
     text = text.removesuffix("\n")
     if word := _WORDS.get(text):
@@ -148,7 +148,7 @@ def parse_value(text: str) -> Value:
 
 
 def added_values(values: Sequence[Value]) -> Value:
-    """The sum of one event's values in several groups; the first that is no number says why there is none."""
+    """Add one event's values of several groups. Returns the first value that is not a number, if there is one."""
     without = next((value for value in values if value.number is None), None)
     if without is not None or len(values) == 1:
         return without or values[0]
@@ -159,12 +159,12 @@ def added_values(values: Sequence[Value]) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One event's value in one domain.
+    """The value of one event in one domain.
 
     ``domain`` is the path below mon_data: ``mon_L3_00``, ``mon_PERF_PKG_01``, and with Sub-NUMA Clustering also
-    ``mon_L3_00/mon_sub_L3_01``, whose values are already in the outer domain's. ``inode`` is the number of the
-    domain's directory, 0 where it is not known: a domain that was offline comes back with another one (kernfs gives
-    numbers out in a circle, __kernfs_new_node() in fs/kernfs/dir.c).
+    ``mon_L3_00/mon_sub_L3_01``, whose values are included in the outer domain's. ``inode`` is the inode number of
+    the domain's directory, 0 if unknown: a domain that was offline has a new one (kernfs assigns the numbers in a
+    circle, __kernfs_new_node() in fs/kernfs/dir.c).
     """
 
     domain: str
@@ -174,25 +174,25 @@ class Reading:
 
     @property
     def is_part(self) -> bool:
-        """Whether another reading of the same group already contains this one."""
+        """Whether another reading of the same group includes this one."""
         return "/" in self.domain
 
 
-# One counter's text is at most a few dozen bytes; what is longer is no counter.
+# A counter's text has at most a few dozen bytes; a longer file is not a counter.
 _TEXT_LIMIT = 4096
 
 
 def read_mon_data(group: int) -> list[Reading]:
     """Read every counter below the group directory open as ``group``, in order of domain and event.
 
-    A domain or file that vanishes meanwhile (its CPUs went offline) is left out, as the kernel does; a file that
-    cannot be read for another reason is a reading with ``Status.ERROR`` that names the reason. Raises OSError where a
-    directory cannot be read, or we lack memory or descriptors; ENOENT, ENODEV or ESTALE says that the group is gone.
+    A domain or file that disappears meanwhile (its CPUs went offline) is skipped. A file that cannot be read for
+    another reason becomes a reading with ``Status.ERROR`` and the reason. Raises OSError if a directory cannot be
+    read, or memory or descriptors are lacking; with ENOENT, ENODEV or ESTALE the group was removed.
     """
     fd = os.open("mon_data", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=group)
     try:
         readings = sorted(_walk(fd, ""), key=lambda reading: (reading.domain, reading.event))
-        # Of a group that was removed meanwhile everything vanished: half of its counters are no reading of it.
+        # If the group was removed meanwhile, the counters read so far are incomplete.
         os.stat("mon_data", dir_fd=group)
         return readings
     finally:
@@ -201,7 +201,7 @@ def read_mon_data(group: int) -> list[Reading]:
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ESTALE})
 
-# mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy is as deep as the kernel goes.
+# The deepest file of the kernel is mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy.
 _DEPTH = 2
 
 
@@ -222,7 +222,7 @@ def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
         except OSError as error:
             if error.errno in _GONE:
                 continue
-            # A domain that cannot be looked into is no event, and a lack of ours is no value of a counter.
+            # An unreadable domain is not an event, and a lack of resources is not a value of a counter.
             if is_directory or error.errno in LACKS:
                 raise
             yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)), inode)

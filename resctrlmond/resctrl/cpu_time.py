@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time of a process and of everything that it has started, as far as the kernel adds it up."""
+"""Read the CPU time of a process and of its descendants, as far as the kernel adds it up."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ from dataclasses import dataclass
 
 from resctrlmond.resctrl.processes import Process, children, stat_fields
 
-# include/linux/sched.h: the task is on its way out.
+# include/linux/sched.h: the task is exiting.
 _PF_EXITING = 0x00000004
 _NS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 # utime, stime, cutime and cstime of /proc/PID/stat, each rounded down to a clock tick.
 _TIMES = slice(11, 15)
-# By at most so much (ns) the time of one process is rounded down.
+# The time of one process is rounded down by at most this (ns).
 SLACK = (_TIMES.stop - _TIMES.start) * _NS_PER_TICK
 
 
 @dataclass(frozen=True, slots=True)
 class TreeTime:
-    """CPU time (ns) of a process tree. The fields that it is the sum of are rounded down, by less than ``slack`` (ns)
-    in all.
-    """
+    """The CPU time (ns) of a process tree. ``slack``: an upper limit (ns) of the rounding errors of its parts."""
 
     ns: int
     slack: int
 
 
 def of_tree(process: Process) -> TreeTime | None:
-    """The CPU time of a process, of its living descendants, and of those that their parents have waited for.
+    """Return the CPU time of a process, of its running descendants, and of those that their parents have waited for.
 
-    None if nobody can tell: the process is ending, or the kernel does not list children (CONFIG_PROC_CHILDREN). Not
-    in the sum are descendants whose parent ignores SIGCHLD, and those that have another parent since theirs ended.
-    A descendant that ends meanwhile may be in it twice. The cost is proportional to the threads of the tree.
+    None if it is unknown: the process is exiting, or the kernel does not list children (CONFIG_PROC_CHILDREN). The
+    sum does not include descendants whose parent ignores SIGCHLD, or whose parent has ended. A descendant that ends
+    meanwhile may be counted twice. The cost is proportional to the threads of the tree.
     Raises NotRead.
     """
-    # Children before their parents: what ends meanwhile is in the time of its parent.
+    # Children before their parents: the time of a child that ends meanwhile is added to its parent.
     return _sum_of(process, reversed)
 
 
 def of_tree_at_least(process: Process) -> TreeTime | None:
-    """As ``of_tree``, but never too much: what ends meanwhile may be missing."""
+    """Return a lower bound: as ``of_tree``, but a descendant that ends meanwhile may be missing."""
     return _sum_of(process, lambda pids: pids)
 
 
@@ -54,7 +52,7 @@ def _sum_of(process: Process, order: Callable[[list[int]], Iterable[int]]) -> Tr
         pids += found_here
     found = {pid: fields for pid in order(pids) if (fields := stat_fields(pid))}
     own = found.get(process.pid)
-    # As it ends the kernel kills its PID namespace, and adds up nothing any more.
+    # When it ends, the kernel kills its PID namespace, and no longer adds up times.
     if process.has_ended() or own is None or int(own[6]) & _PF_EXITING:
         return None
     ticks = sum(int(field) for fields in found.values() for field in fields[_TIMES])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected errnos of resctrl and /proc become typed errors here, and nowhere else."""
+"""Convert the errnos of resctrl and /proc to typed errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 _log = logging.getLogger(__name__)
 
 
-# Characters that show nothing and change how others are shown: Unicode's categories Cf, Zl and Zp. U+202E turns the
-# text around it, U+200B makes two different names look the same.
+# Invisible characters that change how others are displayed: Unicode's categories Cf, Zl and Zp. U+202E reverses the
+# text after it, U+200B makes two different names look the same.
 FORMAT_RANGES = (
     *((0x00AD, 0x00AD), (0x0600, 0x0605), (0x061C, 0x061C), (0x06DD, 0x06DD), (0x070F, 0x070F), (0x0890, 0x0891)),
     *((0x08E2, 0x08E2), (0x180E, 0x180E), (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F), (0xFEFF, 0xFEFF)),
@@ -23,10 +23,10 @@ FORMAT_RANGES = (
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that is not plainly visible.
+    """Return the text with all characters escaped that are not plainly visible.
 
-    Paths hold what others called their control groups: such text goes to terminals and the journal, and as a reason
-    into records, which are UTF-8.
+    Other users choose the names of their control groups, and these names appear in terminals, in the journal and, as
+    reasons, in records, which are UTF-8.
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
@@ -35,11 +35,11 @@ def printable(text: str) -> str:
 
 
 class ResctrlError(Exception):
-    """The root of every error that a caller can act on.
+    """The base class of all errors that a caller can act on.
 
-    ``message`` says what failed and why, ``path`` where, ``errno`` what the system call said (0: no system call
-    failed), ``status`` what the kernel wrote to ``info/last_cmd_status`` for it ("" where it said nothing), and
-    ``remedy`` what to do about it ("" where there is nothing to do).
+    ``message``: what failed and why. ``path``: the object. ``errno``: the errno of the system call, 0 if none failed.
+    ``status``: the kernel's text in ``info/last_cmd_status``, "" if there is none. ``remedy``: what to do, "" if
+    nothing can be done.
     """
 
     def __init__(self, message: str, *, path: str = "", errno: int = 0, status: str = "", remedy: str = "") -> None:
@@ -64,7 +64,7 @@ class ResctrlError(Exception):
 
 
 class NotMounted(ResctrlError):
-    """The path is no resctrl filesystem: nothing is mounted there, or something else is."""
+    """The path is not a resctrl filesystem: nothing is mounted there, or another filesystem is."""
 
 
 class MonitoringUnavailable(ResctrlError):
@@ -72,23 +72,23 @@ class MonitoringUnavailable(ResctrlError):
 
 
 class NoSuchGroup(ResctrlError):
-    """The monitoring group is not there, or went away during the call."""
+    """The monitoring group does not exist, or was removed during the call."""
 
 
 class GroupExists(ResctrlError):
-    """A directory of that name stands there already."""
+    """A directory with that name exists already."""
 
 
 class NoSuchClass(ResctrlError):
-    """The control group (class) is not there."""
+    """The control group (class) does not exist."""
 
 
 class ClassMismatch(ResctrlError):
-    """The task is in another class than the group: the kernel moves no task between classes through a mon_group."""
+    """The task is not in the group's class: a write to a mon_group does not move tasks between classes."""
 
 
 class RmidsExhausted(ResctrlError):
-    """No RMID is free. ``in_limbo``: freed ones wait for their cache lines to drain (EBUSY), retry in 1 to 2 s."""
+    """No RMID is free. ``in_limbo``: freed RMIDs wait until their cache lines drain (EBUSY); retry in 1 to 2 s."""
 
     def __init__(
         self,
@@ -105,47 +105,47 @@ class RmidsExhausted(ResctrlError):
 
 
 class NoSuchProcess(ResctrlError):
-    """The process or thread does not exist (any more)."""
+    """The process or thread does not exist, or has ended."""
 
 
 class ProcessChanged(ResctrlError):
-    """The process ended while it was being moved and its number may belong to another one by now."""
+    """The process ended while it was moved, and its number may belong to another process now."""
 
 
 class PermissionDenied(ResctrlError):
-    """The caller may not do this, or nobody may (process 1, kernel threads, resctrlmond itself)."""
+    """The caller may not do this, or no caller may (process 1, kernel threads, resctrlmond itself)."""
 
 
 class KernelRefused(ResctrlError):
-    """The kernel refused for a reason of its own: ``status`` has its words."""
+    """The kernel refused the operation for another reason, which ``status`` has in its words."""
 
 
 class OutOfResources(ResctrlError):
-    """resctrlmond or the machine lacks descriptors or memory, whatever the object is. A later call may succeed."""
+    """resctrlmond or the host lacks descriptors or memory. A later call may succeed."""
 
 
 class NotRead(ResctrlError):
-    """What the answer rests on cannot be read: a file of /proc, of a control group, or of ours under /run."""
+    """A file of /proc, of a control group, or of the daemon under /run cannot be read, so the result is unknown."""
 
 
-# What we lack passes, and says nothing of the file: who cannot open a file does not know what is in it.
+# Temporary errors that are caused by a lack of resources, and not by the file.
 LACKS = frozenset({errno_.EMFILE, errno_.ENFILE, errno_.ENOMEM, errno_.ENOSPC, errno_.EINTR, errno_.EAGAIN})
 _RESOURCES = frozenset({errno_.EMFILE, errno_.ENFILE, errno_.ENOMEM})
 _REMEDIES = {
-    errno_.EMFILE: "resctrlmond holds as many files as it may: see LimitNOFILE= of its unit",
-    errno_.ENFILE: "The machine holds as many files as it can: see /proc/sys/fs/file-nr and who holds them",
+    errno_.EMFILE: "resctrlmond has as many open files as it may: see LimitNOFILE= of its unit",
+    errno_.ENFILE: "The host has as many open files as it can: see /proc/sys/fs/file-nr and 'lsof'",
     errno_.ENOMEM: "The kernel is out of memory: see 'free -m' and the kernel's log",
     errno_.EIO: "The kernel's log (journalctl -k) may say more; what has passed by then is tried again",
 }
 
 
 def remedy_for(number: int) -> str:
-    """What to do about an errno that says nothing of the file, "" for all others."""
+    """Return what to do about an errno that is not about the file, "" for all others."""
     return _REMEDIES.get(number, "")
 
 
 def not_read(error: OSError, what: str, path: str = "") -> NotRead:
-    """The typed error for what could not be read; ``path`` is where, if the error itself says none."""
+    """Return the typed error for a failed read. ``path`` is used if the error has no file name."""
     number = error.errno or 0
     where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path
     return NotRead(f"cannot {what}", path=where, errno=number, remedy=remedy_for(number))
@@ -153,30 +153,30 @@ def not_read(error: OSError, what: str, path: str = "") -> NotRead:
 
 @contextlib.contextmanager
 def reading(what: str, path: str) -> Iterator[None]:
-    """Turn every OSError in here into NotRead: those that say something of the file are taken before."""
+    """Convert each OSError of the body to NotRead. The body handles the errors that are about the file."""
     try:
         yield
     except OSError as error:
         raise not_read(error, what, path) from error
 
 
-# The kernel's text for a task whose closid is not that of the mon_group's parent
+# The kernel's text for a task whose closid differs from that of the mon_group's parent
 # (fs/resctrl/rdtgroup.c, __rdtgroup_move_task()).
 OTHER_CLASS_REMEDY = (
     'Use the class "follow", or --allow-class-change (allowClassChange) to move the process to that class'
 )
 CREATE = "create the monitoring group"
 _OTHER_CLASS = "Can't move task to different control group"
-# resctrl itself gives these with words. Others come from the layers above it, which leave the text of whatever
-# command was the last one: a stale word would explain them wrongly.
-_WITH_WORDS = frozenset({errno_.EINVAL, errno_.EPERM, errno_.ENOSPC, errno_.EBUSY, errno_.ESRCH})
-# Gone: removed (ENODEV for who has it open, ESTALE where the simulator made another in its place), never there, a
-# file in its place, or a simulator that died.
+# resctrl writes a text for these errnos. Others come from the layers above it, which leave the text of an earlier
+# command, and that would be the wrong explanation.
+_WITH_STATUS = frozenset({errno_.EINVAL, errno_.EPERM, errno_.ENOSPC, errno_.EBUSY, errno_.ESRCH})
+# The group was removed (ENODEV if it is open, ESTALE if the simulator has created another one in its place), never
+# existed, has a file in its place, or the simulator has died.
 _GONE = frozenset({errno_.ENODEV, errno_.ENOENT, errno_.ENOTDIR, errno_.ESTALE, errno_.ENOTCONN})
 
 
 def no_rmid_remedy(in_limbo: bool) -> str:
-    """What to do if no RMID is free; ``in_limbo``: freed ones wait for their cache lines to drain."""
+    """Return what to do if no RMID is free; ``in_limbo``: freed RMIDs wait until their cache lines drain."""
     if in_limbo:
         return "RMIDs that were freed become available again in 1 to 2 s"
     return (
@@ -185,23 +185,23 @@ def no_rmid_remedy(in_limbo: bool) -> str:
 
 
 def from_oserror(error: OSError, what: str, path: str, status: str = "") -> ResctrlError:
-    """The typed error for what a system call on resctrl or /proc answered.
+    """Return the typed error for a failed system call on resctrl or /proc.
 
-    ``what`` is the failed action in words ("create the monitoring group"), ``path`` the file or directory it was
-    tried on, ``status`` the text of ``info/last_cmd_status`` read straight after it ("ok" counts as nothing said).
+    ``what``: the failed action ("create the monitoring group"). ``path``: its file or directory. ``status``: the text
+    of ``info/last_cmd_status``, read right after the call; "ok" counts as no text.
     """
     number = error.errno or 0
-    spoken = number in _WITH_WORDS and status.strip() not in ("", "ok")
+    spoken = number in _WITH_STATUS and status.strip() not in ("", "ok")
     said = "; ".join(status.strip().splitlines()) if spoken else ""
     message = f"cannot {what}"
 
     def make(kind: type[ResctrlError], remedy: str = "") -> ResctrlError:
         return kind(message, path=path, errno=number, status=said, remedy=remedy)
 
-    # Where somebody else's operation took the words away: mkdir of a monitoring group gives these for nothing else.
+    # Another program may have cleared the text. mkdir of a monitoring group has no other reason for these errnos.
     unsaid = not said and what == CREATE
     if number in (errno_.ENOSPC, errno_.EBUSY) and (unsaid or "Out of RMIDs" in said):
-        # Same text for both: EBUSY when freed RMIDs are in limbo, ENOSPC when all are in use (alloc_rmid()).
+        # The text is the same for EBUSY (freed RMIDs are in limbo) and ENOSPC (all are in use), see alloc_rmid().
         limbo = number == errno_.EBUSY
         return RmidsExhausted(
             message,
@@ -219,8 +219,8 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
         return make(NoSuchGroup)
     if number == errno_.EEXIST:
         return make(GroupExists)
-    # Who may not use a file gets EACCES. EPERM is a rule of resctrl for everybody (a wrong place; rename before
-    # Linux 6.5, without a word), except for a task of another user.
+    # EACCES means missing permissions. EPERM is a rule of resctrl for all users (a wrong place; rename before
+    # Linux 6.5, without a text), except for a task of another user.
     if number == errno_.EACCES or (number == errno_.EPERM and "permission" in said):
         return make(PermissionDenied)
     if number in _RESOURCES:
@@ -230,7 +230,7 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
 
 @contextlib.contextmanager
 def undoing(what: str) -> Iterator[None]:
-    """Undo a part of a call that failed: an error of that is logged, and does not hide the error that led here."""
+    """Log an error of the body, which undoes a failed call, so that it does not hide the error of the call."""
     try:
         yield
     except (ResctrlError, OSError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""inotify(7), by ctypes: Python has none of its own, and Debian's packages of it wait in threads of their own."""
+"""Use inotify(7) through ctypes: Python has no module for it, and Debian's packages start threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IN_Q_OVERFLOW = 0x4000
 IN_IGNORED = 0x8000
 IN_ONLYDIR = 0x1000000
 IN_ISDIR = 0x40000000
-# struct inotify_event: wd, mask, cookie, len; a name of len bytes follows, filled up with NULs.
+# struct inotify_event: wd, mask, cookie, len; then a name of len bytes, padded with NULs.
 _EVENT = struct.Struct("iIII")
-# Of an event with the longest name there is room for hundreds.
+# Room for hundreds of events with the longest name.
 _BUFFER = 1 << 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: the watch, the bits of its mask, and the name in the watched directory ("" for that itself)."""
+    """An event: the watch, its mask, and the name in the watched directory ("" for the directory itself)."""
 
     wd: int
     mask: int
@@ -47,18 +47,18 @@ class Inotify:
         self.fd = _called(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, path: str, mask: int) -> int:
-        """Watch the directory and return the watch: the same one for an inode that is watched already.
+        """Watch a directory and return the watch. An inode that is watched already keeps its watch.
 
         Raises OSError.
         """
         return _called(_libc.inotify_add_watch(self.fd, os.fsencode(path), mask | IN_ONLYDIR), path)
 
     def remove(self, wd: int) -> None:
-        """End a watch; one that has ended already is not an error."""
+        """End a watch, if it has not ended already."""
         _libc.inotify_rm_watch(self.fd, wd)
 
     def read(self) -> list[Event]:
-        """Return the next events, in their order; [] if there are none."""
+        """Return the next events in order; [] if there are none."""
         try:
             data = os.read(self.fd, _BUFFER)
         except BlockingIOError:

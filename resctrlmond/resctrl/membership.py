@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose group is a task in: asked of the task itself, in constant time, never of a tasks file."""
+"""Read the class and group of a task from the task itself, in constant time, and not from a tasks file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Membership:
 
 
 class MembershipReader(Protocol):
-    """Who can tell a thread's membership: the kernel, or the simulator for its own tree."""
+    """Reads the membership of a thread, from the kernel or from the simulator."""
 
     def of(self, tid: int) -> Membership:
-        """The membership of thread ``tid``. Raises NoSuchProcess."""
+        """Return the membership of a thread. Raises NoSuchProcess."""
 
 
 class KernelMembership:
     """Reads /proc/TID/cpu_resctrl_groups (fs/resctrl/rdtgroup.c, proc_resctrl_show())."""
 
     def of(self, tid: int) -> Membership:
-        """The membership of thread ``tid``. Raises NoSuchProcess; NotMounted where both lines are empty."""
+        """Return the membership of a thread. Raises NoSuchProcess; NotMounted if both lines are empty."""
         path = f"/proc/{tid}/cpu_resctrl_groups"
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -47,13 +47,13 @@ class KernelMembership:
 
 
 class SimulatedMembership:
-    """Asks the simulator, by an extended attribute of its root: no filesystem can add a file to /proc."""
+    """Reads an extended attribute of the simulator's root, because a filesystem cannot add a file to /proc."""
 
     def __init__(self, root: str) -> None:
         self._root = root
 
     def of(self, tid: int) -> Membership:
-        """The membership of thread ``tid`` in the simulated tree. Raises NoSuchProcess."""
+        """Return the membership of a thread in the simulated tree. Raises NoSuchProcess."""
         name = f"user.resctrlmond.task.{tid}"
         try:
             text = os.getxattr(self._root, name)
@@ -64,15 +64,15 @@ class SimulatedMembership:
         return parse(text, f"{self._root} ({name})")
 
 
-# A group's name may hold any byte; a newline only if rename gave it. A class is never renamed.
+# A group's name may contain any byte; a newline only after a rename. A class cannot be renamed.
 _LINES = re.compile(rb"res:([^\n]*)\nmon:(.*)\n", re.DOTALL)
 
 
 def parse(text: bytes, path: str) -> Membership:
-    """Read ``res:CLASS`` and ``mon:GROUP``, one a line; the root class is written "/"."""
+    """Parse the lines ``res:CLASS`` and ``mon:GROUP``; the root class is "/"."""
     lines = _LINES.fullmatch(text)
     if lines is None:
-        raise KernelRefused(f"cannot tell the task's groups from the text {text!r}", path=path)
+        raise KernelRefused(f"cannot read the task's groups from the text {text!r}", path=path)
     class_, group = os.fsdecode(lines[1]), os.fsdecode(lines[2])
     if not class_:
         raise NotMounted("resctrl is not mounted: the task is in no class", path=path)

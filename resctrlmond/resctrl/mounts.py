@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mounted where: read from the kernel's own table, /proc/self/mountinfo."""
+"""Read the kernel's table of mounts, /proc/self/mountinfo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """Every mount of this process's mount namespace, in the order they were made. Raises NotRead."""
+    """List every mount of this process's mount namespace, in the order of creation. Raises NotRead."""
     return [parse(line) for line in _lines()]
 
 
@@ -37,10 +37,10 @@ def _lines() -> list[str]:
 
 
 def parse(line: str) -> Mount:
-    """One line of mountinfo, without its newline.
+    """Parse one line of mountinfo, without its newline.
 
-    The kernel escapes space, tab, newline and backslash. All else may be in a path, a carriage return or a Unicode
-    space too, and whoever may name a volume can put it there: so it is the space alone that separates.
+    The kernel escapes space, tab, newline and backslash. Users choose the names of volumes, so a path may contain any
+    other character, such as a carriage return or a Unicode space. Only the space separates fields.
     """
     before, _, after = line.partition(" - ")
     number, _, _, root, point, *_ = before.split(" ")
@@ -55,16 +55,16 @@ def parse(line: str) -> Mount:
 
 
 def mount_of(fd: int) -> Mount | None:
-    """The mount that the open file is on; None if it was unmounted since. Raises NotRead."""
+    """Return the mount of an open file; None if it was unmounted meanwhile. Raises NotRead."""
     path = f"/proc/self/fdinfo/{fd}"
     with reading("tell what is mounted", path), open(path, encoding="ascii") as lines:
         number = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
-    # Only this line is parsed: a host with many containers has thousands.
+    # Parse only this line: a host with many containers has thousands.
     return next((parse(line) for line in _lines() if line.startswith(f"{number} ")), None)
 
 
 def fstype_of(path: str) -> str:
-    """The type of the filesystem that the path is on; "" if it was unmounted meanwhile. Raises NotRead."""
+    """Return the type of the path's filesystem; "" if it was unmounted meanwhile. Raises NotRead."""
     with reading("tell which filesystem it is on", path):
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -74,22 +74,22 @@ def fstype_of(path: str) -> str:
     return mount.fstype if mount else ""
 
 
-# Which mount stands at a path: compare for equality only.
+# The identity of a mount. Compare for equality only.
 Mounting = tuple[int, int]
 
-# statx(2): struct statx has 256 bytes, stx_mask at 0 and stx_mnt_id at 144. Linux 6.8 and later give the id that no
-# other mount of this boot ever has; the id in mountinfo is used again.
+# statx(2): struct statx has 256 bytes, stx_mask at 0 and stx_mnt_id at 144. Linux 6.8 and later have an ID
+# that is unique since boot; the ID in mountinfo is reused.
 _AT_FDCWD = -100
 _STATX_MNT_ID_UNIQUE = 0x4000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mounting_at(path: str) -> Mounting:
-    """Which mount stands at ``path``; (0, 0) if nothing can be seen there.
+    """Return the identity of the mount at ``path``; (0, 0) if it is unknown.
 
-    Before Linux 6.8 the device and the ctime of the root directory have to do: device, inodes and mount id repeat
-    after an unmount, but the inode of a kernfs root is made with each mount. If somebody has changed the attributes
-    of the root directory, its ctime also changes with each class that is made or removed.
+    Before Linux 6.8 this is the device and the ctime of the root directory: device, inodes and mount ID repeat after
+    an unmount, but each mount creates a new kernfs root. If a program has changed the attributes of the root
+    directory, its ctime also changes with each class that is created or removed.
     """
     buffer = ctypes.create_string_buffer(256)
     if _libc.statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_MNT_ID_UNIQUE, buffer) == 0:
@@ -104,12 +104,12 @@ def mounting_at(path: str) -> Mounting:
 
 
 def boot_id() -> str:
-    """The running kernel's random id: two times with the same id are in the same boot. Raises NotRead."""
-    # Our unit hides all of /proc but processes (ProcSubset=pid), and tells this in its place.
-    if told := os.environ.get("RESCTRLMOND_BOOT_ID"):
-        return str(uuid.UUID(told))
+    """Return the random ID of the running kernel, which is new at each boot. Raises NotRead."""
+    # ProcSubset=pid of the unit hides /proc/sys; the unit sets this variable instead.
+    if value := os.environ.get("RESCTRLMOND_BOOT_ID"):
+        return str(uuid.UUID(value))
     path = "/proc/sys/kernel/random/boot_id"
-    with reading("tell the boot's id", path), open(path, encoding="ascii") as file:
+    with reading("read the boot ID", path), open(path, encoding="ascii") as file:
         return file.read().strip()
 
 

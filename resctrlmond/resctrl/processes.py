@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that stays the same one: held by pidfd and start time, so that a reused number is no confusion."""
+"""Read processes from /proc, and hold a process by pidfd and start time, so that a reused number is detected."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from resctrlmond.resctrl.errors import NoSuchProcess, not_read
 
 # include/linux/sched.h: the task is a kernel thread.
 _PF_KTHREAD = 0x00200000
-# The task is on its way out, or a zombie.
+# The task is exiting, or a zombie.
 _PF_EXITING = 0x00000004
-# What /proc says of a thread that is not there (any more).
+# The errnos of /proc for a thread that does not exist or has ended.
 _GONE = (errno.ENOENT, errno.ESRCH)
 # Clock ticks in a second, the unit of start times.
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NS_PER_TICK = 10**9 // TICKS_PER_S
-# A chain of processes longer than this is no user's; the walk must end.
+# The walk over parents ends after this many; a real chain of processes is shorter.
 _MOST_GENERATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What /proc/TID/stat tells of a thread: its parent process, flags and start time (clock ticks since boot)."""
+    """The parent process, flags and start time (clock ticks since boot) in /proc/TID/stat."""
 
     parent: int
     flags: int
@@ -35,17 +35,17 @@ class Stat:
 
     @property
     def is_kernel_thread(self) -> bool:
-        """Whether this is a thread of the kernel itself."""
+        """Whether this is a kernel thread."""
         return bool(self.flags & _PF_KTHREAD)
 
     @property
     def is_exiting(self) -> bool:
-        """Whether it executes nothing any more."""
+        """Whether the thread is exiting or a zombie, and executes no user code."""
         return bool(self.flags & _PF_EXITING)
 
 
 def stat(tid: int) -> Stat | None:
-    """The thread's parent, flags and start time (proc_pid_stat(5)); None if there is no such thread.
+    """Return the thread's parent, flags and start time (proc_pid_stat(5)); None if there is no such thread.
 
     Raises NotRead.
     """
@@ -56,7 +56,7 @@ def stat(tid: int) -> Stat | None:
 
 
 def stat_fields(tid: int) -> list[bytes]:
-    """The fields of /proc/TID/stat from the third on; [] if there is no such thread. Raises NotRead."""
+    """Return the fields of /proc/TID/stat from the third on; [] if there is no such thread. Raises NotRead."""
     path = f"/proc/{tid}/stat"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -67,17 +67,17 @@ def stat_fields(tid: int) -> list[bytes]:
     except OSError as error:
         if error.errno in _GONE:
             return []
-        raise not_read(error, f"look at thread {tid}", path) from error
-    # The name in parentheses may hold anything, parentheses too: count from the last one.
+        raise not_read(error, f"read thread {tid}", path) from error
+    # The name in parentheses may contain parentheses, so split at the last one.
     return text[text.rindex(b")") + 2 :].split()
 
 
 def cpu_time_ns(pid: int) -> int | None:
-    """At most so much CPU time (ns) has the process used, ended threads included; None if it has never run.
+    """Return an upper bound of the process's CPU time (ns), with ended threads; None if it has never run.
 
-    Living threads are known to the nanosecond (proc_pid_schedstat(5)); with ended ones only the clock ticks of the
-    whole process are left, which the kernel rounds down twice. Without CONFIG_SCHED_INFO there are only these, and
-    0 of them is no proof: 0 is returned then. Raises NotRead.
+    The time of running threads is exact (proc_pid_schedstat(5)). If threads have ended, only the clock ticks of the
+    whole process are known, which the kernel rounds down twice. Without CONFIG_SCHED_INFO only these are known, and
+    0 is returned for a process that may never have run. Raises NotRead.
     """
     ticks = stat_fields(pid)
     of_threads, timeslices = 0, 0
@@ -95,7 +95,7 @@ def cpu_time_ns(pid: int) -> int | None:
 
 
 def _schedstat(pid: int, tid: int) -> tuple[int, int] | None:
-    """The CPU time (ns) of one thread, and how often it was put on a CPU; None if that is not known."""
+    """Return the CPU time (ns) of one thread and its number of timeslices; None if unknown."""
     try:
         with open(f"/proc/{pid}/task/{tid}/schedstat", encoding="ascii") as file:
             used, _waited, timeslices = map(int, file.read().split())
@@ -105,9 +105,9 @@ def _schedstat(pid: int, tid: int) -> tuple[int, int] | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that ``pid`` has started, their children and so on, from the table of all processes.
+    """List the descendants of a process, from the table of all processes.
 
-    A process whose parent has ended is init's (or a subreaper's) child, and is not found. Raises NotRead.
+    A process whose parent has ended is a child of init or of a subreaper, and is not found. Raises NotRead.
     """
     children: dict[int, list[int]] = {}
     path = "/proc"
@@ -129,7 +129,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int] | None:
-    """The children of a process, ended ones that were not waited for too; None if the kernel does not list them."""
+    """List the children of a process, including zombies; None if the kernel does not list children."""
     found: list[int] = []
     for tid in threads(pid):
         try:
@@ -142,9 +142,9 @@ def children(pid: int) -> list[int] | None:
 
 
 def is_descendant(tid: int, pid: int) -> bool:
-    """Whether the thread ``tid`` is of a process that descends from the process ``pid``. Raises NotRead."""
+    """Whether the thread's process is a descendant of the process ``pid``. Raises NotRead."""
     at = leader(tid)
-    # A reused number could close a circle.
+    # Reused numbers could form a circle.
     for _ in range(_MOST_GENERATIONS):
         found = stat(at) if at > 1 else None
         if found is None:
@@ -156,23 +156,24 @@ def is_descendant(tid: int, pid: int) -> bool:
 
 
 def pid_namespaces(pid: int) -> int:
-    """In how many nested PID namespaces, counted from ours, a process has a number; 1 is ours alone, 0 is gone.
+    """Return the number of PID namespaces that a process is in, from the daemon's inwards; 0 if it has ended.
 
-    From NSpid in /proc/PID/status, which anybody may read, where /proc/PID/ns/pid needs CAP_SYS_PTRACE.
+    From NSpid in /proc/PID/status, because /proc/PID/ns/pid needs CAP_SYS_PTRACE.
     Raises NotRead.
     """
     return len(_status(pid, "NSpid"))
 
 
 def is_namespace_init(pid: int) -> bool:
-    """Whether a process is the first one of a PID namespace other than ours. Raises NotRead."""
+    """Whether a process is the init of a nested PID namespace. Raises NotRead."""
     numbers = _status(pid, "NSpid")
     return len(numbers) > 1 and numbers[-1] == 1
 
 
 def pidfd_numbers(pidfd: int) -> list[int]:
-    """The numbers of a pidfd's process in our PID namespace and in each one nested in it; [] if it has none in ours,
-    or has been reaped.
+    """Return the numbers of a pidfd's process in the daemon's PID namespace and in each nested one.
+
+    [] if the process has no number in the daemon's namespace, or was reaped.
 
     From NSpid in /proc/self/fdinfo/FD (Documentation/filesystems/proc.rst). Raises ValueError for a descriptor that
     is not a pidfd.
@@ -185,12 +186,12 @@ def pidfd_numbers(pidfd: int) -> list[int]:
     if b"Pid" not in fields:
         raise ValueError(f"{pidfd} is not a pidfd")
     numbers = [int(number) for number in fields.get(b"NSpid", fields[b"Pid"]).split()]
-    # Pid is -1 once the process has been reaped, and 0 if it is in no PID namespace below ours.
+    # Pid is -1 after the process was reaped, and 0 if it is not in the daemon's PID namespace or a nested one.
     return numbers if numbers[0] > 0 else []
 
 
 class Descriptor:
-    """A file descriptor that somebody passed: closed by ``close``, or when nothing refers to this object any more."""
+    """A file descriptor from a caller, closed by ``close`` or when this object is deleted."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -200,7 +201,7 @@ class Descriptor:
         return self._fd
 
     def close(self) -> None:
-        """Close it; nobody may use it any more."""
+        """Close the descriptor."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -210,12 +211,12 @@ class Descriptor:
 
 
 def leader(tid: int) -> int:
-    """The process that a thread is of, by the number of its first thread; 0 if it is gone. Raises NotRead."""
+    """Return the process ID of a thread; 0 if it has ended. Raises NotRead."""
     return next(iter(_status(tid, "Tgid")), 0)
 
 
 def _status(tid: int, name: str) -> list[int]:
-    """The numbers of one line of /proc/TID/status (proc_pid_status(5)); [] if there is no such thread."""
+    """Return the numbers in one line of /proc/TID/status (proc_pid_status(5)); [] if there is no such thread."""
     path = f"/proc/{tid}/status"
     try:
         with open(path, "rb") as lines:
@@ -223,12 +224,12 @@ def _status(tid: int, name: str) -> list[int]:
     except OSError as error:
         if error.errno in _GONE:
             return []
-        raise not_read(error, f"look at thread {tid}", path) from error
+        raise not_read(error, f"read thread {tid}", path) from error
     return [int(number) for number in found.split()[1:]]
 
 
 def threads(pid: int) -> list[int]:
-    """The thread ids of a process now; [] once it is gone. Raises NotRead."""
+    """List the thread IDs of a process; [] if it has ended. Raises NotRead."""
     path = f"/proc/{pid}/task"
     try:
         return [int(name) for name in os.listdir(path)]
@@ -239,7 +240,7 @@ def threads(pid: int) -> list[int]:
 
 
 class Process:
-    """One living process, held by a pidfd that this object owns and closes."""
+    """A process that is held by a pidfd, which this object owns and closes."""
 
     def __init__(self, pid: int, pidfd: int, start_time: int, is_kernel_thread: bool) -> None:
         self.pid = pid
@@ -249,20 +250,20 @@ class Process:
 
     @classmethod
     def open(cls, pid: int, start_time: int | None = None) -> Self:
-        """Hold the process ``pid``, if it is the one with that ``start_time``. Raises NoSuchProcess, NotRead."""
-        # What is no pid_t cannot even be asked for.
+        """Open a pidfd of the process ``pid`` with that ``start_time``. Raises NoSuchProcess, NotRead."""
+        # pidfd_open(2) accepts only a pid_t.
         if not 0 < pid < 2**31:
             raise NoSuchProcess(f"{pid} is not a process id")
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            # The number is a thread's that leads no process: EINVAL, and since Linux 6.15 ENOENT.
+            # The number is that of a thread that is not a thread group leader: EINVAL, since Linux 6.15 ENOENT.
             if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
                 raise NoSuchProcess(f"there is no process {pid}", errno=error.errno) from error
             raise not_read(error, f"hold process {pid}", f"/proc/{pid}") from error
         try:
             found = stat(pid)
-            # While the pidfd shows it alive, the number is its own: what /proc tells is about this process.
+            # While the process has not ended, /proc/PID is about this process, because its number is not reused.
             if found is None or _has_ended(pidfd) or start_time not in (None, found.start_time):
                 raise NoSuchProcess(f"process {pid} has ended")
         except BaseException:
@@ -272,7 +273,7 @@ class Process:
 
     @classmethod
     def of_pidfd(cls, descriptor: Descriptor) -> Self:
-        """Hold the process of a pidfd. Raises ValueError if it is not one of a process, NoSuchProcess, NotRead."""
+        """Take over a pidfd. Raises ValueError if it is not the pidfd of a process, NoSuchProcess, NotRead."""
         numbers = pidfd_numbers(descriptor.fileno())
         if not numbers:
             raise NoSuchProcess("the process of the pidfd has ended, or is in no PID namespace of this host")
@@ -282,22 +283,22 @@ class Process:
             if leader(numbers[0]) not in (0, numbers[0]):
                 raise ValueError(f"the pidfd is of the thread {numbers[0]}, not of a process") from None
             raise
-        # Still its number after the process of that number is held: they are the same process.
+        # The number is unchanged after the process with that number was opened, so both are the same process.
         if pidfd_numbers(descriptor.fileno()) != numbers:
             found.close()
             raise NoSuchProcess(f"process {numbers[0]} has ended")
         return found
 
     def has_ended(self) -> bool:
-        """Whether it has exited (it may still be a zombie)."""
+        """Whether the process has ended; it may be a zombie."""
         return _has_ended(self.pidfd)
 
     def threads(self) -> list[int]:
-        """Its thread ids now; [] once it is gone. Raises NotRead."""
+        """List its thread IDs; [] if it has ended. Raises NotRead."""
         return threads(self.pid)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the pidfd."""
         os.close(self.pidfd)
 
     def __enter__(self) -> Self:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving a process with all its threads, or a control group, into a monitoring group, until nothing new is found."""
+"""Move all threads of a process, process tree or control group into a monitoring group, until none is outside."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
-# A thread made between the listing and the write is found by the next pass; a process that makes threads faster
-# than they can be moved ends the passes here, and the rest is told.
+# The next pass finds a thread that was started between the listing and the write. After this many passes, a process
+# that starts threads faster than they can be moved is given up, and the result has the threads that are left.
 MAX_PASSES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The outcome of a sweep: ``moved`` threads written, ``passes`` made, and who stayed outside.
+    """The result of a sweep: the number of ``moved`` threads and of ``passes``, and the threads that are outside.
 
-    ``elsewhere`` are threads in other monitoring groups, which are not taken over unasked; ``left`` those that are
-    outside even after the last pass; ``astray`` those of other classes, by class, where they are not refused.
+    ``elsewhere``: threads in other monitoring groups, which are moved only with ``take_over``. ``left``: threads that
+    are outside after the last pass. ``astray``: threads of other classes, by class, with ``among``.
     """
 
     moved: int
@@ -44,22 +44,21 @@ class Moved:
 
     @property
     def outside(self) -> int:
-        """How many threads are not where they should be."""
+        """The number of threads outside the group."""
         return len(self.left.union(self.elsewhere, *self.astray.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How threads are moved into a group.
+    """Options of a move into a group.
 
-    ``take_over``: also threads in other monitoring groups; ``may_take`` is called with the group of each first.
-    ``own``: the groups of the workload itself, whose threads are moved like those in no group.
+    ``take_over``: move threads of other monitoring groups too, if ``may_take`` returns true for the group.
+    ``own``: the groups of the workload itself, whose threads are moved like threads in no group.
     ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
     kernel refuses a thread of another class (ClassMismatch).
-    ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and those in
-    other classes are left and told (``Moved.astray``) instead of refused. ``first`` is called before the first thread
-    is moved, and not at all if there is none. ``past`` is given the start time of each thread that is moved and where
-    it was, for ``put_back``.
+    ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and threads in
+    other classes are returned in ``Moved.astray`` instead of raising. ``first`` is called before the first thread is
+    moved, if there is one. ``past`` receives the start time and membership of each moved thread, for ``put_back``.
     """
 
     take_over: bool = False
@@ -97,8 +96,8 @@ def _move_held(process: Process, sweep: _Sweep, listing: Callable[[], Collection
 def move_tree(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY) -> Moved:
     """Move every thread of ``process`` and of its descendants into the group, until nothing new is found.
 
-    A child that is forked meanwhile is in the group with its parent, or is found by the next pass. A descendant whose
-    parent ended is not found. The daemon itself stays where it is. Raises as ``move_process``.
+    A child that is forked meanwhile starts in its parent's group, or is found by the next pass. A descendant whose
+    parent has ended is not found. The daemon itself is not moved. Raises as ``move_process``.
     """
 
     def listing() -> list[int]:
@@ -113,12 +112,12 @@ def move_tree(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY) -
 
 
 def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> Moved:
-    """Move every thread of the control group, and of all below it, into the group; it may be empty or gone."""
+    """Move every thread of the control group and all below it into the group. It may be empty or removed."""
 
     @functools.cache
     def is_member() -> Callable[[int], bool]:
-        # Asked for only once a task is outside: the table of mounts that it reads has thousands of lines on a machine
-        # with hundreds of containers, and the upkeep sweeps each of them over and over.
+        # Created only if a task is outside: this reads the table of mounts, which has thousands of lines on a host
+        # with hundreds of containers, and each of them is swept every few seconds.
         return cgroups.member_test(cgroup)
 
     def belongs(tid: int) -> bool:
@@ -129,10 +128,10 @@ def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> M
 
 
 def put_back(tree: Tree, past: Mapping[int, tuple[int, Membership]]) -> bool:
-    """Undo moves, which noted this ``past``, as far as it can be done: each thread goes where it was.
+    """Undo moves as far as possible: move each thread of ``past`` back to its former group.
 
-    Returns whether a thread may have run where it was moved to: not if the kernel refused all moves. Raises nothing:
-    whoever undoes has something more to tell.
+    Returns whether a thread may have run in the group; it has not if the kernel refused all moves. Does not raise,
+    because the caller reports the error for which it undoes the moves.
     """
     may_have_run = False
     for tid, (start_time, before) in past.items():
@@ -155,7 +154,7 @@ class _Sweep:
         self.ref = ref
         self.belongs = belongs
         self.how = how
-        self.homes = {Membership(home.class_, home.name) for home in (ref, *(how.among or ()))}
+        self.targets = {Membership(home.class_, home.name) for home in (ref, *(how.among or ()))}
         self.elsewhere: set[int] = set()
         self.astray: dict[str, set[int]] = {}
 
@@ -164,19 +163,19 @@ class _Sweep:
         for number in range(1, MAX_PASSES + 1):
             outside = self.outside(listing())
             if not outside:
-                return self.told(moved, number)
+                return self.result(moved, number)
             if number == 1 and self.how.first is not None:
                 self.how.first()
             moved += sum(self.move(tid, before) for tid, before in outside.items())
         left = frozenset(self.outside(listing()))
-        return self.told(moved, MAX_PASSES, left)
+        return self.result(moved, MAX_PASSES, left)
 
-    def told(self, moved: int, passes: int, left: frozenset[int] = frozenset()) -> Moved:
+    def result(self, moved: int, passes: int, left: frozenset[int] = frozenset()) -> Moved:
         astray = {class_: frozenset(tids) for class_, tids in self.astray.items()}
         return Moved(moved, passes, frozenset(self.elsewhere), left, astray)
 
     def outside(self, tids: Collection[int]) -> dict[int, Membership]:
-        """Those of the threads that are to be moved, with where they are; the rest are home, elsewhere or astray."""
+        """Return the threads to move, with their memberships, and sort the others into elsewhere and astray."""
         found = {}
         self.elsewhere = set()
         self.astray = {}
@@ -185,7 +184,7 @@ class _Sweep:
                 where = self.tree.membership(tid)
             except NoSuchProcess:
                 continue
-            if where in self.homes:
+            if where in self.targets:
                 continue
             if where.group and where not in self.how.own and not self.how.take_over:
                 self.elsewhere.add(tid)
@@ -196,8 +195,8 @@ class _Sweep:
         return found
 
     def move(self, tid: int, before: Membership) -> bool:
-        # The number must belong to the same thread before and after the write. Its start time tells: two threads
-        # that follow each other under one number within a clock tick would need 2^22 forks in 10 ms.
+        # The number must belong to the same thread before and after the write, which its start time shows: a reuse
+        # within one clock tick would need 2^22 forks in 10 ms.
         first = processes.stat(tid)
         if first is None or not self.belongs(tid):
             return False
@@ -214,9 +213,9 @@ class _Sweep:
         except KernelRefused as error:
             if error.errno == errno.EINVAL and self.tree.membership(tid).class_ != self.ref.class_:
                 if self.how.among is not None:
-                    return False  # it changed class since we looked: the next pass tells
-                # Somebody else's command, or even a read of some files, took the kernel's words away before we read
-                # them: this is what they were about.
+                    return False  # it has changed class meanwhile; the next pass finds it
+                # Another program's command, or even its read of a file, may clear last_cmd_status before this process
+                # reads it. The membership shows the reason.
                 raise ClassMismatch(
                     f"cannot move task {tid} to another class than its own", path=error.path, errno=error.errno
                 ) from error
@@ -228,13 +227,13 @@ class _Sweep:
         return False
 
     def give_back(self, tid: int, stranger: processes.Stat) -> None:
-        """A stranger got the number between our look and our write: put it where clone had it, with its maker."""
+        """Move a thread that got the number before the write back to its parent's group, where clone had put it."""
         leader = processes.leader(tid)
         try:
             home = self.tree.membership(stranger.parent if leader in (0, tid) else leader)
         except NoSuchProcess:
             home = Membership(self.ref.class_, "")
-        # Its group may be gone by now: then its class is where rmdir would have put it.
+        # If its group was removed, it belongs in the class, where rmdir would have moved it.
         with contextlib.suppress(NoSuchProcess, NoSuchGroup):
             self.tree.write_task(home.class_, tid)
             if home.group:

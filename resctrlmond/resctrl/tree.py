@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mounted resctrl filesystem: its classes and monitoring groups, and what can be done to them."""
+"""Read and change a mounted resctrl filesystem: its classes and monitoring groups."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from resctrlmond.resctrl.membership import KernelMembership, Membership, Simulat
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
 
 DEFAULT_PATH = "/sys/fs/resctrl"
-# Extended attribute by which the simulator says what it is.
+# Extended attribute by which the simulator identifies itself.
 SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
 SIMULATION_FSTYPE = "fuse.resctrlmond-sim"
-# Type and vendor of the processors. (/proc/cpuinfo has the vendor too, but ProcSubset=pid of our unit hides it.)
+# Type and vendor of the processors. ProcSubset=pid of the unit hides /proc/cpuinfo.
 MODALIAS = "/sys/devices/system/cpu/modalias"
-# In its place on a simulated machine.
+# Extended attributes of a simulated machine: why its figures are not exact, and its modalias.
 INEXACT_ATTRIBUTE = "user.resctrlmond.inexact"
 MODALIAS_ATTRIBUTE = "user.resctrlmond.modalias"
 _L3 = "info/L3_MON"
 
 _MON_GROUPS = "mon_groups"
-# Directories of a control group that are no control groups themselves.
+# Directories of a control group that are not control groups themselves.
 _NOT_CLASSES = frozenset({"info", "mon_data", _MON_GROUPS})
-# These say nothing of what is mounted: it is no reason to give up every group.
+# These errnos do not show that resctrl is unmounted, so the groups are not given up.
 _UNKNOWN = errors.LACKS | {errno.EIO}
-# rdtgroup_init() makes the mount point, and is called only where there is something to control or to monitor.
+# rdtgroup_init() creates the mount point, and is called only if the processor can control or monitor resources.
 _NO_RESCTRL = (
-    "The kernel makes it only where the processor has resource control or monitoring, and CONFIG_X86_CPU_RESCTRL (or "
+    "The kernel creates it only if the processor has resource control or monitoring, and CONFIG_X86_CPU_RESCTRL (or "
     "the like) is set; without the hardware there is 'resctrlmond --simulate'"
 )
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -43,20 +43,20 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupRef:
-    """Which monitoring group: ``class_`` is its control group ("" the root), ``name`` its directory's name."""
+    """The location of a monitoring group: its control group ("" for the root) and the name of its directory."""
 
     class_: str
     name: str
 
     @property
     def path(self) -> str:
-        """The directory, relative to the tree."""
+        """The path of the directory, relative to the tree."""
         return os.path.join(self.class_, _MON_GROUPS, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A monitoring group as it stands: ``gid`` is its mark, ``nonce`` its directory's mtime in ns."""
+    """A monitoring group that exists: ``gid`` is its mark, ``nonce`` its directory's mtime in ns."""
 
     ref: GroupRef
     gid: int
@@ -66,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one monitoring resource (``L3_MON``, ``PERF_PKG_MON``) offers."""
+    """The RMIDs and events of one monitoring resource (``L3_MON``, ``PERF_PKG_MON``)."""
 
     resource: str
     rmids: int
@@ -74,26 +74,27 @@ class Capacity:
 
 
 class Tree:
-    """A resctrl filesystem, known by its path. No descriptor stays open on it between two calls, so that an
-    administrator's umount is never refused because of us.
+    """A resctrl filesystem at a path.
+
+    No descriptor stays open on it between two calls, so that the daemon never prevents an unmount.
     """
 
     def __init__(self, path: str, simulation: str | None) -> None:
         self.path = path
         self.simulation = simulation
         self._membership = KernelMembership() if simulation is None else SimulatedMembership(path)
-        # last_cmd_status is one text for the whole machine: it belongs to an operation only if none of ours
-        # comes in between. The kernel runs them one at a time anyway (rdtgroup_mutex).
-        self._one_at_a_time = threading.Lock()
+        # last_cmd_status is one text for the whole host: another operation of the daemon must not come between an
+        # operation and the read of its text. The kernel serializes operations anyway (rdtgroup_mutex).
+        self._command_lock = threading.Lock()
         self.own_writes = OwnWrites()
         self._modalias: str | None = None
 
     @classmethod
     def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
-        """The resctrl mounted at ``path``.
+        """Return the resctrl that is mounted at ``path``.
 
-        A simulator is taken only with ``allow_simulation``. Raises NotMounted for everything else: a plain
-        directory, another filesystem, a part of resctrl bound elsewhere.
+        A simulator is accepted only with ``allow_simulation``. Raises NotMounted for everything else: a plain
+        directory, another filesystem, a bind mount of a part of resctrl.
         """
         path = os.path.abspath(path)
         simulation = _identify(path)
@@ -106,37 +107,37 @@ class Tree:
         return cls(path, simulation)
 
     def check_mounted(self) -> None:
-        """Raise NotMounted if resctrl is not, or no longer, mounted at the path; NotRead where nobody can tell."""
+        """Raise NotMounted if resctrl is not mounted at the path, or NotRead if this is unknown."""
         if _identify(self.path) != self.simulation:
             raise errors.NotMounted("is another filesystem than before", path=self.path)
 
     def mounting(self) -> Mounting:
-        """Which mount stands at the path; a later mount is another one. (0, 0) if nothing can be seen."""
+        """Return the identity of the mount at the path, which is new after each mount; (0, 0) if it is unknown."""
         return mounting_at(self.path)
 
     # -- reading the tree
 
     def full_path(self, ref: GroupRef) -> str:
-        """The group's directory, absolute."""
+        """Return the absolute path of the group's directory."""
         return os.path.join(self.path, ref.path)
 
     def classes(self) -> list[str]:
-        """The control groups, the root ("") first. Those that make no monitoring groups are not among them."""
+        """List the control groups that can have monitoring groups, the root ("") first."""
         names = self._directories("")
         if "info" not in names:
             self.check_mounted()
-        # Told by what is in it, not by its name: only a control group has mon_groups.
-        return ["", *(name for name in names if name not in _NOT_CLASSES and self._makes_groups(name))]
+        # Only a control group has mon_groups; its name can be any.
+        return ["", *(name for name in names if name not in _NOT_CLASSES and self._can_have_groups(name))]
 
     def has_class(self, class_: str) -> bool:
-        """Whether that control group stands ("" is the root, which always does)."""
-        if self._makes_groups(class_):
+        """Whether the control group exists; "" is the root, which always exists."""
+        if self._can_have_groups(class_):
             return True
         self.check_mounted()
         return False
 
     def no_such_class(self, class_: str) -> errors.NoSuchClass:
-        """The error for a class that does not exist, or that cannot have monitoring groups."""
+        """Return the error for a class that does not exist, or that cannot have monitoring groups."""
         return errors.NoSuchClass(
             "there is no such class",
             path=os.path.join(self.path, class_).rstrip("/"),
@@ -144,19 +145,19 @@ class Tree:
         )
 
     def scan(self) -> list[Found]:
-        """Every monitoring group of the machine, whoever made it."""
+        """List every monitoring group of the host, of all programs."""
         found: list[Found] = []
         for class_ in self.classes():
             try:
                 names = self._directories(os.path.join(class_, _MON_GROUPS))
             except errors.NoSuchGroup:
-                continue  # somebody removed the class while we were at the others
+                continue  # another program removed the class meanwhile
             groups = (self.find(GroupRef(class_, name)) for name in names)
             found.extend(group for group in groups if group is not None)
         return found
 
     def find(self, ref: GroupRef) -> Found | None:
-        """The group as it stands, or None: also where resctrl is not mounted any more (see check_mounted())."""
+        """Return the group, or None if it does not exist or resctrl is not mounted (see check_mounted())."""
         path = self.full_path(ref)
         try:
             with self._typed("look at the monitoring group", path):
@@ -166,41 +167,41 @@ class Tree:
         return Found(ref, status.st_gid, status.st_mtime_ns, path)
 
     def read(self, ref: GroupRef) -> list[counters.Reading]:
-        """All counters of the group, in order of domain and event. Raises NoSuchGroup if it is gone."""
+        """Read all counters of the group, in order of domain and event. Raises NoSuchGroup."""
         with self._opened(ref.path, "read the counters") as fd:
             return counters.read_mon_data(fd)
 
     def tasks(self, ref: GroupRef) -> list[int]:
-        """The thread ids in the group. The kernel walks every thread of the machine for it: not for a loop."""
+        """List the thread IDs in the group. Slow, because the kernel walks over all threads of the host."""
         return self.tasks_in(ref.path)
 
     def tasks_in(self, directory: str) -> list[int]:
-        """The thread ids in a group, or in a class with all of its groups, by its path in the tree; see ``tasks``."""
+        """List the thread IDs in a group, or in a class and its groups, by its path in the tree; see ``tasks``."""
         text = self._read_text(os.path.join(directory, "tasks"), "list the tasks of the group")
         return [int(line) for line in text.split()]
 
     def cpus(self, ref: GroupRef) -> str:
-        """The CPUs whose tasks without a group count in this one, as a list such as "0-3"; "" for none."""
+        """Return the CPUs whose tasks without a group are counted in this one, such as "0-3"; "" for none."""
         return self._read_text(os.path.join(ref.path, "cpus_list"), "list the CPUs of the group").strip()
 
     def membership(self, tid: int) -> Membership:
-        """Which class and group a thread is in, in constant time. Raises NoSuchProcess, NotMounted."""
+        """Return the class and group of a thread, in constant time. Raises NoSuchProcess, NotMounted."""
         try:
             return self._membership.of(tid)
         except errors.ResctrlError:
-            # The kernel says itself that resctrl is not mounted; of a simulator that is gone nobody does.
+            # /proc shows that the kernel's resctrl is not mounted, but not that a simulator is not.
             if self.simulation is not None:
                 self.check_mounted()
             raise
 
     def capacity(self) -> list[Capacity]:
-        """What each monitoring resource offers. Raises MonitoringUnavailable where there is none."""
+        """Return the capacity of each monitoring resource. Raises MonitoringUnavailable if there is none."""
         resources = [name for name in self._directories("info") if name.endswith("_MON")]
         if not resources:
             raise errors.MonitoringUnavailable(
                 "offers no monitoring",
                 path=os.path.join(self.path, "info"),
-                remedy="The CPU has none, or the kernel was told not to use it (rdt= on its command line)",
+                remedy="The CPU has none, or rdt= on the kernel command line disables it",
             )
         return [
             Capacity(
@@ -212,29 +213,30 @@ class Tree:
         ]
 
     def bandwidth_mode(self) -> bandwidth.Mode:
-        """Who decides at present which group has a bandwidth counter. Raises NotRead, NotMounted."""
+        """Return how groups get bandwidth counters now. Raises NotRead, NotMounted."""
         assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
         return bandwidth.mode_of(assign_mode, self._read_text_if_there(f"{_L3}/mon_features"), self._read_modalias())
 
     def transactions(self) -> dict[str, str]:
-        """What each bandwidth event counts at present, by the file below ``info`` that says so; {} if none can be
-        told to count something else. Raises NotRead, NotMounted.
+        """Return which transactions each bandwidth event counts now, by its configuration file below ``info``.
+
+        {} if no event can be configured. Raises NotRead, NotMounted.
         """
-        # AMD's BMEC has one file for each event in mon_features, the mode mbm_event one in each folder of an event.
+        # AMD's BMEC has one file for each event in mon_features; mbm_event has one in each event's directory.
         features = self._read_text_if_there(f"{_L3}/mon_features").split()
         files = [f"L3_MON/{name}" for name in features if name.endswith("_config")]
         if self.bandwidth_mode() is bandwidth.Mode.ASSIGNED:
             files = [f"L3_MON/event_configs/{name}/event_filter" for name in features]
-        with self._one_at_a_time:  # reading event_filter clears last_cmd_status
+        with self._command_lock:  # reading event_filter clears last_cmd_status
             texts = {file: self._read_text_if_there(f"info/{file}").strip() for file in files}
         return {file: text for file, text in texts.items() if text}
 
     def bandwidth(self) -> bandwidth.Bandwidth:
-        """How memory bandwidth is counted at present, with the assignable counters. Raises NotRead, NotMounted."""
+        """Return how memory bandwidth is counted now, with the assignable counters. Raises NotRead, NotMounted."""
         mode = self.bandwidth_mode()
         available = ""
         if mode is bandwidth.Mode.ASSIGNED:
-            with self._one_at_a_time:  # reading it clears last_cmd_status
+            with self._command_lock:  # reading it clears last_cmd_status
                 available = self._read_text_if_there(f"{_L3}/available_mbm_cntrs")
         return bandwidth.Bandwidth(
             mode,
@@ -244,18 +246,19 @@ class Tree:
         )
 
     def inexact(self) -> str:
-        """Why no figure of a simulation is exact at present, "" if they can be: a simulator sees not every task
-        everywhere. The kernel's resctrl always counts all.
+        """Return why the figures of a simulation are not exact now, "" if they can be.
+
+        On some hosts a simulator does not see every task. The kernel's resctrl always counts all tasks.
         """
         if self.simulation is None:
             return ""
         try:
             return os.getxattr(self.path, INEXACT_ATTRIBUTE).decode("utf-8", "replace")
         except OSError:
-            return ""  # unmounted, which the next reading tells, or a simulator of an earlier version
+            return ""  # unmounted, which the next reading reports, or a simulator of an earlier version
 
     def last_cmd_status(self) -> str:
-        """What the kernel wrote of the last command, "" where it cannot be read."""
+        """Return the kernel's text about the last command, "" if it cannot be read."""
         try:
             return self._read_text("info/last_cmd_status", "read the last status")
         except errors.ResctrlError:
@@ -264,16 +267,16 @@ class Tree:
     # -- changing the tree
 
     def create(self, ref: GroupRef, nonce: int) -> Found:
-        """Make a monitoring group and give it ``nonce`` for an mtime.
+        """Create a monitoring group with ``nonce`` as its mtime.
 
-        It bears the process's group id from its first moment on (kernfs takes the maker's). Raises NoSuchClass,
-        GroupExists, RmidsExhausted, KernelRefused. If only the mtime cannot be set, the group is removed again.
+        kernfs gives it the group ID of this process at mkdir. Raises NoSuchClass, GroupExists, RmidsExhausted,
+        KernelRefused. If only the mtime cannot be set, the group is removed again.
         """
         path = self.full_path(ref)
         try:
             with self._command(errors.CREATE, path):
                 self._clear_status()
-                # One level only: where resctrl is not mounted, nothing is made.
+                # Not os.makedirs(): if resctrl is not mounted, nothing must be created.
                 os.mkdir(path, 0o755)
         except errors.NoSuchGroup as error:
             raise self.no_such_class(ref.class_) from error
@@ -287,17 +290,17 @@ class Tree:
             raise
 
     def set_nonce(self, ref: GroupRef, nonce: int) -> Found:
-        """Give the group's directory ``nonce`` for an mtime, which kernfs keeps as long as the directory lives."""
+        """Set the mtime of the group's directory to ``nonce``. kernfs keeps it as long as the directory exists."""
         path = self.full_path(ref)
         with self._typed("mark the monitoring group", path):
             os.utime(path, ns=(nonce, nonce), follow_symlinks=False)
         found = self.find(ref)
         if found is None:
-            raise errors.NoSuchGroup("was removed by somebody else as soon as it was created", path=path)
+            raise errors.NoSuchGroup("was removed by another program as soon as it was created", path=path)
         return found
 
     def remove(self, ref: GroupRef) -> bool:
-        """Remove a group; its tasks go back to its class. False if it was gone already."""
+        """Remove a group; its tasks return to its class. Returns False if the group did not exist."""
         path = self.full_path(ref)
         try:
             with self._typed("remove the monitoring group", path):
@@ -307,43 +310,43 @@ class Tree:
         return True
 
     def rename(self, old: GroupRef, new: GroupRef) -> None:
-        """Move a group, with its RMID and counters; its tasks change to the new class.
+        """Rename a group, which keeps its RMID and counters; its tasks change to the new class.
 
-        Raises KernelRefused where the kernel does not offer it (before 6.5), or the group monitors CPUs.
+        Raises KernelRefused if the kernel does not support it (before 6.5), or the group monitors CPUs.
         """
         source, target = self.full_path(old), self.full_path(new)
-        # rename() onto a missing parent is ENOENT like a missing source: say which.
+        # rename() fails with ENOENT both for a missing source and for a missing target class, so check the class.
         if not self.has_class(new.class_):
             raise self.no_such_class(new.class_)
         with self._command(f"move the monitoring group to {target}", source):
             os.rename(source, target)
 
     def write_task(self, directory: str, tid: int) -> None:
-        """Move one thread into the group or class whose directory, relative to the tree, is given.
+        """Move one thread into a group or class, given by its directory relative to the tree.
 
         Raises NoSuchProcess, ClassMismatch, NoSuchGroup, PermissionDenied, KernelRefused.
         """
         path = os.path.join(self.path, directory, "tasks")
         if tid <= 0:
-            # 0 would be the calling thread; it is what a number from another PID namespace reads as.
+            # 0 would move the calling thread. The number of a process in another PID namespace reads as 0.
             raise errors.NoSuchProcess(f"{tid} is not a task id", path=path)
         try:
             with self._command(f"move task {tid}", path), self.own_writes.counted(directory, tid):
-                # Decimal and without leading zeros, which the kernel takes for octal.
+                # Decimal without leading zeros, because the kernel reads a leading zero as octal.
                 _write(path, b"%d\n" % tid)
         except errors.KernelRefused as error:
-            # The newest kernels clear the last status with every operation on a group, also with another agent's
-            # that came in between: then the task itself is asked.
+            # The newest kernels clear last_cmd_status at each operation on a group, also of another program. Then the
+            # membership of the task shows the reason.
             class_ = directory.partition(f"{_MON_GROUPS}/")[0].rstrip("/")
-            said_nothing = error.errno == errno.EINVAL and not error.status
-            if not said_nothing or class_ == directory or self.membership(tid).class_ == class_:
+            has_no_status = error.errno == errno.EINVAL and not error.status
+            if not has_no_status or class_ == directory or self.membership(tid).class_ == class_:
                 raise
             raise errors.ClassMismatch(
                 error.message, path=path, errno=error.errno, remedy=errors.OTHER_CLASS_REMEDY
             ) from error
 
     def assign_counter(self, ref: GroupRef, event: str, domain: int) -> bool:
-        """Have the group count a bandwidth event in one L3; False if all counters there are taken.
+        """Assign a bandwidth counter of one L3 to the group; False if all counters there are in use.
 
         Raises NoSuchGroup, NotMounted, KernelRefused (``mbm_event`` is not the mode).
         """
@@ -357,16 +360,16 @@ class Tree:
             raise
         return True
 
-    # -- hands
+    # -- helpers
 
     def _clear_status(self) -> None:
-        # Before Linux 6.16 mkdir only adds its words to those of the commands before; an empty list of tasks clears.
+        # Before Linux 6.16 mkdir appends to the text of earlier commands; writing an empty list of tasks clears it.
         with contextlib.suppress(OSError), self.own_writes.counted(""):
             _write(os.path.join(self.path, "tasks"), b"\n")
 
     @contextlib.contextmanager
     def _typed(self, what: str, path: str) -> Iterator[None]:
-        """For what never writes a status (reading, rmdir, utime): the one that stands there is another command's."""
+        """Convert errors of operations that never set last_cmd_status (reading, rmdir, utime)."""
         try:
             yield
         except OSError as error:
@@ -374,7 +377,7 @@ class Tree:
 
     @contextlib.contextmanager
     def _command(self, what: str, path: str) -> Iterator[None]:
-        with self._one_at_a_time:
+        with self._command_lock:
             try:
                 yield
             except OSError as error:
@@ -404,7 +407,7 @@ class Tree:
         with self._opened(directory, "list the directory") as fd, os.scandir(fd) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
-    def _makes_groups(self, class_: str) -> bool:
+    def _can_have_groups(self, class_: str) -> bool:
         path = os.path.join(self.path, class_, _MON_GROUPS)
         try:
             with self._typed("look for the class", path):
@@ -418,8 +421,8 @@ class Tree:
             with open(path, encoding="utf-8", errors="replace") as opened:
                 return opened.read()
         except FileNotFoundError:
-            # An older kernel, or nothing is counted there. This is asked for every reading, and check_mounted() reads
-            # the whole table of mounts: only if resctrl itself is not there.
+            # An older kernel, or nothing is counted there. check_mounted() reads the whole table of mounts, so it is
+            # called only if resctrl itself is missing: every reading calls this function.
             if not os.path.isdir(os.path.join(self.path, "info")):
                 self.check_mounted()
             return ""
@@ -427,7 +430,7 @@ class Tree:
             raise self._error(error, "read how bandwidth is counted", path) from error
 
     def _read_modalias(self) -> str:
-        """The type and vendor of the processors, "" if they cannot be read; read once."""
+        """Return the type and vendor of the processors, "" if they cannot be read. Read once."""
         if self._modalias is None:
             try:
                 if self.simulation is None:
@@ -454,13 +457,13 @@ def _write(path: str, command: bytes) -> None:
 
 
 def _identify(path: str) -> str | None:
-    """None for the kernel's resctrl, the profile's name for a simulated one; NotMounted for anything else."""
+    """Return None for the kernel's resctrl, or the simulator's profile. Raises NotMounted for anything else."""
     remedy = f"Mount it: mount -t resctrl resctrl {path}"
     try:
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _UNKNOWN:
-            raise errors.not_read(error, "tell whether resctrl is mounted", path) from error
+            raise errors.not_read(error, "check whether resctrl is mounted", path) from error
         if path == DEFAULT_PATH and error.errno == errno.ENOENT:
             remedy = _NO_RESCTRL
         raise errors.NotMounted("is not a directory", path=path, errno=error.errno or 0, remedy=remedy) from error
@@ -485,5 +488,5 @@ def _profile(path: str) -> str:
         return os.getxattr(path, SIMULATION_ATTRIBUTE).decode("ascii", "replace")
     except OSError as error:
         if error.errno in _UNKNOWN:
-            raise errors.not_read(error, "tell which simulator is mounted", path) from error
+            raise errors.not_read(error, "check which simulator is mounted", path) from error
         raise errors.NotMounted("is not a simulator of resctrlmond", path=path, errno=error.errno or 0) from error

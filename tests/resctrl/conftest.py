@@ -94,7 +94,7 @@ def _fits(item: pytest.Item) -> bool:
 
 
 def descriptors() -> dict[str, str]:
-    """What this process has open."""
+    """List the open descriptors of this process."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -177,7 +177,7 @@ def class_(tree: Tree) -> str:
 
 @pytest.fixture
 def puppets() -> Iterator[Callable[[], Puppet]]:
-    """Makes processes that do what they are told, and ends them."""
+    """Yield a function that starts commanded processes; kill them afterwards."""
     made: list[Puppet] = []
 
     def one() -> Puppet:

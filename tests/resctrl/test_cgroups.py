@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups of the running kernel: who is in them, which one a process is in, and which may be swept."""
+"""Control groups of the running kernel: their tasks, the control group of a process, and permitted paths."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_dead_process_has_no_cgroup(puppet: Puppet) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\rb", "a\x0bb", "a\u2028b", "a b", "a:b", "..a", "(deleted)", "a\\040b"])
-def test_a_cgroup_of_any_name_is_told_whole(cgroup: str, puppet: Puppet, name: str) -> None:
+def test_cgroup_with_any_name_is_read_completely(cgroup: str, puppet: Puppet, name: str) -> None:
     path = f"{cgroup}/{name}"
     os.mkdir(path)
     enter(path, puppet.pid)
@@ -72,7 +72,7 @@ def test_a_cgroup_of_any_name_is_told_whole(cgroup: str, puppet: Puppet, name: s
     assert cgroups.is_populated(path)
 
 
-def test_a_name_at_the_top_that_begins_with_dots_is_no_other_namespaces(cgroup: str, puppet: Puppet) -> None:
+def test_top_level_name_that_begins_with_dots_is_in_the_own_namespace(cgroup: str, puppet: Puppet) -> None:
     path = f"{v2_root()}/..{os.path.basename(cgroup)}"
     os.mkdir(path)
     try:
@@ -83,7 +83,7 @@ def test_a_name_at_the_top_that_begins_with_dots_is_no_other_namespaces(cgroup: 
         os.rmdir(path)
 
 
-def test_who_is_in_a_cgroup_and_below(cgroup: str, puppets: Callable[[], Puppet]) -> None:
+def test_tasks_in_a_cgroup_and_below_are_listed(cgroup: str, puppets: Callable[[], Puppet]) -> None:
     above, below = puppets(), puppets()
     os.mkdir(f"{cgroup}/x")
     enter(cgroup, above.pid)
@@ -118,7 +118,7 @@ def test_threads_of_a_threaded_cgroup(cgroup: str, puppet: Puppet) -> None:
 
 
 @pytest.mark.cgroup_v1
-def test_version_1_lists_its_tasks_and_tells_who_is_populated(cgroup_v1: str, puppet: Puppet) -> None:
+def test_version_1_cgroup_lists_its_tasks_and_whether_it_is_populated(cgroup_v1: str, puppet: Puppet) -> None:
     assert not cgroups.is_populated(cgroup_v1)
     os.mkdir(f"{cgroup_v1}/x")
     enter(f"{cgroup_v1}/x", puppet.pid)
@@ -140,7 +140,7 @@ def test_membership_is_asked_in_the_paths_own_hierarchy(cgroup: str, cgroup_v1: 
     assert cgroups.member_test(cgroup)(puppet.pid)
 
 
-def test_populated_is_told_of_the_whole_subtree(cgroup: str, puppet: Puppet) -> None:
+def test_populated_includes_the_whole_subtree(cgroup: str, puppet: Puppet) -> None:
     os.makedirs(f"{cgroup}/x/y")
     assert not cgroups.is_populated(cgroup)
     enter(f"{cgroup}/x/y", puppet.pid)
@@ -184,7 +184,7 @@ def test_every_root_cgroup_is_refused() -> None:
 @pytest.mark.parametrize(
     "path", ["", ".", "/", "/tmp", "/proc/self", "/nowhere", "x", "/sys/fs", "a\0b", "/sys/fs/cgroup/\0", "/\ud800"]
 )
-def test_what_is_no_cgroup_is_refused(path: str) -> None:
+def test_path_that_is_not_a_cgroup_is_refused(path: str) -> None:
     with pytest.raises(NoSuchCgroup):
         cgroups.check(path)
 
@@ -209,7 +209,7 @@ def test_a_symlink_is_followed_to_what_it_is(cgroup: str, tmp_path: str) -> None
 
 
 def test_control_groups_without_end_are_not_looked_through(cgroup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may make some may make any number of them: upkeep was at one such workload for as long as that took."""
+    """A user who may create control groups can create any number, and the tick walked over all of them."""
     monkeypatch.setattr(cgroups, "MAX_BELOW", 20)
     for number in range(19):
         os.mkdir(f"{cgroup}/{number}")

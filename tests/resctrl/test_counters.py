@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A counter's text is a number only if it is one, and every file of mon_data is told."""
+"""Only a valid text of a counter is a number, and every file of mon_data is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ U64 = 2**64 - 1
         ("Unassigned\n", Status.UNASSIGNED, None),
     ],
 )
-def test_what_the_kernel_writes(text: str, status: Status, number: int | Decimal | None) -> None:
+def test_values_that_the_kernel_writes_are_parsed(text: str, status: Status, number: int | Decimal | None) -> None:
     value = parse_value(text)
     assert value == Value(status, text.removesuffix("\n"), number)
     assert type(value.number) is type(number)
@@ -51,7 +51,7 @@ def test_what_the_kernel_writes(text: str, status: Status, number: int | Decimal
         *("unavailable", "Unavailable ", "Unavailable\n\n", "UNAVAILABLE", "Unavailable 5", "Error: 5", "Erro", "ok"),
     ],
 )
-def test_what_the_kernel_never_writes_is_no_number(text: str) -> None:
+def test_text_that_the_kernel_never_writes_is_not_a_number(text: str) -> None:
     value = parse_value(text)
     assert (value.status, value.number) == (Status.ERROR, None)
     assert value.text == text.removesuffix("\n")
@@ -143,7 +143,7 @@ def test_a_sub_domain_is_part_of_the_outer_one(tmp_path: Path) -> None:
     assert (inner, inner.is_part) == (number("mon_L3_00/mon_sub_L3_01", "llc_occupancy", 3), True)
 
 
-def test_what_is_deeper_than_the_kernel_goes_is_not_followed(tmp_path: Path) -> None:
+def test_directories_deeper_than_the_kernels_are_not_read(tmp_path: Path) -> None:
     put(tmp_path, "mon_L3_00/mon_sub_L3_00/deeper/llc_occupancy", "1\n")
     assert read(tmp_path) == []
 
@@ -176,7 +176,7 @@ NO_COUNTERS = {
 
 
 @pytest.mark.parametrize("name", NO_COUNTERS)
-def test_a_file_that_is_no_counter_is_an_error(tmp_path: Path, name: str) -> None:
+def test_file_that_is_not_a_counter_is_an_error(tmp_path: Path, name: str) -> None:
     put(tmp_path, "mon_L3_00/a", NO_COUNTERS[name])
     (reading,) = read(tmp_path)
     assert (reading.value.status, reading.value.number) == (Status.ERROR, None)

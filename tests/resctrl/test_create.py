@@ -99,7 +99,7 @@ def test_an_existing_name_is_group_exists(tree: Tree, make: Make) -> None:
 
 
 @pytest.mark.parametrize("class_", ["nowhere", "info", "mon_data", "tasks", "mon_groups"])
-def test_what_is_no_class_is_no_such_class(tree: Tree, class_: str) -> None:
+def test_create_outside_a_class_raises_no_such_class(tree: Tree, class_: str) -> None:
     with pytest.raises(NoSuchClass, match=f"{class_}: there is no such class. 'resctrlctl status' lists the classes"):
         tree.create(GroupRef(class_, "a"), NONCE)
     assert not tree.has_class(class_)
@@ -114,7 +114,7 @@ def test_a_name_that_the_kernel_refuses(tree: Tree) -> None:
     assert tree.scan() == []
 
 
-def test_words_of_a_failed_task_write_are_not_told_of_a_later_mkdir(tree: Tree, make: Make) -> None:
+def test_status_of_a_failed_task_write_is_not_reported_for_a_later_mkdir(tree: Tree, make: Make) -> None:
     ref = make("a")
     with pytest.raises(NoSuchProcess) as of_task:
         tree.write_task(ref.path, 2**22 + 1)
@@ -127,7 +127,7 @@ def test_words_of_a_failed_task_write_are_not_told_of_a_later_mkdir(tree: Tree, 
     assert tree.last_cmd_status() == "ok\n"
 
 
-def test_words_of_a_failed_task_write_are_not_told_of_a_later_rmdir(tree: Tree, make: Make) -> None:
+def test_status_of_a_failed_task_write_is_not_reported_for_a_later_rmdir(tree: Tree, make: Make) -> None:
     with pytest.raises(NoSuchProcess):
         tree.write_task(make("a").path, 2**22 + 1)
     with pytest.raises(KernelRefused, match=r"\(EPERM\)") as caught:
@@ -136,7 +136,7 @@ def test_words_of_a_failed_task_write_are_not_told_of_a_later_rmdir(tree: Tree, 
 
 
 class _Unowned(Tree):
-    """What sets the nonce is not the group's owner."""
+    """A tree whose process does not own the group when it sets the nonce."""
 
     def set_nonce(self, ref: GroupRef, nonce: int) -> Found:
         os.seteuid(65534)
@@ -160,7 +160,7 @@ class _Robbed(Tree):
         return super().set_nonce(ref, nonce)
 
 
-def test_removed_before_it_was_marked_is_no_such_group(tree: Tree) -> None:
+def test_group_that_is_removed_before_it_is_marked_raises_no_such_group(tree: Tree) -> None:
     with pytest.raises(NoSuchGroup):
         patiently(lambda: _Robbed(tree.path, tree.simulation).create(A, NONCE))
 

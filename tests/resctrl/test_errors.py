@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel answers becomes the right typed error, with path, errno, the kernel's words and a remedy."""
+"""Each errno of the kernel becomes the right typed error, with path, errno, the kernel's text and a remedy."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_kernels_words_are_one_line() -> None:
 
 
 @pytest.mark.parametrize("status", ["ok", "ok\n", "", "\n"])
-def test_ok_is_no_word(status: str) -> None:
+def test_status_ok_is_not_reported(status: str) -> None:
     assert typed(errno.EINVAL, status).status == ""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose group is a task in: the kernel's two lines, read to the byte."""
+"""The membership of a task is parsed byte for byte from the kernel's two lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_dead_task_has_none(tree: Tree, puppets: Callable[[], Puppet]) -> None
 
 
 @pytest.mark.parametrize("name", ["a b", ".a", "é", "a\x0bb", "a\x85b", "a:b", "mon:a"])
-def test_a_group_of_any_name_is_told_whole(tree: Tree, puppet: Puppet, make: Make, name: str) -> None:
+def test_group_with_any_name_is_read_completely(tree: Tree, puppet: Puppet, make: Make, name: str) -> None:
     tree.write_task(make(name).path, puppet.pid)
     assert tree.membership(puppet.pid) == Membership("", name)
     assert [found.ref.name for found in tree.scan()] == [name]

@@ -75,7 +75,7 @@ def test_a_simulator_is_refused_unless_asked_for_by_name(place: Place) -> None:
     assert Tree.open(place.root, allow_simulation=True).simulation == place.name
 
 
-def test_the_kernels_own_is_no_simulation(tree: Tree, place: Place) -> None:
+def test_kernels_resctrl_is_not_a_simulation(tree: Tree, place: Place) -> None:
     assert tree.simulation == (None if place.name == KERNEL else place.name)
 
 
@@ -131,7 +131,7 @@ OPERATIONS: dict[str, Callable[[Tree], object]] = {
 }
 
 
-def test_unmounted_under_an_open_tree_is_told_by_every_operation(tree: Tree, place: Place, make: Make) -> None:
+def test_every_operation_reports_that_the_tree_was_unmounted(tree: Tree, place: Place, make: Make) -> None:
     make("a")
     place.unmount()
     before = len(descriptors())
@@ -212,7 +212,7 @@ def test_mount_points_of_any_bytes_confuse_nobody(
     assert tree.classes() == [""]
 
 
-# What the kernel escapes in mountinfo (fs/proc_namespace.c, show_mountinfo()).
+# The characters that the kernel escapes in mountinfo (fs/proc_namespace.c, show_mountinfo()).
 ESCAPED = {character: f"\\{ord(character):03o}" for character in " \t\n\\"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that stays the same one, and what /proc tells of it."""
+"""Processes are held by pidfd, and their data are read from /proc."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_thread_has_a_leader_and_its_process_a_parent(puppet: Puppet) -> None:
     assert stat.parent == puppet.pid
 
 
-def test_of_a_dead_process_nothing_is_told(puppet: Puppet) -> None:
+def test_dead_process_has_no_data(puppet: Puppet) -> None:
     puppet.kill()
     assert processes.stat(puppet.pid) is None
     assert processes.leader(puppet.pid) == 0

@@ -18,7 +18,7 @@ from .conftest import Make
 from .puppets import Puppet, pause_for_start_time
 
 
-class Reusing(Tree):
+class NumberReuser(Tree):
     """Just before the number is written, it is given to another task."""
 
     victim = 0
@@ -33,8 +33,8 @@ class Reusing(Tree):
 
 
 @pytest.fixture
-def reusing(tree: Tree) -> Reusing:
-    return Reusing(tree.path, tree.simulation)
+def reuser(tree: Tree) -> NumberReuser:
+    return NumberReuser(tree.path, tree.simulation)
 
 
 @pytest.fixture
@@ -49,35 +49,35 @@ THEIRS = Membership("", "theirs")
 
 
 def test_a_stranger_with_the_number_of_a_process_goes_back_to_its_parents_group(
-    reusing: Reusing, make: Make, nursery: Puppet, puppet: Puppet, held: Process
+    reuser: NumberReuser, make: Make, nursery: Puppet, puppet: Puppet, held: Process
 ) -> None:
     def reuse() -> int:
         puppet.kill()
         return nursery.make(f"fork-as {puppet.pid}")
 
-    reusing.victim, reusing.reuse = puppet.pid, reuse
+    reuser.victim, reuser.reuse = puppet.pid, reuse
     ref = make("a")
     with pytest.raises(NoSuchProcess, match=f"process {puppet.pid} ended"):
-        move_process(reusing, held, ref)
-    assert reusing.membership(puppet.pid) == THEIRS
-    assert reusing.tasks(ref) == []
+        move_process(reuser, held, ref)
+    assert reuser.membership(puppet.pid) == THEIRS
+    assert reuser.tasks(ref) == []
 
 
 def test_a_strangers_thread_with_the_number_goes_back_to_its_process(
-    reusing: Reusing, make: Make, nursery: Puppet, puppet: Puppet, held: Process
+    reuser: NumberReuser, make: Make, nursery: Puppet, puppet: Puppet, held: Process
 ) -> None:
     def reuse() -> int:
         puppet.kill()
         return nursery.make(f"thread-as {puppet.pid}")
 
-    reusing.victim, reusing.reuse = puppet.pid, reuse
+    reuser.victim, reuser.reuse = puppet.pid, reuse
     with pytest.raises(NoSuchProcess):
-        move_process(reusing, held, make("a"))
-    assert reusing.membership(puppet.pid) == THEIRS
+        move_process(reuser, held, make("a"))
+    assert reuser.membership(puppet.pid) == THEIRS
 
 
 def test_a_stranger_of_no_group_goes_back_to_none(
-    reusing: Reusing, make: Make, puppets: Callable[[], Puppet], puppet: Puppet, held: Process
+    reuser: NumberReuser, make: Make, puppets: Callable[[], Puppet], puppet: Puppet, held: Process
 ) -> None:
     other = puppets()
 
@@ -85,16 +85,16 @@ def test_a_stranger_of_no_group_goes_back_to_none(
         puppet.kill()
         return other.make(f"fork-as {puppet.pid}")
 
-    reusing.victim, reusing.reuse = puppet.pid, reuse
+    reuser.victim, reuser.reuse = puppet.pid, reuse
     with pytest.raises(NoSuchProcess):
-        move_process(reusing, held, make("a"))
-    assert reusing.membership(puppet.pid) == Membership("", "")
+        move_process(reuser, held, make("a"))
+    assert reuser.membership(puppet.pid) == Membership("", "")
 
 
 def test_a_strangers_group_that_was_removed_leaves_it_in_its_class(
-    reusing: Reusing, make: Make, nursery: Puppet, puppet: Puppet, held: Process
+    reuser: NumberReuser, make: Make, nursery: Puppet, puppet: Puppet, held: Process
 ) -> None:
-    class Removing(Reusing):
+    class GroupRemover(NumberReuser):
         def membership(self, tid: int) -> Membership:
             found = super().membership(tid)
             if tid == nursery.pid:
@@ -105,49 +105,51 @@ def test_a_strangers_group_that_was_removed_leaves_it_in_its_class(
         puppet.kill()
         return nursery.make(f"fork-as {puppet.pid}")
 
-    removing = Removing(reusing.path, reusing.simulation)
+    removing = GroupRemover(reuser.path, reuser.simulation)
     removing.victim, removing.reuse = puppet.pid, reuse
     with pytest.raises(NoSuchProcess):
         move_process(removing, held, make("a"))
-    assert reusing.membership(puppet.pid) == Membership("", "")
+    assert reuser.membership(puppet.pid) == Membership("", "")
 
 
 @pytest.mark.allocation
 def test_a_stranger_of_another_class_goes_back_to_it(
-    reusing: Reusing, make: Make, class_: str, puppets: Callable[[], Puppet]
+    reuser: NumberReuser, make: Make, class_: str, puppets: Callable[[], Puppet]
 ) -> None:
     nursery, puppet = puppets(), puppets()
-    reusing.write_task(class_, nursery.pid)
-    reusing.write_task(make("theirs", class_).path, nursery.pid)
-    reusing.write_task(class_, puppet.pid)
+    reuser.write_task(class_, nursery.pid)
+    reuser.write_task(make("theirs", class_).path, nursery.pid)
+    reuser.write_task(class_, puppet.pid)
 
     def reuse() -> int:
         puppet.kill()
         return nursery.make(f"fork-as {puppet.pid}")
 
     # Through the class of the group, which changes the stranger's allocation until it is given back.
-    reusing.victim, reusing.reuse = puppet.pid, reuse
+    reuser.victim, reuser.reuse = puppet.pid, reuse
     with Process.open(puppet.pid) as held, pytest.raises(NoSuchProcess):
-        move_process(reusing, held, make("a"), How(through_class=True))
-    assert reusing.membership(puppet.pid) == Membership(class_, "theirs")
+        move_process(reuser, held, make("a"), How(through_class=True))
+    assert reuser.membership(puppet.pid) == Membership(class_, "theirs")
 
 
-def test_a_new_thread_of_the_same_process_stays(reusing: Reusing, make: Make, puppet: Puppet, held: Process) -> None:
+def test_a_new_thread_of_the_same_process_stays(
+    reuser: NumberReuser, make: Make, puppet: Puppet, held: Process
+) -> None:
     thread = puppet.make("short-thread")
 
     def reuse() -> int:
         puppet.do("end-thread")
         return puppet.make(f"thread-as {thread}")
 
-    reusing.victim, reusing.reuse = thread, reuse
+    reuser.victim, reuser.reuse = thread, reuse
     ref = make("a")
-    moved = move_process(reusing, held, ref)
+    moved = move_process(reuser, held, ref)
     assert (moved.passes, moved.left) == (2, frozenset())
-    assert {reusing.membership(tid) for tid in puppet.threads()} == {Membership("", "a")}
+    assert {reuser.membership(tid) for tid in puppet.threads()} == {Membership("", "a")}
 
 
 def test_a_stranger_with_the_number_of_a_cgroups_task_goes_back(
-    reusing: Reusing, make: Make, cgroup: str, nursery: Puppet, puppet: Puppet
+    reuser: NumberReuser, make: Make, cgroup: str, nursery: Puppet, puppet: Puppet
 ) -> None:
     with open(f"{cgroup}/cgroup.procs", "w") as procs:
         procs.write(str(puppet.pid))
@@ -156,11 +158,11 @@ def test_a_stranger_with_the_number_of_a_cgroups_task_goes_back(
         puppet.kill()
         return nursery.make(f"fork-as {puppet.pid}")
 
-    reusing.victim, reusing.reuse = puppet.pid, reuse
+    reuser.victim, reuser.reuse = puppet.pid, reuse
     ref = make("a")
-    assert move_cgroup(reusing, cgroup, ref) == Moved(0, 2)
-    assert reusing.membership(puppet.pid) == THEIRS
-    assert reusing.tasks(ref) == []
+    assert move_cgroup(reuser, cgroup, ref) == Moved(0, 2)
+    assert reuser.membership(puppet.pid) == THEIRS
+    assert reuser.tasks(ref) == []
     assert os.path.exists(f"/proc/{puppet.pid}")
 
 

@@ -49,7 +49,9 @@ def test_moving_again_moves_nothing(tree: Tree, make: Make, held: Process) -> No
     assert move_process(tree, held, ref) == Moved(0, 1)
 
 
-def test_what_is_made_later_follows(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+def test_children_that_are_forked_later_are_in_the_group(
+    tree: Tree, make: Make, puppet: Puppet, held: Process
+) -> None:
     move_process(tree, held, make("a"))
     assert where(tree, {puppet.make("thread"), puppet.make("fork")}) == {HERE}
 
@@ -60,13 +62,13 @@ def test_children_made_before_stay(tree: Tree, make: Make, puppet: Puppet, held:
     assert where(tree, {child}) == {Membership("", "")}
 
 
-def test_threads_made_while_moving_are_in_or_told(
+def test_threads_started_during_the_move_are_moved_or_returned(
     tree: Tree, make: Make, place: Place, puppet: Puppet, held: Process
 ) -> None:
     puppet.do("chains")
     deadline = time.monotonic() + 60
     moved = move_process(tree, held, make("a"))
-    # Threads that make their successor and end run away from whoever writes their numbers; then this is said.
+    # Threads that start a successor and end cannot be caught by writing their numbers; the result has them.
     while moved.left:
         assert moved.passes == tasks.MAX_PASSES
         assert time.monotonic() < deadline
@@ -108,7 +110,7 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def test_a_dead_process_is_no_such_process(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
+def test_moving_a_dead_process_raises_no_such_process(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
     ref = make("a")
     puppet.kill()
     with pytest.raises(NoSuchProcess, match=f"mon_groups/a: process {puppet.pid} ended") as caught:
@@ -116,7 +118,7 @@ def test_a_dead_process_is_no_such_process(tree: Tree, make: Make, puppet: Puppe
     assert not isinstance(caught.value, ProcessChanged)
 
 
-def test_a_zombie_is_no_such_process(tree: Tree, make: Make, puppet: Puppet) -> None:
+def test_moving_a_zombie_raises_no_such_process(tree: Tree, make: Make, puppet: Puppet) -> None:
     ref = make("a")
     child = puppet.make("fork")
     with Process.open(child) as process:
@@ -128,7 +130,7 @@ def test_a_zombie_is_no_such_process(tree: Tree, make: Make, puppet: Puppet) -> 
     assert tree.tasks(ref) == []
 
 
-class _Killing(Tree):
+class _Killer(Tree):
     """The process is killed straight after its first thread was moved."""
 
     victim: Puppet
@@ -143,18 +145,18 @@ def test_a_process_that_ends_while_it_is_moved_has_changed(
 ) -> None:
     ref = make("a")
     puppet.make("thread")
-    killing = _Killing(tree.path, tree.simulation)
+    killing = _Killer(tree.path, tree.simulation)
     killing.victim = puppet
     with pytest.raises(ProcessChanged, match=f"process {puppet.pid} ended"):
         move_process(killing, held, ref)
 
 
-def test_a_group_that_is_gone_is_told(tree: Tree, held: Process) -> None:
+def test_move_into_a_removed_group_raises(tree: Tree, held: Process) -> None:
     with pytest.raises(NoSuchGroup, match="mon_groups/a"):
         move_process(tree, held, GroupRef("", "a"))
 
 
-def test_threads_in_other_groups_stay_there_and_are_told(
+def test_threads_in_other_groups_stay_there_and_are_returned(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:
     thread, other = puppet.make("thread"), puppet.make("thread")
@@ -173,20 +175,20 @@ def test_threads_in_other_groups_are_taken_over_when_asked(
     assert where(tree, {puppet.pid, other}) == {HERE}
 
 
-class _Releasing(Tree):
-    """Whoever had the other group removes it while the first thread is moved."""
+class _Releaser(Tree):
+    """A tree whose other group is removed by its owner while the first thread is moved."""
 
     def write_task(self, directory: str, tid: int) -> None:
         super().write_task(directory, tid)
         self.remove(GroupRef("", "b"))
 
 
-def test_a_thread_that_was_elsewhere_only_at_first_is_moved_and_not_told(
+def test_thread_that_has_left_another_group_meanwhile_is_moved_and_not_returned(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:
     other = puppet.make("thread")
     tree.write_task(make("b").path, other)
-    assert move_process(_Releasing(tree.path, tree.simulation), held, make("a")) == Moved(2, 3)
+    assert move_process(_Releaser(tree.path, tree.simulation), held, make("a")) == Moved(2, 3)
     assert where(tree, {puppet.pid, other}) == {HERE}
 
 
@@ -213,7 +215,7 @@ class _OfFewWords(Tree):
 
 
 @pytest.mark.allocation
-def test_a_process_of_another_class_is_told_when_the_words_are_gone(
+def test_class_mismatch_is_raised_after_the_status_was_cleared(
     tree: Tree, make: Make, class_: str, held: Process
 ) -> None:
     """It was refused as KernelRefused, for a reason that nobody knew."""
@@ -284,7 +286,7 @@ def test_threads_in_threaded_cgroups_are_moved(tree: Tree, make: Make, cgroup: s
     assert where(tree, {puppet.pid, thread, other}) == {HERE}
 
 
-def test_an_empty_cgroup_and_one_that_is_gone_are_no_error(tree: Tree, make: Make, cgroup: str) -> None:
+def test_empty_and_removed_cgroups_are_not_errors(tree: Tree, make: Make, cgroup: str) -> None:
     ref = make("a")
     assert move_cgroup(tree, cgroup, ref) == Moved(0, 1)
     assert move_cgroup(tree, f"{cgroup}/gone", ref) == Moved(0, 1)
@@ -317,7 +319,7 @@ def test_a_cgroup_of_version_1_is_moved_wherever_its_tasks_are_in_other_hierarch
     assert where(tree, {puppet.pid, thread}) == {HERE}
 
 
-class _Moving(Tree):
+class _Mover(Tree):
     """A task leaves the control group just before its number is written."""
 
     away: tuple[str, int]
@@ -332,7 +334,7 @@ def test_a_task_that_left_the_cgroup_stays_where_it_is(tree: Tree, make: Make, c
     os.mkdir(f"{cgroup}/x")
     os.mkdir(f"{cgroup}/y")
     enter(f"{cgroup}/x", puppet.pid)
-    moving = _Moving(tree.path, tree.simulation)
+    moving = _Mover(tree.path, tree.simulation)
     moving.away = (f"{cgroup}/y", puppet.pid)
     assert move_cgroup(moving, f"{cgroup}/x", make("a")) == Moved(0, 2)
     assert tree.membership(puppet.pid) == Membership("", "")

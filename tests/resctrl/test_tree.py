@@ -67,14 +67,14 @@ def test_renaming_onto_an_existing_group_is_group_exists(tree: Tree, make: Make)
     assert names(tree) == ["mon_groups/a", "mon_groups/b"]
 
 
-def test_renaming_to_no_class_is_no_such_class(tree: Tree, make: Make) -> None:
+def test_rename_to_a_missing_class_raises_no_such_class(tree: Tree, make: Make) -> None:
     make("a")
     with pytest.raises(NoSuchClass, match=f"{tree.path}/nowhere: there is no such class"):
         tree.rename(A, GroupRef("nowhere", "a"))
     assert names(tree) == ["mon_groups/a"]
 
 
-def test_renaming_nothing_is_no_such_group(tree: Tree) -> None:
+def test_rename_of_a_missing_group_raises_no_such_group(tree: Tree) -> None:
     with pytest.raises(NoSuchGroup, match="mon_groups/a"):
         tree.rename(A, B)
 
@@ -98,7 +98,7 @@ def test_renaming_to_another_class_takes_the_tasks_along(tree: Tree, make: Make,
 
 @pytest.mark.allocation
 @pytest.mark.parametrize("name", ["mon_data2", "info.d", "mon_groups_", " gold", ".gold", "é"])
-def test_a_class_is_told_by_what_is_in_it_and_not_by_its_name(tree: Tree, make: Make, name: str) -> None:
+def test_class_is_detected_by_its_files_and_not_by_its_name(tree: Tree, make: Make, name: str) -> None:
     mkdir(f"{tree.path}/{name}")
     make("a")
     assert tree.classes() == ["", name]
@@ -114,7 +114,7 @@ def test_only_the_root_is_a_class_at_first(tree: Tree, make: Make) -> None:
     assert not tree.has_class("mon_groups/a")
 
 
-class _Vanishing(Tree):
+class _Remover(Tree):
     """Somebody removes the classes while they are gone through."""
 
     def classes(self) -> list[str]:
@@ -128,10 +128,10 @@ class _Vanishing(Tree):
 def test_a_class_that_vanishes_during_the_scan_is_left_out(tree: Tree, make: Make, class_: str) -> None:
     make("a", class_)
     make("b")
-    assert names(_Vanishing(tree.path, tree.simulation)) == ["mon_groups/b"]
+    assert names(_Remover(tree.path, tree.simulation)) == ["mon_groups/b"]
 
 
-def test_what_is_no_group_is_not_found(tree: Tree) -> None:
+def test_path_that_is_not_a_group_is_not_found(tree: Tree) -> None:
     assert tree.find(A) is None
     assert tree.find(GroupRef("nowhere", "a")) is None
     assert tree.find(GroupRef("tasks", "a")) is None
@@ -152,19 +152,19 @@ def test_every_offered_event_is_counted_and_no_other(tree: Tree, make: Make) -> 
     assert {reading.event for reading in tree.read(make("a"))} == offers
 
 
-def test_files_that_configure_an_event_are_no_events() -> None:
+def test_files_that_configure_an_event_are_not_events() -> None:
     text = "llc_occupancy\nmbm_total_bytes\nmbm_total_bytes_config\nmbm_local_bytes\nmbm_local_bytes_config\n"
     assert offered(text) == ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
 
 
-class _WithoutMonitoring(Tree):
+class _UnmonitoredTree(Tree):
     def _directories(self, directory: str) -> list[str]:
         return [name for name in super()._directories(directory) if not name.endswith("_MON")]
 
 
-def test_no_resource_that_monitors_is_told(tree: Tree) -> None:
+def test_missing_monitoring_resource_is_reported(tree: Tree) -> None:
     with pytest.raises(MonitoringUnavailable, match="/info: offers no monitoring"):
-        _WithoutMonitoring(tree.path, tree.simulation).capacity()
+        _UnmonitoredTree(tree.path, tree.simulation).capacity()
 
 
 # -- writing tasks
@@ -229,7 +229,7 @@ def test_a_counter_that_cannot_be_read_is_an_error_with_its_reason(tree: Tree, m
     assert all(reading.value.status == "ok" or "Unavailable" in reading.value.text for reading in readings[1:])
 
 
-def test_reading_a_group_that_vanishes_is_no_such_group_and_never_half_of_it(tree: Tree, make: Make) -> None:
+def test_reading_a_group_that_is_removed_raises_and_never_returns_a_part(tree: Tree, make: Make) -> None:
     whole = [(reading.domain, reading.event) for reading in tree.read(make("whole"))]
 
     def come_and_go() -> None:
@@ -249,7 +249,7 @@ def test_reading_a_group_that_vanishes_is_no_such_group_and_never_half_of_it(tre
     administrator.join()
 
 
-def test_where_the_kernel_made_no_mount_point_nobody_is_told_to_mount(
+def test_remedy_is_not_to_mount_if_the_kernel_has_no_mount_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine without the hardware, which most are, there is nothing to mount on."""
@@ -257,7 +257,7 @@ def test_where_the_kernel_made_no_mount_point_nobody_is_told_to_mount(
     with pytest.raises(NotMounted, match="mount -t resctrl"):
         Tree.open(missing)
     monkeypatch.setattr("resctrlmond.resctrl.tree.DEFAULT_PATH", missing)
-    with pytest.raises(NotMounted, match="only where the processor has") as refused:
+    with pytest.raises(NotMounted, match="only if the processor has") as refused:
         Tree.open(missing)
     assert "mount -t" not in str(refused.value)
 

@@ -15,11 +15,9 @@ TO_DO = (
     "resctrlmond",
     "resctrlmond/api/",
     "resctrlmond/daemon/",
-    "resctrlmond/resctrl/",
     "tests/api",
     "tests/daemon",
     "tests/workloads",
-    "tests/resctrl",
 )
 
 
