@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -112,15 +111,6 @@ class Mounted:
                 self.rmdir(name)
         for name in os.listdir(self.path("mon_groups")):
             self.rmdir("mon_groups/" + name)
-
-
-def outcome(action: Callable[[], object]) -> str:
-    """Return ``OK``, or the name of the errno."""
-    try:
-        action()
-    except OSError as failure:
-        return errno.errorcode[failure.errno or 0]
-    return "OK"
 
 
 def mounted(directory: Path, profile: str, rmids: int | None = None) -> Iterator[Mounted]:

@@ -18,7 +18,8 @@ from resctrlmond.resctrl.counters import Status, read_mon_data
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.control.messages import ACT, FAULT, TRUTH, VIRTUAL, Operation, Used
 from resctrlmond.sim.fuse.mount import Simulation
-from tests.sim.conftest import Mounted, Puppet, outcome
+from tests.conformance.actors import outcome
+from tests.sim.conftest import Mounted, Puppet
 
 A = "mon_groups/a"
 ENERGY = A + "/mon_data/mon_PERF_PKG_00/core_energy"

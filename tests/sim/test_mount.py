@@ -15,7 +15,8 @@ import pytest
 
 from resctrlmond.resctrl.tree import SIMULATION_ATTRIBUTE, SIMULATION_FSTYPE
 from resctrlmond.sim.host.forks import ForkEvents
-from tests.sim.conftest import Mounted, Puppet, outcome
+from tests.conformance.actors import outcome
+from tests.sim.conftest import Mounted, Puppet
 
 L3 = "mon_data/mon_L3_00/"
 NOBODY = 65534

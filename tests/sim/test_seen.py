@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.conftest import Mounted, Puppet, mounted, outcome
+from tests.conformance.actors import outcome
+from tests.sim.conftest import Mounted, Puppet, mounted
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.model import Group, GroupState, State, Workload
 from resctrlmond.workloads.store import Store
 
@@ -33,3 +35,8 @@ def drop(store: Store, key: str) -> None:
     """Remove a workload."""
     with store.transaction(key) as txn:
         txn.drop()
+
+
+def total_of(totals: Iterable[Total], event: str = "mbm_total_bytes") -> Total:
+    """Return the total of one event."""
+    return next(total for total in totals if total.event.name == event)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,12 +182,18 @@ def small_simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def machine(top: Path, profile: str, rmids: int = 16, **options: int) -> Iterator[tuple[Host, Control]]:
-    """A machine of its own with virtual tasks, where every checkpoint interval is over at once."""
+def own_host(top: Path, profile: str, rmids: int, **options: Any) -> Iterator[Host]:
+    """Yield a host with a simulated machine of its own, in the directory ``top``."""
     for name in ("resctrl", "run"):
         (top / name).mkdir()
-    with Simulation(str(top / "resctrl"), profile, rmids, virtual_cpus=2, **options):
-        host = Host(str(top / "resctrl"), str(top / "run"))
+    with Simulation(str(top / "resctrl"), profile, rmids, **options):
+        yield Host(str(top / "resctrl"), str(top / "run"))
+
+
+@contextmanager
+def machine(top: Path, profile: str, rmids: int = 16, **options: int) -> Iterator[tuple[Host, Control]]:
+    """A machine of its own with virtual tasks, where every checkpoint interval is over at once."""
+    with own_host(top, profile, rmids, virtual_cpus=2, **options) as host:
         host.settings = host.manager.settings = Settings(checkpoint_interval_s=1e-9)
         yield host, Control(host.mountpoint)
 

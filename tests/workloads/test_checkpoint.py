@@ -26,7 +26,8 @@ from resctrlmond.workloads.maintenance import log
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.settings import Settings
 from tests.sim.conftest import Puppet
-from tests.workloads.conftest import Host, assignment
+from tests.workloads.builders import total_of
+from tests.workloads.conftest import Host, assignment, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 DOMAIN = "mon_L3_01"
@@ -36,14 +37,8 @@ TRAFFIC = "mbm_total_bytes"
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Host]:
     """A machine of its own, for what changes all of it."""
-    (tmp_path / "resctrl").mkdir()
-    (tmp_path / "run").mkdir()
-    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
-        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
-
-
-def total(totals: list[Total], event: str = TRAFFIC) -> Total:
-    return next(one for one in totals if one.event.name == event)
+    with own_host(tmp_path, "intel-aet", 8) as host:
+        yield host
 
 
 def last_read(host: Host, key: str) -> checkpoint.Checkpoint:
@@ -66,7 +61,7 @@ def test_a_removed_group_ends_with_what_was_read_of_it_last(host: Host, puppet: 
             assert files[f"mon_data/{domain}/{event}.end"] == f"{text}\n"
     totals = host.manager.read("k")[2]
     assert {one.quality for one in totals} == {Quality.ESTIMATED}
-    traffic = total(totals)
+    traffic = total_of(totals)
     assert traffic.number is not None
     assert traffic.number > 0
     # Once, not for each domain: it is the same loss.
@@ -95,7 +90,7 @@ def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, proc
     os.rmdir(host.tree.full_path(record.first.ref))
     host.manager.maintenance.tick()
     host.check()
-    traffic = total(host.manager.read("k")[2])
+    traffic = total_of(host.manager.read("k")[2])
     assert (traffic.number, traffic.quality) == (None, Quality.UNKNOWN)
     assert "never read before" in traffic.reason
 
@@ -105,11 +100,11 @@ def test_a_removed_group_ends_with_what_a_caller_read_of_it_last(host: Host, pup
     record = host.manager.assign(assignment("k", puppet.pid)).workload
     host.manager.maintenance.tick()
     puppet.do("burn 0.2")
-    told = total(host.manager.read("k")[2])
+    told = total_of(host.manager.read("k")[2])
     assert told.number
     os.rmdir(host.tree.full_path(record.first.ref))
     host.restart()
-    lost = total(host.manager.read("k")[2])
+    lost = total_of(host.manager.read("k")[2])
     assert (lost.number, lost.quality) == (told.number, Quality.ESTIMATED)
     host.check()
 
@@ -157,7 +152,7 @@ def test_an_unmount_costs_at_most_the_interval(machine: Host, puppet: Puppet) ->
     machine.manager.maintenance.tick()
     record, _, totals = machine.manager.read("k")
     assert record.state is State.LOST
-    traffic = total(totals)
+    traffic = total_of(totals)
     assert (traffic.quality, bool(traffic.number)) == (Quality.ESTIMATED, True)
     assert "unmounted" in traffic.reason
     assert kept[DOMAIN].time in traffic.reason
@@ -170,7 +165,7 @@ def test_a_group_that_went_while_the_daemon_was_down_ends_with_its_checkpoint(ho
     host.restart()
     host.check()
     assert host.manager.get("k").state is State.LOST
-    assert total(host.manager.read("k")[2]).quality is Quality.ESTIMATED
+    assert total_of(host.manager.read("k")[2]).quality is Quality.ESTIMATED
 
 
 def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, process: Start) -> None:
@@ -179,7 +174,7 @@ def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, 
     time = last_read(machine, "k")[DOMAIN].time
     Control(machine.mountpoint).offline(DOMAIN)
     said = f"{DOMAIN} went offline, last read at {time}"
-    living = total(machine.manager.read("k")[2])
+    living = total_of(machine.manager.read("k")[2])
     assert (living.quality, living.reason) == (Quality.ESTIMATED, said)
     assert living.number is not None
     # A later checkpoint knows nothing of it and takes nothing away.
@@ -188,8 +183,8 @@ def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, 
     assert last_read(machine, "k")[DOMAIN].time == time
     ended = machine.manager.release("k", owner="test")
     assert ended.workload.state is State.COMPLETED
-    assert total(ended.totals).reason == said
-    energy = total(ended.totals, "core_energy")
+    assert total_of(ended.totals).reason == said
+    energy = total_of(ended.totals, "core_energy")
     assert (energy.quality, energy.reason) == (Quality.EXACT, "")
     assert f"mon_data/{DOMAIN}/{TRAFFIC}.end" in machine.files("k")
     machine.check()
@@ -213,7 +208,7 @@ def test_a_domain_that_was_offline_counts_what_was_read_before_and_what_comes_af
         Control(machine.mountpoint).online(domain)
     puppet.do("burn 0.4")
     ended = machine.manager.release("k", owner="test")
-    traffic, energy = total(ended.totals), total(ended.totals, "core_energy")
+    traffic, energy = total_of(ended.totals), total_of(ended.totals, "core_energy")
     files = machine.files("k")
     since = sum(int(files[f"mon_data/{domain}/{TRAFFIC}.end"]) for domain in domains)
     assert since > 0
@@ -263,7 +258,7 @@ def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
             assignments.write_text(f"{TRAFFIC}:*={state}\n")
             control.run(child.pid, 1_000_000_000)
             host.manager.maintenance.tick()
-            return total(host.manager.read("k")[2])
+            return total_of(host.manager.read("k")[2])
 
         first = used_with("e")
         assert first.quality is Quality.EXACT
@@ -276,8 +271,8 @@ def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
         assert "had no counter for a time" in again.reason
         # The other event had its counter all the time.
         totals = host.manager.release("k", owner="test").totals
-        assert total(totals, "mbm_local_bytes").quality is Quality.EXACT
-        assert total(totals) == again
+        assert total_of(totals, "mbm_local_bytes").quality is Quality.EXACT
+        assert total_of(totals) == again
 
 
 def test_without_a_counter_nothing_is_0() -> None:
@@ -310,7 +305,7 @@ def test_what_was_counted_before_a_counter_was_unavailable_is_not_lost(tmp_path:
         host.manager.settings = Settings(checkpoint_interval_s=1e-9)
         control.run(child.pid, 1_000_000_000)
         host.manager.maintenance.tick()
-        before = total(host.manager.read("k")[2])
+        before = total_of(host.manager.read("k")[2])
         assert before.number
         control.set_faults(Fault(group=record.first.ref.path, event=TRAFFIC, answer="Unavailable"))
         host.manager.maintenance.tick()
@@ -320,7 +315,7 @@ def test_what_was_counted_before_a_counter_was_unavailable_is_not_lost(tmp_path:
         control.offline("mon_L3_00")
         control.online("mon_L3_00")
         ended = host.manager.release("k", owner="test")
-        traffic = total(ended.totals)
+        traffic = total_of(ended.totals)
         assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
 
 
@@ -336,13 +331,13 @@ def test_a_part_of_a_domain_that_was_offline_is_counted_once(tmp_path: Path, pro
         control.run(child.pid, 3_000_000_000, 0)
         control.run(child.pid, 7_000_000_000, 1)
         host.manager.maintenance.tick()
-        before = total(host.manager.read("k")[2])
+        before = total_of(host.manager.read("k")[2])
         values = {domain: last.values[TRAFFIC] for domain, last in last_read(host, "k").items()}
         assert before.number == int(values["mon_L3_00"]) + int(values["mon_L3_01"])
         assert before.quality is Quality.EXACT
         control.offline("mon_sub_L3_01")
         control.online("mon_sub_L3_01")
-        traffic = total(host.manager.release("k", owner="test").totals)
+        traffic = total_of(host.manager.release("k", owner="test").totals)
         assert (traffic.number, traffic.quality) == (before.number, Quality.ESTIMATED)
         assert "mon_sub_L3_01 began from 0" in traffic.reason
 
@@ -358,7 +353,7 @@ def test_energy_of_a_package_that_came_online_later_is_not_what_others_used(tmp_
         control.offline("mon_PERF_PKG_01")
         host.manager.assign(assignment("k", child.pid))
         control.online("mon_PERF_PKG_01")
-        energy = total(host.manager.release("k", owner="test").totals, "core_energy")
+        energy = total_of(host.manager.release("k", owner="test").totals, "core_energy")
         # Nothing ran.
         assert (energy.number, energy.quality) == (0, Quality.ESTIMATED)
         assert "mon_PERF_PKG_01 read 'not online' at the beginning" in energy.reason

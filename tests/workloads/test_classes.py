@@ -19,14 +19,13 @@ from resctrlmond.resctrl.counters import EVENTS, Status, added_values, parse_val
 from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality, Total, added
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import ROOT_FOLDER, GroupState, State, Workload
 from resctrlmond.workloads.store import Transaction
 from tests.sim.conftest import Puppet
-from tests.workloads.conftest import UID, Host, assignment, when_all_stand
+from tests.workloads.conftest import UID, Host, assignment, own_host, when_all_stand
 from tests.workloads.test_cut import Fuse, cut, forget, fuse
 
 __all__ = ["fuse"]
@@ -37,10 +36,8 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 @pytest.fixture
 def tight(tmp_path: Path) -> Iterator[Host]:
     """RMIDs for the root, two classes and two groups."""
-    (tmp_path / "resctrl").mkdir()
-    (tmp_path / "run").mkdir()
-    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 5):
-        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+    with own_host(tmp_path, "intel-rdt", 5) as host:
+        yield host
 
 
 def spread(host: Host, process: Start, *classes: str) -> list[subprocess.Popen[bytes]]:

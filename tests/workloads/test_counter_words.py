@@ -17,6 +17,7 @@ from resctrlmond.sim.control.client import Fault
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, Total, totals
 from resctrlmond.workloads.caveats import of_mode, with_change
+from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -28,18 +29,14 @@ INTEL, AMD, HYGON = (
 FEATURES = "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes\n"
 
 
-def total(of: list[Total], event: str = TRAFFIC) -> Total:
-    return next(one for one in of if one.event.name == event)
-
-
 def so_far(host: Host) -> Total:
     """The traffic of the workload "k" until now."""
-    return total(host.manager.read("k")[2])
+    return total_of(host.manager.read("k")[2])
 
 
 def at_end(host: Host) -> Total:
     """The traffic of the workload "k", which this ends."""
-    return total(host.manager.release("k", owner="test").totals)
+    return total_of(host.manager.release("k", owner="test").totals)
 
 
 def read_in_turn(event: str, *texts: str) -> Total:
@@ -92,7 +89,7 @@ def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its
         assert ended.quality is Quality.ESTIMATED
         assert "takes bandwidth counters from one RMID for another" in ended.reason
         # The same after a restart, and from the record alone.
-        assert total(host.restart().read("k")[2]) == ended
+        assert total_of(host.restart().read("k")[2]) == ended
 
 
 @pytest.mark.parametrize("profile", ["amd-bmec", "amd-tracking"])
@@ -176,11 +173,11 @@ def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> No
     """The registers of a package become valid together, when the RMID is active there for the first time."""
     begin = [Reading("d", name, parse_value("Unavailable")) for name in ("activity", ENERGY)]
     end = [Reading("d", "activity", parse_value("1.500000")), begin[1]]
-    assert (total(totals(begin, begin), ENERGY).number, total(totals(begin, begin), ENERGY).quality) == (
+    assert (total_of(totals(begin, begin), ENERGY).number, total_of(totals(begin, begin), ENERGY).quality) == (
         0,
         Quality.EXACT,
     )
-    assert (total(totals(begin, end), ENERGY).number, total(totals(begin, end), ENERGY).quality) == (
+    assert (total_of(totals(begin, end), ENERGY).number, total_of(totals(begin, end), ENERGY).quality) == (
         None,
         Quality.UNKNOWN,
     )
@@ -197,7 +194,7 @@ def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_past_
         host.manager.assign(assignment("k", pid))
         control.set_faults()
         control.run(pid, SECOND)
-        ended = total(host.manager.release("k", owner="test").totals, ENERGY)
+        ended = total_of(host.manager.release("k", owner="test").totals, ENERGY)
         assert (ended.number, ended.quality) == (None, Quality.UNKNOWN)
         assert f"read {word!r} at the beginning" in ended.reason
 
@@ -209,7 +206,7 @@ def test_energy_of_an_rmid_without_a_past_counts_from_its_first_activity(tmp_pat
         record = host.manager.assign(assignment("k", pid)).workload
         assert {text for name, text in host.files("k").items() if "core_energy.begin" in name} == {"Unavailable\n"}
         control.run(pid, SECOND)
-        ended = total(host.manager.release("k", owner="test").totals, ENERGY)
+        ended = total_of(host.manager.release("k", owner="test").totals, ENERGY)
         assert ended.number
         assert record.first.baseline is Quality.EXACT
 
@@ -238,9 +235,9 @@ def test_an_event_that_was_told_to_count_something_else_during_a_run_is_estimate
         assert read.reason.count(why) == 1
         host.restart()
         totals = host.manager.release("k", owner="test").totals
-        assert total(totals).quality is Quality.ESTIMATED
-        assert total(totals).reason.count(why) == 1
-        assert why not in total(totals, "mbm_local_bytes").reason
+        assert total_of(totals).quality is Quality.ESTIMATED
+        assert total_of(totals).reason.count(why) == 1
+        assert why not in total_of(totals, "mbm_local_bytes").reason
         host.check()
 
 

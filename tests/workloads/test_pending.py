@@ -24,7 +24,7 @@ from resctrlmond.workloads.maintenance import log
 from resctrlmond.workloads.model import State, Workload
 from resctrlmond.workloads.snapshot import Snapshots
 from tests.workloads.builders import save, workload
-from tests.workloads.conftest import Host, assignment, when_all_stand
+from tests.workloads.conftest import Host, assignment, own_host, when_all_stand
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -32,19 +32,15 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Host]:
     """Two RMIDs beside root's, and none in limbo ever."""
-    (tmp_path / "resctrl").mkdir()
-    (tmp_path / "run").mkdir()
-    with Simulation(str(tmp_path / "resctrl"), "monitoring-only", 3):
-        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+    with own_host(tmp_path, "monitoring-only", 3) as host:
+        yield host
 
 
 @pytest.fixture
 def limbo(tmp_path: Path) -> Iterator[Host]:
     """One RMID beside root's, which stays in limbo for a second when it is given back."""
-    (tmp_path / "resctrl").mkdir()
-    (tmp_path / "run").mkdir()
-    with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 2):
-        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+    with own_host(tmp_path, "intel-rdt", 2) as host:
+        yield host
 
 
 def fill(host: Host) -> None:

@@ -18,13 +18,13 @@ import pytest
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import group_ops
-from resctrlmond.workloads.accounting import Quality, Total
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import ForeignGroup
 from resctrlmond.workloads.model import PriorRuns, State
 from resctrlmond.workloads.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
 from tests.sim.conftest import Puppet
-from tests.workloads.builders import save, workload
-from tests.workloads.conftest import UID, Host, assignment
+from tests.workloads.builders import save, total_of, workload
+from tests.workloads.conftest import UID, Host, assignment, own_host
 from tests.workloads.test_cut import CTR, Fuse, cut, forget, fuse
 
 __all__ = ["fuse"]
@@ -41,20 +41,14 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Host]:
     """A machine of its own, whose filesystem may go."""
-    (tmp_path / "resctrl").mkdir()
-    (tmp_path / "run").mkdir()
-    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
-        yield Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+    with own_host(tmp_path, "intel-aet", 8) as host:
+        yield host
 
 
 def remove(host: Host, key: str) -> None:
     """What a rival does."""
     os.rmdir(host.tree.full_path(host.manager.get(key).first.ref))
     host.manager.maintenance.tick()
-
-
-def total(totals: list[Total], event: str = TRAFFIC) -> Total:
-    return next(one for one in totals if one.event.name == event)
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
@@ -89,7 +83,7 @@ def test_what_was_used_before_the_loss_is_in_the_totals(host: Host, puppet: Pupp
     host.manager.assign(assignment("k", puppet.pid))
     puppet.do("burn 0.1")
     host.manager.maintenance.tick()
-    known = total(host.manager.read("k")[2])
+    known = total_of(host.manager.read("k")[2])
     assert known.number
     with host.manager.context.store.transaction("k") as txn:
         group_ops.checkpoint(host.manager.context, txn)
@@ -101,7 +95,7 @@ def test_what_was_used_before_the_loss_is_in_the_totals(host: Host, puppet: Pupp
         assert (record.state, record.prior_runs.losses) == (State.ACTIVE, losses)
     host.restart()
     puppet.do("burn 0.1")
-    found = total(host.manager.release("k", owner="test").totals)
+    found = total_of(host.manager.release("k", owner="test").totals)
     assert found.quality is Quality.ESTIMATED
     assert "use until it had a new one is not counted" in found.reason
     assert found.number is not None
@@ -379,7 +373,7 @@ def test_figures_of_earlier_runs_keep_every_digit(host: Host, process: Start) ->
     save(host.manager.context.store, msgspec.structs.replace(record, prior_runs=prior_runs))
     host.restart()
     totals = host.manager.read("k")[2]
-    energy, traffic = total(totals, "core_energy"), total(totals)
+    energy, traffic = total_of(totals, "core_energy"), total_of(totals)
     assert energy.number is not None
     assert energy.number >= exact
     assert (traffic.quality, traffic.reason) == (Quality.ESTIMATED, "lost before")
