@@ -96,14 +96,14 @@ MUTANTS = (
         _WORKLOADS + "ends.py",
         "return ctx.tree.membership(tid) == Membership(ref.class_, ref.name)",
         "return ctx.tree.membership(tid) is not None",
-        "tests/workloads/test_upkeep.py tests/workloads",
+        "tests/workloads/test_maintenance.py tests/workloads",
     ),
     Mutant(
         "linger counts from the end of the first member",
         _WORKLOADS + "ends.py",
         "idle_ns=boot_ns()",
         "idle_ns=workload.idle_ns or boot_ns()",
-        "tests/workloads/test_upkeep.py tests/workloads",
+        "tests/workloads/test_maintenance.py tests/workloads",
     ),
     Mutant(
         "a claim without a living member is over while a member lives",
@@ -113,14 +113,14 @@ MUTANTS = (
         return -1.0
 """,
         "",
-        "tests/workloads/test_upkeep.py tests/workloads",
+        "tests/workloads/test_maintenance.py tests/workloads",
     ),
     Mutant(
         "a container in a pod is known by its first process alone",
         _WORKLOADS + "ends.py",
         "return not runs(member) and not (member.cgroup and cgroups.is_populated(member.cgroup))",
         "return not runs(member)",
-        "tests/workloads/test_upkeep.py tests/workloads",
+        "tests/workloads/test_maintenance.py tests/workloads",
     ),
     Mutant(
         "a lost run counts what it used until its last checkpoint as exact",
@@ -153,7 +153,7 @@ MUTANTS = (
         _WORKLOADS + "rmid_queue.py",
         "                    return\n",
         "                    continue\n",
-        "tests/workloads/test_pending.py tests/workloads",
+        "tests/workloads/test_rmid_queue.py tests/workloads",
     ),
     Mutant(
         "the RMID queue goes by priority from low to high",
@@ -167,14 +167,14 @@ MUTANTS = (
         _WORKLOADS + "plan.py",
         "of.workload.priority >= workload.priority",
         "of.workload.priority > workload.priority",
-        "tests/workloads/test_pending.py tests/workloads",
+        "tests/workloads/test_rmid_queue.py tests/workloads",
     ),
     Mutant(
         "a group that waited has an exact baseline",
         _WORKLOADS + "plan.py",
         "        if workload.group_of(member).folder == group.folder\n",
         "        if workload.group_of(member).folder != group.folder\n",
-        "tests/workloads/test_pending.py tests/workloads",
+        "tests/workloads/test_rmid_queue.py tests/workloads",
     ),
     # -- workloads: recovery
     Mutant(
@@ -196,7 +196,7 @@ MUTANTS = (
         _WORKLOADS + "recovery.py",
         "if not ctx.tree.tasks(found.ref):",
         "if ctx.tree.tasks(found.ref) is not None:",
-        "tests/workloads/test_upkeep.py tests/workloads",
+        "tests/workloads/test_maintenance.py tests/workloads",
     ),
     Mutant(
         "a member that was joining at a kill is exact",
@@ -210,7 +210,7 @@ MUTANTS = (
         _WORKLOADS + "plan.py",
         "return min(RESUME_S * 2.0 ** min(losses, 16), MAX_RESUME_S)",
         "return 0.0",
-        "tests/workloads/test_resuming.py tests/workloads",
+        "tests/workloads/test_resume.py tests/workloads",
     ),
     # -- workloads: joining and moving
     Mutant(
@@ -260,7 +260,7 @@ MUTANTS = (
         _WORKLOADS + "plan.py",
         "members = [member for member in workload.members if member.has_tasks]",
         "members = [member for member in workload.living if member.has_tasks]",
-        "tests/workloads/test_pending.py tests/workloads",
+        "tests/workloads/test_rmid_queue.py tests/workloads",
     ),
     Mutant(
         "a new group that cannot be removed is forgotten",

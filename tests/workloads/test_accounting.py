@@ -46,7 +46,7 @@ def energy(begin: str | None, end: str | None, baseline: Quality = Quality.EXACT
         ("-3", "5", None, Quality.UNKNOWN),
     ],
 )
-def test_what_two_readings_say(
+def test_quality_of_two_readings(
     begin: str | None, end: str | None, number: int | Decimal | None, quality: Quality
 ) -> None:
     total = energy(begin, end)
@@ -87,13 +87,13 @@ def test_a_domain_with_parts_is_counted_once_and_by_them() -> None:
     assert (total.number, total.quality) == (30, Quality.EXACT)
 
 
-def test_what_came_online_later_counts_where_it_began_from_0() -> None:
+def test_domain_that_came_online_later_counts_if_it_began_from_0() -> None:
     """Telemetry runs on meanwhile: what it shows then is also what others used before."""
     [traffic] = totals([], readings(("mon_L3_00", "mbm_total_bytes", "30")))
     assert (traffic.number, traffic.quality) == (30, Quality.ESTIMATED)
 
 
-def test_a_missing_domain_is_told_and_the_others_counted() -> None:
+def test_missing_domain_is_reported_and_the_others_are_counted() -> None:
     begin = readings((D0, "core_energy", "1"), (D1, "core_energy", "1"))
     [total] = totals(begin, readings((D0, "core_energy", "5")))
     assert (total.number, total.quality) == (4, Quality.ESTIMATED)

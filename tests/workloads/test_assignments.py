@@ -70,7 +70,7 @@ def test_a_group_without_a_counter_marks_its_baseline_with_reason_and_remedy(
     assert second.caveats[TRAFFIC] in total.reason
 
 
-def test_the_counters_of_each_l3_are_told(host: Host, start: Callable[..., int]) -> None:
+def test_status_has_the_counters_of_each_l3(host: Host, start: Callable[..., int]) -> None:
     start("first")
     seen = host.manager.tree_status().bandwidth
     assert seen is not None

@@ -293,7 +293,7 @@ def test_without_a_counter_nothing_is_0() -> None:
     assert (gone.number, gone.quality) == (None, Quality.UNKNOWN)
 
 
-def test_what_was_counted_before_a_counter_was_unavailable_is_not_lost(tmp_path: Path, process: Start) -> None:
+def test_use_before_a_counter_was_unavailable_is_kept(tmp_path: Path, process: Start) -> None:
     """What it had counted was forgotten, and the rest was called exact."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
@@ -377,7 +377,7 @@ def test_one_that_cannot_be_opened_for_a_lack_is_unread_and_not_missing(
     assert last_read(host, "k")
 
 
-def test_a_checkpoint_that_cannot_be_written_keeps_no_end_from_being_noted(
+def test_end_is_recorded_if_the_checkpoint_cannot_be_written(
     host: Host, process: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     child = process()
@@ -400,7 +400,7 @@ def test_a_damaged_one_is_none(data: bytes) -> None:
     assert all(isinstance(one, LastRead) for one in checkpoint.decode(data).values())
 
 
-def test_what_is_written_is_what_was_read() -> None:
+def test_checkpoint_has_the_readings() -> None:
     rows = [
         Reading("mon_L3_00/mon_sub_L3_01", "mbm_local_bytes", parse_value("12")),
         Reading("d", "e", parse_value("?")),

@@ -295,7 +295,7 @@ def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, proc
     tight.check()
 
 
-def test_whose_class_goes_while_its_group_waits_is_counted_where_it_is_then(tight: Host, process: Start) -> None:
+def test_pending_group_of_a_removed_class_is_created_in_the_current_class(tight: Host, process: Start) -> None:
     """Its group failed, and its tasks, which the kernel had put into the root, were never looked for again."""
     for class_ in ("gold", "silver"):
         tight.make_class(class_)
@@ -310,7 +310,7 @@ def test_whose_class_goes_while_its_group_waits_is_counted_where_it_is_then(tigh
     tight.check()
 
 
-def test_of_a_pending_workload_the_first_group_is_made_first(tight: Host, process: Start) -> None:
+def test_first_group_of_a_pending_workload_is_created_first(tight: Host, process: Start) -> None:
     tight.make_class("gold")
     for key in ("one", "two", "three"):
         tight.manager.create(key, owner="a")
@@ -388,7 +388,7 @@ def test_with_the_records_lost_both_groups_are_adopted(host: Host, process: Star
     host.check()
 
 
-def test_values_are_added_exactly_and_what_is_no_number_is_told() -> None:
+def test_values_are_added_exactly_and_invalid_numbers_are_returned() -> None:
     values = [parse_value(text) for text in ("9" * 20 + ".000000001", "0.000000002")]
     assert added_values(values).text == "9" * 20 + ".000000003"
     assert added_values([parse_value("1"), parse_value("2")]).number == 3

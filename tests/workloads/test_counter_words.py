@@ -153,7 +153,7 @@ def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_pa
         ("", FEATURES, "", Mode.REALLOCATED),
     ],
 )
-def test_who_has_counters_is_told_by_files(assign_mode: str, features: str, modalias: str, mode: Mode) -> None:
+def test_files_show_how_groups_get_counters(assign_mode: str, features: str, modalias: str, mode: Mode) -> None:
     assert mode_of(assign_mode, features, modalias) is mode
 
 
@@ -218,7 +218,7 @@ def test_energy_of_an_rmid_without_a_past_counts_from_its_first_activity(tmp_pat
         ("amd-bmec", "mbm_total_bytes_config", "1=0x15\n"),
     ],
 )
-def test_an_event_that_was_told_to_count_something_else_during_a_run_is_estimated(
+def test_event_that_is_reconfigured_during_a_run_is_estimated(
     tmp_path: Path, process: Start, profile: str, path: str, new: str
 ) -> None:
     """The total was the difference of two counts of different things, and exact."""
@@ -291,7 +291,9 @@ def test_an_event_that_counts_the_same_as_at_the_baseline_is_exact(tmp_path: Pat
         (TRAFFIC, ["0", "50", "70"], 70, Quality.EXACT),
     ],
 )
-def test_what_a_row_of_readings_says(event: str, texts: list[str], number: Decimal | None, quality: Quality) -> None:
+def test_quality_of_successive_readings(
+    event: str, texts: list[str], number: Decimal | None, quality: Quality
+) -> None:
     found = read_in_turn(event, *texts)
     assert (found.number, found.quality) == (number, quality)
     assert bool(found.reason) == (quality is not Quality.EXACT)

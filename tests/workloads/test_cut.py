@@ -170,7 +170,7 @@ def test_a_release_that_was_ordered_ends_completed_after_a_kill_at_any_step(
 
 
 @pytest.mark.parametrize("has_cgroup", [False, True], ids=["process", "control group"])
-def test_what_ran_outside_after_a_kill_and_ended_before_the_next_start_is_not_called_exact(
+def test_use_outside_between_a_kill_and_the_next_start_is_not_exact(
     host: Host, process: Start, fuse: Fuse, cgroup: str, has_cgroup: bool
 ) -> None:
     """The container starts all the same, unmonitored, and nobody is left to be found in which group."""

@@ -40,7 +40,7 @@ def test_living_and_idle_and_classed_workloads_all_end_with_their_values(host: H
     host.check()
 
 
-def test_what_no_record_speaks_of_goes_too(host: Host, process: Start) -> None:
+def test_group_without_a_record_is_removed_too(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("lost", child.pid))
     os.unlink(os.path.join(host.run, "records", "lost.json"))
@@ -56,7 +56,7 @@ def test_what_no_record_speaks_of_goes_too(host: Host, process: Start) -> None:
     assert manager.get("lost").state is State.COMPLETED
 
 
-def test_what_was_lost_is_not_begun_anew_by_a_later_start(
+def test_lost_workload_is_not_resumed_by_a_later_start(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run whose group was removed waits for a new one: the package was gone, and its next start made it."""
@@ -73,7 +73,7 @@ def test_what_was_lost_is_not_begun_anew_by_a_later_start(
     host.check()
 
 
-def test_what_cannot_be_written_is_told_and_the_others_still_end(host: Host) -> None:
+def test_failed_write_is_reported_and_the_other_workloads_end(host: Host) -> None:
     host.manager.create("blocked", owner="cli")
     host.manager.create("web", owner="cli")
     manager = host.restart()

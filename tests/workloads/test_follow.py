@@ -95,7 +95,7 @@ def test_a_part_that_is_moved_gets_a_second_group(host: Host, process: Start, cg
 
 
 @pytest.mark.parametrize("name", ["theirs", UID])
-def test_what_runs_in_a_group_of_somebody_else_spoils_an_exact_total(
+def test_total_is_not_exact_while_tasks_run_in_a_foreign_group(
     host: Host, process: Start, cgroup: str, gold: str, name: str
 ) -> None:
     """A part was counted elsewhere, or nowhere, for as long as it lived, and the rest was called exact."""

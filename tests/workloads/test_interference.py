@@ -517,7 +517,7 @@ def test_the_daemons_own_writes_mark_nothing(host: Host, class_: str, process: S
     is_exact(host, "all")
 
 
-def test_what_others_do_with_their_own_tasks_marks_nothing(
+def test_moves_of_other_programs_own_tasks_mark_nothing(
     host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
 ) -> None:
     """As a runtime with classes does all day."""

@@ -339,7 +339,7 @@ def test_a_control_group_that_does_not_count_cpu_time_is_late(
     assert {total.quality for total in host.manager.release(CTR, owner="oci").totals} == {Quality.LATE}
 
 
-def test_what_a_container_used_before_it_was_in_its_control_group_hides_no_joiner(host: Host, cgroup: str) -> None:
+def test_use_before_the_control_group_does_not_hide_a_joiner(host: Host, cgroup: str) -> None:
     init = Init(os.path.dirname(cgroup))
     try:
         init.do("burn(1.0)")
@@ -355,7 +355,7 @@ def test_what_a_container_used_before_it_was_in_its_control_group_hides_no_joine
 
 
 @pytest.mark.parametrize("runs_on", [False, True])
-def test_what_a_container_uses_outside_its_control_group_hides_no_joiner(
+def test_use_outside_the_control_group_does_not_hide_a_joiner(
     host: Host, init: Init, cgroup: str, runs_on: bool
 ) -> None:
     """What joined it and ended was set off against it, and the totals were exact."""
@@ -395,9 +395,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN.keys())
-def test_what_a_containers_own_processes_use_is_not_taken_for_somebody_elses(
-    host: Host, init: Init, own: str
-) -> None:
+def test_use_of_a_containers_own_processes_is_not_a_joiners(host: Host, init: Init, own: str) -> None:
     assign(host, init)
     for _ in range(3):
         init.do(own)
@@ -431,7 +429,7 @@ def test_a_container_that_is_late_for_another_reason_is_not_looked_at(
     host.manager.maintenance.sweep(CTR)
 
 
-def test_the_time_of_a_process_that_is_ending_is_not_told(init: Init) -> None:
+def test_cpu_time_of_an_exiting_process_is_unknown(init: Init) -> None:
     """The kernel kills what is in its PID namespace, and adds up nothing any more."""
     with Process.open(init.process.pid) as held:
         assert cpu_time.of_tree(held) is not None

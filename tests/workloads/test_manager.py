@@ -319,7 +319,7 @@ def test_members_by_word(host: Host) -> None:
         (lambda manager: manager.read("k"), NoSuchGroup),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(
+def test_invalid_request_is_refused_and_leaves_nothing(
     host: Host, call: Callable[[object], object], error: type[ResctrlError]
 ) -> None:
     with pytest.raises(error):
@@ -336,7 +336,7 @@ def test_a_process_that_is_gone_leaves_nothing(host: Host) -> None:
     assert (host.ours(), host.manager.workloads(), host.folder("groups")) == ([], [], [])
 
 
-def test_a_zombie_is_no_process(host: Host) -> None:
+def test_zombie_cannot_be_assigned(host: Host) -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(NoSuchProcess):
@@ -400,7 +400,7 @@ def test_two_keys_of_one_directory_name_do_not_share_a_group(host: Host, process
     host.check()
 
 
-def test_releasing_a_group_that_is_gone_is_no_error(host: Host) -> None:
+def test_release_of_a_removed_group_succeeds(host: Host) -> None:
     record = host.manager.create("k", owner="a")
     host.manager.create("k", owner="b")
     os.rmdir(host.tree.full_path(record.first.ref))

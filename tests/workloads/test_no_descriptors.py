@@ -67,7 +67,7 @@ ME = os.getpid()
         lambda host: host.manager.context.snapshots.completed_at(CTR),
     ],
 )
-def test_what_cannot_be_opened_is_unread_with_its_path_and_what_to_do(
+def test_file_that_cannot_be_opened_is_reported_with_path_and_remedy(
     host: Host, process: Start, reads: Callable[[Host], object]
 ) -> None:
     host.manager.assign(assignment(CTR, process().pid))

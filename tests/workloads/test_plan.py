@@ -53,7 +53,7 @@ def test_each_record_has_one_step(one: Workload, tree: list[Found], do: Do) -> N
     assert (step.do, step.key, step.group) == (do, one.key, one.first)
 
 
-def test_who_waits_for_an_rmid_and_in_which_order() -> None:
+def test_queue_has_pending_workloads_in_order() -> None:
     def waits(key: str, at: int, priority: int = 0) -> Workload:
         # By the time of day the oldest is the youngest: somebody set the clock back.
         return workload(key, State.PENDING, created_at=f"{9 - at}", created_ns=at + 1, priority=priority, nonce=1)
@@ -78,7 +78,7 @@ def test_who_waits_for_an_rmid_and_in_which_order() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_over_needs_nothing_and_groups_of_no_record_are_left_over() -> None:
+def test_ended_workloads_need_nothing_and_groups_without_a_record_are_left_over() -> None:
     over = [record(state, key=state) for state in State if state.is_over]
     ours, foreign = found(nonce=9, name="ours"), found(nonce=8, gid=0, name="foreign")
     plan = recover(over, [ours, foreign], GID, BOOT)
@@ -159,7 +159,7 @@ CTR = "4d" * 32
         (claimed(CTR, [OCI, "cli"], [member(OCI, 60)]), False, False, [OCI]),
     ],
 )
-def test_whose_claim_is_over(one: Workload, gone: bool, empty: bool, over: list[str]) -> None:
+def test_ended_claims(one: Workload, gone: bool, empty: bool, over: list[str]) -> None:
     found = claims_over(timed(one), pod_is_gone=gone, group_is_empty=empty, linger_s=500, pod_linger_s=3000)
     assert found == over
 

@@ -230,7 +230,7 @@ def test_a_reader_is_answered_where_the_file_cannot_be_written(
     assert qualities(host)["core_energy"] == "unknown"
 
 
-def test_of_two_texts_each_event_has_the_worse_line() -> None:
+def test_worse_line_of_two_texts_is_kept_for_each_event() -> None:
     assert worse("a exact\nb late\n", "a unknown why\nb exact\nc late\n") == "a unknown why\nb late\nc late\n"
     assert worse("", "a exact\n") == "a exact\n"
     assert worse("a better\n", "a late\n") == "a late\n"

@@ -93,7 +93,7 @@ def test_a_process_that_was_put_in_before_it_ran_stays_exact_when_it_is_assigned
     assert (again.moved.moved, again.workload.first.baseline) == (0, Quality.EXACT)
 
 
-def test_a_process_of_which_is_told_later_that_it_had_run_is_late(host: Host, process: Start) -> None:
+def test_process_that_is_reported_later_to_have_run_is_late(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))
     again = host.manager.assign(assignment("k", child.pid, late=True))

@@ -86,7 +86,7 @@ def test_sub_domains_are_one_level_deeper(snapshots: Snapshots) -> None:
     assert {one.domain for one in snapshots.begin_values("k")} == {"mon_L3_00/mon_sub_L3_01"}
 
 
-def test_what_an_interrupted_begin_left_is_replaced_and_swept(snapshots: Snapshots) -> None:
+def test_files_of_an_interrupted_begin_are_replaced_and_removed(snapshots: Snapshots) -> None:
     for key in ("k", "other"):
         half = Path(snapshots.groups) / f".{key}.new" / "mon_data" / "mon_L3_07"
         half.mkdir(parents=True)
@@ -97,7 +97,7 @@ def test_what_an_interrupted_begin_left_is_replaced_and_swept(snapshots: Snapsho
     assert os.listdir(snapshots.groups) == ["k"]
 
 
-def test_a_stale_run_under_the_key_is_no_part_of_the_new_one(snapshots: Snapshots) -> None:
+def test_earlier_run_of_the_key_is_not_part_of_the_new_run(snapshots: Snapshots) -> None:
     snapshots.begin("k", OLD, "/live", values("1"))
     snapshots.end("k", OLD, values("2"))
     snapshots.begin("k", OLD, "/live", values("3"))
@@ -191,7 +191,7 @@ def test_the_end_of_an_earlier_run_is_read_once(snapshots: Snapshots) -> None:
     assert [generation for _, generation, _ in snapshots.set_aside_runs()] == [1]
 
 
-def test_a_strange_file_among_the_ended_runs_is_told_not_fatal(snapshots: Snapshots) -> None:
+def test_unknown_file_among_the_ended_runs_is_reported_and_not_fatal(snapshots: Snapshots) -> None:
     (Path(snapshots.completed) / "junk").write_text("?")
     with pytest.raises(NotWritten, match="junk"):
         snapshots.prune("junk", 60)

@@ -124,9 +124,7 @@ def rewritten(host: Host, old: int, new: int) -> bytes:
 
 
 @pytest.mark.parametrize("has_task", [True, False])
-def test_what_a_later_version_wrote_is_left_alone_until_that_is_back(
-    host: Host, process: Start, has_task: bool
-) -> None:
+def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, has_task: bool) -> None:
     if has_task:
         host.manager.assign(assignment("k", process().pid))
     else:
@@ -150,7 +148,7 @@ def test_what_a_later_version_wrote_is_left_alone_until_that_is_back(
     host.check()
 
 
-def test_who_asks_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host, process: Start) -> None:
+def test_call_for_the_key_gets_a_new_run_and_the_later_record_is_kept(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))
     later = rewritten(host, VERSION, VERSION + 1)

@@ -79,7 +79,7 @@ def test_a_workload_whose_group_was_removed_gets_a_new_one_and_is_late(host: Hos
 
 
 @pytest.mark.usefixtures("soon")
-def test_what_was_used_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> None:
+def test_use_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> None:
     host.manager.assign(assignment("k", puppet.pid))
     puppet.do("burn 0.1")
     host.manager.maintenance.tick()
@@ -120,7 +120,7 @@ def test_a_run_without_files_that_is_lost_leaves_no_exact_total(host: Host) -> N
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_mount_that_comes_back_is_used_without_being_told(tmp_path: Path, process: Start) -> None:
+def test_new_mount_is_used_without_a_call(tmp_path: Path, process: Start) -> None:
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
     child = process()
@@ -140,9 +140,7 @@ def test_a_mount_that_comes_back_is_used_without_being_told(tmp_path: Path, proc
         host.check()
 
 
-def test_a_mount_right_after_an_unmount_is_not_taken_for_somebody_who_removes_groups(
-    tmp_path: Path, process: Start
-) -> None:
+def test_mount_right_after_an_unmount_is_not_reported_as_removal_of_groups(tmp_path: Path, process: Start) -> None:
     """Device, inodes and mount id are the same again."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
@@ -164,9 +162,7 @@ def test_a_mount_right_after_an_unmount_is_not_taken_for_somebody_who_removes_gr
         assert "somebody else" in host.manager.get("c").reason
 
 
-def test_a_remount_while_a_call_holds_the_workload_is_not_taken_for_somebody_who_removes_groups(
-    tmp_path: Path, process: Start
-) -> None:
+def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Path, process: Start) -> None:
     """A tick that passed the workload over noted all the same that every group was looked after."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
@@ -251,7 +247,7 @@ def test_it_follows_to_the_class_where_its_tasks_are_now(host: Host, process: St
     host.check()
 
 
-def test_what_ended_or_was_released_meanwhile_is_not_begun_anew(host: Host, process: Start) -> None:
+def test_ended_and_released_workloads_are_not_resumed(host: Host, process: Start) -> None:
     child = process()
     for key, owner in (("ended", "run"), ("released", "a"), ("unknown", "b")):
         host.manager.assign(assignment(key, child.pid, owner, member="m", take_over=True))

@@ -140,9 +140,7 @@ def test_a_member_that_ends_before_there_is_an_rmid_is_the_reason_of_late(
     assert {total.reason for total in totals} == {"m ran and ended before the group was created"}
 
 
-def test_who_has_waited_longest_comes_first_however_the_clock_is_set(
-    small: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rmid_queue_order_ignores_clock_changes(small: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order was that of the time of day: whoever came after the clock was set back went before all others."""
     fill(small)
     assert small.manager.create("first", owner="a").state is State.PENDING
@@ -174,7 +172,7 @@ def test_waiting_writes_and_tells_nothing(small: Host) -> None:
     assert (told, after.st_ino) == ([], before.st_ino)
 
 
-def test_who_waits_is_served_by_priority_and_then_by_age(small: Host) -> None:
+def test_queue_is_served_by_priority_and_then_by_age(small: Host) -> None:
     """They were tried in order of the key: the RMID went to whoever came first in the alphabet."""
     fill(small)
     for key, priority in (("z-old", None), ("a-young", None), ("m-high", 10), ("b-low", -10)):
@@ -307,7 +305,7 @@ def test_ending_a_pending_one_leaves_a_foreign_group_of_its_name(small: Host) ->
     assert small.tree.find(foreign) is not None
 
 
-def test_limbo_is_told_and_passes(limbo: Host) -> None:
+def test_limbo_is_reported_and_ends(limbo: Host) -> None:
     limbo.manager.create("first", owner="a")
     limbo.manager.release("first", owner="a")
     record = limbo.manager.create("k", owner="a")
@@ -349,7 +347,7 @@ def test_a_tick_survives_what_one_key_does(small: Host, caplog: pytest.LogCaptur
     assert record.state is State.LOST
 
 
-def test_who_asks_now_does_not_overtake_who_waits(small: Host) -> None:
+def test_new_request_does_not_overtake_the_queue(small: Host) -> None:
     fill(small)
     small.manager.create("waits", owner="a")
     small.manager.release("one", owner="a")
@@ -366,14 +364,14 @@ def test_who_asks_now_does_not_overtake_who_waits(small: Host) -> None:
     assert states == {"waits": State.IDLE, "late": State.PENDING, "urgent": State.IDLE}
 
 
-def test_who_is_being_served_at_this_moment_is_not_waiting(small: Host) -> None:
+def test_workload_that_is_being_created_is_not_in_the_queue(small: Host) -> None:
     """Its record stands before its group does; whoever comes in between must not be made to wait for it."""
     begun = workload("begun", State.PENDING)
     save(small.manager.context.store, begun)
     assert small.manager.create("k", owner="a").state is State.IDLE
 
 
-def test_what_assign_allowed_is_remembered_while_it_waits(small: Host, process: Start) -> None:
+def test_take_over_is_kept_while_the_workload_is_pending(small: Host, process: Start) -> None:
     child = process()
     foreign = small.make_foreign("foreign")
     small.tree.write_task(foreign.path, child.pid)
@@ -448,7 +446,7 @@ def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> N
 
 
 @pytest.mark.parametrize("answer", ["ENOMEM", "EINTR", "EIO"])
-def test_what_passes_makes_no_pending_one_fail(small: Host, process: Start, answer: str) -> None:
+def test_temporary_error_does_not_fail_a_pending_workload(small: Host, process: Start, answer: str) -> None:
     """Who waited when the kernel lacked memory for a moment had failed, for ever, and its claims were gone."""
     fill(small)
     small.manager.create("other", owner="a", priority=-1)
@@ -467,9 +465,7 @@ def test_what_passes_makes_no_pending_one_fail(small: Host, process: Start, answ
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["tick", "cut before the baseline"])
-def test_who_ended_while_the_group_waited_is_missing_and_this_is_said(
-    small: Host, process: Start, is_cut: bool
-) -> None:
+def test_member_that_ended_while_the_group_was_pending_is_reported(small: Host, process: Start, is_cut: bool) -> None:
     """A pod whose first container ran and ended before there was an RMID had an exact total, of the others."""
     fill(small)
     first, second = process(), process()
@@ -495,7 +491,7 @@ class Cut(BaseException):
     """A kill, as far as the code that it meets can tell."""
 
 
-def test_who_ended_before_an_adoption_that_was_cut_is_missing_and_this_is_said(small: Host, process: Start) -> None:
+def test_member_that_ended_before_an_interrupted_adoption_is_reported(small: Host, process: Start) -> None:
     """The group's baseline was exact until its members were adopted: who never was in it had an exact total of 0."""
     fill(small)
     child = process()

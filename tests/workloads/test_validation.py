@@ -71,7 +71,7 @@ def test_names_of_containers_and_units_are_kept(key: str) -> None:
         "ctrl_hw_id",
     ],
 )
-def test_what_is_no_key_is_refused(key: str) -> None:
+def test_invalid_key_is_refused(key: str) -> None:
     with pytest.raises(InvalidKey) as caught:
         validation.canonical_key(key)
     assert str(caught.value).isascii()
@@ -87,7 +87,7 @@ def test_every_spelling_of_a_pod_uid_is_one_key(given_uid: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", UID[:-1], UID + "0", UID + "\n", "g" + UID[1:], UID.replace("-", "_"), "a" * 64, "a" * 31]
 )
-def test_what_is_no_pod_uid(text: str) -> None:
+def test_text_that_is_not_a_pod_uid(text: str) -> None:
     assert not validation.is_pod_uid(text)
 
 
@@ -143,7 +143,7 @@ def test_the_canonical_name_of_a_class(name: str, canonical: str) -> None:
         "é" * 128,
     ],
 )
-def test_what_is_no_class_is_refused(name: str) -> None:
+def test_invalid_class_is_refused(name: str) -> None:
     with pytest.raises(InvalidClass):
         validation.valid_class(name)
 
@@ -167,7 +167,7 @@ def test_a_member_is_whatever_runc_takes_as_id(member: str) -> None:
 
 
 @pytest.mark.parametrize("member", ["", ".", "..", "../x", "a/b", "a\n", "a\0", "a b", "é", "a;b", "a" * 256])
-def test_what_is_no_member_is_refused(member: str) -> None:
+def test_invalid_member_is_refused(member: str) -> None:
     with pytest.raises(InvalidKey):
         validation.check_member_id(member)
 

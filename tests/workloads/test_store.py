@@ -74,7 +74,7 @@ FIRST = RECORD.first
 
 
 @given(records)
-def test_what_is_written_is_read(record: Workload) -> None:
+def test_written_record_is_read_back(record: Workload) -> None:
     assert decode(encode(record), "file") == record
 
 
@@ -190,7 +190,7 @@ def version(number: int) -> bytes:
         "directory",
     ],
 )
-def test_unreadable_records_are_told_kept_and_do_not_hide_others(
+def test_unreadable_records_are_reported_kept_and_do_not_hide_others(
     tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
     path = make(tmp_path)
@@ -210,7 +210,7 @@ def test_unreadable_records_are_told_kept_and_do_not_hide_others(
     assert [item for item in Store(str(tmp_path)).read_all() if isinstance(item, Workload)] == [RECORD, good]
 
 
-def test_a_folder_that_is_gone_is_told() -> None:
+def test_missing_records_folder_is_reported() -> None:
     with pytest.raises(NotWritten, match=r"/nowhere.*ENOENT.*restart resctrlmond"):
         save(Store("/nowhere"), RECORD)
 

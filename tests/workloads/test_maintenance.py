@@ -125,7 +125,7 @@ def test_a_pod_of_hook_and_adapter_ends_with_both_in_any_order(
     host.check()
 
 
-def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
+def test_process_that_joins_a_containers_cgroup_is_moved(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exec session is a child of its runtime, not of the container's first process.
@@ -151,7 +151,7 @@ def test_what_joins_a_containers_cgroup_from_outside_is_taken_in(
     assert host.manager.get(CTR).state is State.COMPLETED
 
 
-def test_who_stays_outside_is_told_as_it_is_now(
+def test_number_of_tasks_outside_is_current(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told as it had been when the member was assigned, for as long as the workload lived."""
@@ -171,9 +171,7 @@ def test_who_stays_outside_is_told_as_it_is_now(
     assert (host.tree.membership(session.pid).group, member.tasks_outside) == (CTR, 0)
 
 
-def test_what_joined_while_there_was_no_daemon_is_taken_in_at_its_start(
-    host: Host, process: Start, cgroup: str
-) -> None:
+def test_process_that_joined_without_a_daemon_is_moved_at_the_start(host: Host, process: Start, cgroup: str) -> None:
     init, session = process(), process()
     join(cgroup, init.pid)
     host.manager.assign(assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
@@ -238,7 +236,7 @@ def test_a_restart_changes_nothing_of_what_lives(host: Host, process: Start) -> 
     assert host.manager.problems == []
 
 
-def test_what_ended_meanwhile_is_ended_at_the_start(host: Host, process: Start) -> None:
+def test_workload_that_ended_without_a_daemon_is_ended_at_the_start(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment(CTR, child.pid, "oci"))
     end(child)
@@ -494,7 +492,7 @@ def test_a_mount_that_goes_and_comes_is_survived(tmp_path: Path, process: Start)
         host.check()
 
 
-def test_a_tick_passes_over_who_is_being_worked_on(host: Host, process: Start) -> None:
+def test_tick_skips_locked_workloads(host: Host, process: Start) -> None:
     """A verb that hangs in the kernel with its key held stopped the upkeep of all others."""
     held, other = process(), process()
     host.manager.assign(assignment("held", held.pid, "oci"))
@@ -521,7 +519,7 @@ def test_a_tick_passes_over_who_is_being_worked_on(host: Host, process: Start) -
 
 
 @pytest.mark.parametrize("names", [[b"\x1b]0;\xff\x07" * 30] * 30, [b"d"] * 1000], ids=["longer-than-a-path", "deep"])
-def test_what_a_workload_makes_of_its_control_groups_keeps_no_other_from_upkeep(
+def test_control_groups_of_a_workload_do_not_stop_the_tick_of_others(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, names: list[bytes]
 ) -> None:
     """Who may make control groups in its own chooses their names and depth. The sweep failed over them in ways that
@@ -589,9 +587,7 @@ def test_a_tick_tells_when_it_goes_on_to_another_workload(host: Host) -> None:
     assert host.manager.maintenance.last_progress > before
 
 
-def test_a_folder_of_ours_that_somebody_removes_is_told_once_or_not_at_all(
-    host: Host, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_removed_run_folder_is_reported_once_or_not_at_all(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     """A tick without the folder of ended runs failed, and said so, each second."""
     os.rmdir(os.path.join(host.run, "completed"))
     host.manager.create("k", owner="a")
