@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
-from resctrlmond.resctrl.errors import NoSuchProcess, NotRead, PermissionDenied, ResctrlError, not_read
+from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, PermissionDenied, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import Mount, mounts
 
 
@@ -153,13 +153,19 @@ def is_populated(path: str) -> bool:
 def cpu_time_ns(path: str) -> int | None:
     """Return the CPU time (ns) of all tasks of a control group, including ended ones; None if it is not known.
 
-    From cpu.stat, which every control group of v2 has (Documentation/admin-guide/cgroup-v2.rst, "CPU").
+    From cpu.stat, which every control group of v2 has (Documentation/admin-guide/cgroup-v2.rst, "CPU"). Raises
+    NotRead without descriptors or memory, which says nothing of the control group.
     """
+    file = os.path.join(path, "cpu.stat")
     try:
-        with open(os.path.join(path, "cpu.stat"), encoding="ascii") as lines:
+        with open(file, encoding="ascii") as lines:
             values = dict(line.split() for line in lines)
         return int(values["usage_usec"]) * 1000
-    except (OSError, ValueError, KeyError):
+    except OSError as error:
+        if error.errno in LACKS:
+            raise not_read(error, "read the CPU time of the control group", file) from error
+        return None
+    except (ValueError, KeyError):
         return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.cpu_time import TreeTime
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.errors import LACKS, ResctrlError
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
@@ -30,7 +30,8 @@ _CENTISECOND = 10_000_000
 class Joiners:
     """The CPU times by which unseen processes of members are detected. A group with such processes becomes late.
 
-    Each method that returns a workload needs a transaction of that workload, in which the caller saves the result.
+    Each method that returns a workload needs a transaction of that workload, in which the caller saves the result,
+    and raises NotRead without descriptors or memory.
     """
 
     def __init__(self) -> None:
@@ -166,5 +167,7 @@ class Joiners:
         try:
             with Process.open(member.pid, member.start_time) as process:
                 return (of or cpu_time.of_tree)(process)
-        except ResctrlError:
-            return None  # the process has ended, or cannot be read now
+        except ResctrlError as error:
+            if error.errno in LACKS:
+                raise
+            return None  # the process has ended, or cannot be read

@@ -191,7 +191,12 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
     if swept.tasks_outside:
         # They may end before they are moved.
         workload = workload.with_late(swept, reasons.stayed_outside(swept))
-    txn.save(replace(ctx.joiners.look(workload, swept), is_active=True))
+    try:
+        workload = ctx.joiners.look(workload, swept)
+    except NotRead as error:
+        if is_last:
+            workload = workload.with_late(swept, reasons.not_swept_at_end(swept, error))
+    txn.save(replace(workload, is_active=True))
 
 
 def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:

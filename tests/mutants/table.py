@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "an error of the last sweep leaves the totals exact",
         _WORKLOADS + "placement.py",
-        "        if is_last:\n",
-        "        if not is_last:\n",
+        "        if is_last:\n            workload = workload.with_late(member,",
+        "        if not is_last:\n            workload = workload.with_late(member,",
         "tests/workloads/test_joiners.py tests/workloads",
     ),
     Mutant(

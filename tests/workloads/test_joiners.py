@@ -263,6 +263,36 @@ def test_a_control_group_that_cannot_be_listed_at_the_end_makes_the_totals_late(
     assert "EMFILE" in totals[0].reason
 
 
+@pytest.mark.parametrize("at", ["the Assign", "the end"])
+def test_cpu_time_that_cannot_be_read_leaves_no_exact_total(
+    host: Host, init: Init, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """The session had ended, and only the CPU time of the control group showed it."""
+    of_tree, cpu_time_ns = cpu_time.of_tree, cgroups.cpu_time_ns
+
+    def starve(process: Process) -> cpu_time.TreeTime | None:
+        with left(0):
+            return of_tree(process)
+
+    def starve_cgroup(path: str) -> int | None:
+        with left(0):
+            return cpu_time_ns(path)
+
+    if at == "the Assign":
+        with monkeypatch.context() as patched:
+            patched.setattr(cpu_time, "of_tree", starve)
+            with pytest.raises(NotRead, match="EMFILE"):
+                assign(host, init)
+        assert host.manager.workloads() == []
+        return
+    assign(host, init)
+    session(init.cgroup, 0.3)
+    monkeypatch.setattr(cgroups, "cpu_time_ns", starve_cgroup)
+    totals = host.manager.release(CTR, owner="oci").totals
+    assert {total.quality for total in totals} == {Quality.LATE}
+    assert "tasks of c1 may have been outside the group at its end: " in totals[0].reason
+
+
 @pytest.mark.parametrize("meanwhile", ["nothing", "tick"])
 @pytest.mark.parametrize("hidden_by", ["what its processes used", "what ran before it was assigned"])
 def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
