@@ -17,7 +17,6 @@ TO_DO = (
     "resctrlmond/daemon/",
     "tests/api",
     "tests/daemon",
-    "tests/workloads",
 )
 
 

@@ -47,7 +47,7 @@ class Host:
         self.manager = self.restart()
 
     def restart(self) -> Manager:
-        """What a new daemon is after the old one was killed: it knows what the files and the tree say."""
+        """Start a new daemon after a kill: it knows only the files and the tree."""
         if (killed := getattr(self, "manager", None)) is not None:
             killed.context.interference.close()  # as the kernel does; a host has 128 instances of inotify
         folder = Path(self.run)
@@ -81,13 +81,13 @@ class Host:
         return sorted(os.listdir(os.path.join(self.run, name)))
 
     def check(self) -> None:
-        """What holds whatever happened."""
+        """Check the invariants that hold at any time."""
         self.check_records(self.manager.workloads())
         for record in self.manager.workloads():
             self.check_quality(record)
 
     def check_records(self, records: list[Workload]) -> None:
-        """Every group of ours has one record, and every record its groups."""
+        """Check that each marked group has one record, and each record its groups."""
         standing = {(found.ref, found.nonce) for found in self.ours()}
         wanted = {(group.ref, group.nonce) for record in records for group in record.standing}
         assert standing == wanted
@@ -99,7 +99,7 @@ class Host:
             was = group.state in (GroupState.COMPLETED, GroupState.LOST) and not never
             assert bool(begun) == (group.state.has_directory or was), group
             ended = [name for name in files if name.endswith(".end")]
-            # What was lost ends with what was read of it last, if it ever was.
+            # A lost group ends with its last reading, if there is one.
             was_read = group.state is GroupState.LOST and "checkpoint" in files
             assert bool(ended) == ((group.state is GroupState.COMPLETED and not never) or was_read), group
             # Links to live counters lead into the group's own directory, and are gone once the run is over.
@@ -112,7 +112,7 @@ class Host:
         assert not [text for text in contents(os.path.join(self.run, "completed")).values() if text.startswith("-> ")]
         for record in records:
             assert not record.is_torn or record.state.is_over, record
-            # What is over leaves no group of it behind, in no class.
+            # An ended workload leaves no group in any class.
             assert not (record.state.is_over and record.standing), record
         assert not [name for name in self.folder("groups") if name.startswith(".")]
 
@@ -150,7 +150,7 @@ def contents(top: str) -> dict[str, str]:
 
 
 def assignment(key: str, pid: int, owner: str = "test", **more: object) -> Assignment:
-    """Of a process that is held until the call returns, as the hook does, unless ``late`` says otherwise."""
+    """Return an assignment of a process that waits for the call, as the hook's does, unless ``late`` is set."""
     # As the hook's door asks.
     more.setdefault("ends", EndRule.CONTAINER if owner == "oci" else None)
     return Assignment(key=key, owner=owner, pid=pid, **{"late": False, **more})  # type: ignore[arg-type]

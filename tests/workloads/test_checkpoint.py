@@ -96,7 +96,7 @@ def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, proc
 
 
 def test_a_removed_group_ends_with_what_a_caller_read_of_it_last(host: Host, puppet: Puppet) -> None:
-    """Its end values were those of the checkpoint before, and less than a caller had been told."""
+    """Its end values were those of the previous checkpoint, and less than a caller had read."""
     record = host.manager.assign(assignment("k", puppet.pid)).workload
     host.manager.maintenance.tick()
     puppet.do("burn 0.2")
@@ -294,7 +294,7 @@ def test_without_a_counter_nothing_is_0() -> None:
 
 
 def test_use_before_a_counter_was_unavailable_is_kept(tmp_path: Path, process: Start) -> None:
-    """What it had counted was forgotten, and the rest was called exact."""
+    """The use before was forgotten, and the rest was exact."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8, virtual_cpus=1):

@@ -108,7 +108,7 @@ def test_a_restart_changes_nothing_of_it(host: Host, process: Start) -> None:
 def test_a_group_that_was_moved_while_the_daemon_was_down_is_not_forgotten_for_the_next(
     host: Host, process: Start
 ) -> None:
-    """The next group in its old class was noted in its place: it stood on, and was in no total."""
+    """The next group in its old class was recorded instead: its directory remained, and no total included it."""
     spread(host, process, "", "gold")
     host.make_class("silver")
     moved = GroupRef("silver", UID)

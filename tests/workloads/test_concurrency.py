@@ -24,7 +24,7 @@ def run_all(*work: Callable[[], object]) -> list[BaseException]:
     def guarded(one: Callable[[], object]) -> None:
         try:
             one()
-        except BaseException as error:  # told to the test, whatever it is
+        except BaseException as error:  # reported by the test
             raised.append(error)
 
     threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
@@ -86,7 +86,7 @@ def test_eight_callers_of_three_keys(host: Host, process: Start) -> None:
 def test_the_same_call_eight_times_at_once(host: Host, process: Start) -> None:
     child = process()
     raised = run_all(*[lambda: host.manager.assign(assignment("k", child.pid)) for _ in range(8)])
-    # Who looked before the first one had moved the process may find it in a group: in this very one.
+    # A call that began before the process was moved may find it in the group of this workload.
     assert raised == []
     record = host.manager.get("k")
     assert (record.generation, len(record.members), len(record.claims)) == (1, 1, 1)

@@ -242,7 +242,7 @@ def test_event_that_is_reconfigured_during_a_run_is_estimated(
 
 
 def test_an_event_that_counts_the_same_as_at_the_baseline_is_exact(tmp_path: Path, process: Start) -> None:
-    """What it counts may have been changed before, and an L3 may come and go."""
+    """The event may have been reconfigured before the run, and an L3 may go offline and online."""
     with machine(tmp_path, "amd-abmc") as (host, control):
         pid = control.spawn(tid=process().pid)
         filters = Path(host.mountpoint, "info", "L3_MON", "event_configs", TRAFFIC, "event_filter")

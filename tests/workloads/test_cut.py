@@ -140,7 +140,7 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
 def test_a_release_that_was_ordered_ends_completed_after_a_kill_at_any_step(
     host: Host, process: Start, fuse: Fuse, classes: list[str]
 ) -> None:
-    """A further group that is gone before the end was noted looks as if somebody else had removed it."""
+    """A further group that is removed before its end is recorded looks as if another program had removed it."""
     host.make_class("gold")
     step = ended = 0
     killed = True

@@ -87,7 +87,7 @@ def test_a_run_whose_files_were_damaged_still_ends(
     try:
         host.manager.release(UID, owner="oci")
     except ResctrlError as error:
-        # Told, with its place, until the place is free.
+        # The error names the path until it is free.
         assert str(host.run) in error.path
         assert len(host.ours()) == 2
         shutil.rmtree(Path(host.run, "groups", UID))
@@ -127,7 +127,7 @@ def test_a_file_in_the_place_of_a_folder_keeps_no_rmid(
     assert done.workload.state is State.COMPLETED
     assert host.ours() == []
     assert secret.read_text() == SECRET
-    # What is not known is not made up of what was read in the end.
+    # Unknown baselines are not derived from the last readings.
     assert {total.quality for total in done.totals} <= {Quality.ESTIMATED, Quality.UNKNOWN}
     assert all(total.reason for total in done.totals)
     host.manager.create(UID, owner="oci")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving up everything: ends are written, no group of ours stays, nobody else's is touched."""
+"""release_all() writes the ends and removes every marked group, and no foreign group."""
 
 from __future__ import annotations
 

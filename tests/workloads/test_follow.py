@@ -311,7 +311,7 @@ def test_a_kill_at_any_step_of_following(small_host: Host, process: Start, fuse:
 def test_a_task_that_ends_while_its_group_follows_it_makes_the_totals_late(
     host: Host, process: Start, gold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it used in the other class is missing, and nothing was left to move and to mark."""
+    """Its use in the other class is missing, but no task was left to move, so nothing was marked."""
     child = process()
     host.manager.assign(assignment("k", child.pid))
     host.tree.write_task(gold, child.pid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulator that the kernel does not tell of forks and exits says so, and none of its figures is called exact."""
+"""A simulator that does not receive forks and exits reports this, and none of its figures is exact."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inexact(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_an_inexact_simulation_makes_every_total_estimated_with_the_reason(inexact: Host, process: Start) -> None:
-    """'resctrlctl run -- echo hi' was told '0.000000 J exact' now and then: the last CPU time was root's."""
+    """'resctrlctl run -- echo hi' sometimes had '0.000000 J exact': the last CPU time was counted for the root."""
     assert "does not report forks" in inexact.tree.inexact()
     child = process()
     record = inexact.manager.assign(assignment("k", child.pid, late=False)).workload

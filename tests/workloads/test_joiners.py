@@ -388,7 +388,7 @@ def test_use_before_the_control_group_does_not_hide_a_joiner(host: Host, cgroup:
 def test_use_outside_the_control_group_does_not_hide_a_joiner(
     host: Host, init: Init, cgroup: str, runs_on: bool
 ) -> None:
-    """What joined it and ended was set off against it, and the totals were exact."""
+    """The use of a joiner that had ended was subtracted from it, and the totals were exact."""
     assign(host, init)
     host.manager.maintenance.sweep(CTR)
     other = f"{os.path.dirname(cgroup)}/cgroup.procs"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers may add to a workload and to all of them is bounded, and all that is written can be read back."""
+"""Callers can add only a limited amount to a workload and to all workloads, and every record can be read back."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_all_records_together_are_bounded_and_the_hook_has_a_reserve(
     host.check()
     done = host.manager.assign(assignment("container", process().pid, is_from_runtime=True))
     assert done.moved.moved == 1
-    # What ends is noted all the same, and makes room once it is forgotten.
+    # Ends are still recorded, and make room when the workloads are forgotten.
     for one in host.manager.workloads():
         for claim in one.claims:
             host.manager.release(one.key, owner=claim.owner)

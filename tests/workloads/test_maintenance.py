@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens without a caller: ends seen, losses noticed, runs pruned, and all taken up again after a restart."""
+"""The tick and the start: ends are detected, losses recorded, runs pruned, and all work continues after a restart."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_process_that_joins_a_containers_cgroup_is_moved(
 def test_number_of_tasks_outside_is_current(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told as it had been when the member was assigned, for as long as the workload lived."""
+    """The number was that at the assignment of the member for the whole life of the workload."""
     init, session = process(), process()
     join(cgroup, init.pid)
     host.manager.assign(assignment(CTR, init.pid, "oci", member="c1", own_cgroup=cgroup))
@@ -522,8 +522,8 @@ def test_tick_skips_locked_workloads(host: Host, process: Start) -> None:
 def test_control_groups_of_a_workload_do_not_stop_the_tick_of_others(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, names: list[bytes]
 ) -> None:
-    """Who may make control groups in its own chooses their names and depth. The sweep failed over them in ways that
-    it should not (UnicodeEncodeError, RecursionError): no tick got beyond that workload, and no start."""
+    """A user who may create control groups chooses their names and depth. The sweep raised errors that
+    nothing handled (UnicodeEncodeError, RecursionError), and no tick or start got beyond that workload."""
     init, other = process(), process()
     join(cgroup, init.pid)
     host.manager.assign(assignment("a", init.pid, "oci", member="c1", own_cgroup=cgroup))
@@ -549,7 +549,7 @@ def test_control_groups_of_a_workload_do_not_stop_the_tick_of_others(
             os.rmdir(name)
         os.fchdir(here)
         os.close(here)
-    # Once the reason is gone, it is not told any more: a container with one counts as not monitored.
+    # When the error is over, its reason is removed: a container with a reason counts as not monitored.
     host.manager.maintenance.tick()
     assert host.manager.get("a").members[0].reason == ""
 

@@ -124,7 +124,7 @@ def test_a_tick_with_no_descriptor_left_gives_up_nothing(host: Host, process: St
     """It took what it could not look at for gone: resctrl for unmounted, and a group for lost."""
     host.manager.assign(assignment(CTR, process().pid))
     for number in range(8):
-        # What the tick cannot do for all of them is said by who called it.
+        # The caller of the tick reports an error that concerns all workloads.
         with left(number), contextlib.suppress(ResctrlError):
             host.manager.maintenance.tick()
         assert host.manager.get(CTR).state is State.ACTIVE, number

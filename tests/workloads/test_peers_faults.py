@@ -78,7 +78,7 @@ def test_groups_that_are_made_beside_a_ticking_upkeep_stand(host: Host) -> None:
         try:
             while not over.is_set():
                 host.manager.maintenance.tick()
-        except BaseException as error:  # told below, whatever it is
+        except BaseException as error:  # reported below
             raised.append(error)
 
     ticking = threading.Thread(target=tick)
@@ -96,7 +96,7 @@ def test_groups_that_are_made_beside_a_ticking_upkeep_stand(host: Host) -> None:
 
 
 def test_a_dip_of_a_counter_adds_nothing() -> None:
-    """The fault: 100, 150, 148, 200 is told as a rise of 102, and each dip adds more."""
+    """The fault: 100, 150, 148, 200 is reported as a rise of 102, and each dip adds more."""
 
     def read(number: int) -> list[Reading]:
         return [Reading("mon_L3_00", "mbm_total_bytes", parse_value(str(number)), 7)]

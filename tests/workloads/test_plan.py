@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided at start-up and when claims end, as tables."""
+"""Tables of the decisions at start-up and at the end of claims."""
 
 from __future__ import annotations
 

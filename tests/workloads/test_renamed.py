@@ -25,7 +25,7 @@ NOTICED = pytest.mark.parametrize("noticed", ["by the tick", "by a call", "at th
 
 
 def rename(host: Host, ref: GroupRef, to: GroupRef) -> None:
-    """What somebody else does. The kernel takes the tasks along."""
+    """Rename a group as another program does. The kernel moves its tasks too."""
     if to.class_ and not host.tree.has_class(to.class_):
         host.make_class(to.class_)
     host.tree.rename(ref, to)

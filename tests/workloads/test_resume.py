@@ -46,7 +46,7 @@ def machine(tmp_path: Path) -> Iterator[Host]:
 
 
 def remove(host: Host, key: str) -> None:
-    """What a rival does."""
+    """Remove a group as another program does."""
     os.rmdir(host.tree.full_path(host.manager.get(key).first.ref))
     host.manager.maintenance.tick()
 
@@ -163,7 +163,7 @@ def test_mount_right_after_an_unmount_is_not_reported_as_removal_of_groups(tmp_p
 
 
 def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Path, process: Start) -> None:
-    """A tick that passed the workload over noted all the same that every group was looked after."""
+    """A tick that skipped the workload still recorded that it had checked every group."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):

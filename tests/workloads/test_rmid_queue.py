@@ -141,7 +141,7 @@ def test_a_member_that_ends_before_there_is_an_rmid_is_the_reason_of_late(
 
 
 def test_rmid_queue_order_ignores_clock_changes(small: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order was that of the time of day: whoever came after the clock was set back went before all others."""
+    """The order was that of the time of day: a workload that came after the clock was set back went first."""
     fill(small)
     assert small.manager.create("first", owner="a").state is State.PENDING
 
@@ -173,7 +173,7 @@ def test_waiting_writes_and_tells_nothing(small: Host) -> None:
 
 
 def test_queue_is_served_by_priority_and_then_by_age(small: Host) -> None:
-    """They were tried in order of the key: the RMID went to whoever came first in the alphabet."""
+    """The order was that of the keys: the first key in the alphabet got the RMID."""
     fill(small)
     for key, priority in (("z-old", None), ("a-young", None), ("m-high", 10), ("b-low", -10)):
         small.manager.create(key, owner="a", priority=priority)
@@ -261,7 +261,7 @@ def test_now_or_never(small: Host, process: Start) -> None:
 
 
 def test_now_or_never_of_what_is_pending_already(small: Host, process: Start) -> None:
-    """A group that another caller was content to wait for is no answer to one that is not."""
+    """A group that is pending for another caller is not a result for a caller that must not wait."""
     fill(small)
     pending = small.manager.create("k", owner="a")
     with pytest.raises(RmidsExhausted):
@@ -351,7 +351,7 @@ def test_new_request_does_not_overtake_the_queue(small: Host) -> None:
     fill(small)
     small.manager.create("waits", owner="a")
     small.manager.release("one", owner="a")
-    # An RMID is free, and the tick that gives it to who waits is yet to come.
+    # An RMID is free, and the tick has not assigned it to the queue yet.
     late = small.manager.create("late", owner="a")
     assert late.state is State.PENDING
     assert "mon_groups/late: cannot create the monitoring group: workloads of the same or a higher" in late.reason
@@ -365,7 +365,7 @@ def test_new_request_does_not_overtake_the_queue(small: Host) -> None:
 
 
 def test_workload_that_is_being_created_is_not_in_the_queue(small: Host) -> None:
-    """Its record stands before its group does; whoever comes in between must not be made to wait for it."""
+    """Its record exists before its group; a request in between must not wait for it."""
     begun = workload("begun", State.PENDING)
     save(small.manager.context.store, begun)
     assert small.manager.create("k", owner="a").state is State.IDLE
@@ -382,7 +382,7 @@ def test_take_over_is_kept_while_the_workload_is_pending(small: Host, process: S
     small.manager.release("one", owner="a")
     small.manager.maintenance.tick()
     assert small.tree.membership(child.pid).group == "k"
-    # Once: whoever takes it later has it.
+    # Only once: a group that takes the task later keeps it.
     small.tree.write_task(foreign.path, child.pid)
     small.manager.maintenance.sweep("k")
     assert small.tree.membership(child.pid).group == "foreign"
@@ -426,7 +426,7 @@ def test_a_move_of_one_that_waits_is_remembered(tmp_path: Path, process: Start) 
 
 
 def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> None:
-    """The group stood idle, and who was to be in it stayed outside until the daemon was started anew."""
+    """The group was idle, and its members stayed outside until the daemon was restarted."""
     fill(small)
     child = process()
     waits = small.manager.assign(assignment("k", child.pid, "a", take_over=True)).workload
@@ -447,7 +447,7 @@ def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> N
 
 @pytest.mark.parametrize("answer", ["ENOMEM", "EINTR", "EIO"])
 def test_temporary_error_does_not_fail_a_pending_workload(small: Host, process: Start, answer: str) -> None:
-    """Who waited when the kernel lacked memory for a moment had failed, for ever, and its claims were gone."""
+    """A workload that was pending while the kernel lacked memory failed for ever, and its claims were lost."""
     fill(small)
     small.manager.create("other", owner="a", priority=-1)
     child = process()
@@ -492,7 +492,7 @@ class Cut(BaseException):
 
 
 def test_member_that_ended_before_an_interrupted_adoption_is_reported(small: Host, process: Start) -> None:
-    """The group's baseline was exact until its members were adopted: who never was in it had an exact total of 0."""
+    """The group's baseline was exact until its members were adopted: a member that was never in it had an exact 0."""
     fill(small)
     child = process()
     small.manager.assign(assignment("k", child.pid, "a"))

@@ -103,7 +103,7 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
     ],
 )
 def test_a_record_with_a_name_that_leads_elsewhere_is_refused(names: dict[str, Any]) -> None:
-    """What is in it meets paths in resctrl and in /run, and folders there are removed whole."""
+    """Its names become parts of paths in resctrl and /run, where whole folders are removed."""
     data = encode(replace(RECORD, **names))
     with pytest.raises(UnreadableRecord, match="not a valid record"):
         decode(data, "file")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks of others in a group of ours: what they use is in no total that is called exact."""
+"""Tasks of other programs in a group of a workload make its totals inexact."""
 
 from __future__ import annotations
 

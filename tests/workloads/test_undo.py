@@ -45,7 +45,7 @@ def test_a_failing_undo_of_assign_does_not_hide_the_first_error(
     (logged,) = caplog.messages
     assert logged.startswith("k: cannot undo what a failed call did: ")
     assert "EBUSY" in logged
-    # What could not be removed is known, and not forgotten.
+    # The group that could not be removed keeps its record.
     host.check()
     host.manager.release("k", owner="test")
     assert host.ours() == []
@@ -205,7 +205,7 @@ def test_a_new_member_that_dies_while_it_is_moved_makes_the_totals_estimated(
 def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
     host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it used between the move and the undo is counted."""
+    """Its use between the move and the undo is counted."""
     host.manager.assign(assignment("k", process().pid, member="m"))
     write_task, save = host.tree.write_task, Transaction.save
     has_moved = False

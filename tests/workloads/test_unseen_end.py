@@ -76,7 +76,7 @@ def reasons(host: Host) -> str:
 def test_a_command_that_ended_while_the_daemon_was_stopped_is_estimated(
     host: Host, command: Command, ends: EndRule
 ) -> None:
-    """What the process that it left behind used until the start was counted, and the total was exact."""
+    """The use of the process that it left behind was counted until the start, and the total was exact."""
     host.settings = host.manager.settings = Settings(linger_s=600)
     host.manager.assign(assignment("k", command.process.pid, ends=ends))
     left = command.begin()
