@@ -12,7 +12,7 @@ import msgspec
 
 from resctrlctl.format import format_message
 from resctrlmond.api.errors import DENIED, FAILURE, NOT_RUNNING, exit_code
-from resctrlmond.api.varlink.client import Client, NotRunning
+from resctrlmond.api.varlink.client import Client, DaemonUnavailable
 from resctrlmond.api.varlink.messages import ProtocolError, VarlinkError
 
 INTERFACE = "org.resctrlmon.Manager"
@@ -87,7 +87,7 @@ class Daemon:
     def _translated_errors(self, action: str) -> Iterator[None]:
         try:
             yield
-        except NotRunning as error:
+        except DaemonUnavailable as error:
             raise DaemonDown(
                 f"cannot {action}: resctrlmond is not running: nothing listens on {self.socket}. "
                 f"{_start_remedy(self.socket)}",

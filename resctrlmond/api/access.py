@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: root writes; root and the members of the daemon's group read."""
+"""Access control: root may call every verb; members of the daemon's group may call the verbs that read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resctrlmond.resctrl.processes import Descriptor
 
 
 class Access(enum.Enum):
-    """What a verb does to the machine."""
+    """Whether a verb only reads, or changes something."""
 
     READ = "read"
     WRITE = "write"
@@ -20,11 +20,11 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, by the credentials of the connection, never of the message. ``groups`` includes ``gid``.
+    """The caller of a verb, with the credentials of its connection, never of the message.
 
-    ``pid_namespaces`` counts the nested PID namespaces, from ours on, in which the caller has a number: 1 is ours,
-    0 is not known. ``descriptors`` came with the message.
-    ``waits``: whether the caller still waits for the answer, for calls from any thread.
+    ``groups`` includes ``gid``. ``pid_namespaces`` is the number of nested PID namespaces in which the caller has a
+    pid, beginning with the daemon's own: 1 is the daemon's own, 0 is unknown. ``descriptors`` came with the message.
+    ``waits`` returns whether the caller still waits for the reply; it can be called from any thread.
     """
 
     uid: int
@@ -36,7 +36,7 @@ class Caller:
     descriptors: tuple[Descriptor, ...] = ()
 
     def check_pid(self, pid: int, remedy: str) -> None:
-        """Raise PermissionDenied unless the caller's numbers of processes are ours."""
+        """Raise PermissionDenied unless the caller is in the daemon's PID namespace and uses the same pids."""
         if self.pid_namespaces != 1:
             where = (
                 "runs in another PID namespace"
@@ -47,21 +47,22 @@ class Caller:
 
 
 class Policy:
-    """Decides by the caller's user and groups. ``readers`` is the Unix group whose members may read; ``owner`` the
-    user that may do everything beside root (the one who runs a simulation for himself).
+    """The access rules. ``readers`` is the Unix group whose members may read.
+
+    ``owner`` is the user of the daemon, with the rights of root: it is not root in a simulation.
     """
 
     def __init__(self, readers: int, owner: int = 0) -> None:
         self._readers = readers
         self._owner = owner
 
-    def may_everything(self, caller: Caller) -> bool:
-        """Whether the caller is one of those who may do whatever there is."""
+    def is_privileged(self, caller: Caller) -> bool:
+        """Return whether the caller is root or the daemon's own user, which may call every verb."""
         return caller.uid in (0, self._owner)
 
     def check(self, caller: Caller, access: Access, verb: str) -> None:
-        """Raise PermissionDenied unless ``caller`` may."""
-        if self.may_everything(caller):
+        """Raise PermissionDenied unless the caller may call a verb with this access."""
+        if self.is_privileged(caller):
             return
         if access is Access.READ and self._readers in caller.groups:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that replies may take until their callers have read them, for each user and in all."""
+"""Limit the memory of replies that callers have not read yet, for each user and in total."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
-# Below MemoryMax= of the unit, beside 48 MiB of records (three times that in memory) and the interpreter's 40 MiB.
+# MemoryMax= of the unit also covers 48 MiB of records (three times as much in memory) and 40 MiB of the interpreter.
 MAX_BYTES = 32 * 1024 * 1024
 MAX_BYTES_PER_UID = 8 * 1024 * 1024
-# D-Bus has a budget of its own: a bus that has stalled must not block the reads of varlink's clients.
-# Its replies take half as much as varlink's pages.
+# D-Bus has its own budget, because a stalled bus must not block varlink clients. Its replies are at most half as
+# long.
 MAX_DBUS_BYTES = MAX_BYTES // 2
 MAX_DBUS_BYTES_PER_UID = MAX_BYTES_PER_UID // 2
 
 
 class Lease:
-    """A part of the budget, for one reply."""
+    """The part of the budget that is reserved for one reply."""
 
     def __init__(self, budget: ReplyBudget, uid: int, size: int) -> None:
         self.size = size
@@ -26,17 +26,17 @@ class Lease:
         self._uid = uid
 
     def shrink(self, size: int) -> None:
-        """Give back what the reply turned out not to take."""
+        """Return the bytes above ``size``, which the reply does not need, to the budget."""
         if size < self.size:
-            self._budget.give_back(self._uid, self.size - size)
+            self._budget.release(self._uid, self.size - size)
             self.size = size
 
 
 class ReplyBudget:
-    """Has calls with long replies wait until earlier replies have been read. Lives in the event loop.
+    """Makes calls with long replies wait until earlier replies have been read. Belongs to the event loop.
 
-    Root has its own share: users that do not read their replies never delay it. Calls that change something take no
-    part, so that not even root's own unread lists delay the start of a container.
+    Root has its own share, so users that do not read their replies never delay root. Calls that change something
+    reserve nothing, so not even unread lists of root delay the start of a container.
     """
 
     def __init__(self, most: int = MAX_BYTES, most_per_uid: int = MAX_BYTES_PER_UID) -> None:
@@ -47,12 +47,12 @@ class ReplyBudget:
 
     @property
     def taken(self) -> int:
-        """The bytes that are reserved now."""
+        """Return the bytes that are reserved now."""
         return self._by_uid.total()
 
     @contextlib.asynccontextmanager
     async def lease(self, uid: int, size: int) -> AsyncIterator[Lease]:
-        """Wait for ``size`` bytes, at most a user's whole share, and hold them. 0 never waits."""
+        """Wait for ``size`` bytes, at most the share of a user, and reserve them. 0 never waits."""
         size = min(size, self._most_per_uid)
         while size and not self._has_room(uid, size):
             waiter = asyncio.get_running_loop().create_future()
@@ -68,8 +68,8 @@ class ReplyBudget:
         finally:
             lease.shrink(0)
 
-    def give_back(self, uid: int, size: int) -> None:
-        """Free ``size`` bytes."""
+    def release(self, uid: int, size: int) -> None:
+        """Release ``size`` bytes of a user."""
         self._by_uid[uid] -= size
         if not self._by_uid[uid]:
             del self._by_uid[uid]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table that gives every typed error its name at each door and its exit code."""
+"""The table of all errors: their names over varlink and D-Bus, descriptions, exit codes and fields."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DENIED = 77
 
 @dataclass(frozen=True, slots=True)
 class ErrorName:
-    """An error: its name without the prefix of an interface, what it means, resctrlctl's exit code, its fields."""
+    """An error: its name without the prefix of an interface, its meaning, resctrlctl's exit code and its fields."""
 
     name: str
     description: str
@@ -62,16 +62,16 @@ class ErrorName:
 
     @property
     def varlink(self) -> str:
-        """The name at the varlink door."""
+        """Return the name over varlink."""
         return VARLINK_PREFIX + self.name
 
     @property
     def dbus(self) -> str:
-        """The name at the D-Bus door."""
+        """Return the name over D-Bus."""
         return DBUS_PREFIX + self.name
 
 
-# A new error is one row here. The name at the interfaces is the name of the class.
+# To add an error, add a row here. The name of the error is the name of the class.
 ERRORS: dict[type[ResctrlError], ErrorName] = {
     NoSuchGroup: ErrorName(
         "NoSuchGroup",
@@ -192,17 +192,17 @@ _EXIT_CODES = {row.name: row.exit_code for row in ERRORS.values()} | {INTERNAL_E
 
 
 def name_of(error: ResctrlError) -> ErrorName:
-    """The row of an error's type."""
+    """Return the row for the type of an error."""
     return ERRORS[type(error)]
 
 
 def exit_code(name: str) -> int:
-    """What resctrlctl exits with for the error of that name, with or without a door's prefix; 1 for others."""
+    """Return resctrlctl's exit code for an error name, with or without the prefix of an interface; 1 if unknown."""
     return _EXIT_CODES.get(name.removeprefix(VARLINK_PREFIX).removeprefix(DBUS_PREFIX), FAILURE)
 
 
 def parameters(error: ResctrlError) -> dict[str, Any]:
-    """Return the fields of the error at the interfaces, as text for people, without those that are empty."""
+    """Return the fields of an error reply as printable text, without empty ones."""
     limbo = {"in_limbo": error.in_limbo} if isinstance(error, RmidsExhausted) else {}
     fields = name_of(error).parameters(
         message=printable(error.message),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""org.resctrlmon.Hook: what an OCI runtime's hook tells, as requests to the manager."""
+"""Handle org.resctrlmon.Hook.Run: assign a container at its start, and remove it at its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AFTER_END = "poststop"
 
 
 def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
-    """Serve one hook. Raises InvalidOciState, PermissionDenied, and what Assign does."""
+    """Handle one stage of a container. Raises InvalidOciState, PermissionDenied, and the errors of Assign."""
     state = parse_state(request.state)
     if request.stage in _BEFORE_EXEC:
         return _assign(manager, state, caller)
@@ -52,7 +52,7 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
             member=workload.member,
             kind=workload.kind,
             own_cgroup=own,
-            # The runtime holds the container's init until its hook has ended.
+            # The runtime starts the program of the container's init after the hook has ended.
             late=False,
             is_awaited=caller.waits,
             pod_cgroup=pod,
@@ -66,14 +66,14 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
 def _end(manager: Manager, state: State) -> RunReply:
     workload = workload_of(state)
     if is_pod_uid(workload.key) and not _is_member(manager, workload):
-        # At its start its control group did not prove that pod.
+        # At its start, the control group of the container was not in that pod.
         workload = own_workload(state)
     try:
         ended = manager.remove_member(
             workload.key, workload.member, reason="its runtime reported that it has stopped", confirms=True
         )
     except NoSuchGroup:
-        # Started before us, or refused at its start: there is nothing to end.
+        # Started before the daemon, or refused at its start: no member to remove.
         return RunReply(key=workload.key)
     return RunReply(key=workload.key, state=ended.state)
 
@@ -86,10 +86,10 @@ def _is_member(manager: Manager, workload: Workload) -> bool:
 
 
 def _placement(state: State) -> tuple[Workload, str, str]:
-    """The container's workload, the control group that is the container's own, and its pod's; "" where there is none.
+    """Return the workload of a container, the container's own control group and the pod's; "" if there is none.
 
-    Annotations may be written by a user; the kubelet makes the control groups of pods. So only a control group of the
-    pod proves that the container belongs to it. Without it the container is counted under its own id.
+    Users can write annotations, but only the kubelet creates control groups of pods. Therefore only the control group
+    proves that a container belongs to a pod. Without this proof, the container is a workload with its own id.
     """
     workload = workload_of(state)
     cgroup = cgroups.cgroup_of(state.pid)
@@ -107,16 +107,17 @@ def _placement(state: State) -> tuple[Workload, str, str]:
         )
         workload, pod = own_workload(state), ""
     if podman.is_podman(state.annotations):
-        workload = _of_podman(workload, state, cgroup)
+        workload = _add_podman_facts(workload, state, cgroup)
     if not cgroup:
         return workload, "", ""
-    # Its own, if nobody else is in it: without a cgroup of its own a container sits in its maker's.
+    # It is the container's own if it has no other tasks. Otherwise the container is in the control group of its
+    # creator.
     others = set(cgroups.tasks(cgroup)).difference(processes.threads(state.pid))
     return workload, "" if others else cgroup, pod
 
 
-def _of_podman(workload: Workload, state: State, cgroup: str) -> Workload:
-    """The workload with the facts that Podman leaves out of the state."""
+def _add_podman_facts(workload: Workload, state: State, cgroup: str) -> Workload:
+    """Return the workload with its kind and name, which Podman does not write into the state."""
     if podman.is_infra(state.id, state.annotations, cgroup):
         workload = replace(workload, kind="sandbox")
     if "container.name" not in workload.attributes and (name := podman.container_name(state.id, state.pid)):
@@ -124,15 +125,15 @@ def _of_podman(workload: Workload, state: State, cgroup: str) -> Workload:
     return workload
 
 
-# The kubelet's names for a pod's control group: "pod<uid>" (cgroupfs), "kubepods-burstable-pod<uid>.slice" with
-# underscores for dashes (systemd); the UIDs of static pods have neither. A UID may be written in capitals.
+# The kubelet names the control group of a pod "pod<uid>" (cgroupfs driver) or "kubepods-burstable-pod<uid>.slice"
+# with underscores for dashes (systemd driver). UIDs of static pods have neither. A UID may have capital letters.
 _POD_CGROUP = re.compile(
     r"(?:.*[^0-9A-Za-z])?pod([0-9A-Fa-f]{8}(?:[-_]?[0-9A-Fa-f]{4}){3}[-_]?[0-9A-Fa-f]{12})(?:\.slice)?"
 )
 
 
 def pod_cgroup(cgroup: str) -> tuple[str, str]:
-    """The ancestor of a container's control group that is named for a pod, and that pod's UID; ("", "") if none."""
+    """Return the parent or ancestor of a control group that is a pod's, and the pod's UID; ("", "") if none is."""
     while (parent := os.path.dirname(cgroup)) != cgroup:
         cgroup = parent
         if named := _POD_CGROUP.fullmatch(os.path.basename(cgroup)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of groups and pods: whole in one reply while they are short, in pages however long they are."""
+"""Lists of groups and pods: in one reply of limited length, or in pages without a limit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import msgspec
 from resctrlmond.api import types
 from resctrlmond.workloads.errors import LimitExceeded
 
-# As JSON: some thousand pods. The D-Bus libraries encode a reply in the event loop, which must not stop for long.
+# As JSON, for some thousand pods. The D-Bus libraries encode a reply in the event loop, which must not block for
+# long.
 MAX_LIST_BYTES = 2 * 1024 * 1024
 PAGE_BYTES = 256 * 1024
-# A page that the largest record fills, and the one that is held back until it is known whether it is the last.
+# A page with the largest record, and the page before, which is sent when the next one exists.
 MAX_PAGES_BYTES = 4 * 1024 * 1024
 
 _T = TypeVar("_T", bound=types.Reply)
@@ -22,7 +23,7 @@ _R = TypeVar("_R", bound=types.Reply)
 
 
 def bounded(items: Iterable[_T]) -> list[_T]:
-    """All items, if they fit one reply. Raises LimitExceeded."""
+    """Return all items if they fit into one reply. Raises LimitExceeded."""
     found: list[_T] = []
     size = 0
     for item in items:
@@ -37,9 +38,9 @@ def bounded(items: Iterable[_T]) -> list[_T]:
 
 
 def pages(items: Iterable[_T], reply: Callable[[list[_T], bool], _R]) -> Iterator[_R]:
-    """Replies with at most 256 KiB of items each, or with one larger item.
+    """Yield replies with at most 256 KiB of items each, or with one larger item; at least one reply.
 
-    ``reply`` makes one, and learns whether it is the first. There is one at least.
+    ``reply`` builds a reply from its items and from whether it is the first one.
     """
     page: list[_T] = []
     size = 0

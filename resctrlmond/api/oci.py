@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the state that an OCI runtime gives its hooks to the workload that it speaks of."""
+"""Parse the container state that an OCI runtime passes to its hooks, and derive the workload from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.validation import attribute_value, canonical_key, check_member_id, is_pod_uid
 
-# A pod carries up to 256 KiB of annotations and CRI-O gives them twice; the hook sends no more than this.
+# A pod has up to 256 KiB of annotations, and CRI-O includes them twice. The hook has the same limit.
 MAX_STATE_LENGTH = 1 << 20
 
-# Where the runtimes put the pod's UID: CRI-O, containerd. The first one that is there counts.
+# The annotations with the pod's UID: of CRI-O, of containerd. The first one that exists is used.
 _POD_UID = ("io.kubernetes.pod.uid", "io.kubernetes.cri.sandbox-uid")
 
-# Attribute -> annotations that may hold it, CRI-O's first, then containerd's. CRI-O's
-# io.kubernetes.cri-o.ContainerName is left out: it is the long "k8s_<container>_<pod>_..." name.
+# For each attribute the annotations with its value: of CRI-O, of containerd. io.kubernetes.cri-o.ContainerName is not
+# used, because it has the form "k8s_<container>_<pod>_...".
 _ATTRIBUTES = {
     "pod.name": ("io.kubernetes.pod.name", "io.kubernetes.cri.sandbox-name"),
     "pod.namespace": ("io.kubernetes.pod.namespace", "io.kubernetes.cri.sandbox-namespace"),
@@ -33,13 +33,13 @@ _CONTAINER_TYPE = ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.conta
 
 
 class InvalidOciState(ResctrlError):
-    """What the hook was given is no OCI state, or one that names no workload."""
+    """The input of the hook is not a valid OCI state, or does not identify a workload."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The state of a container (OCI runtime-spec, runtime.md, "State"); fields beyond these are passed over.
+    """The state of a container (OCI runtime-spec, runtime.md, "State"). Other fields are ignored.
 
-    ``pid`` is the container's init as the runtime's pid namespace sees it, 0 where there is none (any more).
+    ``pid`` is the container's init in the PID namespace of the runtime; 0 if there is none.
     """
 
     oci_version: Annotated[str, msgspec.Meta(max_length=128)]
@@ -52,9 +52,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a state says about the workload: its key, the container as its member, and what it is called.
+    """The workload of a container: its key, the container as a member, and its attributes.
 
-    ``kind`` is "sandbox" for the container that only holds a pod's namespaces (infra, pause).
+    ``kind`` is "sandbox" for the container that only keeps the namespaces of a pod (infra, pause).
     """
 
     key: str
@@ -67,7 +67,7 @@ _decoder = msgspec.json.Decoder(State)
 
 
 def parse_state(text: str) -> State:
-    """The state from its JSON text, of at most 1 MiB. Raises InvalidOciState, with the field that is wrong."""
+    """Decode the state from JSON of at most 1 MiB. Raises InvalidOciState, which names the invalid field."""
     if len(text) > MAX_STATE_LENGTH:
         raise InvalidOciState(f"the OCI state is longer than {MAX_STATE_LENGTH} characters")
     try:
@@ -75,17 +75,17 @@ def parse_state(text: str) -> State:
         check_member_id(state.id)
     except InvalidKey as error:
         raise InvalidOciState(f"the id in the OCI state is not valid: {error.message}") from error
-    # Deep nesting in a field that is passed over is a RecursionError, a lone surrogate a UnicodeEncodeError.
+    # Deep nesting in an ignored field raises RecursionError, a lone surrogate UnicodeEncodeError.
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise InvalidOciState(f"the OCI state cannot be read: {error}") from error
     return state
 
 
 def workload_of(state: State) -> Workload:
-    """The workload that the container belongs to: its pod where it has one, else the container itself.
+    """Return the workload of the container: its pod if it has one, otherwise the container itself.
 
-    An annotation for the pod's UID that holds no UID is refused rather than passed over: the container would
-    be counted apart from its pod without anybody being told. Raises InvalidOciState.
+    Raises InvalidOciState also if the annotation of the pod's UID is not a UID: if it were ignored, the container
+    would be counted separately from its pod, without an error.
     """
     name, uid = _first(state, _POD_UID)
     if name and not is_pod_uid(uid):
@@ -104,7 +104,7 @@ def workload_of(state: State) -> Workload:
 
 
 def own_workload(state: State) -> Workload:
-    """The container as a workload of its own, whatever pod its annotations name. Raises InvalidOciState."""
+    """Return the container as a separate workload, without the pod of its annotations. Raises InvalidOciState."""
     workload = workload_of(msgspec.structs.replace(state, annotations=_without(state.annotations, _POD_UID)))
     if is_pod_uid(workload.key):
         raise InvalidOciState(
@@ -119,7 +119,7 @@ def _without(annotations: dict[str, str], names: tuple[str, ...]) -> dict[str, s
 
 
 def _first(state: State, names: tuple[str, ...]) -> tuple[str, str]:
-    # Name and value of the first of these annotations that is there; ("", "") if none is.
+    # Return the name and value of the first annotation that exists; ("", "") if none does.
     for name in names:
         if name in state.annotations:
             return name, state.annotations[name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is at the other end of a unix socket, as the kernel says."""
+"""Get the credentials of the peer of a unix socket from the kernel, and detect whether the peer still waits."""
 
 from __future__ import annotations
 
@@ -18,50 +18,49 @@ from resctrlmond.resctrl.processes import Descriptor
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
 
-# Python's getsockopt() reads no more; 256 groups of 4 bytes.
+# The limit of Python's getsockopt(): 256 groups of 4 bytes.
 _GROUPS_SIZE = 1024
 
 
 class Presence:
-    """Whether the other end of a connection still waits for its answer. Asked from any thread.
+    """Whether the peer of a connection still waits for its reply. Can be used from any thread.
 
-    It does while its process lives (by the pidfd) and has the connection open. So whatever it holds back until the
-    answer comes, such as a container, is still held back at that moment. An end of file alone says nothing: a peer
-    that sends no more calls may read on.
+    A peer waits while its process lives (pidfd) and has the connection open. A container that the peer keeps from
+    running until the reply arrives has therefore not run yet. An end of file proves nothing: a peer that sends no
+    more calls may still read.
     """
 
     def __init__(self, connection: socket.socket | None = None, pidfd: int = -1) -> None:
-        """Without a ``connection`` nobody waits."""
-        # A descriptor that was closed may be another one's by now: nothing is asked after close().
+        """Without a ``connection``, no peer waits."""
+        # After close(), the numbers of the descriptors may belong to other files.
         self._guard = threading.Lock()
-        self._ends: select.poll | None = None
+        self._poll: select.poll | None = None
         if connection is not None:
-            self._ends = select.poll()
-            # POLLHUP, which comes unasked: the peer has closed it, or shut both directions (unix_poll()).
-            self._ends.register(connection, 0)
+            self._poll = select.poll()
+            # poll(2) always reports POLLHUP: the peer has closed the connection or shut down both directions.
+            self._poll.register(connection, 0)
             if pidfd >= 0:
-                self._ends.register(pidfd, select.POLLIN)
+                self._poll.register(pidfd, select.POLLIN)
 
     def waits(self) -> bool:
-        """Whether it waits now."""
+        """Return whether the peer waits now."""
         with self._guard:
-            return self._ends is not None and not self._ends.poll(0)
+            return self._poll is not None and not self._poll.poll(0)
 
     def close(self) -> None:
-        """To be called before one of the descriptors is closed: from here on nobody waits."""
+        """Return False from ``waits`` from now on. Call this before one of the descriptors is closed."""
         with self._guard:
-            self._ends = None
+            self._poll = None
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """The process that connected, with its credentials at that moment.
 
-    ``pid`` may name another process by now. ``pidfd`` never does (-1: the kernel is older than 6.5, or the
-    process is gone); it belongs to the connection and is closed with it: who needs it longer duplicates it.
-    Only a trusted peer has one. ``groups`` are the supplementary ones; a process with more than 256 of them counts as
-    having none.
-    ``pid_namespaces`` is as in ``access.Caller``. ``descriptors`` came with the message that is being answered.
+    ``pid`` may belong to another process by now. ``pidfd`` always refers to the same process (-1: the kernel is older
+    than 6.5, the process has ended, or the peer is not trusted). It is closed with the connection, so a user that
+    needs it longer must duplicate it. ``groups`` are the supplementary groups; none if there are more than 256.
+    ``pid_namespaces`` has the meaning of ``access.Caller``. ``descriptors`` came with the current message.
     """
 
     pid: int
@@ -75,35 +74,35 @@ class Peer:
 
     @classmethod
     def of(cls, connection: socket.socket) -> Peer:
-        """The peer of a connected unix socket. Raises OSError where the kernel does not tell its credentials."""
+        """Return the peer of a connected unix socket. Raises OSError if its credentials cannot be read."""
         pid, uid, gid = credentials(connection)
         if not is_trusted(uid):
-            # A few system calls less for each connection of a flood. Only verbs that change something need the rest.
+            # Saves system calls in a flood of connections. Only verbs that change something need the other fields.
             return cls(pid, uid, gid, _groups(connection), presence=Presence(connection))
         pidfd = _pidfd(connection)
         namespaces = _pid_namespaces(pid, pidfd)
         return cls(pid, uid, gid, _groups(connection), pidfd, Presence(connection, pidfd), namespaces)
 
-    def unheard(self) -> Peer:
-        """The peer of a call to which it wants no answer."""
+    def without_presence(self) -> Peer:
+        """Return the peer of a oneway call, which does not wait for a reply."""
         return replace(self, presence=Presence())
 
     def close(self) -> None:
-        """Close the pidfd. The peer is not to be used afterwards."""
+        """Close the pidfd. The peer must not be used afterwards."""
         self.presence.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
 
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """The pid, uid and gid of the peer. Raises OSError where the kernel does not tell them."""
+    """Return the pid, uid and gid of the peer. Raises OSError if they cannot be read."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("iII", raw)
     return pid, uid, gid
 
 
 def is_trusted(uid: int) -> bool:
-    """Whether the user is root or the server's own: others may only read."""
+    """Return whether the user is root or the server's own user. Other users may only read."""
     return uid in (0, os.geteuid())
 
 
@@ -111,18 +110,18 @@ def _groups(connection: socket.socket) -> frozenset[int]:
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_SIZE)
     except OSError:
-        # ERANGE: too many. Fewer groups never mean more rights.
+        # ERANGE: too many groups. Fewer groups never give more rights.
         return frozenset()
     return frozenset(struct.unpack(f"{len(raw) // 4}I", raw))
 
 
 def _pid_namespaces(pid: int, pidfd: int) -> int:
-    # Looked for at once: a caller that has ended has no numbers any more.
+    # Read at once: the numbers of a process cannot be read after its end.
     if pidfd >= 0:
         try:
             return len(processes.pidfd_numbers(pidfd))
         except ValueError:
-            return 0  # EMFILE: not known
+            return 0  # EMFILE: unknown
     try:
         return processes.pid_namespaces(pid)
     except NotRead:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a Podman container that its OCI state lacks: its name, and whether it is the infra container of a pod.
+"""Find the name of a Podman container, and whether it is the infra container of a pod: the OCI state lacks both.
 
-Each read is about this one container, and of bounded length. Podman keeps the name of the image only in files that
-grow with the containers of the host, so it is not looked up.
+Each read is about one container and has a limited length. The name of the image is only in files of Podman that grow
+with the number of containers, so it is not read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LIBPOD = "libpod"
 # The infra container, in the annotations of the other containers of its pod.
 _SANDBOX_ID = "io.kubernetes.cri-o.SandboxID"
 
-# Between a container's first process and its monitor is only the OCI runtime.
+# The monitor is the parent of the OCI runtime, which is the parent of the container's first process.
 _GENERATIONS = 2
 # The name and the id are among the first options of conmon.
 _COMMAND_LENGTH = 1 << 14
@@ -27,15 +27,15 @@ _STATUS_LENGTH = 1 << 12
 
 
 def is_podman(annotations: dict[str, str]) -> bool:
-    """Whether Podman's library made the container."""
+    """Return whether Podman's library created the container."""
     return annotations.get(_MANAGER) == _LIBPOD
 
 
 def is_infra(container: str, annotations: dict[str, str], cgroup: str) -> bool:
-    """Whether a container of Podman holds the namespaces of its pod.
+    """Return whether a container of Podman is the infra container of its pod, which keeps the pod's namespaces.
 
-    It is the one in the pod's control group, ``<pod id>`` or ``...libpod_pod_<pod id>.slice``, whose annotations name
-    no infra container. That of a pod with ``--share-parent=false`` has no such control group, and is not recognized.
+    It is in the pod's control group, ``<pod id>`` or ``...libpod_pod_<pod id>.slice``, and its annotations do not
+    name an infra container. With ``--share-parent=false`` it is in another control group and is not recognized.
     """
     if _SANDBOX_ID in annotations:
         return False
@@ -44,10 +44,10 @@ def is_infra(container: str, annotations: dict[str, str], cgroup: str) -> bool:
 
 
 def container_name(container: str, pid: int) -> str:
-    """The name of a container with the first process ``pid``; "" if it is not known.
+    """Return the name of a container with the first process ``pid``; "" if it is unknown.
 
-    It is in the command of its monitor, ``conmon ... -c ID ... -n NAME ...`` (conmon(8)): the parent of the OCI
-    runtime, which is the parent of the first process. Only processes of root are believed.
+    The name is in the command line of the container's monitor, ``conmon ... -c ID ... -n NAME ...`` (conmon(8)). Only
+    monitors that run as root are trusted.
     """
     for _ in range(_GENERATIONS):
         pid = _parent(pid)
@@ -68,12 +68,12 @@ def _parent(pid: int) -> int:
 
 
 def _command(pid: int) -> list[str]:
-    """The arguments of the process as far as they are looked at; one empty one if there are none."""
+    """Return the arguments of the process within the length limit; one empty argument if there are none."""
     return _read(f"/proc/{pid}/cmdline", _COMMAND_LENGTH).split("\0")
 
 
 def _option(arguments: Sequence[str], name: str) -> str:
-    """The value of the first option of that name; "" if there is none."""
+    """Return the value of the first option with the name; "" if there is none."""
     try:
         return arguments[arguments.index(name) + 1]
     except (ValueError, IndexError):
@@ -81,7 +81,7 @@ def _option(arguments: Sequence[str], name: str) -> str:
 
 
 def _is_of_root(pid: int) -> bool:
-    """Whether all user ids of the process (proc_pid_status(5)) are root's."""
+    """Return whether all user ids of the process (proc_pid_status(5)) are 0."""
     found = re.search(r"^Uid:\s+(.*)$", _read(f"/proc/{pid}/status", _STATUS_LENGTH), re.MULTILINE)
     return found is not None and set(found[1].split()) == {"0"}
 

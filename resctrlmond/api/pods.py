@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods with their containers and groups: what owners told of them, and what the groups themselves tell. Pure."""
+"""Combine the pods that owners reported with the workloads of pods, for ListPods. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from resctrlmond.workloads.model import State
 from resctrlmond.workloads.pods import ContainerState, Noted, ReportedContainer, Sandbox
 from resctrlmond.workloads.validation import is_pod_uid
 
-# How adapters call a pod's label, and its annotation, among the attributes of its workload.
+# Prefixes of a pod's labels and annotations among the attributes of its workload.
 LABEL = "pod.label."
 ANNOTATION = "pod.annotation."
 
 
-def pods_of(noted: Iterable[Noted], groups: Iterable[types.Group]) -> list[types.Pod]:
-    """Every pod that somebody told of, or that has a group which is not over; in order of namespace and name.
+def pods_of(reports: Iterable[Noted], groups: Iterable[types.Group]) -> list[types.Pod]:
+    """Return all reported pods and all other pods with a workload that has not ended, by namespace and name.
 
-    A pod that only its group tells of (the hook's, or an adapter's that has not told since the daemon's start) has of
-    its containers those that are in the group, without their names.
+    A pod that was not reported (the hook created its workload, or the adapter has not reported since the daemon's
+    start) has only the containers that are members of the workload, without their names.
     """
     by_key: dict[str, list[Noted]] = {}
-    for one in noted:
-        by_key.setdefault(one.key, []).append(one)
-    standing = {group.key: group for group in groups}
-    told = [_noted_pod(key, of_pod, standing.get(key)) for key, of_pod in by_key.items()]
+    for report in reports:
+        by_key.setdefault(report.key, []).append(report)
+    by_group = {group.key: group for group in groups}
+    reported = [_reported_pod(key, of_pod, by_group.get(key)) for key, of_pod in by_key.items()]
     others = [
         _grouped_pod(group)
-        for key, group in standing.items()
+        for key, group in by_group.items()
         if key not in by_key and _is_pod(group) and not group.state.is_over
     ]
-    return sorted([*told, *others], key=lambda pod: (pod.namespace, pod.name, pod.key))
+    return sorted([*reported, *others], key=lambda pod: (pod.namespace, pod.name, pod.key))
 
 
 def _is_pod(group: types.Group) -> bool:
     return "pod.uid" in group.attributes or is_pod_uid(group.key)
 
 
-def _noted_pod(key: str, noted: list[Noted], group: types.Group | None) -> types.Pod:
-    sandboxes = [one.sandbox for one in noted]
-    # What a replaced sandbox was called, the newest is called too.
+def _reported_pod(key: str, reports: list[Noted], group: types.Group | None) -> types.Pod:
+    sandboxes = [report.sandbox for report in reports]
+    # All sandboxes of a pod have the same name and namespace; labels may change.
     newest = sandboxes[-1]
     members = {member.id: member for member in group.members} if group else {}
     containers = [
@@ -75,7 +75,7 @@ def _grouped_pod(group: types.Group) -> types.Pod:
 
 
 def _members(group: types.Group | None) -> list[types.Container]:
-    """The containers that a group has as its living members."""
+    """Return the containers that are living members of a group."""
     if group is None:
         return []
     return [
@@ -91,27 +91,27 @@ def _members(group: types.Group | None) -> list[types.Container]:
 
 
 def _container(
-    noted: ReportedContainer, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
+    reported: ReportedContainer, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
 ) -> types.Container:
     is_member = member is not None and member.lives
     is_counted = is_member and group is not None and group.state.has_group and not (member and member.reason)
     return types.Container(
-        id=noted.id,
-        name=noted.name,
-        state=noted.state,
+        id=reported.id,
+        name=reported.name,
+        state=reported.state,
         sandbox=sandbox.id if sandbox else None,
-        pid=noted.pid or (member.pid if member and is_member else 0) or None,
+        pid=reported.pid or (member.pid if member and is_member else 0) or None,
         monitored=is_counted,
         reason=None
         if is_counted
-        else noted.reason or _why_not(noted.state, sandbox, member if is_member else None, group),
+        else reported.reason or _reason(reported.state, sandbox, member if is_member else None, group),
     )
 
 
-def _why_not(
+def _reason(
     state: ContainerState, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
 ) -> str | None:
-    """Why a container that runs is not counted; None for one that need not be."""
+    """Return why a running container is not counted; None if the container does not run."""
     if state not in (ContainerState.RUNNING, ContainerState.PAUSED):
         return None
     if group is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unix sockets to listen on: made safely at a path, or passed by systemd."""
+"""Create a listening unix socket at a path, or accept the sockets that systemd passes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _FIRST_PASSED = 3
 
 
 class AddressInUse(OSError):
-    """The path cannot be listened on: a server listens there already, or it is something other than a socket."""
+    """Another server listens on the path, or the path is not a socket."""
 
 
 def listen(path: str, mode: int = 0o660, gid: int = -1) -> socket.socket:
-    """A listening stream socket at ``path`` with the given mode and group (-1: the process's own).
+    """Create a listening stream socket at ``path`` with the given mode and group (-1: the group of the process).
 
-    A socket file that nobody listens on any more is replaced. The new one is never more open than ``mode``: it
-    is made without any rights for group and others. Two processes that do this at once exclude each other by the
-    lock of a file beside it, which stays. Raises AddressInUse, or OSError with the path. The caller owns the socket
-    and its file.
+    Replaces a socket file on which no process listens any more. The socket never has more rights than ``mode``,
+    because it is created without rights for the group and others. A lock file beside the socket, which is kept,
+    excludes other processes that do the same. Raises AddressInUse, or OSError with the path. The caller owns the
+    socket and its file.
     """
     with _locked(f"{path}.lock"):
         _remove_stale(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         bound = False
         try:
-            # The file takes the mode of the socket's own inode (net/unix/af_unix.c, unix_bind_bsd()); unlike
-            # the umask this is not shared with the other threads.
+            # The file gets the mode of the socket's inode (net/unix/af_unix.c, unix_bind_bsd()). The umask would
+            # affect other threads.
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(path)
             bound = True
@@ -47,7 +47,7 @@ def listen(path: str, mode: int = 0o660, gid: int = -1) -> socket.socket:
             listener.close()
             if bound:
                 os.unlink(path)
-            # A path that is too long has no errno of its own.
+            # Python raises OSError without an errno for a path that is too long.
             number = error.errno or errno.ENAMETOOLONG
             raise OSError(number, f"cannot listen: {error.strerror or error}", path) from error
         return listener
@@ -55,7 +55,7 @@ def listen(path: str, mode: int = 0o660, gid: int = -1) -> socket.socket:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    # Not the directory itself: who may open that may lock it, and have us wait for as long as he likes.
+    # Not the directory itself: every user that can open it could lock it, and block the daemon for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -72,7 +72,7 @@ def _remove_stale(path: str) -> None:
     if not stat.S_ISSOCK(mode):
         raise AddressInUse(errno.EADDRINUSE, "not a socket; remove it", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # EAGAIN, at once, is a listener whose backlog is full.
+        # EAGAIN at once: the backlog of the listener is full.
         probe.setblocking(False)
         answer = probe.connect_ex(path)
     if answer != errno.ECONNREFUSED:
@@ -82,12 +82,12 @@ def _remove_stale(path: str) -> None:
 
 
 def passed_sockets() -> dict[str, socket.socket]:
-    """The sockets that systemd passed to this process, by name (``FileDescriptorName=``), as sd_listen_fds(3).
+    """Return the sockets that systemd passed to this process, by ``FileDescriptorName=``, as sd_listen_fds(3) does.
 
-    Empty when none were passed to this very process. The variables are taken out of the environment, so that no
-    child believes them; the sockets are not inherited by children, and the caller owns them. Their backlog is the
-    socket unit's ``Backlog=``: do not call ``listen`` on them. Raises ValueError for variables that make no
-    sense, or two sockets of one name.
+    Returns {} if none were passed to this process. Removes the variables from the environment, so that no child
+    process uses them. Child processes do not inherit the sockets, and the caller owns them. Their backlog is
+    ``Backlog=`` of the socket unit: do not call ``listen``. Raises ValueError if the variables are not valid or a
+    name is not unique.
     """
     pid, count, names = (os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
     os.environ.pop("LISTEN_PIDFDID", None)
@@ -100,7 +100,7 @@ def passed_sockets() -> dict[str, socket.socket]:
         raise ValueError(f"LISTEN_FDNAMES={names!r} does not name LISTEN_FDS={count} descriptors")
     if len(set(listed)) != len(listed):
         remedy = "give each socket unit a FileDescriptorName= of its own"
-        raise ValueError(f"systemd passed two sockets of one name ({', '.join(listed)}); {remedy}")
+        raise ValueError(f"systemd passed two sockets with the same name ({', '.join(listed)}); {remedy}")
     return {name: _adopt(_FIRST_PASSED + index) for index, name in enumerate(listed)}
 
 

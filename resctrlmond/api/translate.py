@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads, readings and totals as the interfaces show them, also without a daemon."""
+"""Convert workloads, readings and totals to the types of the interfaces. resctrlctl also uses it without a daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resctrlmond.workloads.model import Member, Workload
 
 
 def group(workload: Workload, path: str | None, snapshot: str | None = None) -> types.Group:
-    """Return a workload; ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files."""
+    """Convert a workload. ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files."""
     caveats: dict[str, str] = {}
     for one in workload.groups:
         caveats = together(caveats, one.caveats)
@@ -49,22 +49,22 @@ _MEMBER_FIELDS = tuple(name for name in types.Member.__struct_fields__ if name !
 
 
 def member(of: Member) -> types.Member:
-    """Return a member with the fields that the interfaces declare."""
+    """Convert a member of a workload."""
     return types.Member(snapshot_folder=of.folder, **{name: getattr(of, name) for name in _MEMBER_FIELDS})
 
 
 def text(name: str) -> str:
-    """A name that somebody else gave, in which JSON carries no bytes that are no UTF-8: those are escaped."""
+    """Return the name of a file with escapes for bytes that are not UTF-8, because JSON is."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def foreign(found: Found) -> types.Foreign:
-    """A monitoring group that does not bear our mark."""
+    """Convert a monitoring group without the daemon's mark."""
     return types.Foreign(class_=text(found.ref.class_), name=text(found.ref.name), path=text(found.path))
 
 
 def reading(of: counters.Reading) -> types.Reading:
-    """One event in one domain."""
+    """Convert the reading of one event in one domain."""
     event, value = counters.event(of.event), of.value
     return types.Reading(
         domain=of.domain,
@@ -79,7 +79,7 @@ def reading(of: counters.Reading) -> types.Reading:
 
 
 def bandwidth(of: Bandwidth) -> types.Bandwidth:
-    """How bandwidth is counted, and which assignable counters there are."""
+    """Convert the bandwidth mode and the assignable counters."""
     counters = [
         types.Counters(domain=f"mon_L3_{domain:02d}", counters=number, available=of.available.get(domain))
         for domain, number in sorted(of.counters.items())
@@ -88,7 +88,7 @@ def bandwidth(of: Bandwidth) -> types.Bandwidth:
 
 
 def total(of: accounting.Total) -> types.Total:
-    """What was used of one event."""
+    """Convert the total of one event."""
     return types.Total(
         event=of.event.name,
         unit=of.event.unit,

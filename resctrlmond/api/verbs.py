@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of all interfaces, each declared once: a request, the call of the manager, a reply and its errors."""
+"""The verbs of all interfaces. Each is declared once: its request, the call of the manager, its reply and errors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +74,17 @@ The interface of the OCI hook, resctrlmon-oci-hook. Its errors are those of org.
 """,
 }
 
-# Calls that are made at once for those who only read: for all of them, and for one. Their lanes have four threads.
+# The most concurrent calls of all readers, and of one reader's user. The lanes of these calls have four threads.
 _READERS, _OF_ONE_READER = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb: ``run`` is the blocking call, made in a thread of ``lane`` after ``access`` was granted.
+    """A verb. ``run`` is the blocking call; it runs in a thread of ``lane`` after the check of ``access``.
 
-    ``pages`` gives its reply in several parts, to callers that take them. ``errors`` are those of this verb beside
-    ``COMMON_ERRORS``, ``description`` is for the interfaces and the manual page, in the markup of scdoc(5).
+    ``pages`` yields the reply in several parts, for calls with *more* over varlink. ``errors`` are the errors of this
+    verb other than ``COMMON_ERRORS``. ``description`` is for the interfaces and the manual page, in the markup of
+    scdoc(5).
     """
 
     name: str
@@ -99,19 +100,19 @@ class Verb:
 
     @property
     def full_name(self) -> str:
-        """The name with its varlink interface."""
+        """Return the name with its varlink interface."""
         return f"{self.interface}.{self.name}"
 
     @property
     def reply_bytes(self) -> int:
-        """What is reserved for the reply before the call; 0 for the verbs that change something."""
+        """Return the bytes to reserve for the reply before the call; 0 for verbs that change something."""
         if self.access is Access.WRITE:
             return 0
         return MAX_PAGES_BYTES if self.pages else MAX_LIST_BYTES
 
 
 class Service:
-    """The manager as the doors see it: typed requests in, typed replies or ResctrlError out."""
+    """Runs verbs for the interfaces: checks the caller, waits for a thread, and calls the manager."""
 
     def __init__(self, manager: Manager, policy: Policy, workers: Workers) -> None:
         self.manager = manager
@@ -119,18 +120,18 @@ class Service:
         self.workers = workers
         self.budget = ReplyBudget()
         self._readers = asyncio.Semaphore(_READERS)
-        # A user's own lives as long as a call of his does.
+        # A semaphore exists as long as a call of its user runs.
         self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def call(self, name: str, request: types.Request, caller: Caller) -> types.Reply:
-        """Run a verb for a caller. Raises ResctrlError; PermissionDenied before anything is touched."""
+        """Run a verb for a caller. Raises ResctrlError; PermissionDenied before the call of the manager."""
         verb = VERBS[name]
         self.policy.check(caller, verb.access, name)
         async with self.turn(caller):
             return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
 
-    async def stream(self, name: str, caller: Caller) -> AsyncIterator[types.Reply]:
-        """Run a verb that has pages, for a caller, and give them one by one. Raises ResctrlError."""
+    async def stream(self, name: str, caller: Caller) -> AsyncGenerator[types.Reply, None]:
+        """Run a verb that has pages, and yield the pages. Raises ResctrlError."""
         verb = VERBS[name]
         assert verb.pages is not None
         self.policy.check(caller, verb.access, name)
@@ -144,8 +145,8 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait until the caller may have a thread: who only reads leaves one to root, and to others who read."""
-        if self.policy.may_everything(caller):
+        """Wait until the caller may use a thread. One thread stays free for root and one for other users."""
+        if self.policy.is_privileged(caller):
             yield
             return
         async with self._by_uid.setdefault(caller.uid, asyncio.Semaphore(_OF_ONE_READER)), self._readers:
@@ -153,20 +154,20 @@ class Service:
 
 
 def group_of(manager: Manager, workload: Workload) -> types.Group:
-    """Return a workload as the interfaces show it."""
+    """Convert a workload to the type of the interfaces, with its current path and snapshot."""
     path = manager.tree.full_path(workload.first.ref) if workload.state.has_group else None
     return translate.group(workload, path, manager.snapshot_path(workload))
 
 
 def _owner(claim: str | None, caller: Caller) -> str:
-    """The owner that a client claims for. Raises InvalidRequest for a name of the daemon's own."""
+    """Return the owner of a new claim. Raises InvalidRequest if the name is empty or reserved for the daemon."""
     if claim in plan.RESERVED_OWNERS:
-        raise InvalidRequest(f"the claim {claim} is resctrlmond's own", remedy="Choose another name")
-    return _named(claim, caller)
+        raise InvalidRequest(f"the claim {claim} is reserved for resctrlmond", remedy="Choose another name")
+    return _owner_or_default(claim, caller)
 
 
-def _named(claim: str | None, caller: Caller) -> str:
-    """The owner of a claim. Raises InvalidRequest for an empty name."""
+def _owner_or_default(claim: str | None, caller: Caller) -> str:
+    """Return the owner of a claim. Raises InvalidRequest if the name is empty."""
     if claim == "":
         raise InvalidRequest("the claim has no name", remedy=f"Name its owner, or leave it out for uid:{caller.uid}")
     return claim or f"uid:{caller.uid}"
@@ -175,7 +176,7 @@ def _named(claim: str | None, caller: Caller) -> str:
 def _ends(ends: EndRule | None) -> EndRule | None:
     if ends is EndRule.TASKS:
         raise InvalidRequest(
-            f"the rule {ends} is resctrlmond's own", remedy="Choose another rule for the claim's end"
+            f"the rule {ends} is reserved for resctrlmond", remedy="Choose another rule for the claim's end"
         )
     return ends
 
@@ -198,7 +199,7 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
 
 
 def _pidfd(request: types.AssignRequest, caller: Caller) -> Descriptor | None:
-    """The descriptor that Assign means. Raises InvalidRequest if it did not come with the message."""
+    """Return the pidfd of Assign, if it names one. Raises InvalidRequest if it did not come with the message."""
     if request.pid is not None:
         caller.check_pid(request.pid, remedy="Pass a pidfd in its place (pidFd)")
     if request.pid_fd is None:
@@ -244,8 +245,8 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
 
 
 def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) -> types.ReleaseReply:
-    # Also the daemon's own claims: the only way for root to end one by hand.
-    owner = _named(request.claim, caller)
+    # Reserved names are accepted too, so that root can end a claim of the daemon.
+    owner = _owner_or_default(request.claim, caller)
     done = manager.release(request.key, owner=owner, reason=request.reason or "released")
     return types.ReleaseReply(
         group=group_of(manager, done.workload),
@@ -344,7 +345,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
     workloads = manager.workloads()
     waiting = plan.waiting(workloads)
     pending = sum(workload.state is State.PENDING for workload in workloads)
-    # The kernel tells it only to who asks for an RMID.
+    # Only a failed request for an RMID shows whether RMIDs are in limbo.
     in_limbo = any(queued.group.in_limbo for queued in waiting) if waiting else None
     seen = manager.tree_status()
     unmounted = str(seen.unmounted) if seen.unmounted else ""
@@ -370,7 +371,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
     )
 
 
-# What any verb may return, beside its own errors. InternalError is not raised: it stands for every other exception.
+# The errors of every verb. InternalError, which is not raised, stands for every other exception.
 COMMON_ERRORS: tuple[type[ResctrlError], ...] = (
     InvalidRequest,
     PermissionDenied,
@@ -401,8 +402,8 @@ _ASSIGN_ERRORS: tuple[type[ResctrlError], ...] = (
     ProcessChanged,
 )
 
-# A new verb is one row here, its request and reply in types.py, and a method of the manager; "make interfaces" writes
-# the rest.
+# To add a verb, add a row and a function here, its request and reply in types.py, and a method of the manager. "make
+# interfaces" generates the rest.
 _TABLE = (
     Verb(
         "Create",

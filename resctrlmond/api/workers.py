@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threads that make blocking calls: each kind of work has its own, so that none waits for another's."""
+"""Run blocking calls in threads. Each kind of work has its own threads, so that one kind never waits for another."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ T = TypeVar("T")
 class Lane(enum.Enum):
     """A kind of work, with the number of its threads.
 
-    A system call on resctrl waits for the kernel's rdtgroup_mutex, and a kernel that hangs lets it wait for ever.
-    Threads that hang are lost to their own lane alone.
+    A system call on resctrl waits for the kernel's rdtgroup_mutex, which may take for ever. A thread that hangs is
+    missing only in its own lane.
     """
 
     CHANGE = ("change", 8)  # verbs that write, and the hook
     COUNTERS = ("counters", 4)  # verbs that read counters
-    RECORDS = ("records", 4)  # what is answered from memory, whatever the kernel does
-    ENDS = ("ends", 4)  # ends that were seen
-    WRITES = ("writes", 1)  # what other programs wrote to resctrl
-    UPKEEP = ("upkeep", 4)  # ticks: more than one only where one hangs
+    RECORDS = ("records", 4)  # verbs that are answered from memory
+    ENDS = ("ends", 4)  # detected ends of members and pods
+    WRITES = ("writes", 1)  # the reaction to writes of other programs to resctrl
+    UPKEEP = ("upkeep", 4)  # ticks; several run only if one hangs
 
 
 class Workers:
-    """One pool of threads for each lane; a thread is made when there is work for it."""
+    """A thread pool for each lane. Threads start when they are needed."""
 
     def __init__(self) -> None:
         self._pools = {lane: ThreadPoolExecutor(lane.value[1], thread_name_prefix=lane.value[0]) for lane in Lane}
@@ -42,7 +42,7 @@ class Workers:
         self._guard = threading.Lock()
 
     async def run(self, lane: Lane, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a blocking call; its errors are raised here, an OSError that nobody expected as NotRead."""
+        """Run a blocking call in a thread of the lane. Raises its errors; an unexpected OSError becomes NotRead."""
         future = self._pools[lane].submit(_typed, functools.partial(function, *args, **kwargs))
         with self._guard:
             self._running.add(future)
@@ -50,8 +50,8 @@ class Workers:
         try:
             return await asyncio.wrap_future(future)
         finally:
-            # An error's traceback holds this frame, and the future the error: a cycle that would keep all that the
-            # call had at hand until the oldest generation is collected.
+            # The error refers to this frame by its traceback, and the future to the error: this cycle would keep the
+            # objects of the call until the garbage collector runs.
             del future
 
     def _ended(self, future: Future[Any]) -> None:
@@ -59,7 +59,7 @@ class Workers:
             self._running.discard(future)
 
     def close(self, grace_s: float = 5.0) -> int:
-        """Take no more work and wait ``grace_s`` for what runs; how many calls still hang then."""
+        """Refuse further calls, wait ``grace_s`` for running ones, and return the number that still runs."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + grace_s
@@ -76,5 +76,5 @@ def _typed(call: Callable[[], T]) -> T:
     try:
         return call()
     except OSError as error:
-        # What is expected was given its type where it came from; this has at least its path and its name.
+        # Expected errors got their type where they were raised. This one has at least its path and errno.
         raise not_read(error, "carry out the call") from error

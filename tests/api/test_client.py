@@ -18,20 +18,20 @@ import msgspec
 import pytest
 
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.varlink.client import Client, NotRunning, ProtocolError
+from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError
 from resctrlmond.api.varlink.messages import VarlinkError
-from tests.api.varlink_lab import NAME, Count, Echo, Number, Running, Text, public_directory, running
+from tests.api.varlink_lab import NAME, Count, Echo, Number, RunningServer, Text, public_directory, running
 from tests.wait import wait_until
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Running]:
+def server(tmp_path: Path) -> Iterator[RunningServer]:
     with running(str(tmp_path / "socket")) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Running) -> Iterator[Client]:
+def client(server: RunningServer) -> Iterator[Client]:
     with Client(server.path, timeout_s=10) as client:
         yield client
 
@@ -69,7 +69,7 @@ def test_an_error_in_a_stream(client: Client) -> None:
     assert client.call(f"{NAME}.Echo", {"text": "goes on"}) == {"text": "goes on"}
 
 
-def test_a_stream_left_early_does_not_answer_the_next_call(server: Running, client: Client) -> None:
+def test_a_stream_left_early_does_not_answer_the_next_call(server: RunningServer, client: Client) -> None:
     items = client.stream(f"{NAME}.Count", {"to": 10**9})
     assert [next(items), next(items)] == [{"number": 0}, {"number": 1}]
     items.close()  # type: ignore[attr-defined]  # it is a generator
@@ -86,7 +86,7 @@ def test_a_stream_whose_connection_was_closed(client: Client) -> None:
             pass
 
 
-def test_time_out_of_a_call(server: Running) -> None:
+def test_time_out_of_a_call(server: RunningServer) -> None:
     with Client(server.path, timeout_s=0.2) as client:
         with pytest.raises(TimeoutError, match="did not answer in time") as caught:
             client.call(f"{NAME}.Sleep", {"seconds": 0.6})
@@ -103,25 +103,25 @@ def test_time_out_between_the_replies_of_a_stream(client: Client) -> None:
 
 def test_not_running(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
-    with pytest.raises(NotRunning, match=r"is not running.*systemctl start resctrlmond\.socket") as caught:
+    with pytest.raises(DaemonUnavailable, match=r"is not running.*systemctl start resctrlmond\.socket") as caught:
         Client(missing).call(f"{NAME}.Either")
     assert (caught.value.path, caught.value.errno) == (missing, errno.ENOENT)
     dead = str(tmp_path / "dead")
     listen(dead).close()
-    with pytest.raises(NotRunning) as caught, Client(dead):
+    with pytest.raises(DaemonUnavailable) as caught, Client(dead):
         pass
     assert caught.value.errno == errno.ECONNREFUSED
     with pytest.raises(OSError, match="cannot connect: AF_UNIX path too long"):
         Client(str(tmp_path / ("x" * 120))).call(f"{NAME}.Either")
 
 
-def test_the_server_may_come_back(server: Running) -> None:
+def test_the_server_may_come_back(server: RunningServer) -> None:
     client = Client(server.path, timeout_s=5)
     assert client.call(f"{NAME}.Either") == {"number": 1}
     server.close()
     with pytest.raises(ConnectionError, match="closed the connection"):
         client.call(f"{NAME}.Either")
-    with pytest.raises(NotRunning):
+    with pytest.raises(DaemonUnavailable):
         client.call(f"{NAME}.Either")
     with running(server.path):
         assert client.call(f"{NAME}.Either") == {"number": 1}

@@ -32,6 +32,7 @@ from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State
 from tests.api.dbus_lab import GROUP, ROOT, Lab, eventually
 from tests.api.dbus_lab import Client as BusClient
+from tests.api.varlink_lab import Wire
 from tests.wait import wait_until
 from tests.workloads.builders import drop, save, workload
 
@@ -103,6 +104,17 @@ def test_a_list_of_any_length_comes_in_pages(door: _Server, method: str, kind: A
     assert len(replies) > 5
     items = [one for reply in replies for one in (reply.groups if kind is types.ListReply else reply.pods)]
     assert [one.key for one in items] == [f"long-{number:03}" for number in range(COUNT)]
+
+
+def test_last_page_has_fields_and_ends_the_call(door: _Server) -> None:
+    """The last reply was empty, which a client that checks the types of the interface refuses."""
+    with Wire(door.path) as wire:
+        wire.call(LIST, more=True)
+        replies = [wire.reply()]
+        while replies[-1].get("continues"):
+            replies.append(wire.reply())
+    assert len(replies) > 5
+    assert all(reply["parameters"]["groups"] for reply in replies)
 
 
 def test_a_short_list_needs_no_pages(door: _Server, full: Manager) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.messages import FrameBuffer
 from resctrlmond.api.varlink.server import Limits
-from tests.api.varlink_lab import NAME, Running, Wire, running, works
+from tests.api.varlink_lab import NAME, RunningServer, Wire, running, works
 from tests.wait import wait_until
 
 ECHO = b'{"method":"org.example.Lab.Echo","parameters":%s}\0'
@@ -29,12 +29,12 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running(str(tmp_path_factory.mktemp("lab") / "socket")) as server:
         yield server
 
 
-def cpu_of_thread(server: Running) -> float:
+def cpu_of_thread(server: RunningServer) -> float:
     """Seconds of CPU that the server's thread has used."""
     return time.clock_gettime(time.pthread_getcpuclockid(server.thread_id))
 
@@ -75,14 +75,14 @@ def cpu_of_thread(server: Running) -> float:
     ],
     ids=lambda message: repr(message[:36]),
 )
-def test_what_is_no_call_closes_the_connection(server: Running, message: bytes) -> None:
+def test_what_is_no_call_closes_the_connection(server: RunningServer, message: bytes) -> None:
     with Wire(server.path) as wire, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         wire.send(message)
         assert wire.is_cut()
     assert works(server.path)
 
 
-def test_a_message_over_the_cap_is_cut_though_it_is_complete(server: Running) -> None:
+def test_a_message_over_the_cap_is_cut_though_it_is_complete(server: RunningServer) -> None:
     with Wire(server.path) as wire:
         wire.call(f"{NAME}.Echo", {"text": "x" * (MIB * 2 - 100)})
         assert len(wire.reply()["parameters"]["text"]) == MIB * 2 - 100
@@ -92,7 +92,7 @@ def test_a_message_over_the_cap_is_cut_though_it_is_complete(server: Running) ->
     assert works(server.path)
 
 
-def test_four_mib_without_an_end_are_cut(server: Running) -> None:
+def test_four_mib_without_an_end_are_cut(server: RunningServer) -> None:
     before = cpu_of_thread(server)
     with Wire(server.path) as wire:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -186,7 +186,7 @@ FLOOD = """
 """
 
 
-def test_a_flood_of_calls_does_not_starve_the_others(server: Running) -> None:
+def test_a_flood_of_calls_does_not_starve_the_others(server: RunningServer) -> None:
     command = [sys.executable, "-c", textwrap.dedent(FLOOD), server.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
         assert flood.stdout is not None
@@ -274,7 +274,7 @@ def test_a_full_door_closes_what_has_been_idle_longest_and_nothing_else(tmp_path
         assert held[2].reply() == {"parameters": {"number": 1}}
 
 
-def test_a_node_that_starts_hundreds_of_containers_at_once_is_served(server: Running) -> None:
+def test_a_node_that_starts_hundreds_of_containers_at_once_is_served(server: RunningServer) -> None:
     """The 257th hook at a time was cut off, and its container started unmonitored."""
     # Three descriptors each, of the 1024 that a process has at least.
     at_once = 270 if os.getuid() == 0 else 64
@@ -329,11 +329,11 @@ def _somaxconn() -> int:
 
 STARVED = """
     import contextlib, logging, os, resource, socket, sys, time
-    from tests.api.varlink_lab import Running, works
+    from tests.api.varlink_lab import RunningServer, works
     from tests.wait import wait_until
 
     logging.basicConfig(format="%(message)s")
-    server = Running(sys.argv[1])
+    server = RunningServer(sys.argv[1])
     quiet = len(os.listdir("/proc/self/fd"))
     assert works(server.path)
     wait_until(lambda: len(os.listdir("/proc/self/fd")) == quiet)
@@ -412,7 +412,7 @@ def test_no_descriptor_is_left_over(tmp_path: Path) -> None:
     cut=st.integers(1, 60),
 )
 @settings(max_examples=150, deadline=None)
-def test_arbitrary_bytes_in_arbitrary_pieces(server: Running, pieces: list[bytes], cut: int) -> None:
+def test_arbitrary_bytes_in_arbitrary_pieces(server: RunningServer, pieces: list[bytes], cut: int) -> None:
     data = b"".join(pieces)
     with Wire(server.path) as wire, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         for start in range(0, len(data), cut):

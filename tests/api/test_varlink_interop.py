@@ -11,11 +11,11 @@ import asyncvarlink
 import pytest
 from asyncvarlink.serviceinterface import VarlinkServiceInterface
 
-from tests.api.varlink_lab import NAME, Running, running
+from tests.api.varlink_lab import NAME, RunningServer, running
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Running]:
+def server(tmp_path: Path) -> Iterator[RunningServer]:
     with running(str(tmp_path / "socket")) as server:
         yield server
 
@@ -61,6 +61,6 @@ async def converse(path: str) -> None:
     await asyncio.sleep(0)
 
 
-def test_asyncvarlink_calls_us(server: Running) -> None:
+def test_asyncvarlink_calls_us(server: RunningServer) -> None:
     asyncio.run(converse(server.path))
     assert server.lab.echoed == ["größer", "quiet"]

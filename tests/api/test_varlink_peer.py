@@ -19,7 +19,7 @@ import pytest
 
 from resctrlmond.api.peer import Peer
 from resctrlmond.api.varlink.server import Limits
-from tests.api.varlink_lab import NAME, Running, Wire, public_directory, running
+from tests.api.varlink_lab import NAME, RunningServer, Wire, public_directory, running
 from tests.wait import wait_until
 
 # Calls WhoAmI as the uid, gid and groups of its arguments.
@@ -42,13 +42,13 @@ CALLER = """
 
 
 @pytest.fixture
-def server() -> Iterator[Running]:
+def server() -> Iterator[RunningServer]:
     with public_directory() as directory, running(str(directory / "socket")) as server:
         os.chmod(server.path, 0o666)
         yield server
 
 
-def who_is(server: Running, uid: int, gid: int, groups: list[int]) -> tuple[int, dict[str, Any]]:
+def who_is(server: RunningServer, uid: int, gid: int, groups: list[int]) -> tuple[int, dict[str, Any]]:
     arguments = [server.path, *map(str, (uid, gid, *groups))]
     command = [sys.executable, "-c", textwrap.dedent(CALLER), *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -56,7 +56,7 @@ def who_is(server: Running, uid: int, gid: int, groups: list[int]) -> tuple[int,
     return int(pid), json.loads(reply)["parameters"]
 
 
-def test_credentials_are_those_of_the_connection(server: Running) -> None:
+def test_credentials_are_those_of_the_connection(server: RunningServer) -> None:
     as_root = os.getuid() == 0
     uid, gid = (12345, 23456) if as_root else (os.getuid(), os.getgid())
     groups = [3, 70000] if as_root else sorted(os.getgroups())
@@ -64,7 +64,7 @@ def test_credentials_are_those_of_the_connection(server: Running) -> None:
     assert (who["pid"], who["uid"], who["gid"], who["groups"]) == (pid, uid, gid, groups)
 
 
-def test_too_many_groups_count_as_none(server: Running) -> None:
+def test_too_many_groups_count_as_none(server: RunningServer) -> None:
     if os.getuid() == 0:
         assert who_is(server, 12345, 1, list(range(256)))[1]["groups"] == list(range(256))
         assert who_is(server, 12345, 1, list(range(257)))[1]["groups"] == []
@@ -72,7 +72,7 @@ def test_too_many_groups_count_as_none(server: Running) -> None:
         assert who_is(server, os.getuid(), 1, [])[1]["groups"] == sorted(os.getgroups())
 
 
-def test_pidfd_is_the_peers_and_closed_with_the_connection(server: Running) -> None:
+def test_pidfd_is_the_peers_and_closed_with_the_connection(server: RunningServer) -> None:
     with Wire(server.path) as wire:
         wire.call(f"{NAME}.WhoAmI")
         pidfd = wire.reply()["parameters"]["pidfd"]
@@ -85,7 +85,7 @@ def test_pidfd_is_the_peers_and_closed_with_the_connection(server: Running) -> N
             os.fstat(pidfd)
 
 
-def test_large_messages_are_for_who_may_make_large_calls(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_may_not_send_large_messages(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member of the group, who may only read, sent 2 MiB over each of 60 connections, again and again: all that was
     decoded before it was refused, and a hook's call took a second or more."""
     own = os.getuid()

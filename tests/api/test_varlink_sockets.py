@@ -199,8 +199,8 @@ def test_sockets_passed_to_somebody_else(tmp_path: Path) -> None:
         ({"LISTEN_FDS": "two"}, "not a number of descriptors"),
         ({"LISTEN_FDS": "-1"}, "not a number of descriptors"),
         ({"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a"}, "does not name"),
-        ({"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:a"}, "two sockets of one name"),
-        ({"LISTEN_FDS": "2"}, "two sockets of one name"),
+        ({"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:a"}, "two sockets with the same name"),
+        ({"LISTEN_FDS": "2"}, "two sockets with the same name"),
     ],
 )
 def test_senseless_variables_are_refused(tmp_path: Path, environment: dict[str, str], text: str) -> None:

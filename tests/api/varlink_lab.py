@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,28 +28,28 @@ interface org.example.Lab
 
 type Item (number: int)
 
-# Answers with what it was given.
+# Returns its text.
 method Echo(text: string, someNumber: ?int, nested: ?[string]Item) -> (text: string)
 
-# Who calls.
+# Returns the credentials of the caller.
 method WhoAmI() -> (pid: int, uid: int, gid: int, groups: []int, pidfd: int)
 
-# Fails as told.
+# Fails in a given way.
 method Fail(how: string) -> ()
 
 # Sleeps.
 method Sleep(seconds: float) -> (slept: float)
 
-# Counts; needs "more".
+# Counts with "more".
 method Count(to: int, pause: ?float, fail: ?bool) -> (number: int)
 
-# Says much, then nothing; needs "more".
+# Sends a large reply and a small one with "more".
 method Bulky() -> (text: string)
 
-# Refuses; needs "more".
+# Refuses a call with "more".
 method Refused() -> ()
 
-# Answers one reply, or several with "more".
+# Returns one reply, or several with "more".
 method Either() -> (number: int)
 
 error Wanted (why: string)
@@ -80,7 +80,7 @@ class Count(msgspec.Struct, forbid_unknown_fields=True):
     fail: bool | None = None
 
 
-class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+class NoParameters(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
@@ -96,7 +96,7 @@ class Number(msgspec.Struct):
     number: int
 
 
-class Who(msgspec.Struct):
+class Credentials(msgspec.Struct):
     pid: int
     uid: int
     gid: int
@@ -105,7 +105,7 @@ class Who(msgspec.Struct):
 
 
 class Lab:
-    """The handlers, with what they saw."""
+    """The handlers of the interface, and a record of their calls."""
 
     def __init__(self) -> None:
         self.echoed: list[str] = []
@@ -116,8 +116,8 @@ class Lab:
         self.echoed.append(parameters.text)
         return Text(parameters.text)
 
-    async def who_am_i(self, parameters: Nothing, peer: Peer) -> Who:
-        return Who(peer.pid, peer.uid, peer.gid, sorted(peer.groups), peer.pidfd)
+    async def who_am_i(self, parameters: NoParameters, peer: Peer) -> Credentials:
+        return Credentials(peer.pid, peer.uid, peer.gid, sorted(peer.groups), peer.pidfd)
 
     async def fail(self, parameters: Fail, peer: Peer) -> Text | None:
         match parameters.how:
@@ -146,31 +146,32 @@ class Lab:
         self.slept.append(parameters.seconds)
         return Slept(parameters.seconds)
 
-    async def count(self, parameters: Count, peer: Peer) -> AsyncIterator[Number]:
+    async def count(self, parameters: Count, peer: Peer) -> AsyncGenerator[Number, None]:
         try:
             for number in range(parameters.to):
-                if parameters.pause is not None:
-                    await asyncio.sleep(parameters.pause)
+                await asyncio.sleep(parameters.pause or 0)
                 yield Number(number)
             if parameters.fail:
                 raise VarlinkError(f"{NAME}.Wanted", {"why": "at the end"})
         finally:
             self.closed_streams += 1
 
-    async def bulky(self, parameters: Nothing, peer: Peer) -> AsyncIterator[Text]:
+    async def bulky(self, parameters: NoParameters, peer: Peer) -> AsyncGenerator[Text, None]:
         try:
             yield Text("x" * 4 * 1024 * 1024)
-            await asyncio.sleep(60)
+            # The server sends the first item when it has the second one.
+            yield Text("")
         finally:
             self.closed_streams += 1
 
-    def refused(self, parameters: Nothing, peer: Peer) -> AsyncIterator[Number]:
+    async def refused(self, parameters: NoParameters, peer: Peer) -> AsyncGenerator[Number, None]:
         raise VarlinkError("org.varlink.service.PermissionDenied")
+        yield Number(0)  # makes this function a generator
 
-    async def one(self, parameters: Nothing, peer: Peer) -> Number:
+    async def one(self, parameters: msgspec.Struct, peer: Peer) -> Number:
         return Number(1)
 
-    async def several(self, parameters: Nothing, peer: Peer) -> AsyncIterator[Number]:
+    async def several(self, parameters: NoParameters, peer: Peer) -> AsyncGenerator[Number, None]:
         yield Number(1)
         yield Number(2)
 
@@ -180,19 +181,19 @@ class Lab:
             DESCRIPTION,
             {
                 "Echo": Method(Echo, self.echo),
-                "WhoAmI": Method(Nothing, self.who_am_i),
+                "WhoAmI": Method(NoParameters, self.who_am_i),
                 "Fail": Method(Fail, self.fail),
                 "Sleep": Method(Sleep, self.sleep),
-                "Count": Method(Count, stream=self.count),
-                "Bulky": Method(Nothing, stream=self.bulky),
-                "Refused": Method(Nothing, stream=self.refused),
-                "Either": Method(Nothing, self.one, self.several),
+                "Count": Method(Count, self.one, self.count),
+                "Bulky": Method(NoParameters, self.one, self.bulky),
+                "Refused": Method(NoParameters, self.one, self.refused),
+                "Either": Method(NoParameters, self.one, self.several),
             },
         )
 
 
-class Running:
-    """A server in a thread. ``close`` ends it and returns how long that took, in seconds."""
+class RunningServer:
+    """A server in a thread. ``close`` stops it and returns the seconds that this took."""
 
     def __init__(self, path: str, limits: Limits | None = None, listener: socket.socket | None = None) -> None:
         self.path = path
@@ -234,8 +235,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(path: str, limits: Limits | None = None, listener: socket.socket | None = None) -> Iterator[Running]:
-    server = Running(path, limits, listener)
+def running(
+    path: str, limits: Limits | None = None, listener: socket.socket | None = None
+) -> Iterator[RunningServer]:
+    server = RunningServer(path, limits, listener)
     try:
         yield server
     finally:
@@ -243,7 +246,7 @@ def running(path: str, limits: Limits | None = None, listener: socket.socket | N
 
 
 class Wire:
-    """A client that sends exactly what it is told."""
+    """A client that sends the given bytes unchanged."""
 
     def __init__(self, path: str, timeout_s: float = 60.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -267,7 +270,7 @@ class Wire:
         self.send(json.dumps(call).encode() + b"\0")
 
     def reply(self) -> dict[str, Any]:
-        """The next reply. Raises EOFError at the end of file."""
+        """Return the next reply. Raises EOFError at the end of file."""
         while b"\0" not in self._data:
             data = self.socket.recv(65536)
             if not data:
@@ -278,7 +281,7 @@ class Wire:
         return reply
 
     def is_cut(self) -> bool:
-        """Whether the server closes the connection, without a reply, within the time-out."""
+        """Return whether the server closes the connection, without a reply, within the time-out."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -287,14 +290,14 @@ class Wire:
 
 @contextlib.contextmanager
 def public_directory() -> Iterator[Path]:
-    """A directory that other users can pass through, unlike pytest's."""
+    """Yield a directory that other users can pass through, unlike pytest's."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o711)
         yield Path(directory)
 
 
 def works(path: str) -> bool:
-    """Whether a new connection is served."""
+    """Return whether the server answers on a new connection."""
     with Wire(path) as wire:
         wire.call(f"{NAME}.Echo", {"text": "still here"})
         return wire.reply() == {"parameters": {"text": "still here"}}

@@ -43,7 +43,7 @@ def test_a_client_cannot_claim_under_a_name_of_the_daemons_own(machine: Machine,
         "ReportPods": {},
     }
     for verb, parameters in calls.items():
-        with pytest.raises(VarlinkError, match="resctrlmond's own") as refused:
+        with pytest.raises(VarlinkError, match="reserved for resctrlmond") as refused:
             machine.call(verb, claim=owner, **parameters)
         assert refused.value.name == f"{ERRORS}.InvalidRequest", verb
     assert machine.groups() == ["other"]
@@ -87,7 +87,7 @@ def test_a_claim_of_any_name_ends_by_the_rule_that_its_request_names(machine: Ma
     child.kill()
     child.wait()
     assert machine.reaches("k", "completed")
-    with pytest.raises(VarlinkError, match="resctrlmond's own"):
+    with pytest.raises(VarlinkError, match="reserved for resctrlmond"):
         machine.call("Create", key="l", claim="engine", endRule="tasks")
 
 

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from resctrlmond.api.varlink.client import Client, NotRunning, ProtocolError, VarlinkError
+from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
 from resctrlmond.resctrl.counters import parse_value
 from tests.daemon.conftest import MANAGER, Machine
 from tests.truth.ours import OTHER, reported, unseen
@@ -25,7 +25,7 @@ _MOST_DELAY_S = 0.05
 # The daemon goes by the clock: so much of it goes by in one second of the script, and while an end is to be noticed.
 _PAUSE_S = 0.02
 _WAIT_S = 0.1
-_GONE = (NotRunning, ProtocolError, ConnectionError)
+_GONE = (DaemonUnavailable, ProtocolError, ConnectionError)
 
 
 def _claim(owner: Owner) -> str:

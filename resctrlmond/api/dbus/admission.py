@@ -91,7 +91,7 @@ class Admission:
         """Give the place of a call to the next one."""
         self._forget(admitted.sender)
         uid = admitted.caller.uid
-        if self._policy.may_everything(admitted.caller):
+        if self._policy.is_privileged(admitted.caller):
             return
         self._running[uid] -= 1
         self._next(uid)
@@ -111,7 +111,7 @@ class Admission:
         if caller is not None and self._floods(caller):
             return False
         error: Exception | None = self._limit(header, caller)
-        if error is None and caller is not None and not self._policy.may_everything(caller):
+        if error is None and caller is not None and not self._policy.is_privileged(caller):
             error = self._denial(header, caller)
         # Also a caller that is not known yet must not fill the bus with errors. Its other calls may be root's.
         if error is not None and (caller is not None or not self._unread.is_flooded(None)):
@@ -155,7 +155,7 @@ class Admission:
                 self._drop(call, problem)
 
     def _admit(self, call: HeldCall, caller: Caller) -> None:
-        if self._policy.may_everything(caller):
+        if self._policy.is_privileged(caller):
             self._forward(call, caller)
             return
         if self._floods(caller):
@@ -199,7 +199,7 @@ class Admission:
             del self._calls[sender]
 
     def _floods(self, caller: Caller) -> bool:
-        return not self._policy.may_everything(caller) and self._unread.is_flooded(caller.uid)
+        return not self._policy.is_privileged(caller) and self._unread.is_flooded(caller.uid)
 
     def _limit(self, header: Header, caller: Caller | None) -> DBusError | None:
         """The reason why a call is too long, or one too many."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from resctrlmond.api.varlink.streams import receive
+from resctrlmond.api.connections import receive
 from resctrlmond.resctrl.processes import Descriptor
 
 BUS_NAME = "org.freedesktop.DBus"

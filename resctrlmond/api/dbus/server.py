@@ -243,7 +243,7 @@ class _Connection:
             waits = self._presence(call, sender, time.monotonic())
             caller = replace(admitted.caller, waits=waits, descriptors=admitted.descriptors)
             size = self._objects.reply_bytes(call)
-            is_trusted = self._service.policy.may_everything(caller)
+            is_trusted = self._service.policy.is_privileged(caller)
             # Root's calls that change something never wait for what has not been read.
             async with self._lease(caller.uid, size, is_limited=bool(size) or not is_trusted):
                 signature, body = await self._objects.answer(call, caller)

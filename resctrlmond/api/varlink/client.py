@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small synchronous varlink client."""
+"""A synchronous varlink client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import Call, FrameBuffer, Parameters, ProtocolError, Reply, VarlinkError
 
-__all__ = ["Client", "NotRunning", "ProtocolError", "VarlinkError"]
+__all__ = ["Client", "DaemonUnavailable", "ProtocolError", "VarlinkError"]
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ _MAX_REPLY_BYTES = 64 * 1024 * 1024
 _RECEIVE_BYTES = 262144
 
 
-class NotRunning(ConnectionError):
-    """Nobody listens at the socket: there is none, or its server is gone. ``path`` is where."""
+class DaemonUnavailable(ConnectionError):
+    """No process listens on the socket, or the socket does not exist. ``path`` is the path of the socket."""
 
     def __init__(self, path: str, cause: OSError) -> None:
         remedy = "start it with 'systemctl start resctrlmond.socket'"
@@ -38,10 +38,10 @@ class NotRunning(ConnectionError):
 class Client:
     """A connection to the varlink socket at ``path``; a context manager.
 
-    ``timeout_s`` bounds connecting, and each call from sending to its complete reply. A connection that broke, or
-    on which replies are left over, is closed, and the next call makes a new one. Not for use by several threads at
-    once. Calls raise VarlinkError for an error reply, NotRunning, PermissionError and TimeoutError with a sentence
-    to show, ProtocolError for a reply that makes no sense, and ConnectionError when the server goes away.
+    ``timeout_s`` limits the time to connect, and the time of each call until its reply is complete. After a failure,
+    or if replies were not read, the connection is closed, and the next call opens a new one. Not for several threads
+    at once. Calls raise VarlinkError for an error reply; DaemonUnavailable, PermissionError and TimeoutError with a
+    message for the user; ProtocolError for an invalid reply; ConnectionError if the server closes the connection.
     """
 
     def __init__(self, path: str, timeout_s: float = 45.0) -> None:
@@ -84,7 +84,7 @@ class Client:
         reply: Any = dict,
         descriptors: Sequence[int] = (),
     ) -> Any:
-        """Call a method, by its full name, and return its reply's parameters as ``reply``.
+        """Call a method, by its full name, and return the parameters of its reply as ``reply``.
 
         The server gets a copy of each of ``descriptors``.
         """
@@ -117,11 +117,11 @@ class Client:
         reply: Any = dict,
         timeout_s: float | None = None,
     ) -> Iterator[Any]:
-        """Call a method with ``more`` and yield each reply's parameters as ``reply``.
+        """Call a method with ``more`` and yield the parameters of each reply as ``reply``.
 
-        ``timeout_s`` bounds the wait for each reply (None: for ever). A last reply without parameters is not
-        yielded: it only says that the stream is over. Make no other call before the iterator is used up or
-        closed by its ``close()``.
+        ``timeout_s`` limits the wait for each reply (None: no limit). A last reply without parameters only ends the
+        stream and is not yielded. Do not start another call before the iterator has ended or was closed with its
+        ``close()``.
         """
         deadline = time.monotonic() + self._timeout_s
         self._send(Call(method, wire.encode_parameters(parameters), more=True), deadline)
@@ -147,7 +147,7 @@ class Client:
         connection = self._connected()
         with self._closing_on_failure():
             connection.settimeout(_remaining(deadline))
-            # They come with the first byte that is sent (unix(7), SCM_RIGHTS).
+            # The first byte that is sent carries the descriptors (unix(7), SCM_RIGHTS).
             sent = socket.send_fds(connection, [message], descriptors) if descriptors else 0
             connection.settimeout(_remaining(deadline))
             connection.sendall(message[sent:])
@@ -155,7 +155,7 @@ class Client:
     def _receive(self, deadline: float | None) -> Reply:
         connection = self._socket
         if connection is None:
-            raise ConnectionError(f"{self._path}: the connection was closed while a reply was awaited")
+            raise ConnectionError(f"{self._path}: the connection was closed before the reply")
         with self._closing_on_failure():
             while (message := self._frames.next()) is None:
                 connection.settimeout(None if deadline is None else _remaining(deadline))
@@ -167,7 +167,7 @@ class Client:
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
-        # Whatever interrupts a call leaves a reply under way that the next call would take for its own.
+        # After an interrupted call, a new connection is necessary: the next call would get the late reply.
         try:
             yield
         except TimeoutError as error:
@@ -192,8 +192,8 @@ def _remaining(deadline: float) -> float:
 def _connect(path: str, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Only a blocking connect() waits for room in the backlog, for as long as SO_SNDTIMEO says
-        # (net/unix/af_unix.c, unix_stream_connect()); a socket with settimeout() is refused at once.
+        # Only a blocking connect() waits for room in the backlog, up to SO_SNDTIMEO (net/unix/af_unix.c,
+        # unix_stream_connect()). With settimeout(), connect() fails at once.
         timeval = struct.pack("ll", int(timeout_s), max(1, int(timeout_s % 1 * 1_000_000)))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         connection.connect(path)
@@ -205,13 +205,13 @@ def _connect(path: str, timeout_s: float) -> socket.socket:
 
 def _explained(error: OSError, path: str) -> OSError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED):
-        return NotRunning(path, error)
+        return DaemonUnavailable(path, error)
     if error.errno in (errno.EACCES, errno.EPERM):
         text = "access denied; root and the members of the group 'resctrlmon' may use resctrlmond"
         return PermissionError(error.errno, text, path)
     if error.errno == errno.EAGAIN:
         return TimeoutError(errno.ETIMEDOUT, "resctrlmond accepts no connections at the moment", path)
-    # A path that is too long has no errno of its own.
+    # Python raises OSError without an errno for a path that is too long.
     return OSError(error.errno or errno.ENAMETOOLONG, f"cannot connect: {error.strerror or error}", path)
 
 

@@ -1,26 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One varlink connection on the server's side: reads calls, has them answered, writes the replies in order."""
+"""Serve one varlink connection: read calls, run them one after another, and write their replies.
+
+The checks of a call, from the bytes of the socket to the call of the manager:
+
+1. ``server.Server``: room for another connection of this user and process, when the connection is accepted.
+2. ``messages.FrameBuffer``: the length of the message, by the rights of the peer, and the number of descriptors.
+3. ``messages.decode_call``: the JSON object of a varlink call.
+4. ``service.Service.resolve``: the interface and the method exist; the peer may call the method
+   (``access.Policy``); then the types of the parameters.
+5. ``budget.ReplyBudget``: memory for the reply. Calls that change something do not wait for it.
+6. ``verbs.Service``: the policy again, for all interfaces, and for readers a free thread (``workers.Lane``).
+7. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from resctrlmond.api.budget import Lease, ReplyBudget
+from resctrlmond.api.connections import HangupWatch, receive
 from resctrlmond.api.peer import Peer, is_trusted
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import Call, FrameBuffer, Reply, VarlinkError
 from resctrlmond.api.varlink.service import Service
-from resctrlmond.api.varlink.streams import HangupWatch, receive, send_all
 
 _log = logging.getLogger(__name__)
 
@@ -29,22 +39,24 @@ _RECEIVE_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may take of the server.
+    """Limits of the server for its clients.
 
-    ``message_bytes`` bounds one message of uid 0 and of the server's own user, ``message_bytes_of_others`` that of
-    all others: what they send is decoded before it is known whether they may call that, and what they may call takes
-    no more than a key. A connection is cut when a message that has begun is not complete after ``receive_timeout_s``,
-    or a reply is not read within ``send_timeout_s``; it may be idle for ever. Of ``connections`` in all,
-    ``reserved_for_root`` are for uid 0 only; any other uid may hold ``connections_per_uid``. One process of uid 0 may
-    hold ``connections_per_process``: every container's hook is a process of its own, so an agent that leaks
-    connections cannot lock hooks out. At each of these limits, the connection that has been idle longest makes room
-    if it has been idle for ``idle_s``. If all ``connections`` are taken, an idle one of the process with the most
-    makes room at once for a process of uid 0 with fewer.
+    ``message_bytes`` limits a message of uid 0 and of the server's own user, ``message_bytes_of_others`` a message of
+    other users: the server decodes a message before it checks the caller's rights, and the methods that other users
+    may call need no more than a key. The server closes a connection if a message is incomplete after
+    ``receive_timeout_s``, or if the client does not read a reply within ``send_timeout_s``. An idle connection has no
+    time limit.
+
+    Of all ``connections``, ``reserved_for_root`` are for uid 0 only. Any other uid may have ``connections_per_uid``.
+    One process of uid 0 may have ``connections_per_process``: an agent that leaks connections must not exclude the
+    hooks, which are one process for each container. At each of these limits, the server closes the connection that
+    has been idle longest, if it has been idle for ``idle_s``. If all ``connections`` are taken, the server closes an
+    idle connection of the process with the most connections at once for a process of uid 0 that has fewer.
     """
 
     message_bytes: int = 2 * 1024 * 1024
     message_bytes_of_others: int = 16 * 1024
-    # As many containers as a node may start at once, each with a hook that would go unheard otherwise.
+    # The hooks of all containers that a node may start at once.
     connections: int = 1024
     connections_per_uid: int = 64
     reserved_for_root: int = 800
@@ -55,7 +67,7 @@ class Limits:
 
 
 class Connection:
-    """One accepted connection. ``serve`` runs in a task of its own; who started it closes the connection."""
+    """One accepted connection. ``serve`` runs in its own task; the server then calls ``close``."""
 
     def __init__(
         self,
@@ -76,17 +88,17 @@ class Connection:
         self._hangups = hangups
         self._internal_error = internal_error
         trusted = is_trusted(peer.uid)
-        # Those of others the kernel closes as they arrive.
+        # The kernel closes descriptors of other users.
         self._descriptors_at_once = wire.MAX_DESCRIPTORS if trusted else 0
         self._frames = FrameBuffer(limits.message_bytes if trusted else limits.message_bytes_of_others)
         self._draining = False
-        # Since when no call has been under way, by the loop's clock; None while one is.
+        # The loop's time since which no call has been running; None while a call is running.
         self.idle_since: float | None = asyncio.get_running_loop().time()
-        # Whether nothing would be left half done: between calls, and in streams, which may have no end.
+        # Whether the task can be cancelled at once: between calls, and in streams, which only read.
         self._interruptible = True
 
     def drain(self, task: asyncio.Task[None]) -> None:
-        """End ``task``, which runs ``serve``: at once between calls and in streams, else after this reply."""
+        """End ``task``, which runs ``serve``: at once between calls and in streams, otherwise after the reply."""
         self._draining = True
         self.idle_since = None
         if self._interruptible:
@@ -99,7 +111,7 @@ class Connection:
         self.peer.close()
 
     async def serve(self) -> None:
-        """Answer calls, one after another, until the peer ends or breaks the protocol or a limit."""
+        """Answer calls, one after another, until the peer closes the connection or violates a rule or limit."""
         try:
             while not self._draining and (message := await self._receive()) is not None:
                 self._interruptible = False
@@ -107,21 +119,21 @@ class Connection:
                 descriptors = self._frames.descriptors()
                 self.peer = dataclasses.replace(self.peer, descriptors=descriptors)
                 await self._answer(wire.decode_call(message))
-                # Not if this is cancelled: the call's thread goes on, and may use them.
+                # Not after a cancellation: the thread of the call still runs, and may use the descriptors.
                 for descriptor in descriptors:
                     descriptor.close()
                 self._interruptible = True
                 self.idle_since = asyncio.get_running_loop().time()
         except OSError as error:
-            # Also ProtocolError and TimeoutError. Handlers' own errors never come here.
+            # ProtocolError and TimeoutError are OSErrors. _outcome() handles the errors of handlers.
             _log.debug("closed the connection of process %d, uid %d: %s", self.peer.pid, self.peer.uid, error)
 
     async def _receive(self) -> bytes | None:
-        # The next message; None at the end of file, be it in the middle of a message.
+        # Return the next message; None at the end of file, even within a message.
         loop = asyncio.get_running_loop()
         deadline = None
         while True:
-            # sock_recv() and sock_sendall() only yield to others when they have to wait.
+            # Let other tasks run: sock_recv() and sock_sendall() yield only if they have to wait.
             await asyncio.sleep(0)
             message = self._frames.next()
             if message is not None:
@@ -148,18 +160,16 @@ class Connection:
         async with contextlib.AsyncExitStack() as stack:
             lease = await self._leased(stack, method.reply_bytes)
             if call.more and method.stream is not None:
-                await self._answer_stream(call.method, _opened(method.stream, parameters, self.peer))
+                await self._answer_stream(call.method, method.stream(parameters, self.peer))
                 return
-            # resolve() refuses a call without "more" where there is no handler.
-            assert method.handler is not None
-            peer = self.peer.unheard() if call.oneway else self.peer
-            reply = await self._outcome(call.method, functools.partial(method.handler, parameters, peer))
-            if reply is not None and not call.oneway:
+            peer = self.peer.without_presence() if call.oneway else self.peer
+            reply = await self._outcome(call.method, method.handler(parameters, peer))
+            if not call.oneway:
                 lease.shrink(len(bytes(reply.parameters)))
                 await self._send(reply)
 
     async def _leased(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
-        """Wait for a lease. A peer that hangs up meanwhile ends the connection: only reads wait."""
+        """Wait for a lease. If the peer closes the connection meanwhile, end the task: only calls that read wait."""
         entering = stack.enter_async_context(self._budget.lease(self.peer.uid, size))
         if not size:
             return await entering
@@ -172,42 +182,32 @@ class Connection:
         return lease
 
     async def _answer_stream(self, method: str, items: AsyncGenerator[msgspec.Struct, None]) -> None:
+        """Send each item as a reply, all but the last with ``continues``. Send a reply when the next item exists."""
         task = asyncio.current_task()
         assert task is not None
         self._interruptible = True
         async with contextlib.aclosing(items):
             with self._hangups.watching(self._socket, task.cancel):
-                step = functools.partial(self._outcome, method, items.__anext__, may_end=True)
-                await send_all(step, self._send)
+                reply = await self._outcome(method, anext(items, None))
+                while reply.error is None:
+                    following = await self._outcome(method, anext(items, None))
+                    if following == Reply():
+                        break
+                    await self._send(msgspec.structs.replace(reply, continues=True))
+                    reply = following
+                await self._send(reply)
 
-    async def _outcome(
-        self, method: str, step: Callable[[], Awaitable[msgspec.Struct | None]], *, may_end: bool = False
-    ) -> Reply | None:
-        # What a handler, or one step of a stream, came to; None: the stream is at its end.
+    async def _outcome(self, method: str, result: Awaitable[msgspec.Struct | None]) -> Reply:
+        """Return the reply with the result of a handler, or with its error. Log errors that are not VarlinkError."""
         try:
             try:
-                return Reply(wire.encode_parameters(await step()))
+                return Reply(wire.encode_parameters(await result))
             except VarlinkError as error:
                 return wire.error_reply(error)
-        except (Exception, asyncio.CancelledError) as error:
-            if may_end and isinstance(error, StopAsyncIteration):
-                return None
-            # A handler may stumble over a cancelled future of its own; that does not end the connection.
+        except (Exception, asyncio.CancelledError):
+            # The handler may have awaited a cancelled future, which must not end the connection.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             _log.exception("%s failed for process %d, uid %d", method, self.peer.pid, self.peer.uid)
             return Reply(error=self._internal_error)
-
-
-async def _opened(
-    stream: Callable[[Any, Peer], AsyncIterator[msgspec.Struct]], parameters: Any, peer: Peer
-) -> AsyncGenerator[msgspec.Struct, None]:
-    # Makes the opening of a stream, where access is often refused, a part of its first step.
-    items = stream(parameters, peer)
-    try:
-        async for item in items:
-            yield item
-    finally:
-        if isinstance(items, AsyncGenerator):
-            await items.aclose()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The varlink door: the verbs and the hook as interfaces of our varlink server."""
+"""Offer the verbs as the varlink interfaces org.resctrlmon.Manager and org.resctrlmon.Hook."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
@@ -20,12 +20,12 @@ URL = "https://github.com/resctrlmon/resctrlmond"
 
 
 def description(interface: str) -> str:
-    """The interface's description in the varlink IDL, as the package holds it."""
+    """Return the description of an interface in varlink's interface definition language."""
     return resources.files("resctrlmond.api").joinpath(f"{interface}.varlink").read_text(encoding="utf-8")
 
 
 def server(service: Service) -> Server:
-    """A varlink server with both interfaces; the caller starts it on its sockets."""
+    """Return a varlink server with both interfaces. The caller starts it with a listening socket."""
     interfaces = [
         Interface(
             name=interface,
@@ -74,8 +74,8 @@ def _verb(service: Service, name: str) -> Callable[[Any, Peer], Awaitable[msgspe
     return call
 
 
-def _stream(service: Service, name: str) -> Callable[[Any, Peer], AsyncIterator[msgspec.Struct]]:
-    async def stream(_request: Any, peer: Peer) -> AsyncIterator[msgspec.Struct]:
+def _stream(service: Service, name: str) -> Callable[[Any, Peer], AsyncGenerator[msgspec.Struct, None]]:
+    async def stream(_request: Any, peer: Peer) -> AsyncGenerator[msgspec.Struct, None]:
         try:
             async for page in service.stream(name, caller_of(peer)):
                 yield page
@@ -86,7 +86,7 @@ def _stream(service: Service, name: str) -> Callable[[Any, Peer], AsyncIterator[
 
 
 def caller_of(peer: Peer) -> Caller:
-    """The caller that a connection's credentials speak of."""
+    """Return the caller with the credentials of the connection."""
     return Caller(
         uid=peer.uid,
         gid=peer.gid,
@@ -99,5 +99,5 @@ def caller_of(peer: Peer) -> Caller:
 
 
 def reply_of(error: ResctrlError) -> VarlinkError:
-    """The error reply for a typed error."""
+    """Return the error reply for an error of the manager."""
     return VarlinkError(name_of(error).varlink, parameters(error))

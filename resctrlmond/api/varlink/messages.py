@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a varlink connection carries: NUL-terminated JSON messages, calls, replies and errors."""
+"""Encode and decode varlink messages: calls, replies and errors, as JSON that a NUL ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from resctrlmond.resctrl.processes import Descriptor
 
-# What ``parameters`` may be on the way out: a struct, or a dict whose keys go on the wire as they are.
+# Parameters to encode: a struct, or a dict whose keys are used unchanged.
 Parameters: TypeAlias = msgspec.Struct | dict[str, Any]
 
 SERVICE = "org.varlink.service"
@@ -20,25 +20,24 @@ INTERFACE_NOT_FOUND = f"{SERVICE}.InterfaceNotFound"
 METHOD_NOT_FOUND = f"{SERVICE}.MethodNotFound"
 INVALID_PARAMETER = f"{SERVICE}.InvalidParameter"
 PERMISSION_DENIED = f"{SERVICE}.PermissionDenied"
-EXPECTED_MORE = f"{SERVICE}.ExpectedMore"
 
 _T = TypeVar("_T")
 _Envelope = TypeVar("_Envelope", "Call", "Reply")
 
-# RecursionError: msgspec counts its nesting against Python's recursion limit, which so bounds the depth.
+# RecursionError: Python's recursion limit bounds the nesting that msgspec decodes.
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-# msgspec's words for what is wrong, as "... - at `$.keys[0].name`" and "Object ... field `pid`". The path is
-# looked for first: a field that is missing further down belongs to the parameter at the top.
+# The messages of msgspec end in "... - at `$.keys[0].name`" or "... field `pid`". The path is searched first: if a
+# nested field is missing, the invalid parameter is the one at the top.
 _PATH = re.compile(r" - at `\$\.([^.\[`]+)[^`]*`\Z")
 _FIELD = re.compile(r" field `(.*)`\Z", re.DOTALL)
 
 
 class VarlinkError(Exception):
-    """An error reply: raised by a handler on one side, and by the client's call on the other.
+    """An error reply. A handler raises it in the server, and ``Client.call`` raises it in the client.
 
-    ``name`` is fully qualified (``org.resctrlmon.Manager.NoSuchGroup``); ``parameters`` are the fields that
-    the interface's description gives that error.
+    ``name`` is fully qualified (``org.resctrlmon.Manager.NoSuchGroup``); ``parameters`` are the fields that the
+    description of the interface declares for the error.
     """
 
     def __init__(self, name: str, parameters: dict[str, Any] | None = None) -> None:
@@ -52,21 +51,20 @@ class VarlinkError(Exception):
 
 
 class ProtocolError(ConnectionError):
-    """The other side does not speak varlink, or too much at once; the connection is of no further use."""
+    """The peer violated the varlink protocol or sent too much. The connection cannot be used any more."""
 
 
-# Our methods take one.
+# The most descriptors of one message. The methods of resctrlmond use one.
 MAX_DESCRIPTORS = 16
 
-# What stands for omitted parameters, in both directions.
+# Parameters that are left out.
 _NONE = msgspec.Raw()
 
 
 class Call(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A request as it is on the wire.
+    """A call. Unknown keys are refused, as in sd-varlink, so that a misspelt "oneway" is an error.
 
-    Other keys make it no call, as for sd-varlink: a misspelt "oneway" must not go unseen. ``parameters`` stay
-    undecoded until the method, and so their type, is known.
+    ``parameters`` are decoded later: their type depends on the method.
     """
 
     method: str
@@ -77,7 +75,7 @@ class Call(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Reply(msgspec.Struct, omit_defaults=True):
-    """An answer as it is on the wire; with ``continues`` another one to the same call follows."""
+    """A reply. With ``continues``, another reply to the same call follows."""
 
     parameters: msgspec.Raw = _NONE
     continues: bool | None = None
@@ -85,10 +83,10 @@ class Reply(msgspec.Struct, omit_defaults=True):
 
 
 class FrameBuffer:
-    """Cuts a byte stream into messages, each byte being looked at once.
+    """Splits a byte stream into messages. Searches each byte once.
 
-    ``max_message`` bounds a message in bytes, without its NUL. What lies behind a complete message is kept for
-    the next one, so at most ``max_message`` bytes plus those of one ``feed`` are held.
+    ``max_message`` limits the bytes of a message without its NUL. Bytes after a complete message are kept for the
+    next one, so the buffer holds at most ``max_message`` bytes and those of one ``feed``.
 
     File descriptors belong to the message that holds the last byte of the ``feed`` that they came with: a
     recvmsg(2) does not read past what was sent with descriptors (net/unix/af_unix.c, unix_stream_read_generic()).
@@ -98,7 +96,7 @@ class FrameBuffer:
         self._max = max_message
         self._data = bytearray()
         self._searched = 0
-        # By the number of bytes that were fed up to them; of all bytes, those that were given out.
+        # Each descriptor with the number of bytes that were fed when it came; and the number of bytes taken out.
         self._descriptors: list[tuple[int, Descriptor]] = []
         self._taken = 0
 
@@ -106,7 +104,7 @@ class FrameBuffer:
         return len(self._data)
 
     def feed(self, data: bytes, descriptors: Sequence[Descriptor] = ()) -> None:
-        """Append what was read from the socket. Raises ProtocolError if too many descriptors wait for a message."""
+        """Append bytes and descriptors from the socket. Raises ProtocolError if there are too many descriptors."""
         self._data += data
         end = self._taken + len(self._data)
         self._descriptors += [(end, descriptor) for descriptor in descriptors]
@@ -114,15 +112,15 @@ class FrameBuffer:
             raise ProtocolError(f"more than {MAX_DESCRIPTORS} file descriptors come with a message")
 
     def descriptors(self) -> tuple[Descriptor, ...]:
-        """Those that came with the message which ``next`` returned last; each is given once."""
+        """Return the descriptors of the message that ``next`` returned last, and remove them from the buffer."""
         found = tuple(descriptor for end, descriptor in self._descriptors if end <= self._taken)
         self._descriptors = [one for one in self._descriptors if one[0] > self._taken]
         return found
 
     def next(self) -> bytes | None:
-        """The next complete message without its NUL; None when there is none yet.
+        """Return the next complete message without its NUL; None if there is none yet.
 
-        Raises ProtocolError for a message over the bound, ended or not.
+        Raises ProtocolError if a message is too long, whether or not it is complete.
         """
         end = self._data.find(0, self._searched)
         if max(end, 0) > self._max or (end < 0 and len(self._data) > self._max):
@@ -138,26 +136,26 @@ class FrameBuffer:
 
 
 def encode_parameters(parameters: Parameters | None) -> msgspec.Raw:
-    """Parameters for a Call or Reply; empty ones are left out, as the canonical encoding has it.
+    """Encode the parameters of a call or reply. Empty parameters are left out.
 
-    Raises TypeError or ValueError for what JSON cannot carry, such as a lone surrogate.
+    Raises TypeError or ValueError if JSON has no representation, as for a lone surrogate.
     """
     text = msgspec.json.encode(parameters or {})
     return _NONE if text == b"{}" else msgspec.Raw(text)
 
 
 def error_reply(error: VarlinkError) -> Reply:
-    """The reply that carries an error. Raises as ``encode_parameters``."""
+    """Return the reply for an error. Raises the errors of ``encode_parameters``."""
     return Reply(encode_parameters(error.parameters), error=error.name)
 
 
 def encode(message: Call | Reply) -> bytes:
-    """A message with the NUL that ends it: JSON escapes U+0000, so it is the only one."""
+    """Encode a message with the NUL that ends it. There is no other NUL, because JSON escapes U+0000."""
     return msgspec.json.encode(message) + b"\0"
 
 
 def decode_call(message: bytes) -> Call:
-    """The request in a message. Raises ProtocolError for whatever is no varlink call."""
+    """Decode a call. Raises ProtocolError if the message is not a varlink call."""
     call = _decode(message, Call)
     if call.oneway and call.more:
         raise ProtocolError("a call has both oneway and more")
@@ -165,15 +163,15 @@ def decode_call(message: bytes) -> Call:
 
 
 def decode_reply(message: bytes) -> Reply:
-    """The reply in a message. Raises ProtocolError for whatever is no varlink reply."""
+    """Decode a reply. Raises ProtocolError if the message is not a varlink reply."""
     return _decode(message, Reply)
 
 
 def decode_parameters(raw: msgspec.Raw, kind: type[_T]) -> _T:
-    """The parameters of a decoded call or reply as ``kind``; omitted, null and ``{}`` are the same.
+    """Decode the parameters of a call or reply as ``kind``. Omitted parameters, null and ``{}`` mean the same.
 
-    Raises msgspec.ValidationError where they do not fit ``kind`` (``parameter_at_fault`` names the field),
-    and ProtocolError where they are no JSON.
+    Raises msgspec.ValidationError if they do not fit ``kind`` (``parameter_at_fault`` returns the field), and
+    ProtocolError if they are not JSON.
     """
     try:
         return msgspec.json.decode(_object(raw), type=kind)
@@ -184,7 +182,7 @@ def decode_parameters(raw: msgspec.Raw, kind: type[_T]) -> _T:
 
 
 def parameter_at_fault(error: msgspec.ValidationError) -> str:
-    """The name of the top-level parameter that a validation error is about."""
+    """Return the name of the top-level parameter that a validation error is about."""
     text = str(error)
     found = _PATH.search(text) or _FIELD.search(text)
     return found[1] if found else "parameters"
@@ -192,7 +190,7 @@ def parameter_at_fault(error: msgspec.ValidationError) -> str:
 
 def _decode(message: bytes, kind: type[_Envelope]) -> _Envelope:
     try:
-        # msgspec skips over undecoded parts without looking whether they are UTF-8.
+        # msgspec does not check that undecoded parts are UTF-8.
         message.decode()
         envelope = msgspec.json.decode(message, type=kind)
     except _NOT_JSON as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A varlink server on unix sockets that no client can stop, starve or fill up."""
+"""A varlink server on unix sockets. Limits keep a client from blocking others or exhausting resources."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from resctrlmond.api.budget import ReplyBudget
+from resctrlmond.api.connections import HangupWatch, has_left
 from resctrlmond.api.peer import Peer, credentials, is_trusted
 from resctrlmond.api.varlink.connection import Connection, Limits
 from resctrlmond.api.varlink.messages import VarlinkError
 from resctrlmond.api.varlink.service import Interface, Method, Service
-from resctrlmond.api.varlink.streams import HangupWatch, has_left
 
 __all__ = ["Interface", "Limits", "Method", "Peer", "Server", "VarlinkError"]
 
 _log = logging.getLogger(__name__)
 
-# Connections accepted before the other work of the event loop has its turn.
+# Connections that are accepted before other work of the event loop runs.
 _ACCEPT_BATCH = 64
 _ACCEPT_PAUSE_S = 0.5
-# A user whose connection was refused has no room for so long: looking for an idle connection takes time.
+# After a refusal, further connections of the user are refused for this time: the search for an idle one is slow.
 _FULL_S = 0.1
-# The same complaint is logged once in this time.
-_COMPLAINT_INTERVAL_S = 60.0
+# A warning of the same kind is logged once in this time.
+_WARNING_INTERVAL_S = 60.0
 
 
 class Server:
-    """Answers varlink calls for ``interfaces`` and, by itself, ``org.varlink.service``.
+    """Answers varlink calls of ``interfaces`` and of ``org.varlink.service``.
 
-    Calls of one connection are answered one after another, those of different connections concurrently. A handler
-    that fails in a way it should not is logged, and answered with the error ``internal_error``, which tells the
-    client nothing else. Lives in one event loop: ``start`` and ``close`` are called there.
+    Calls of one connection are answered one after another, calls of different connections concurrently. An unexpected
+    exception of a handler is logged; the reply is the error ``internal_error`` without details. Belongs to one event
+    loop: call ``start`` and ``close`` there.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class Server:
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._by_uid: Counter[int] = Counter()
         self._by_process: Counter[int] = Counter()
-        # When a connection of a user was last refused.
+        # The time of the last refusal, by user.
         self._full: dict[int, float] = {}
-        self._complained: dict[str, float] = {}
+        self._warned: dict[str, float] = {}
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve a listening unix socket, which the server owns from now on; may be called for several.
+        """Serve a listening unix socket, which the server owns from now on. Can be called for several sockets.
 
-        The socket's backlog stays as it is: ``listen`` would overwrite what systemd set. Raises ValueError for
-        a socket that is no listening unix stream socket.
+        Does not call ``listen``, which would overwrite the backlog that systemd set. Raises ValueError if it is not a
+        listening unix stream socket.
         """
         kind = (listener.family, listener.type)
         if kind != (socket.AF_UNIX, socket.SOCK_STREAM):
-            raise ValueError(f"varlink needs a unix stream socket, to know its peers, not {listener}")
+            raise ValueError(f"varlink needs a unix stream socket, to identify its peers, not {listener}")
         if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise ValueError(f"{listener} does not listen")
         if self._hangups is None:
@@ -80,10 +80,10 @@ class Server:
         self._resume(listener)
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """Stop accepting, and end all connections.
+        """Stop accepting connections, and end all of them.
 
-        Idle ones and streams end at once; a call that is being answered has ``grace_s`` to finish, then its
-        handler is cancelled. Calls that wait behind it are not begun.
+        Idle connections and streams end at once. A call that is running has ``grace_s`` to finish, then its handler
+        is cancelled. Further calls of its connection are not started.
         """
         loop = asyncio.get_running_loop()
         for listener, pause in self._listeners.items():
@@ -116,9 +116,9 @@ class Server:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                # Mostly EMFILE or ENFILE. The connection stays in the backlog and the listener readable, so the
-                # loop would spin without the pause.
-                self._complain("accept", f"cannot accept connections, and will retry: {error}")
+                # Mostly EMFILE or ENFILE. The connection stays in the backlog, so the listener stays readable, and
+                # without the pause the loop would never wait.
+                self._warn("accept", f"cannot accept connections, and will retry: {error}")
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
                 self._listeners[listener] = loop.call_later(_ACCEPT_PAUSE_S, self._resume, listener)
@@ -126,7 +126,7 @@ class Server:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        # The cheapest checks first: the kernel's queue of connections has no order but that in which they came.
+        # The cheapest checks first: connections of a flood come before those of root in the kernel's queue.
         try:
             connection.setblocking(False)
             pid, uid, _ = credentials(connection)
@@ -134,12 +134,12 @@ class Server:
                 connection.close()
                 return
             if not self._has_room(pid, uid):
-                self._complain("full", f"refused a connection of uid {uid}: too many are open")
+                self._warn("full", f"refused a connection of uid {uid}: too many are open")
                 connection.close()
                 return
             peer = Peer.of(connection)
         except OSError as error:
-            self._complain("credentials", f"refused a connection: its peer is not known: {error}")
+            self._warn("credentials", f"refused a connection: its peer is unknown: {error}")
             connection.close()
             return
         assert self._hangups is not None
@@ -159,14 +159,14 @@ class Server:
         task.add_done_callback(self._ended)
 
     def _has_room(self, pid: int, uid: int) -> bool:
-        """Whether one more connection may be served; an idle one may have made room."""
-        rivals = self._rivals(pid, uid)
-        if rivals is None:
+        """Return whether to accept one more connection; close an idle connection if there is no room otherwise."""
+        is_candidate = self._candidates(pid, uid)
+        if is_candidate is None:
             return True
         now = asyncio.get_running_loop().time()
         if uid and now - self._full.get(uid, -math.inf) < _FULL_S:
             return False
-        if self._close_idle(rivals, self._limits.idle_s):
+        if self._close_idle(is_candidate, self._limits.idle_s):
             return True
         if uid == 0 and len(self._connections) >= self._limits.connections:
             largest, most = self._by_process.most_common(1)[0]
@@ -175,8 +175,8 @@ class Server:
         self._full[uid] = now
         return False
 
-    def _rivals(self, pid: int, uid: int) -> Callable[[Peer], bool] | None:
-        """Whose connections take the place that one of this process needs; None if there is room."""
+    def _candidates(self, pid: int, uid: int) -> Callable[[Peer], bool] | None:
+        """Select the peers whose idle connection may be closed for one of this process; None if there is room."""
         limits = self._limits
         if uid == 0:
             if self._by_process[pid] >= limits.connections_per_process:
@@ -188,13 +188,13 @@ class Server:
             return lambda other: other.uid != 0
         return None
 
-    def _close_idle(self, is_rival: Callable[[Peer], bool], idle_s: float) -> bool:
-        """Close the rival connection that has been idle longest; whether one has been idle for long enough."""
+    def _close_idle(self, is_candidate: Callable[[Peer], bool], idle_s: float) -> bool:
+        """Close the candidate that has been idle longest. Return False if none has been idle for ``idle_s``."""
         before = asyncio.get_running_loop().time() - idle_s
         idle = [
             (connection.idle_since, task)
             for task, connection in self._connections.items()
-            if connection.idle_since is not None and connection.idle_since <= before and is_rival(connection.peer)
+            if connection.idle_since is not None and connection.idle_since <= before and is_candidate(connection.peer)
         ]
         if not idle:
             return False
@@ -214,10 +214,10 @@ class Server:
             del self._by_process[pid]
         connection.close()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a connection of uid %d ended in an error", uid, exc_info=error)
+            _log.error("a connection of uid %d ended with an unexpected error", uid, exc_info=error)
 
-    def _complain(self, about: str, text: str) -> None:
+    def _warn(self, about: str, text: str) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._complained.get(about, -math.inf) >= _COMPLAINT_INTERVAL_S:
-            self._complained[about] = now
+        if now - self._warned.get(about, -math.inf) >= _WARNING_INTERVAL_S:
+            self._warned[about] = now
             _log.warning("%s", text)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Varlink interfaces and their methods: finds the method that a call names, and checks its parameters."""
+"""Varlink interfaces and their methods: find the method of a call, check the caller, decode the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -53,32 +53,30 @@ error ExpectedMore ()
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P]):
-    """A method: the type of its parameters and what answers it.
+    """A method: the type of its parameters and its handler.
 
-    ``parameters`` is a struct that forbids unknown fields. ``handler`` answers with one reply (None: no fields).
-    ``stream`` answers a call with ``more`` by any number of replies; a method that has only this one refuses
-    other calls with ExpectedMore. A stream is closed (``aclose()``) when its client goes away and when the server
-    closes. Both raise VarlinkError for an error reply. ``check`` raises one for a peer that may not call the method;
-    it runs before the parameters are decoded. ``reply_bytes`` are reserved in the server's budget before the call,
-    until its reply has been read.
+    ``parameters`` is a struct that forbids unknown fields. ``handler`` returns the reply (None: no fields).
+    ``stream``, if there is one, handles calls with ``more``: each item is a reply, and all but the
+    last have ``continues``. The server closes a stream when the client closes the connection, and when
+    the server stops. Both raise VarlinkError for an error reply. ``check`` raises VarlinkError if the peer may not
+    call the method; it runs before the parameters are decoded. ``reply_bytes`` are reserved in the server's budget
+    before the call, until the client has read the reply.
     """
 
     parameters: type[P]
-    handler: Callable[[P, Peer], Awaitable[msgspec.Struct | None]] | None = None
-    stream: Callable[[P, Peer], AsyncIterator[msgspec.Struct]] | None = None
+    handler: Callable[[P, Peer], Awaitable[msgspec.Struct | None]]
+    stream: Callable[[P, Peer], AsyncGenerator[msgspec.Struct, None]] | None = None
     check: Callable[[Peer], None] | None = None
     reply_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.handler is None and self.stream is None:
-            raise TypeError("a method needs a handler, a stream or both")
         if not self.parameters.__struct_config__.forbid_unknown_fields:
             raise TypeError(f"{self.parameters.__name__} must be declared with forbid_unknown_fields=True")
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An interface: its full name, its description (the text of its ``.varlink`` file), its methods by name."""
+    """An interface: its full name, its description (the text of its ``.varlink`` file) and its methods by name."""
 
     name: str
     description: str
@@ -86,7 +84,7 @@ class Interface:
 
 
 class Info(msgspec.Struct, frozen=True):
-    """What GetInfo answers."""
+    """The reply of GetInfo."""
 
     vendor: str
     product: str
@@ -95,7 +93,7 @@ class Info(msgspec.Struct, frozen=True):
     interfaces: list[str]
 
 
-class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+class _NoParameters(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
@@ -108,14 +106,14 @@ class _Description(msgspec.Struct):
 
 
 class Service:
-    """The interfaces of a server, ``org.varlink.service`` among them."""
+    """The interfaces of a server, with ``org.varlink.service``."""
 
     def __init__(self, interfaces: Iterable[Interface], *, vendor: str, product: str, version: str, url: str) -> None:
         own = Interface(
             wire.SERVICE,
             _SERVICE_DESCRIPTION,
             {
-                "GetInfo": Method(_Nothing, self._get_info),
+                "GetInfo": Method(_NoParameters, self._get_info),
                 "GetInterfaceDescription": Method(_InterfaceName, self._get_interface_description),
             },
         )
@@ -123,18 +121,16 @@ class Service:
         self._info = Info(vendor, product, version, url, list(self._interfaces))
 
     def resolve(self, call: Call, peer: Peer) -> tuple[Method[Any], Any]:
-        """The method that a call of ``peer`` names and its parameters.
+        """Return the method that a call of ``peer`` names, and its decoded parameters.
 
-        Raises VarlinkError if there is no such method, if the peer may not call it, or if it cannot be called like
-        this, and ProtocolError for parameters that are not JSON.
+        Raises VarlinkError if there is no such method, if the peer may not call it, or if the parameters do not fit,
+        and ProtocolError if the parameters are not JSON.
         """
         method = self._method(call.method)
         if method.check is not None:
             method.check(peer)
         if call.upgrade:
             raise VarlinkError(wire.METHOD_NOT_IMPLEMENTED, {"method": call.method})
-        if method.handler is None and not call.more:
-            raise VarlinkError(wire.EXPECTED_MORE)
         try:
             return method, wire.decode_parameters(call.parameters, method.parameters)
         except msgspec.ValidationError as error:
@@ -154,7 +150,7 @@ class Service:
         except KeyError:
             raise VarlinkError(wire.INTERFACE_NOT_FOUND, {"interface": name}) from None
 
-    async def _get_info(self, _parameters: _Nothing, _peer: Peer) -> Info:
+    async def _get_info(self, _parameters: _NoParameters, _peer: Peer) -> Info:
         return self._info
 
     async def _get_interface_description(self, parameters: _InterfaceName, _peer: Peer) -> _Description:
