@@ -36,7 +36,7 @@ from resctrlmond.workloads.model import Workload
 from resctrlmond.yaml_file import ConfigError
 
 if TYPE_CHECKING:
-    from resctrlmond.api.dbus.server import DBusDoor
+    from resctrlmond.api.dbus.server import DBusServer
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Daemon:
                 return
             watch = Watch(self._on_end)
             opened.callback(watch.close)
-            dbus = self._dbus_door()
+            dbus = self._dbus_server()
             self._follow_changes(loop, watch, dbus)
             manager = self._manager
             reaction = Reaction(self._workers, manager.react, lambda: manager.react_rest_s, manager.events_fd)
@@ -188,13 +188,13 @@ class Daemon:
             return passed["varlink"]
         return sockets.listen(self._config.varlink_socket, 0o660, self._setup.gid)
 
-    def _dbus_door(self) -> DBusDoor | None:
+    def _dbus_server(self) -> DBusServer | None:
         if not self._config.dbus:
             return None
         # Not at the top: without D-Bus its library need not be installed.
-        from resctrlmond.api.dbus.server import DBusDoor  # noqa: PLC0415
+        from resctrlmond.api.dbus.server import DBusServer  # noqa: PLC0415
 
-        return DBusDoor(
+        return DBusServer(
             self._service,
             set_log_level=journal.set_level,
             get_log_level=journal.level,
@@ -204,7 +204,7 @@ class Daemon:
         )
 
     @staticmethod
-    async def _start_dbus(dbus: DBusDoor) -> None:
+    async def _start_dbus(dbus: DBusServer) -> None:
         from resctrlmond.api.dbus.server import NameTaken  # noqa: PLC0415
 
         try:
@@ -212,7 +212,7 @@ class Daemon:
         except NameTaken as error:
             raise StartupError(error, Exit.ALREADY_RUNNING) from error
 
-    def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusDoor | None) -> None:
+    def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusServer | None) -> None:
         def changed(key: str, workload: Workload | None) -> None:
             # The workload may be outdated by now: the watch needs the newest one.
             watch.update(key, self._manager.find(key))

@@ -117,7 +117,7 @@ class Lab:
         """The door, open, and told of the manager's changes as the daemon tells it."""
         loop = asyncio.get_running_loop()
         with contextlib.closing(Workers()) as workers:
-            door = self.module.DBusDoor(
+            door = self.module.DBusServer(
                 Service(self.manager, Policy(readers=READERS), workers),
                 set_log_level=self.levels.append,
                 get_log_level=lambda: self.levels[-1],

@@ -72,14 +72,14 @@ def test_large_messages_are_held_within_8_mib_until_their_senders_are_known(
     async def run() -> None:
         async with lab.door() as door, contextlib.AsyncExitStack() as stack:
             admission = door._connection._admission
-            named = door._connection._callers.named
+            named = door._connection._callers.find
             told = asyncio.Event()
 
             async def late(sender: str) -> Any:
                 await told.wait()
                 return await named(sender)
 
-            monkeypatch.setattr(door._connection._callers, "named", late)
+            monkeypatch.setattr(door._connection._callers, "find", late)
             # One message of each: the library cuts the connection if several fill the socket's buffer.
             clients = [await stack.enter_async_context(Client(lab.address)) for _ in range(20)]
             calls = [asyncio.ensure_future(client.refused("Create", "ay", bytes(1 << 19))) for client in clients]
@@ -250,7 +250,7 @@ def test_a_large_call_of_an_unknown_sender_is_dropped_and_answered(lab: Lab, mon
             raise error
 
         async with lab.door() as door, Client(lab.address) as client:
-            monkeypatch.setattr(door._connection._callers, "named", unreadable)
+            monkeypatch.setattr(door._connection._callers, "find", unreadable)
             refused, _ = await client.refused("Create", "ay", bytes(1 << 19))
             assert refused == name
             assert not door._connection._admission._calls

@@ -116,21 +116,21 @@ def test_every_error_has_a_name_that_the_bus_takes() -> None:
 @example("9a9")
 @example("pod-1.é")
 def test_paths_round_trip(key: str) -> None:
-    element = names.escaped(key)
+    element = names.path_element(key)
     assert re.fullmatch("[A-Za-z0-9_]+", element)
     assert not element[0].isdecimal()
-    assert names.unescaped(element) == key
+    assert names.key_of(element) == key
 
 
 @given(st.text(st.sampled_from("a9_5f-éA\udc80"), max_size=9))
 def test_each_object_has_one_path(element: str) -> None:
-    key = names.unescaped(element)
-    assert key is None or names.escaped(key) == element
+    key = names.key_of(element)
+    assert key is None or names.path_element(key) == element
 
 
 @pytest.mark.parametrize(("key", "element"), [("", "_"), ("9a", "_39a"), ("a9", "a9"), ("a_b.c", "a_5fb_2ec")])
 def test_paths_are_those_of_systemd(key: str, element: str) -> None:
-    assert names.escaped(key) == element
+    assert names.path_element(key) == element
 
 
 @given(GROUPS)

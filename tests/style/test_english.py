@@ -13,7 +13,6 @@ from .english import ROOT, check, check_document, check_subject, directories, do
 # be removed from this list, and none is added.
 TO_DO = (
     "resctrlmond",
-    "resctrlmond/api/",
     "resctrlmond/daemon/",
     "tests/api",
     "tests/daemon",

@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which calls from the bus are decoded: callers that may do everything first, each reader in turn."""
+"""Decide which calls from the bus are decoded, and when: calls of root at once, calls of readers one user at a time.
+
+The checks of a call, from the bytes of the socket to the call of the manager:
+
+1. ``gate.Gate``: the length and the form of the header. 2. ``Admission``, before the body is read: the caller expects
+a reply or changes something; the length of the body; the number of calls of the sender. If the credentials of the
+sender are known already: unread replies of the user, and for readers the rights, the method and the signature. 3.
+``Admission``, when the body is complete: the credentials, asked from the bus if necessary; for readers the checks of
+step 2 again, and the queue of the user. 4. The D-Bus library decodes the message. 5. ``server._Connection``: unread
+replies of the user and ``budget.ReplyBudget``. Calls of root that change something do not wait. 6.
+``objects.Objects``: the object, the interface, the method and its signature, the rights; then the types of the
+arguments (``values.request``). 7. ``verbs.Service``: the policy again, for all interfaces, and for readers a free
+thread (``workers.Lane``). 8. The function of the verb: owner, PID namespace and descriptors. The manager checks keys,
+classes and paths.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +31,16 @@ from resctrlmond.api.dbus.objects import Objects
 from resctrlmond.api.dbus.unread import LIMITS_EXCEEDED, NAME_HAS_NO_OWNER, Unread
 from resctrlmond.resctrl.processes import Descriptor
 
-# A reader's call has the key of a workload, or the names of an interface and a property, as its arguments.
+# The arguments of a reader's call are the key of a workload, or the names of an interface and a property.
 MAX_SMALL_BODY = 16 * 1024
-# Calls that wait for their answers: of one connection, and in the queue of one reader's user.
+# The most calls without a reply of one connection, and in the queue of one reader's user.
 MOST_CALLS = 64
 _MOST_QUEUED = 256
-# Calls of one reader's user that are decoded and answered at a time.
+# The most calls of one reader's user that are decoded and answered concurrently.
 _MOST_AT_ONCE = 4
 _MAX_QUEUED_BYTES = 1024 * 1024
-# Calls that wait until the bus has told their senders' credentials. Their bytes, of all senders and of one, are
-# limited for large calls: small calls of root never fail because of others' large calls.
+# The most calls that wait for the credentials of their senders. The limits of their bytes, of all senders and of one,
+# are for large calls only: small calls of root never fail because of large calls of other users.
 _MOST_UNKNOWN = 1024
 _MAX_UNKNOWN_BYTES = 8 * 1024 * 1024
 _MAX_UNKNOWN_BYTES_OF_ONE = 2 * 1024 * 1024
@@ -34,7 +48,7 @@ _MAX_UNKNOWN_BYTES_OF_ONE = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A call that the library decodes, with the credentials of its sender."""
+    """An admitted call, which the library decodes, with the credentials of its sender."""
 
     caller: Caller
     sender: str
@@ -42,12 +56,12 @@ class Admitted:
 
 
 class Admission:
-    """Decides by headers and credentials which calls of one connection to the bus are decoded, and when.
+    """Admits the calls of one connection to the bus by their headers and credentials.
 
-    Lives in the event loop. Calls of callers that may do everything pass at once. The calls of a reader are checked
-    first, and wait in the queue of the reader's user, so that a flood costs no more than the parsing of its headers.
-    ``refuse`` gets what is not decoded, with the reason. Calls of a user that leaves too many replies unread get no
-    answer.
+    Belongs to the event loop. Calls of privileged callers pass at once. Calls of readers are checked first, and wait
+    in the queue of the reader's user, so that a flood costs only the parsing of its headers. ``refuse`` is called
+    with the header and the reason of a call that is not admitted. Calls of a user with too many unread replies are
+    dropped without a reply.
     """
 
     def __init__(
@@ -66,13 +80,13 @@ class Admission:
         self._objects = objects
         self._unread = unread
         self._refuse = refuse
-        # By sender: all calls until they have ended, those whose credentials are asked for, those in the library.
+        # By sender: the number of all calls that have not ended; calls without credentials yet; calls in the library.
         self._calls: Counter[str] = Counter()
         self._unknown: dict[str, list[HeldCall]] = {}
         self._unknown_calls = 0
         self._unknown_bytes = 0
         self._forwarded: dict[str, deque[Admitted]] = {}
-        # By user: readers' calls that wait, and the number of those that are answered now.
+        # By user: queued calls of readers, and the number of their calls that are running.
         self._queues: dict[int, deque[tuple[HeldCall, Caller]]] = {}
         self._running: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,7 +94,7 @@ class Admission:
         gate.on_call = self._take
 
     def begin(self, sender: str) -> Admitted:
-        """Return the next call of ``sender`` that the library has decoded. To be called once for each."""
+        """Return the admission of the call of ``sender`` that the library decoded. Call this once for each call."""
         calls = self._forwarded[sender]
         admitted = calls.popleft()
         if not calls:
@@ -88,7 +102,7 @@ class Admission:
         return admitted
 
     def end(self, admitted: Admitted) -> None:
-        """Give the place of a call to the next one."""
+        """Record the end of a call, and admit the next one of the same user."""
         self._forget(admitted.sender)
         uid = admitted.caller.uid
         if self._policy.is_privileged(admitted.caller):
@@ -97,7 +111,7 @@ class Admission:
         self._next(uid)
 
     async def close(self) -> None:
-        """Stop what is under way. The bus answers callers whose calls are left when the connection ends."""
+        """Admit no further calls. The bus sends an error to callers without a reply when the connection ends."""
         self._gate.wants_call = lambda _header: False
         self._gate.on_call = lambda _call: None
         for task in self._tasks:
@@ -106,14 +120,14 @@ class Admission:
 
     def _wants(self, header: Header) -> bool:
         if not header.wants_reply and not self._objects.changes(header):
-            return False  # nobody would see the answer
+            return False  # no effect and no reply
         caller = self._callers.known(header.sender)
         if caller is not None and self._floods(caller):
             return False
         error: Exception | None = self._limit(header, caller)
         if error is None and caller is not None and not self._policy.is_privileged(caller):
             error = self._denial(header, caller)
-        # Also a caller that is not known yet must not fill the bus with errors. Its other calls may be root's.
+        # An unknown caller, which may be root, must not fill the bus with error replies either.
         if error is not None and (caller is not None or not self._unread.is_flooded(None)):
             self._refuse(header, error)
         return error is None
@@ -121,7 +135,7 @@ class Admission:
     def _take(self, call: HeldCall) -> None:
         sender = call.header.sender
         self._calls[sender] += 1
-        # Its earlier calls come first.
+        # If earlier calls of the sender wait for its credentials, this one waits after them.
         caller = self._callers.known(sender) if sender not in self._unknown else None
         if caller is not None:
             self._admit(call, caller)
@@ -137,11 +151,11 @@ class Admission:
     async def _identify(self, sender: str) -> None:
         caller = problem = None
         try:
-            caller = await self._callers.named(sender)
+            caller = await self._callers.find(sender)
         except BusUnavailable:
             pass
         except Exception as error:
-            # Most have left already: nobody waits for the answer.
+            # A sender that has left the bus needs no reply.
             if not (isinstance(error, DBusError) and error.type == NAME_HAS_NO_OWNER):
                 problem = error
         finally:
@@ -165,7 +179,7 @@ class Admission:
         error = self._denial(call.header, caller)
         size = call.size + sum(queued.size for queued, _ in queue)
         if error is None and (len(queue) >= _MOST_QUEUED or size > _MAX_QUEUED_BYTES):
-            error = DBusError(LIMITS_EXCEEDED, f"too many calls of user {caller.uid} wait for their answers already")
+            error = DBusError(LIMITS_EXCEEDED, f"too many calls of user {caller.uid} already wait for their replies")
         if error is not None:
             self._drop(call, error)
             return
@@ -202,12 +216,12 @@ class Admission:
         return not self._policy.is_privileged(caller) and self._unread.is_flooded(caller.uid)
 
     def _limit(self, header: Header, caller: Caller | None) -> DBusError | None:
-        """The reason why a call is too long, or one too many."""
+        """Return the error for a call that is too long or exceeds a limit on the number of calls; otherwise None."""
         size = header.body_bytes
         if size > MAX_LARGE_BODY:
             return DBusError(LIMITS_EXCEEDED, f"the arguments take {size} bytes, more than {MAX_LARGE_BODY}")
         if self._calls[header.sender] >= MOST_CALLS:
-            return DBusError(LIMITS_EXCEEDED, f"{MOST_CALLS} calls of yours wait for their answers already")
+            return DBusError(LIMITS_EXCEEDED, f"{MOST_CALLS} calls of this connection already wait for their replies")
         if caller is not None:
             return None
         of_one = sum(call.size for call in self._unknown.get(header.sender, ()))
@@ -215,11 +229,11 @@ class Admission:
             of_one + size > _MAX_UNKNOWN_BYTES_OF_ONE or self._unknown_bytes + size > _MAX_UNKNOWN_BYTES
         )
         if is_too_much or self._unknown_calls >= _MOST_UNKNOWN:
-            return DBusError(LIMITS_EXCEEDED, "too many calls wait until the bus has told who sent them")
+            return DBusError(LIMITS_EXCEEDED, "too many calls wait for the credentials of their senders")
         return None
 
     def _denial(self, header: Header, caller: Caller) -> Exception | None:
-        """The reason why a reader's call is refused."""
+        """Return the error for a call of a reader that is too long or not permitted; otherwise None."""
         if header.body_bytes > MAX_SMALL_BODY:
             why = f"the arguments take more than {MAX_SMALL_BODY} bytes, which only root may send"
             return DBusError(LIMITS_EXCEEDED, why)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who calls over D-Bus: the credentials that the bus itself took from the caller's connection."""
+"""Get the credentials of callers from the bus, and cache them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _UNKNOWN_GROUP = -1
 class Callers:
     """The callers of one connection to the bus, by their unique names.
 
-    The credentials are those at the time of the caller's connect(2), and a unique name is never given to another
-    connection for as long as the bus runs (D-Bus specification, "Bus names"): what was learned once stays true,
-    and no change of owners need be watched.
+    The bus reads the credentials at the caller's connect(2), and never gives a unique name to another connection as
+    long as it runs (D-Bus specification, "Bus names"). Therefore cached credentials stay valid.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -28,16 +27,16 @@ class Callers:
         self._known: dict[str, Caller] = {}
 
     def known(self, sender: str) -> Caller | None:
-        """The caller behind a unique name, if the bus has been asked already."""
+        """Return the caller with a unique name from the cache; None if it is not cached."""
         caller = self._known.get(sender)
         if caller is not None:
-            # The last to be forgotten.
+            # Move it to the end: the first entry is removed first.
             del self._known[sender]
             self._known[sender] = caller
         return caller
 
-    async def named(self, sender: str) -> Caller:
-        """The caller behind a unique name. Raises DBusError if it is gone, BusUnavailable, NotRead."""
+    async def find(self, sender: str) -> Caller:
+        """Return the caller with a unique name. Raises DBusError if it has left the bus, BusUnavailable, NotRead."""
         caller = self.known(sender)
         if caller is None:
             caller = _caller(await self._bus.ask("GetConnectionCredentials", "s", sender))
@@ -51,7 +50,7 @@ class Callers:
 def _caller(credentials: dict[str, Any]) -> Caller:
     if "UnixUserID" not in credentials:
         raise DBusError("org.freedesktop.DBus.Error.AccessDenied", "the bus does not know the caller")
-    # Lowest first, so that the primary one cannot be told. A bus that does not tell groups grants none.
+    # The groups are sorted, so the primary group is unknown. Without groups from the bus, the caller has none.
     groups = credentials["UnixGroupIDs"].value if "UnixGroupIDs" in credentials else []
     pid = credentials["ProcessID"].value if "ProcessID" in credentials else 0
     return Caller(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gate between the bus and the D-Bus library: no message is decoded before its header has been checked.
+"""A proxy between the bus and the D-Bus library, so that no message is decoded before its header is checked.
 
-The libraries decode a message as a whole, in the event loop, however long it is (the bus allows 32 MiB and more), and
-they end the connection for a header that they do not understand. The gate relays the library's connection, byte by
-byte until the handshake is over and message by message afterwards. It needs nothing of the libraries but that they
-connect to an address, so it works with each of them.
+The libraries decode a whole message in the event loop, whatever its length (the bus allows 32 MiB and more), and they
+close the connection if they do not understand a header. The gate relays the connection of the library: bytes until
+the end of the handshake, then messages. The library only has to connect to an address, so the gate works with each
+one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _PROTOCOL_VERSION = 1
 
 # Byte order, type, flags, version, length of the body, serial, length of the header fields.
 _FIXED = 16
-# A path, an interface and a member of 255 characters, a sender, a destination and a signature: what our callers need.
+# Enough for a path, an interface and a member of 255 characters each, a sender, a destination and a signature.
 MAX_FIELDS_BYTES = 8 * 1024
-# The pods of a whole node in one ReportPods.
+# Enough for a ReportPods with all pods of a node.
 MAX_LARGE_BODY = 1024 * 1024
 _RECEIVE_BYTES = 65536
-# Small, because root's answers come after what is in the buffers.
+# Small, because replies to root are sent after the contents of the buffers.
 SEND_BUFFER_BYTES = 8 * 1024
 _REMEMBERED_HEADERS = 512
 _MOST_REMEMBERED_BYTES = 1024
-# The most that come with one message, unless the bus is configured otherwise (dbus-daemon(1), max_message_unix_fds).
+# The most descriptors of one message, unless the bus is configured otherwise (dbus-daemon(1), max_message_unix_fds).
 _MAX_DESCRIPTORS = 16
 _SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
 
@@ -66,7 +66,7 @@ class BadAddress(ValueError):
 
 
 class Fields(NamedTuple):
-    """The header fields that matter here; "" for a field that is missing. The bus itself sets ``sender``."""
+    """The header fields that are used here; "" for a missing field. The bus itself sets ``sender``."""
 
     path: str = ""
     interface: str = ""
@@ -88,7 +88,7 @@ class Frame(NamedTuple):
 
     @property
     def padded_fields_bytes(self) -> int:
-        """The header fields with the padding up to the body."""
+        """Return the size of the header fields with the padding before the body."""
         return self.fields_bytes + -self.fields_bytes % 8
 
 
@@ -108,7 +108,7 @@ _FIXED_PART = {order: struct.Struct(f"{order}4B3I") for order in "<>"}
 
 
 def parse_frame(data: bytes | bytearray) -> Frame:
-    """Read the first 16 bytes of a message. Raises ValueError if they do not begin one."""
+    """Parse the first 16 bytes of a message. Raises ValueError if they are not valid."""
     order = {b"l": "<", b"B": ">"}.get(bytes(data[:1]))
     if order is None or data[3] != _PROTOCOL_VERSION:
         raise ValueError("this is not the beginning of a D-Bus message")
@@ -117,7 +117,7 @@ def parse_frame(data: bytes | bytearray) -> Frame:
 
 
 def parse_fields(order: str, fields: bytes, size: int) -> Fields:
-    """Read ``size`` bytes of header fields, each a byte and a variant. Raises ValueError if one is not valid."""
+    """Parse ``size`` bytes of header fields, each a byte and a variant. Raises ValueError if one is not valid."""
     found: dict[str, str] = {}
     at = 0
     try:
@@ -143,21 +143,21 @@ def parse_fields(order: str, fields: bytes, size: int) -> Fields:
     return Fields(*(found.get(name, "") for name in Fields._fields))
 
 
-# Most callers repeat themselves. Looking a header up takes a twentieth of the time for reading it.
-_parse_again = functools.lru_cache(_REMEMBERED_HEADERS)(parse_fields)
+# Most callers repeat their calls. The lookup in the cache takes a twentieth of the time of parsing.
+_parse_cached = functools.lru_cache(_REMEMBERED_HEADERS)(parse_fields)
 
 
 class MessageSizes:
-    """Reads the destinations and sizes of the messages in a stream that comes in parts of any length."""
+    """Finds the destinations and sizes of the messages in a stream of bytes."""
 
     def __init__(self) -> None:
         self._head = bytearray()
-        # The bytes of the header, as far as they are known, and of the body that have not come yet.
+        # The size of the header, as far as it is known, and the bytes of the body that are still missing.
         self._wanted = _FIXED
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[str, int]]:
-        """The destination ("" for none) and size of each message whose header ends in ``data``. Raises ValueError."""
+        """Yield the destination (or "") and size of each message whose header ends in ``data``. Raises ValueError."""
         at = 0
         while True:
             skipped = min(self._left, len(data) - at)
@@ -181,7 +181,7 @@ class MessageSizes:
 
 
 class HeldCall:
-    """A method call, complete and not decoded."""
+    """A method call that is complete but not decoded."""
 
     def __init__(self, header: Header, data: bytes, descriptors: tuple[Descriptor, ...], gate: Gate) -> None:
         self.header = header
@@ -191,19 +191,19 @@ class HeldCall:
         self._gate = gate
 
     async def forward(self) -> None:
-        """Let the library decode it. A connection that has ended loses it."""
+        """Send the call to the library, which decodes it. Do nothing if the connection has ended."""
         await self._gate.deliver(self._data)
 
 
 class Gate:
-    """Relays one connection to the bus. Lives in the event loop.
+    """Relays one connection to the bus. Belongs to the event loop.
 
-    Messages of the bus itself pass; those of others do not, except method calls. ``wants_call`` decides by a call's
-    header whether it is of use: if not, its body is thrown away as it comes. If so, ``on_call`` gets it when it is
-    complete. Nothing here waits for the library: a call that a caller with more rights sends is seen at once, however
-    many calls of others came before it. So the gate must read faster than the bus sends.
+    Relays the messages of the bus itself, and of other senders only method calls. ``wants_call`` decides by the
+    header of a call: if it returns False, the body is discarded as it arrives; otherwise ``on_call`` gets the
+    complete call. The gate never waits for the library, so it sees a call of root at once, however many calls came
+    before it. Therefore it must read faster than the bus sends.
 
-    File descriptors are taken off the stream and go to the call that they came with: the library gets none.
+    File descriptors are removed from the stream and belong to their call: the library gets none.
 
     ``on_sent`` gets the destination ("" for a signal) and the size of each message to the bus.
     """
@@ -219,8 +219,8 @@ class Gate:
         self._delivering = asyncio.Lock()
         self._relaying: asyncio.Task[None] | None = None
         self._buffer = bytearray()
-        # The bytes that were taken out of the buffer; and descriptors, by the number of bytes up to the end of the
-        # read that they came with. That read ends within the message that they belong to.
+        # The number of bytes taken out of the buffer; and each descriptor with the number of bytes up to the end of
+        # the read that it came with. That read ends within the message of the descriptor.
         self._taken = 0
         self._descriptors: list[tuple[int, Descriptor]] = []
 
@@ -242,20 +242,20 @@ class Gate:
                 raise
             else:
                 return cls(connection)
-        raise trouble or BadAddress("the address names no Unix socket")
+        raise trouble or BadAddress("the address does not name a Unix socket")
 
     @contextlib.contextmanager
     def entrance(self, folder: str) -> Iterator[str]:
-        """The address at which the library connects, once; it is gone when the context ends.
+        """Listen on an address for the one connection of the library, and yield the address.
 
-        It is a socket in ``folder`` to which only our own user may connect.
+        The address is a socket in ``folder`` to which only the daemon's user can connect. It is removed afterwards.
         """
         path = os.path.join(folder, _ENTRANCE)
         with contextlib.suppress(FileNotFoundError):
-            # Of a run that was killed.
+            # A daemon that was killed left it.
             os.unlink(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            # The file takes the mode of the socket's own inode (net/unix/af_unix.c, unix_bind_bsd()).
+            # The file gets the mode of the socket's inode (net/unix/af_unix.c, unix_bind_bsd()).
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(path)
             try:
@@ -267,14 +267,14 @@ class Gate:
                 os.unlink(path)
 
     async def deliver(self, data: bytes) -> None:
-        """Hand a whole message to the library, after those that are under way."""
+        """Send a whole message to the library, after those before it."""
         with contextlib.suppress(OSError):
             async with self._delivering:
                 if self._library is not None:
                     await asyncio.get_running_loop().sock_sendall(self._library, data)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """End the relay and close both sides; within ``grace_s``, what the library has sent still goes to the bus."""
+        """Close both sides. For at most ``grace_s``, still relay what the library has sent to the bus."""
         if self._relaying is not None:
             if grace_s:
                 await asyncio.wait([self._relaying], timeout=grace_s)
@@ -286,8 +286,8 @@ class Gate:
         self._bus.close()
         if self._library is None:
             return
-        # A deliver() of another task may wait in sock_sendall(): close() alone would leave it waiting for ever on a
-        # number that another descriptor may have by then.
+        # deliver() of another task may wait in sock_sendall(). After close() alone, it would wait for ever, on the
+        # number of another file.
         with contextlib.suppress(OSError):
             self._library.shutdown(socket.SHUT_RDWR)
         try:
@@ -301,14 +301,14 @@ class Gate:
         try:
             self._library, _ = await loop.sock_accept(listener)
             self._library.setblocking(False)
-            ways = [asyncio.create_task(way) for way in (self._outward(), self._inward())]
+            tasks = [asyncio.create_task(relay) for relay in (self._outward(), self._inward())]
             try:
-                # The library ends the connection after its last message; the bus whenever it likes.
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                # The library closes the connection after its last message; the bus can close it at any time.
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await self._close_sockets()
 
@@ -331,7 +331,7 @@ class Gate:
     async def _inward(self) -> None:
         while True:
             await self._receive()
-            # Asked after the wait: BEGIN may have passed outward meanwhile.
+            # Checked after the wait: the library may have sent BEGIN meanwhile.
             if self._begun:
                 break
             await self.deliver(self._take(len(self._buffer)))
@@ -347,7 +347,7 @@ class Gate:
             return
         fields = await self._exactly(size)
         try:
-            parse = _parse_again if size <= _MOST_REMEMBERED_BYTES else parse_fields
+            parse = _parse_cached if size <= _MOST_REMEMBERED_BYTES else parse_fields
             header = Header(frame, parse(frame.order, fields, frame.fields_bytes))
         except ValueError:
             await self._skip(frame.body_bytes)
@@ -355,7 +355,7 @@ class Gate:
         if frame.kind == METHOD_CALL:
             is_wanted = self.wants_call(header)
         else:
-            # Nobody else has anything to tell us, and a signal needs no match to be sent to one connection.
+            # Other senders are refused too: a signal to one connection needs no match rule.
             is_wanted = header.sender == BUS_NAME and frame.body_bytes <= MAX_LARGE_BODY
         if not is_wanted:
             await self._skip(frame.body_bytes)
@@ -369,8 +369,8 @@ class Gate:
             await self.deliver(message)
 
     async def _receive(self) -> None:
-        """Add what comes to the buffer. Raises EOFError."""
-        # Everybody else's turn, once for each read: a read yields only if it has to wait.
+        """Receive bytes into the buffer. Raises EOFError."""
+        # Let other tasks run: a read yields only if it has to wait.
         await asyncio.sleep(0)
         data, descriptors = await receive(self._bus, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
         if not data:
@@ -400,17 +400,17 @@ class Gate:
         return data
 
     def _taken_descriptors(self) -> tuple[Descriptor, ...]:
-        """Those that came with the message that was taken last."""
+        """Remove and return the descriptors of the message that was taken last."""
         if not self._descriptors:
             return ()
-        # _skip() calls this too, so none of an earlier message is left.
+        # _skip() calls this too, so no descriptor of an earlier message is left.
         found = tuple(descriptor for end, descriptor in self._descriptors if end <= self._taken)
         self._descriptors = [one for one in self._descriptors if one[0] > self._taken]
         return found
 
 
 def _socket_paths(address: str) -> Iterator[bytes]:
-    """The Unix sockets that an address lists, in its order (D-Bus specification, "Server Addresses")."""
+    """Yield the Unix sockets of an address, in its order (D-Bus specification, "Server Addresses")."""
     for one in filter(None, address.split(";")):
         transport, _, options = one.partition(":")
         values = dict(option.partition("=")[::2] for option in options.split(","))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The D-Bus interfaces as org.resctrlmon1.xml describes them, and the paths of the objects that have them."""
+"""The D-Bus interfaces of org.resctrlmon1.xml, and the paths of objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROPERTIES = "org.freedesktop.DBus.Properties"
 INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
 PEER = "org.freedesktop.DBus.Peer"
 
-# What every object has.
+# The interfaces of every object.
 STANDARD = (PROPERTIES, INTROSPECTABLE, PEER)
 
 _EMITS = "org.freedesktop.DBus.Property.EmitsChangedSignal"
@@ -41,27 +41,27 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What a method takes and answers."""
+    """The arguments of a method and of its reply."""
 
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
 
     @property
-    def takes(self) -> str:
-        """The signature of a call."""
+    def input_signature(self) -> str:
+        """Return the signature of a call."""
         return "".join(argument.type for argument in self.inputs)
 
     @property
-    def answers(self) -> str:
-        """The signature of the reply."""
+    def output_signature(self) -> str:
+        """Return the signature of the reply."""
         return "".join(argument.type for argument in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One interface; ``properties`` are types by name, ``xml`` its element without comments.
+    """An interface. ``properties`` are types by name; ``xml`` is its element without comments.
 
-    ``invalidated`` are the properties whose changes are signalled without the new value.
+    ``invalidated`` are the properties whose change signals do not contain the new value.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Interface:
 
 def _read() -> dict[str, Interface]:
     xml = resources.files("resctrlmond.api").joinpath("org.resctrlmon1.xml").read_text(encoding="utf-8")
-    # The package's own file, not somebody's input.
+    # A file of the package, not input from outside.
     return {element.attrib["name"]: _interface(element) for element in ElementTree.fromstring(xml)}  # noqa: S314
 
 
@@ -109,9 +109,9 @@ INTERFACES = _read()
 
 
 def introspection(interfaces: Iterable[str], children: Iterable[str]) -> str:
-    """The answer to Introspect for an object with these interfaces beside the standard ones, and these children."""
+    """Return the introspection of an object with the interfaces, the standard interfaces, and the children."""
     described = [f"  {INTERFACES[name].xml}" for name in (*interfaces, *STANDARD)]
-    # Children are path elements: nothing in them is special to XML.
+    # Children are elements of object paths, which have no special characters of XML.
     return "\n".join(
         [_HEAD + "<node>", *described, *(f'  <node name="{child}"/>' for child in children), "</node>\n"]
     )
@@ -122,27 +122,27 @@ def property_name(field: str) -> str:
     return field[0].upper() + field[1:]
 
 
-def escaped(key: str) -> str:
-    """A key as one element of an object path, as sd_bus_path_encode(3) writes it.
+def path_element(key: str) -> str:
+    """Encode a key as one element of an object path, as sd_bus_path_encode(3) does.
 
-    All bytes but ASCII letters and digits, and a digit at the beginning, become ``_xx`` in hexadecimal; the empty
-    text becomes ``_``.
+    Bytes other than ASCII letters and digits, and a digit at the beginning, become ``_xx`` in hexadecimal; "" becomes
+    ``_``.
     """
     if not key:
         return "_"
     return re.sub(rb"\A[0-9]|[^A-Za-z0-9]", lambda found: b"_%02x" % found[0][0], key.encode()).decode()
 
 
-def unescaped(element: str) -> str | None:
-    """The key of a path element; None for what ``escaped`` does not write: each object has one path."""
+def key_of(element: str) -> str | None:
+    """Decode the key of a path element; None if ``path_element`` would not encode it so: an object has one path."""
     try:
         raw = re.sub(rb"_([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), element.encode())
         key = "" if element == "_" else raw.decode()
-        return key if escaped(key) == element else None
+        return key if path_element(key) == element else None
     except UnicodeError:
         return None
 
 
 def group_path(key: str) -> str:
-    """The object path of a workload."""
-    return f"{GROUPS}/{escaped(key)}"
+    """Return the object path of a workload."""
+    return f"{GROUPS}/{path_element(key)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to the D-Bus library: dbus-fast, or dbus-next, which it was forked from. Nothing else imports them."""
+"""The only module that imports the D-Bus library: dbus-fast, or dbus-next, from which dbus-fast was forked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resctrlmond.api.dbus.gate import BUS_NAME, SEND_BUFFER_BYTES, Gate
 
 __all__ = ["BUS_NAME", "LIBRARY", "Bus", "BusUnavailable", "DBusError", "Message", "MessageType", "Variant"]
 
-# Names the library to use where both are installed: dbus_fast or dbus_next.
+# The environment variable that selects the library if both are installed: dbus_fast or dbus_next.
 VARIABLE = "RESCTRLMOND_DBUS_LIBRARY"
 _LIBRARIES = ("dbus_fast", "dbus_next")
 _CONNECT_TIMEOUT_S = 10.0
@@ -49,14 +49,14 @@ _BUS_PATH = "/org/freedesktop/DBus"
 
 
 class BusUnavailable(ConnectionError):
-    """There is no bus at the address, it let us not in, or it went away during a call."""
+    """The bus cannot be reached, refused the connection, or closed it during a call."""
 
 
 class Bus(MessageBus):
-    """A connection to a bus. Made within a coroutine only: dbus-next asks for the running loop when it is made.
+    """A connection to a bus. Create it in a coroutine: dbus-next needs the running loop.
 
-    ``cause`` says why the connection ended, once it has. ``gate`` keeps from the library what it must not decode, and
-    all file descriptors, which the library would never close.
+    ``cause`` is why the connection ended. ``gate`` keeps messages that must not be decoded from the library, and all
+    file descriptors, which the library would never close.
     """
 
     def __init__(self, address: str, gate: Gate) -> None:
@@ -73,7 +73,7 @@ class Bus(MessageBus):
 
     @classmethod
     async def open(cls, address: str | None, folder: str) -> Bus:
-        """Connect to the bus at the address (None: the system bus), by way of ``folder``. Raises BusUnavailable."""
+        """Connect to a bus (None: the system bus), with a socket in ``folder``. Raises BusUnavailable."""
         bus = gate = None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -88,32 +88,32 @@ class Bus(MessageBus):
                 await gate.close()
             if not isinstance(error, Exception):
                 raise
-            # Whatever it is: the libraries have no common type for an address that makes no sense.
+            # Any exception: the libraries have no common type for an invalid address.
             raise BusUnavailable(f"cannot connect to the bus: {_words(error)}") from error
         writer: Any = bus._writer
         writer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        writer.sock = _PatientSocket(writer.sock)
+        writer.sock = _RetryingSocket(writer.sock)
         bus._watcher = asyncio.create_task(bus._watch())
         return bus
 
     async def until_disconnected(self) -> None:
-        """Return when the connection has ended, whoever ended it, and everything of it is closed."""
+        """Wait until the connection has ended, on either side, and all its sockets are closed."""
         await self._ended.wait()
 
     async def _watch(self) -> None:
-        # Awaited here alone: who awaits the library's future and is cancelled would cancel it for everybody.
+        # The only place that awaits the library's future: a cancelled task would cancel the future for all others.
         ended: Any = self.wait_for_disconnect  # without annotations in some versions
         try:
             await ended()
         except Exception as error:
             self.cause = _words(error)
         self._release()
-        # What the library has sent, it sent before it ended the connection.
+        # The library has sent its last messages before it closed the connection.
         await self.gate.close(_DISCONNECT_TIMEOUT_S)
         self._ended.set()
 
     async def close(self) -> None:
-        """Disconnect, after what was sent so far."""
+        """Disconnect after the messages so far were sent."""
         if self.connected and self._unsent:
             await asyncio.wait(self._unsent, timeout=_DISCONNECT_TIMEOUT_S)
         if self.connected:
@@ -125,9 +125,9 @@ class Bus(MessageBus):
         await self.gate.close()
 
     def post(self, message: Message) -> None:
-        """Send without waiting; what cannot be sent, because the bus went away, is lost.
+        """Send a message without waiting. The message is lost if the connection ends.
 
-        Raises what the library raises for a message that it cannot write.
+        Raises the errors of the library for a message that cannot be encoded.
         """
         if not self.connected:
             return
@@ -141,7 +141,7 @@ class Bus(MessageBus):
         sent.add_done_callback(self._sent)
 
     async def flush(self) -> None:
-        """Return when all that was posted has left the process, or the connection has ended."""
+        """Wait until all posted messages were written to the socket, or the connection has ended."""
         unsent: set[asyncio.Future[Any]] = set(self._unsent)
         if not unsent:
             return
@@ -176,13 +176,13 @@ class Bus(MessageBus):
         return reply.body[0] if reply.body else None
 
     async def own(self, name: str) -> bool:
-        """Take a name, if nobody has it; whether that worked. Raises DBusError, BusUnavailable."""
+        """Request a name on the bus. Return False if another connection owns it. Raises DBusError, BusUnavailable."""
         reply = await self.ask("RequestName", "su", name, int(NameFlag.DO_NOT_QUEUE))
         return RequestNameReply(reply) in (RequestNameReply.PRIMARY_OWNER, RequestNameReply.ALREADY_OWNER)
 
     def _sent(self, future: asyncio.Future[Any]) -> None:
         self._unsent.discard(future)
-        # A future whose exception nobody looks at is logged as a bug.
+        # asyncio logs an exception that is never retrieved as a bug.
         if not future.cancelled():
             future.exception()
 
@@ -195,11 +195,11 @@ class Bus(MessageBus):
                     part.close()
 
 
-class _PatientSocket:
-    """The socket as the libraries' writers use it: where no byte can be sent now, none was sent.
+class _RetryingSocket:
+    """A socket for the writers of the libraries: ``send`` returns 0 where it would block.
 
-    Both writers go on after a part was sent, as soon as the socket is writable again, but take EAGAIN for the end
-    of the connection: a buffer that is full exactly at the end of a message would cut us off.
+    Both writers continue after a partial write when the socket is writable, but they treat EAGAIN as the end of the
+    connection: it would be closed if the buffer were full exactly at the end of a message.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -213,10 +213,10 @@ class _PatientSocket:
 
 
 def wants_reply(call: Message) -> bool:
-    """Whether the caller waits for an answer."""
+    """Return whether the caller expects a reply."""
     return not call.flags & MessageFlag.NO_REPLY_EXPECTED
 
 
 def _words(error: Exception) -> str:
-    # EOFError and TimeoutError bring none.
+    # EOFError and TimeoutError have no text.
     return str(error) or type(error).__name__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects at the D-Bus door: which path has which interface, and what each method and property answers."""
+"""The objects of the D-Bus interface: the interfaces of each path, and the handlers of methods and properties."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _INTERFACES_AT = {
     names.LOG: (names.LOG_CONTROL,),
 }
 
-# LogControl1 speaks of syslog's levels, of which ours are some; one has another name there.
+# LogControl1 uses the levels of syslog(3). Only "error" has another name there.
 _TO_SYSLOG = {"error": "err"}
 _FROM_SYSLOG = {"debug": "debug", "info": "info", "notice": "notice", "warning": "warning", "err": "error"}
 
 
 @dataclass(frozen=True, slots=True)
 class LogControl:
-    """The daemon's logging, in the names of ``journal.LEVELS``. ``target`` is "journal" or "console"."""
+    """The log level of the daemon, as a name of ``journal.LEVELS``. ``target`` is "journal" or "console"."""
 
     get_level: Callable[[], str]
     set_level: Callable[[str], None]
@@ -55,7 +55,7 @@ class LogControl:
 
 
 class Header(Protocol):
-    """What the header of a method call names; both a message of the library and a header of the gate do."""
+    """The header fields of a method call: a message of the library or a header of the gate."""
 
     @property
     def path(self) -> str | None: ...
@@ -68,14 +68,14 @@ class Header(Protocol):
 
 
 class Objects:
-    """Answers method calls. Decides nothing: also calls of standard interfaces pass the service's policy."""
+    """Handles method calls. The policy of the service also applies to the standard interfaces."""
 
     def __init__(self, service: Service, log: LogControl) -> None:
         self._service = service
         self._log = log
 
     async def answer(self, call: Message, caller: Caller) -> Answer:
-        """What to answer to a call of any interface but Peer. Raises ResctrlError, DBusError."""
+        """Return the reply to a call of any interface except Peer. Raises ResctrlError, DBusError."""
         self.check(call, caller)
         interface, method = self._method(call)
         given = {argument.name: value for argument, value in zip(method.inputs, call.body, strict=True)}
@@ -84,10 +84,10 @@ class Objects:
                 return await self._verb(str(call.member), method, given, caller)
             case names.GROUP:
                 return await self._verb(str(call.member), method, {"key": _key(call.path), **given}, caller)
-        return method.answers, await self._standard(f"{interface}.{call.member}", call, caller)
+        return method.output_signature, await self._standard(f"{interface}.{call.member}", call, caller)
 
     def check(self, call: Header, caller: Caller) -> None:
-        """Raise unless there is such a method and the caller may call it: both depend on the header alone.
+        """Check the header of a call: the method exists, and the caller may call it.
 
         Raises DBusError, PermissionDenied.
         """
@@ -97,37 +97,37 @@ class Objects:
         if interface in (names.MANAGER, names.GROUP):
             self._service.policy.check(caller, VERBS[str(call.member)].access, str(call.member))
             return
-        # Which objects there are tells which workloads there are.
+        # The names of the groups' objects are the keys of workloads, which not all users may read.
         if interface == names.INTROSPECTABLE and not str(call.path).startswith(names.GROUPS):
             return
         try:
             access = Access.WRITE if call.member == "Set" else Access.READ
             self._service.policy.check(caller, access, f"{interface}.{call.member}")
         except PermissionDenied as error:
-            # Clients know this name for what every object has; our own is for our verbs.
+            # The standard error for the standard interfaces; PermissionDenied is for the verbs.
             raise DBusError(ACCESS_DENIED, values.text(str(error))) from error
 
     def changes(self, call: Header) -> bool:
-        """Whether a call is of use to a caller that wants no answer."""
+        """Return whether a call may change something, so that it is useful without a reply."""
         verb = VERBS.get(str(call.member))
         return call.member == "Set" or (verb is not None and verb.access is Access.WRITE)
 
     def reply_bytes(self, call: Message) -> int:
-        """What the reply to a call may take; 0 for one that is short, and for calls that change something."""
+        """Return the bytes to reserve for the reply; 0 for a short reply and for calls that change something."""
         if call.interface in (None, names.MANAGER, names.GROUP) and str(call.member) in VERBS:
             return VERBS[str(call.member)].reply_bytes and MAX_LIST_BYTES
         return 0 if call.member == "Set" else MAX_LIST_BYTES
 
-    # -- our interfaces
+    # -- the interfaces of org.resctrlmon1
 
     async def _verb(self, name: str, method: Method, given: dict[str, Any], caller: Caller) -> Answer:
         options = given.pop("options", {})
         request = values.request(VERBS[name].request, given, options)
         reply = await self._service.call(name, request, caller)
-        # Some hundred workloads take tens of milliseconds, which the event loop has not.
-        return method.answers, await self._service.workers.run(Lane.RECORDS, _body, method, reply)
+        # In a thread, because some hundred workloads would block the event loop for tens of milliseconds.
+        return method.output_signature, await self._service.workers.run(Lane.RECORDS, _body, method, reply)
 
-    # -- what every object has
+    # -- the standard interfaces
 
     async def _standard(self, method: str, call: Message, caller: Caller) -> list[Any]:
         match method:
@@ -152,7 +152,7 @@ class Objects:
         return found[name]
 
     async def _properties(self, call: Message, interface: str, caller: Caller) -> dict[str, Variant]:
-        """The properties of an interface of the object; of all of them if the interface is not named."""
+        """Return the properties of an interface of the object; of all its interfaces if ``interface`` is ""."""
         own = _interfaces_at(str(call.path))
         if interface and interface not in (*own, *names.STANDARD):
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {interface}")
@@ -186,22 +186,22 @@ class Objects:
         if path.startswith(f"{names.GROUPS}/"):
             self._service.manager.get(_key(path))
         return names.introspection(
-            _interfaces_at(path), (*_children(path), *(names.escaped(one.key) for one in keys))
+            _interfaces_at(path), (*_children(path), *(names.path_element(one.key) for one in keys))
         )
 
     # -- steps
 
     def _method(self, call: Header) -> tuple[str, Method]:
-        """The interface and method that are called; the caller may leave the interface out."""
+        """Return the interface and the method of a call. The caller may omit the interface."""
         has = (*_interfaces_at(str(call.path)), *names.STANDARD)
         if call.interface and call.interface not in has:
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {call.interface}")
         for interface in [call.interface] if call.interface else has:
             method = INTERFACES[interface].methods.get(str(call.member))
             if method is not None and interface != names.PEER:
-                if method.takes != call.signature:
+                if method.input_signature != call.signature:
                     raise DBusError(
-                        values.INVALID_ARGS, f"{call.member} takes ({method.takes}), not ({call.signature})"
+                        values.INVALID_ARGS, f"{call.member} takes ({method.input_signature}), not ({call.signature})"
                     )
                 return interface, method
         raise DBusError(UNKNOWN_METHOD, f"{call.path} has no method {call.member}")
@@ -215,15 +215,15 @@ def _body(method: Method, reply: types.Reply) -> list[Any]:
 
 
 def group_properties(group: types.Group, fields: Iterable[str] | None = None) -> dict[str, Variant]:
-    """The properties of org.resctrlmon1.Group, or those of some fields of the group."""
+    """Return the properties of org.resctrlmon1.Group for all fields of a group, or for the given fields."""
     return {
         names.property_name(field): values.variant(group, field)
         for field in (values.fields(types.Group) if fields is None else fields)
     }
 
 
-def described(manager: Manager, workloads: Iterable[Workload]) -> dict[str, types.Group]:
-    """The groups of workloads, by key. Looks at files: not for the event loop."""
+def groups_by_key(manager: Manager, workloads: Iterable[Workload]) -> dict[str, types.Group]:
+    """Return the groups of workloads by key. Reads files, so do not call it in the event loop."""
     return {workload.key: group_of(manager, workload) for workload in workloads}
 
 
@@ -233,7 +233,7 @@ def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:
 
 
 def _interfaces_at(path: str) -> tuple[str, ...]:
-    """Our interfaces of an object. Raises DBusError UnknownObject; a group's object may yet turn out not to be."""
+    """Return the interfaces at a path, even if its workload does not exist. Raises DBusError UnknownObject."""
     if path in _INTERFACES_AT:
         return _INTERFACES_AT[path]
     _key(path)
@@ -242,14 +242,14 @@ def _interfaces_at(path: str) -> tuple[str, ...]:
 
 def _key(path: str | None) -> str:
     folder, _, element = str(path).rpartition("/")
-    key = names.unescaped(element) if folder == names.GROUPS else None
+    key = names.key_of(element) if folder == names.GROUPS else None
     if key is None:
         raise DBusError(UNKNOWN_OBJECT, f"there is no object {path}")
     return key
 
 
 def _children(path: str) -> list[str]:
-    """The next elements of the fixed paths below this one."""
+    """Return the names of the fixed objects directly below a path."""
     below = path.rstrip("/") + "/"
     return sorted(
         {one.removeprefix(below).partition("/")[0] for one in _INTERFACES_AT if one.startswith(below)} - {""}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a long reply may be sent: not while the bus is busy, because root's answers would come after it."""
+"""Delay long replies while the bus is busy, because replies to root would be sent after them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from resctrlmond.api.dbus.library import Bus, DBusError
 from resctrlmond.api.dbus.unread import LIMITS_EXCEEDED, PATIENCE_S
 
 # dbus-daemon reads 2 KiB of a sender's bytes in each round over all connections (dbus-transport-socket.c,
-# max_bytes_read_per_iteration). With connections that flood it, a round takes tens of milliseconds, and a MiB of ours
-# takes ten seconds.
+# max_bytes_read_per_iteration). With connections that flood it, a round takes tens of milliseconds, and a reply of 1
+# MiB takes ten seconds.
 LONG_BYTES = 16 * 1024
 _PROBE = "x" * 32 * 1024
 _PROBE_S = 0.1
 _PAUSE_S = 1.0
-# After a long reply that took so long, there is none for this time, and twice as long after each further one: the bus
-# may be flooded only while we send.
+# After a long reply that took longer than _SLOW_S, no long reply is sent for _FIRST_REST_S, and twice as long after
+# each further one: the bus may be flooded only while the daemon sends.
 _SLOW_S = 2.0
 _FIRST_REST_S = 60.0
 _LONGEST_REST_S = 600.0
@@ -29,9 +29,9 @@ _OVERHEAD_BYTES = 8
 
 
 class Pace:
-    """Sends long replies to readers one after another, and none over a bus that is busy.
+    """Sends long replies to readers one after another, and refuses them while the bus is busy.
 
-    Lives in the event loop, and longer than a connection to the bus.
+    Belongs to the event loop; outlives connections to the bus.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Pace:
 
     @contextlib.asynccontextmanager
     async def turn(self, bus: Bus, body: list[Any]) -> AsyncIterator[None]:
-        """Send a reply within this context. Raises DBusError LimitsExceeded for a long one while the bus is busy."""
+        """Wait until a reply may be sent in the context. Raises DBusError LimitsExceeded if the bus is too busy."""
         size = _size(body)
         if size <= LONG_BYTES:
             yield
@@ -57,12 +57,12 @@ class Pace:
                 raise _busy(size)
             begun = time.monotonic()
             yield
-            self._learn(time.monotonic() - begun)
+            self._set_rest(time.monotonic() - begun)
         finally:
             self._turn.release()
 
-    def _learn(self, seconds: float) -> None:
-        """Rest after a long reply that took so many seconds."""
+    def _set_rest(self, seconds: float) -> None:
+        """Set the time without long replies, after one that took ``seconds``."""
         now = time.monotonic()
         if seconds > _SLOW_S:
             self._rests_until = now + self._rest_s
@@ -71,7 +71,7 @@ class Pace:
             self._rest_s = _FIRST_REST_S
 
     async def _is_quick(self, bus: Bus) -> bool:
-        """Whether the bus reads our messages without delay. Raises BusUnavailable."""
+        """Return whether the bus reads messages of the daemon without delay. Raises BusUnavailable."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() >= self._rests_until:
             if time.monotonic() >= self._busy_until:
@@ -94,7 +94,7 @@ def _busy(size: int) -> DBusError:
 
 
 def _size(value: Any) -> int:
-    """About how many bytes a value takes in a message."""
+    """Estimate the bytes of a value in a message."""
     if isinstance(value, str):
         return _OVERHEAD_BYTES + len(value)
     if isinstance(value, dict):

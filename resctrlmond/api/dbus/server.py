@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The D-Bus door: keeps org.resctrlmon1 on the bus, answers its calls, and comes back when the bus does."""
+"""Serve org.resctrlmon1 on the bus: own the name, answer calls, and connect again after the bus was restarted."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ _log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = f"{DBUS_PREFIX}InternalError"
 
-# After this time a caller is taken to have given up: libdbus, sd-bus and GDBus wait for 25 s unless told otherwise.
+# After this time the caller counts as gone: the default time-out of libdbus, sd-bus and GDBus is 25 s.
 PATIENCE_S = 20.0
-# The thread that asks the bus whether a caller is there holds the lock of a group. Without an answer, the caller is
-# taken to have left, so its member is late.
+# The thread that asks the bus whether a caller is connected holds the lock of a workload. Without a reply, the caller
+# counts as gone, so its member is late.
 _PRESENCE_TIMEOUT_S = 1.0
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 5.0
-# A bus that takes no reply for so long has stalled. So long as varlink's clients have to read theirs.
+# A bus that reads no reply for this time has stalled. Varlink clients have the same time.
 _FLUSH_TIMEOUT_S = 30.0
-# Refusals that wait to be sent. A caller of more calls than these gets no answer, and its library's time-out.
+# The most error replies that wait to be sent. Further calls get no reply.
 _MOST_REFUSALS = 1024
 _REFUSALS_AT_ONCE = 32
 
 
 class NameTaken(ResctrlError):
-    """Somebody else has our name on the bus."""
+    """Another process owns the name on the bus."""
 
 
-class DBusDoor:
-    """The door on one bus, by default the system bus ($DBUS_SYSTEM_BUS_ADDRESS, if that is set).
+class DBusServer:
+    """The service on one bus, by default the system bus (or $DBUS_SYSTEM_BUS_ADDRESS, if it is set).
 
-    Lives in the event loop. The levels and ``log_target`` are those of ``resctrlmond.journal``. While a connection is
-    made, there is a socket in ``folder``.
+    Belongs to the event loop. Log levels and ``log_target`` are those of ``resctrlmond.journal``. While it connects,
+    there is a socket in ``folder``.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class DBusDoor:
 
     @property
     def connected(self) -> bool:
-        """Whether the door is open: on the bus, under its name."""
+        """Return whether the service is on the bus and owns its name."""
         return self._connection is not None
 
     async def start(self) -> None:
-        """Open the door. Without a bus it opens as soon as there is one. Raises NameTaken."""
+        """Connect to the bus, or later, as soon as there is one. Raises NameTaken."""
         trouble = None
         try:
             self._connection = await self._connect()
@@ -94,7 +94,7 @@ class DBusDoor:
         self._keeper = asyncio.create_task(self._keep(trouble))
 
     async def close(self) -> None:
-        """Close the door: calls that run get their answers first, if they take no longer than 5 s."""
+        """Disconnect. Running calls get their replies first if they take at most 5 s."""
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -104,7 +104,7 @@ class DBusDoor:
             self._connection = None
 
     def changed(self, key: str, workload: Workload | None) -> None:
-        """Announce a change of a workload; None is its removal. Costs nothing while there is no bus."""
+        """Signal a change of a workload; None is its removal. Does nothing without a bus."""
         if self._connection is not None:
             self._connection.announcer.changed(key, workload)
 
@@ -119,7 +119,7 @@ class DBusDoor:
         return connection
 
     async def _keep(self, trouble: str | None) -> None:
-        """Connect anew whenever the connection ends; ``trouble`` is what was logged already."""
+        """Connect again whenever the connection ends. ``trouble`` is the error that was logged already."""
         pause = _FIRST_PAUSE_S
         while True:
             if self._connection is not None:
@@ -141,7 +141,7 @@ class DBusDoor:
 
 
 class _Connection:
-    """One connection to the bus, with the calls that came over it."""
+    """One connection to the bus, with its calls."""
 
     def __init__(self, bus: Bus, service: Service, objects: Objects, budget: ReplyBudget, pace: Pace) -> None:
         self._bus = bus
@@ -162,24 +162,24 @@ class _Connection:
         self._tasks = [asyncio.create_task(work) for work in (self.announcer.run(), self._send_refusals())]
 
     async def take_name(self) -> None:
-        """Own our name. Raises NameTaken, DBusError where the bus's policy refuses it, BusUnavailable."""
+        """Own the name. Raises NameTaken, DBusError if the policy of the bus refuses it, BusUnavailable."""
         await self._unread.start()
         if not await self._bus.own(NAME):
             owner = await self._bus.ask("GetNameOwner", "s", NAME)
-            caller = await self._callers.named(owner)
+            caller = await self._callers.find(owner)
             raise NameTaken(
                 f"the name {NAME} belongs to process {caller.pid} of user {caller.uid} ({owner})",
                 remedy="There can be one resctrlmond on a bus: stop the other one",
             )
 
     async def until_ended(self) -> str:
-        """Return when the connection has ended, and why."""
+        """Wait until the connection has ended, and return the cause."""
         await self._bus.until_disconnected()
         await self._stop_tasks()
         return self._bus.cause
 
     async def close(self) -> None:
-        """Let the calls that run be answered, and disconnect."""
+        """Wait for the replies to running calls, and disconnect."""
         self._bus.remove_message_handler(self._on_message)
         await self._admission.close()
         if self._calls:
@@ -195,7 +195,7 @@ class _Connection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_message(self, message: Message) -> bool:
-        """Take what is ours to answer; False leaves it to the library: replies, and what every peer answers."""
+        """Handle a message; return False to leave it to the library: replies, and calls of the interface Peer."""
         if message.message_type is MessageType.METHOD_CALL and message.sender:
             admitted = self._admission.begin(message.sender)
             if message.interface == PEER:
@@ -216,7 +216,7 @@ class _Connection:
             self._has_refusals.set()
 
     async def _send_refusals(self) -> None:
-        """Answer calls that are not decoded: some at a time, and no faster than the bus takes them."""
+        """Send error replies to refused calls, in batches, and only as fast as the bus reads them."""
         while True:
             await self._has_refusals.wait()
             for _ in range(min(_REFUSALS_AT_ONCE, len(self._refusals))):
@@ -244,7 +244,7 @@ class _Connection:
             caller = replace(admitted.caller, waits=waits, descriptors=admitted.descriptors)
             size = self._objects.reply_bytes(call)
             is_trusted = self._service.policy.is_privileged(caller)
-            # Root's calls that change something never wait for what has not been read.
+            # Calls of root that change something never wait for unread replies.
             async with self._lease(caller.uid, size, is_limited=bool(size) or not is_trusted):
                 signature, body = await self._objects.answer(call, caller)
                 async with contextlib.nullcontext() if is_trusted else self._pace.turn(self._bus, body):
@@ -264,19 +264,19 @@ class _Connection:
 
     @contextlib.asynccontextmanager
     async def _lease(self, uid: int, size: int, *, is_limited: bool) -> AsyncIterator[None]:
-        """Hold memory for a reply, after the user has read enough of the earlier ones. Raises DBusError."""
+        """Reserve memory for a reply, after the user has read enough earlier replies. Raises DBusError."""
         while True:
             if is_limited:
-                # Without memory, which others need.
+                # Before the memory is reserved, which other users need.
                 await self._unread.room(uid)
             async with self._budget.lease(uid, size):
                 if is_limited and self._unread.is_full(uid):
-                    continue  # other calls of the user were answered meanwhile
+                    continue  # other replies were sent to the user meanwhile
                 yield
                 return
 
     async def _flush(self) -> None:
-        """Return when the bus has taken all replies. Disconnect from a bus that stalls: the door connects anew."""
+        """Wait until the bus has read all replies. Disconnect from a stalled bus; the server connects again."""
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):
                 await self._bus.flush()
@@ -286,7 +286,7 @@ class _Connection:
                 self._bus.disconnect()
 
     async def _settle_signals(self) -> None:
-        """Return when the bus has taken all signals. Connect anew before unread ones make it stop reading from us."""
+        """Wait until the bus has read all signals. Connect again before unread ones make it stop reading."""
         await self._flush()
         if await self._unread.is_bus_full():
             _log.warning("subscribers of %s do not read its signals: connecting to the bus anew", NAME)
@@ -295,9 +295,10 @@ class _Connection:
             self._bus.disconnect()
 
     def _presence(self, call: Message, sender: str, begun: float) -> Callable[[], bool]:
-        """Whether the caller waits for the answer to this call; to be asked from another thread.
+        """Return a function for other threads that returns whether the caller still waits for the reply.
 
-        The bus tells who has left. It does not tell who has given up, as libraries do after 25 s.
+        The bus reports that a caller has left. It does not report that a caller's library stopped waiting, after 25
+        s.
         """
         loop = asyncio.get_running_loop()
 
@@ -315,7 +316,7 @@ class _Connection:
 
 
 def _error_reply(error: Exception, what: str) -> tuple[str, str]:
-    """Return the name and text with which a call that raised ``error`` is answered. Log it if it was not expected."""
+    """Return the name and text of the error reply for an exception. Log an unexpected one."""
     if isinstance(error, DBusError):
         return error.type, error.text
     if isinstance(error, ResctrlError) and type(error) in ERRORS:

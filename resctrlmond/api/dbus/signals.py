@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the bus what changed: workloads that came, went, or have other properties than before."""
+"""Emit signals for workloads that were added, removed or changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resctrlmond.api.dbus import interfaces as names
 from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.interfaces import INTERFACES
 from resctrlmond.api.dbus.library import Message, MessageType
-from resctrlmond.api.dbus.objects import described, group_properties
+from resctrlmond.api.dbus.objects import group_properties, groups_by_key
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane
 from resctrlmond.workloads.model import Workload
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 class Announcer:
     """Emits the signals of one connection to the bus.
 
-    Changes of one workload that come faster than they can be told become one: what is held is bounded by the
-    number of workloads, and a signal always speaks of what stands.
+    Several changes of a workload before a signal is sent become one signal with the current state. So the number of
+    pending signals never exceeds the number of workloads.
     """
 
     def __init__(
@@ -39,34 +39,34 @@ class Announcer:
         self._awake = asyncio.Event()
 
     def changed(self, key: str, workload: Workload | None) -> None:
-        """Note a change; from the event loop."""
+        """Record a change. Call this in the event loop."""
         self._changed[key] = workload
         self._awake.set()
 
     async def run(self) -> None:
-        """Tell changes until cancelled; those before the start are not told."""
-        self._known = await self._described(self._service.manager.workloads())
+        """Emit signals until cancelled. Changes before the start are not signalled."""
+        self._known = await self._groups_of(self._service.manager.workloads())
         while True:
             await self._awake.wait()
             self._awake.clear()
             try:
-                await self._tell_all()
-                # While the bus takes nothing, further changes of one workload become one.
+                await self._emit_changes()
+                # While the bus does not read, further changes of a workload become one.
                 await self._flush()
             except Exception:
                 _log.exception("cannot send a signal to the bus")
 
-    async def _tell_all(self) -> None:
+    async def _emit_changes(self) -> None:
         changed, self._changed = self._changed, {}
-        standing = await self._described([workload for workload in changed.values() if workload is not None])
+        groups = await self._groups_of([workload for workload in changed.values() if workload is not None])
         for key in changed:
-            self._tell(key, self._known.get(key), standing.get(key))
+            self._emit_change(key, self._known.get(key), groups.get(key))
 
-    async def _described(self, workloads: list[Workload]) -> dict[str, types.Group]:
+    async def _groups_of(self, workloads: list[Workload]) -> dict[str, types.Group]:
         service = self._service
-        return await service.workers.run(Lane.RECORDS, described, service.manager, workloads)
+        return await service.workers.run(Lane.RECORDS, groups_by_key, service.manager, workloads)
 
-    def _tell(self, key: str, before: types.Group | None, now: types.Group | None) -> None:
+    def _emit_change(self, key: str, before: types.Group | None, now: types.Group | None) -> None:
         path = names.group_path(key)
         if now is None:
             if self._known.pop(key, None) is not None:
@@ -84,10 +84,10 @@ class Announcer:
         if not changed:
             return
         invalidated = [name for name in changed if name in INTERFACES[names.GROUP].invalidated]
-        told = group_properties(now, (field for name, field in changed.items() if name not in invalidated))
-        self._emit(path, names.PROPERTIES, "PropertiesChanged", names.GROUP, told, invalidated)
-        if "State" in told:
-            self._emit(names.ROOT, names.MANAGER, "GroupStateChanged", key, told["State"].value)
+        properties = group_properties(now, (field for name, field in changed.items() if name not in invalidated))
+        self._emit(path, names.PROPERTIES, "PropertiesChanged", names.GROUP, properties, invalidated)
+        if "State" in properties:
+            self._emit(names.ROOT, names.MANAGER, "GroupStateChanged", key, properties["State"].value)
 
     def _emit(self, path: str, interface: str, member: str, *body: Any) -> None:
         self._post(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bus holds of our messages because their receivers have not read them."""
+"""Limit the replies that the bus keeps in memory because their receivers do not read them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _log = logging.getLogger(__name__)
 LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
 NAME_HAS_NO_OWNER = "org.freedesktop.DBus.Error.NameHasNoOwner"
 _STATISTICS = "org.freedesktop.DBus.Debug.Stats"
-# What only dbus-broker reports.
+# Only dbus-broker reports this.
 _BROKER_ACCOUNTING = "org.bus1.DBus.Debug.Stats.PeerAccounting"
 
-# dbus-daemon counts what is not read against the sender. At 127 MiB (dbus-daemon(1), max_incoming_bytes) it reads no
-# more of our messages: root's answers would wait for the reader that has stalled. These limits are for the replies to
-# one user, root included, and to all users but root. Replies that are being made exceed them: two of a user, eight in
-# all.
+# dbus-daemon counts unread messages against their sender. At 127 MiB (dbus-daemon(1), max_incoming_bytes) it stops
+# reading from the sender: replies to root would wait for a stalled reader. These limits are for the replies to one
+# user, including root, and to all users except root. Replies of running calls can exceed them: two of a user, eight
+# in total.
 MAX_BYTES_PER_UID = 8 * 1024 * 1024
 MAX_BYTES = 48 * 1024 * 1024
-# Beyond this excess, calls are dropped: also an error is a message that is not read.
+# Beyond this excess, calls are dropped without a reply: an error reply would not be read either.
 MAX_EXCESS_PER_UID = 16 * 1024 * 1024
 MAX_EXCESS = 40 * 1024 * 1024
-# The replies above, those to root and changes that root makes leave the rest to the signals.
+# The limits above and the replies to root leave the rest for signals.
 MAX_TOTAL_BYTES = 112 * 1024 * 1024
-# The bus is asked again after so many bytes of signals.
+# The bus is asked for its count again after this many bytes of signals.
 _SIGNALS_BYTES = 4 * 1024 * 1024
-# What a message takes beside its bytes. It bounds the number of connections that are remembered.
+# The overhead of a message. It also limits the number of receivers in the table.
 _OVERHEAD_BYTES = 1024
-# A reader has this time to read, before its call is refused. Libraries wait for 25 s.
+# The time for a reader to read replies before its call is refused. Libraries wait for 25 s.
 PATIENCE_S = 5.0
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
@@ -49,7 +49,7 @@ _UNKNOWN_UID = -1
 
 @dataclass(slots=True)
 class _Receiver:
-    """A connection: its user, the bytes that were sent to it, and those of them that are known to be read."""
+    """A connection: its user, the bytes sent to it, and the bytes that it has certainly read."""
 
     uid: int
     sent: int = 0
@@ -61,11 +61,11 @@ class _Receiver:
 
 
 class Unread:
-    """Bounds the unread replies to each user. Lives in the event loop, as long as the connection.
+    """Limits the unread replies to each user of one connection to the bus. Belongs to the event loop.
 
-    The bytes that were sent are an upper bound. When they reach a limit, the bus is asked how many of them it still
-    holds. A dbus-daemon that was built without statistics tells only which receivers have left. dbus-broker
-    disconnects a receiver that does not read and never stops reading from us, so it needs no limit.
+    The bytes that were sent are an upper limit of the unread bytes. When they reach a limit, the bus is asked for the
+    unread bytes. A dbus-daemon without statistics only reports which receivers have left. dbus-broker disconnects a
+    receiver that does not read, and never stops reading from the sender, so it needs no limit.
     """
 
     def __init__(self, bus: Bus, callers: Callers) -> None:
@@ -82,7 +82,7 @@ class Unread:
         bus.gate.on_sent = self._sent
 
     async def start(self) -> None:
-        """Find out what the bus tells. Raises BusUnavailable."""
+        """Detect which statistics the bus has. Raises BusUnavailable."""
         try:
             await self._ask_statistics(str(self._bus.unique_name), "IncomingBytes")
         except (DBusError, KeyError):
@@ -114,11 +114,11 @@ class Unread:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def is_full(self, uid: int) -> bool:
-        """Whether a call that reads has to wait."""
+        """Return whether a call of the user that reads must wait."""
         return self._is_beyond(uid, MAX_BYTES_PER_UID, MAX_BYTES)
 
     def is_flooded(self, uid: int | None) -> bool:
-        """Whether the user, None for an unknown one, leaves so much unread that not even an error may be sent."""
+        """Return whether a user (None: unknown) has so many unread bytes that not even an error may be sent."""
         uid = _UNKNOWN_UID if uid is None else uid
         if not self._is_far_beyond(uid):
             return False
@@ -127,7 +127,7 @@ class Unread:
         return True
 
     async def is_bus_full(self) -> bool:
-        """Whether all that is not read, signals included, comes close to what the bus takes of one sender."""
+        """Return whether all unread bytes, with signals, are close to the limit of the bus for one sender."""
         if not self._has_statistics or self._signals < _SIGNALS_BYTES:
             return False
         self._signals = 0
@@ -147,7 +147,7 @@ class Unread:
         return self._is_limited and (self._by_uid[uid] >= most_of_uid or (uid != _ROOT and self._others >= most))
 
     def _names(self, uid: int) -> list[str]:
-        """The receivers that the limit is about: those of the user, or all but root's."""
+        """Return the receivers of the limit that is reached: those of the user, or of all users except root."""
         is_own = self._by_uid[uid] >= MAX_BYTES_PER_UID
         return [name for name, one in self._receivers.items() if (one.uid == uid if is_own else one.uid != _ROOT)]
 
@@ -169,7 +169,7 @@ class Unread:
             del self._by_uid[receiver.uid]
 
     async def _measure_floods(self) -> None:
-        """Notice that users read again whose calls are dropped."""
+        """Ask the bus until users whose calls are dropped have read their replies."""
         pause = _FIRST_PAUSE_S
         with contextlib.suppress(BusUnavailable):
             while flooded := [uid for uid in self._by_uid if self._is_far_beyond(uid)]:
@@ -179,7 +179,7 @@ class Unread:
                 pause = min(2 * pause, _LONGEST_FLOOD_PAUSE_S)
 
     async def _measure(self, names: Iterable[str]) -> None:
-        """Ask the bus what it holds for these receivers. Raises BusUnavailable."""
+        """Ask the bus for the unread bytes of these receivers. Raises BusUnavailable."""
         for name in names:
             receiver = self._receivers.get(name)
             if receiver is None:
@@ -200,7 +200,7 @@ class Unread:
             return most if await self._bus.ask("NameHasOwner", "s", name) else 0
         except DBusError as error:
             if error.type != NAME_HAS_NO_OWNER:
-                _log.debug("the bus does not tell what %s has not read: %s", name, error)
+                _log.debug("the bus does not report the unread bytes of %s: %s", name, error)
             return 0 if error.type == NAME_HAS_NO_OWNER else most
 
     async def _ask_statistics(self, name: str, key: str) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and replies as D-Bus values: structs as a{sv}, with the fields' names as varlink has them."""
+"""Convert requests and replies from and to D-Bus values: structs are a{sv} with the field names of varlink."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BASIC: dict[type[inspect.Type], str] = {
 
 
 def signature(shape: inspect.Type) -> str:
-    """The D-Bus type for a field: ``X | None`` is as X, for what is not there is left out."""
+    """Return the D-Bus type of a field. ``X | None`` has the type of X, because None is left out."""
     shape = _present(shape)
     if isinstance(shape, inspect.Metadata):
         return "h"  # types.DescriptorIndex, the only one
@@ -43,44 +43,44 @@ def signature(shape: inspect.Type) -> str:
 
 @functools.cache
 def attributes(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """The names of a struct's attributes, by the names of its fields at the doors."""
+    """Return the attributes of a struct by the public names of its fields."""
     return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
 
 
 @functools.cache
 def fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
-    """The types of a struct's fields, by their names at the doors."""
+    """Return the types of the fields of a struct by their public names."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: field.type for field in info.fields}
 
 
 def text(value: str) -> str:
-    """A string that the bus takes: it cuts the connection of who sends U+0000, or what is no UTF-8."""
+    """Replace characters for which the bus closes the connection: U+0000, and those that are not UTF-8."""
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def whole(reply: Reply) -> dict[str, Variant]:
-    """A reply as a{sv}."""
+    """Convert a reply to a{sv}."""
     values: dict[str, Variant] = _value(msgspec.to_builtins(reply), inspect.type_info(type(reply)))
     return values
 
 
 def part(reply: Reply, name: str) -> Any:
-    """One field of a reply, in the form of its D-Bus type."""
+    """Convert one field of a reply to its D-Bus type."""
     value = getattr(reply, attributes(type(reply))[name])
     return _value(msgspec.to_builtins(value), fields(type(reply))[name])
 
 
 def variant(reply: Reply, name: str) -> Variant:
-    """One field of a reply as a property: a property is never absent, so None is "" or empty."""
+    """Convert one field of a reply to a property. Properties always have a value, so None becomes "" or empty."""
     kind = signature(fields(type(reply))[name])
     is_absent = getattr(reply, attributes(type(reply))[name]) is None
     return Variant(kind, _EMPTY[kind[0]]() if is_absent else part(reply, name))
 
 
 def changed(before: Reply, now: Reply) -> list[str]:
-    """The fields that differ, by their names at the doors."""
+    """Return the public names of the fields that differ."""
     return [
         name
         for name, attribute in attributes(type(now)).items()
@@ -89,7 +89,7 @@ def changed(before: Reply, now: Reply) -> list[str]:
 
 
 def request(kind: type[_R], given: Mapping[str, Any], options: Mapping[str, Variant]) -> _R:
-    """The request that the arguments and options of a call make. Raises DBusError InvalidArgs with the field."""
+    """Build a request from the arguments and options of a call. Raises DBusError InvalidArgs with the field."""
     for name in options:
         if name in given:
             raise DBusError(INVALID_ARGS, f"{name} is not an option: it is an argument of the method")
@@ -121,7 +121,7 @@ def _option(kind: type[Request], name: str, value: Variant) -> Any:
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Variant):
         if "h" in value.signature:
-            # The index of a descriptor, and a number like any other to whoever reads it.
+            # The value is the index of a descriptor, which would be used as a number.
             raise DBusError(INVALID_ARGS, f"{name}: file descriptors are not accepted")
         return _plain(name, value.value)
     if isinstance(value, dict):
@@ -138,7 +138,7 @@ def _present(shape: inspect.Type) -> inspect.Type:
 
 
 def _value(value: Any, shape: inspect.Type) -> Any:
-    """What ``msgspec.to_builtins`` made of a field, in the form that the library wants for its D-Bus type."""
+    """Convert a result of ``msgspec.to_builtins`` to the form that the library expects for its D-Bus type."""
     shape = _present(shape)
     if isinstance(shape, inspect.StructType):
         types = fields(shape.cls)
