@@ -11,11 +11,11 @@ from resctrlmond.start_lock import StartLock, path_for_passed_socket
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the daemon until it is told to stop; returns the exit code."""
+    """Run the daemon until it is stopped; return the exit status."""
     lock = StartLock(path_for_passed_socket())
     lock.take()
     Notify().extend_start()
-    # Not at the top: these imports take most of the time of a start, and a hook may wait already.
+    # Not at the top: these imports take most of the time of a start, and a hook may already be waiting.
     from resctrlmond.daemon import command  # noqa: PLC0415
 
     return command.main(arguments, lock)

@@ -57,7 +57,7 @@ AbsolutePath = Annotated[
         description='an absolute path without "//", "." and "..", and without a slash at its end',
     ),
 ]
-# Root's group is refused: every monitoring group that root creates by hand would bear our mark.
+# Root's group is refused: every monitoring group that root creates by hand would have the mark of resctrlmond.
 UnixGroup = Annotated[
     Annotated[str, Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_.-]{0,30}\Z")] | Annotated[int, Meta(ge=1, le=2**32 - 2)],
     Meta(description="the name or the number of a Unix group other than 0"),
@@ -89,8 +89,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``runtime_dir``: the folder of the records, of earlier runs and, by default, of ``groups_dir`` and the socket.
     ``groups_dir``: the folder of begin and end values, one folder per workload; on the filesystem of
     ``runtime_dir``. Default: ``groups`` in ``runtime_dir``.
-    ``groups_mode``: the mode of ``groups_dir``, of the earlier runs and of every folder in them: it decides who may
-    read values.
+    ``groups_mode``: the mode of ``groups_dir``, of the earlier runs and of every folder in them: the right to read
+    values.
     ``varlink_socket``: the varlink socket, unless systemd passes one. Default: ``org.resctrlmon.Manager`` in
     ``runtime_dir``.
     ``group``: the Unix group, by name or number, that marks our monitoring groups; its members may read.

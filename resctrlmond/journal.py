@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging of the daemon: structured entries to systemd's journal, plain lines to standard error elsewhere."""
+"""Log to systemd's journal with structured fields, or to standard error if it does not lead to the journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resctrlmond.resctrl.errors import FORMAT_RANGES, ResctrlError
 
 SOCKET_PATH = "/run/systemd/journal/socket"
 
-# syslog(3) knows a level between info and warning, for what is normal and worth a look; logging has none.
+# syslog(3) has a level between info and warning, for normal but significant events; logging has none.
 NOTICE = 25
 LEVELS = {
     "debug": logging.DEBUG,
@@ -32,11 +32,11 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 # Fields of systemd.journal-fields(7) that fields() leaves as they are.
 _WELL_KNOWN = frozenset({"ERRNO", "MESSAGE_ID"})
-# The journal refuses other names; one with a newline would smuggle in further fields.
+# The journal refuses other names. A newline in a name would begin another field.
 _FIELD_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
-# Messages quote what came from outside; control characters would drive the reader's terminal, and format characters
-# show something else than what was logged.
+# Messages contain input from outside. Control characters would control the reader's terminal, and format characters
+# would display another text than was logged.
 _FORMAT = {code: ascii(chr(code))[1:-1] for first, last in FORMAT_RANGES for code in range(first, last + 1)}
 _CONTROLS = _FORMAT | {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
@@ -48,8 +48,8 @@ def setup(
 ) -> Literal["journal", "console"]:
     """Send all logging of this process to the journal, or to standard error if that is not the journal's.
 
-    ``level`` is a name of ``LEVELS`` and holds for the loggers under "resctrlmond"; libraries log from warnings on.
-    Says where the messages go, in the words of org.freedesktop.LogControl1. A second call replaces the first.
+    ``level`` is a name of ``LEVELS`` for the loggers below "resctrlmond"; libraries log warnings and errors. Returns
+    the LogTarget of org.freedesktop.LogControl1. A second call replaces the first.
     """
     logging.addLevelName(NOTICE, "NOTICE")
     root = logging.getLogger()
@@ -64,27 +64,27 @@ def setup(
 
 
 def set_level(level: str) -> None:
-    """Log from that level on, a name of ``LEVELS``; KeyError for another."""
+    """Set the lowest level to log, a name of ``LEVELS``. Raises KeyError for another name."""
     logging.getLogger("resctrlmond").setLevel(LEVELS[level])
 
 
 def level() -> str:
-    """The level that is logged from, as a name of ``LEVELS``."""
+    """Return the lowest level that is logged, as a name of ``LEVELS``."""
     current = logging.getLogger("resctrlmond").level
     return next((name for name, number in LEVELS.items() if number == current), "info")
 
 
 def target() -> Literal["journal", "console"]:
-    """Where the messages go, in the words of org.freedesktop.LogControl1."""
+    """Return the LogTarget of org.freedesktop.LogControl1."""
     handlers = logging.getLogger().handlers
     return "journal" if any(isinstance(handler, JournalHandler) for handler in handlers) else "console"
 
 
 def fields(error: ResctrlError | OSError | None = None, /, **names: str | int | None) -> dict[str, dict[str, str]]:
-    """What to hand to a logger as ``extra``: ``log.warning("…", extra=fields(error, key=key, class_=name))``.
+    """Return the journal fields for ``extra`` of a logger: ``log.warning("…", extra=fields(error, key=key))``.
 
-    Each name becomes the journal's field RESCTRLMON_<NAME>, but for ``errno`` and ``message_id``, which systemd
-    names; values that are None or "" are left out. An error adds its path, errno and the kernel's status.
+    Each name becomes the field RESCTRLMON_<NAME>, except ``errno`` and ``message_id``, which are fields of systemd.
+    Values that are None or "" are left out. An error adds its path, errno and the kernel's status.
     """
     given = dict(names)
     if error is not None:
@@ -102,7 +102,7 @@ def fields(error: ResctrlError | OSError | None = None, /, **names: str | int | 
 
 
 class ConsoleHandler(logging.StreamHandler[TextIO]):
-    """Lines ``resctrlmond: level: text`` to standard error; further lines of one message are indented."""
+    """Writes lines ``resctrlmond: level: text`` to standard error; further lines of a message are indented."""
 
     def __init__(self, identifier: str) -> None:
         super().__init__()
@@ -113,23 +113,23 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
         return f"{self._identifier}: {record.levelname.lower()}: {text}"
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        # Where a line cannot be written, a traceback of that is no better; every other error is a bug to see.
+        # If a line cannot be written, a traceback cannot be written either. Every other error is a bug to report.
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
 
 class JournalHandler(logging.Handler):
-    """Entries in the journal's native protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/).
+    """Writes entries in the journal's native protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/).
 
-    Never waits: an entry that the journal does not take at once is dropped, and the next that it takes is
-    preceded by their count.
+    Never waits: an entry that the journal does not accept at once is dropped. The number of dropped entries is logged
+    before the next entry that the journal accepts.
     """
 
     def __init__(self, identifier: str, socket_path: str = SOCKET_PATH) -> None:
         super().__init__()
         self._identifier = identifier
         self._path = socket_path
-        # Not connected: the journal's socket may be made anew while we run.
+        # Not connected: the journal may create its socket again while the daemon runs.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._lost = 0
 
@@ -137,7 +137,7 @@ class JournalHandler(logging.Handler):
         try:
             entry = self._entry(record)
         except Exception:
-            # A message that does not fit its arguments is a bug to see, not a reason to stop.
+            # A message that does not match its arguments is a bug to report, not a reason to stop.
             self.handleError(record)
             return
         if self._lost and self._deliver(self._loss()):
@@ -173,7 +173,7 @@ class JournalHandler(logging.Handler):
         )
 
     def _deliver(self, entry: bytes) -> bool:
-        """Hand one entry to the journal; whether it took it."""
+        """Send an entry to the journal. Return whether the journal accepted it."""
         try:
             self._socket.sendto(entry, self._path)
             return True
@@ -187,7 +187,7 @@ class JournalHandler(logging.Handler):
             return False
 
     def _deliver_in_memory_file(self, entry: bytes) -> None:
-        """Hand over what is too large for a datagram: an empty one with a sealed memfd, as the protocol has it."""
+        """Send an entry that is too large for a datagram in a sealed memfd, with an empty datagram."""
         with open(os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as file:
             file.write(entry)
             file.flush()
@@ -199,10 +199,10 @@ class JournalHandler(logging.Handler):
 
 
 def _encode(entry: dict[str, str]) -> bytes:
-    """One entry: ``NAME=value`` a line; a value of several lines after its length, 64 bits little-endian."""
+    """Encode an entry: a line ``NAME=value`` each; a value of several lines follows its length (64 bits)."""
     parts = []
     for name, value in entry.items():
-        # Names of files that are no UTF-8 hold lone surrogates.
+        # Python has lone surrogates for the bytes of file names that are not UTF-8.
         data = value.encode("utf-8", "backslashreplace")
         if b"\n" in data:
             parts.append(b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data))
@@ -212,12 +212,12 @@ def _encode(entry: dict[str, str]) -> bytes:
 
 
 def _priority(level: int) -> int:
-    """The priority of syslog(3) for a level of logging."""
+    """Return the priority of syslog(3) for a level of logging."""
     return next((priority for lowest, priority in _PRIORITIES if level >= lowest), 7)
 
 
 def _stderr_is_journal() -> bool:
-    """Whether standard error leads to the journal: $JOURNAL_STREAM is its device and inode (systemd.exec(5))."""
+    """Return whether standard error leads to the journal: $JOURNAL_STREAM is its device and inode."""
     try:
         status = os.fstat(2)
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of messages that ask for an operator: the journal's catalogue explains each by its id."""
+"""The ids of messages that require action by an administrator. The journal's catalogue explains each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import enum
 class MessageId(enum.StrEnum):
     """Values of the field MESSAGE_ID.
 
-    A new one is a row here, an entry of systemd/resctrlmond.catalog, which says what happened and what to do, and a
-    line of resctrlmond(8).
+    To add an id, add a row here, an entry in systemd/resctrlmond.catalog with the meaning and the remedy, and a line
+    in resctrlmond(8).
     """
 
     CANNOT_START = "8f6d4d652af04b4580f7ee9b55d15b77"
@@ -22,5 +22,5 @@ class MessageId(enum.StrEnum):
     RECORD_DAMAGED = "044a9a937b09444b8a8d3039f3d4ee3c"
     RECORD_OF_OTHER_VERSION = "f15b5dafb09c4dff89777fd804b48ccb"
     UNFINISHED = "e2a1a755eb244208b32e7d9c240f0e78"
-    # Of the hook, which imports nothing and has a copy, and of the NRI plugin.
+    # Used by the NRI plugin, and by the hook, which has a copy because it imports nothing.
     UNMONITORED = "47f76e48a28c4accae8c5c9183767327"

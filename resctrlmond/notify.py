@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon tells the service manager: ready, reloading, stopping, alive, and one line of status."""
+"""Notify the service manager of the daemon's state (sd_notify(3)): ready, reloading, stopping, alive, status."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections import deque
 
 import sdnotify
 
-# On a starved machine the imports alone take longer than TimeoutStartSec=, which bounds the time for which a start
+# On a busy machine the imports alone can take longer than TimeoutStartSec=, which limits the time for which a start
 # that hangs delays the container runtimes at boot.
 EXTENSION_S = 60
 # The manager reads 4096 bytes (NOTIFY_BUFFER_MAX of systemd) and drops what is longer.
 _MAX_STATUS = 1024
-# More than that is kept for a manager that does not read at all; the oldest goes first.
+# The most messages that are kept for a manager that does not read; the oldest is dropped first.
 _MAX_WAITING = 64
 
 
 class Notify:
-    """Messages of sd_notify(3), in their order and without ever waiting; silent without $NOTIFY_SOCKET.
+    """Sends messages of sd_notify(3) in order, without waiting. Does nothing without $NOTIFY_SOCKET.
 
-    A message that the manager does not take at once is sent before the next one, at the latest with the next
-    ``watchdog()``: no READY=1 is lost to a full socket.
+    A message that the socket does not accept at once is sent before the next message, at the latest before the next
+    ``watchdog()``, so that READY=1 is not lost.
     """
 
     def __init__(self) -> None:
@@ -33,33 +33,33 @@ class Notify:
         try:
             self._notifier = sdnotify.SystemdNotifier(debug=True)
         except OSError:
-            # A stale variable must not keep the daemon from running.
+            # An outdated variable must not keep the daemon from running.
             return
-        # sdnotify's socket blocks: a manager that is busy would stop the event loop.
+        # The socket of sdnotify blocks: a busy manager would block the event loop.
         self._notifier.socket.setblocking(False)
 
     def ready(self, status: str = "") -> None:
-        """The daemon serves, for the first time or again after ``reloading()``."""
+        """Report that the daemon is ready, after the start or after ``reloading()``."""
         self._send("READY=1", *([_status(status)] if status else []))
 
     def status(self, text: str) -> None:
-        """One line for people; characters outside ASCII become "?", which is all that sdnotify can carry safely."""
+        """Set the status line. Characters outside ASCII become "?", because sdnotify supports only ASCII."""
         self._send(_status(text))
 
     def reloading(self) -> None:
-        """The daemon reads its configuration anew: Type=notify-reload wants the time in the same message."""
+        """Report a reload. Type=notify-reload requires the time in the same message."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The daemon ends."""
+        """Report that the daemon stops."""
         self._send("STOPPING=1")
 
     def extend_start(self) -> None:
-        """The start makes progress, and may take EXTENSION_S from now on, whatever TimeoutStartSec= says."""
+        """Extend the start time-out to EXTENSION_S from now on, whatever TimeoutStartSec= is."""
         self._send(f"EXTEND_TIMEOUT_USEC={EXTENSION_S * 1_000_000}")
 
     def watchdog(self) -> None:
-        """The daemon lives; due every ``watchdog_interval_s()``."""
+        """Report that the daemon works. Call this every ``watchdog_interval_s()``."""
         self._send("WATCHDOG=1")
 
     def _send(self, *assignments: str) -> None:
@@ -71,12 +71,12 @@ class Notify:
                 self._notifier.notify(self._waiting[0])
                 self._waiting.popleft()
         except OSError:
-            # Full (EAGAIN) or gone (ECONNREFUSED): both are tried again with the next message.
+            # EAGAIN: the socket is full; ECONNREFUSED: the manager restarts. Retried with the next message.
             return
 
 
 def watchdog_interval_s() -> float | None:
-    """Half of the time after which the manager takes us for dead, in seconds; None if it does not watch us."""
+    """Return half of the watchdog time-out in seconds; None if the manager has no watchdog for this process."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     try:
@@ -87,6 +87,6 @@ def watchdog_interval_s() -> float | None:
 
 
 def _status(text: str) -> str:
-    """STATUS= on one line: a newline would begin another assignment."""
+    """Return STATUS= on one line: a newline would begin another assignment."""
     line = " ".join(text.split())[:_MAX_STATUS]
     return "STATUS=" + "".join(letter if " " <= letter <= "~" else "?" for letter in line)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock that a daemon holds while it starts or stops, so that a hook can tell this from a daemon that hangs.
+"""The lock that a daemon holds while it starts or stops, so that a hook can distinguish this from a hanging daemon.
 
-It imports little: a daemon takes the lock before it loads anything else.
+This module imports little, because the daemon takes the lock before it loads other modules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 
-# The hook shim knows the file by this name beside the socket.
+# The hook has a copy of this suffix of the socket's path.
 SUFFIX = ".starting"
 
 # The first descriptor that systemd passes (sd_listen_fds(3)).
@@ -19,9 +19,9 @@ _FIRST_PASSED = 3
 
 
 def path_for_passed_socket() -> str:
-    """The lock's path beside the socket that systemd passed to this process; "" if it passed none.
+    """Return the path of the lock for the socket that systemd passed to this process; "" if there is none.
 
-    Only a passed socket keeps callers waiting while there is no daemon. Others refuse the connection at once.
+    Callers wait only on a passed socket while the daemon does not run. Other sockets refuse connections at once.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return ""
@@ -35,9 +35,9 @@ def path_for_passed_socket() -> str:
 
 
 class StartLock:
-    """A record lock (lockf(3)) on the file ``path``; without a path nothing is locked. Usable from any thread.
+    """A record lock (lockf(3)) on the file ``path``; without a path it does nothing. Can be used from any thread.
 
-    A record lock belongs to the process: the kernel releases it when the process ends, however that comes about.
+    The kernel releases a record lock when the process ends, for whatever reason.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,11 +48,11 @@ class StartLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held."""
+        """Return whether this object holds the lock."""
         return self._file >= 0
 
     def take(self) -> None:
-        """Take the lock until ``release``. Without it, hooks only wait less: nothing is raised."""
+        """Take the lock until ``release``. Errors are ignored: without the lock, hooks only wait less."""
         if not self._path or self.is_held:
             return
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ class StartLock:
             self._file = file
 
     def release_after(self, seconds: float) -> None:
-        """Release the lock in ``seconds``, unless this is called again before: the caller may hang in the kernel."""
+        """Release the lock after ``seconds``, in case the caller hangs. A further call restarts the time."""
         with self._guard:
             if not self.is_held:
                 return

@@ -22,9 +22,9 @@ from resctrlmond.api.varlink import interfaces as varlink_interfaces
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.config import Config, is_within
+from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.notices import Notices
 from resctrlmond.daemon.reaction import Reaction
-from resctrlmond.daemon.rivals import Rivals
 from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings
 from resctrlmond.daemon.ticker import Ticker
 from resctrlmond.daemon.watch import Watch
@@ -75,7 +75,7 @@ class Daemon:
         self._workers = Workers()
         self._service = Service(self._manager, Policy(readers=setup.gid, owner=os.geteuid()), self._workers)
         self._notices = Notices(setup.manager.tree, setup.manager.went_with_mount)
-        self._rivals = Rivals(lambda folder: is_within(config.groups_dir, folder))
+        self._losses = GroupLosses(lambda folder: is_within(config.groups_dir, folder))
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
         self._stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -175,7 +175,7 @@ class Daemon:
             self._notices.unreadable(record)
         for problem in manager.problems[len(unreadable) :]:
             log.warning("%s", problem)
-        self._notices.rivals = self._rivals
+        self._notices.losses = self._losses
 
     # -- interfaces
 
@@ -258,7 +258,7 @@ class Daemon:
     def _tick(self) -> None:
         self._notices.tick()
         self._manager.tick()
-        self._manager.alerts["rivals"] = self._rivals.describe()
+        self._manager.alerts["losses"] = self._losses.describe()
 
     def _status(self) -> str:
         workloads = self._manager.workloads()

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from resctrlmond import journal
-from resctrlmond.daemon.rivals import Rivals
+from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.errors import NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.tree import Tree
@@ -20,14 +20,15 @@ log = logging.getLogger(__name__)
 class Notices:
     """Logs each event of a workload once, as its record changes. Can be called from any thread.
 
-    ``rivals`` collects the losses of groups that another program removed; None during the start, because nobody knows
-    then who removed them. ``went_with_mount`` returns whether a lost group was lost with the mount that held it.
+    ``losses`` collects the losses of groups that another program removed; None during the start, because the groups
+    may have been removed before it. ``went_with_mount`` returns whether a lost group was lost with the mount that
+    held it.
     """
 
     def __init__(self, tree: Tree, went_with_mount: Callable[[Group], bool] = lambda _: False) -> None:
         self._tree = tree
         self._went_with_mount = went_with_mount
-        self.rivals: Rivals | None = None
+        self.losses: GroupLosses | None = None
         self._is_mounted = True
         self._mounting = self._logged_mounting = tree.mounting()
         # The logged events of each workload: its generation, the folder of the group, and the group's state.
@@ -67,8 +68,8 @@ class Notices:
             case _ if not self.check_mount() or self._went_with_earlier_mount(group):
                 log.info("%s is lost: %s", key, group.reason, extra=journal.fields(**fields))
             case _:
-                if self.rivals is not None:
-                    self.rivals.add_loss(key)
+                if self.losses is not None:
+                    self.losses.add(key)
                 log.warning(
                     "%s is lost: %s",
                     key,

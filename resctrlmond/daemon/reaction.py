@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager's reaction to writes of other programs to resctrl, as soon as inotify reports them."""
+"""Call the manager when inotify reports that another program wrote to resctrl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reaction:
     """Calls ``react`` in a thread of its own, once at a time, when ``fd`` is readable or ``wake`` is called.
 
     ``react`` returns after how many seconds it is to be called again, 0 if only after the next event. ``rest_s``
-    returns for how many seconds it is not to be called at all after a call. Lives in the event loop. Without a
+    returns for how many seconds it is not to be called at all after a call. Belongs to the event loop. Without a
     descriptor (-1) only the ticks react.
     """
 
@@ -38,7 +38,7 @@ class Reaction:
         self.wait_for(fd)
 
     def wait_for(self, fd: int) -> None:
-        """Wait for another descriptor from now on. The one before, if any, is open."""
+        """Wait for another descriptor from now on. The former one, if any, must still be open."""
         if fd == self._fd:
             return
         if self._fd >= 0:
@@ -48,7 +48,7 @@ class Reaction:
             self._loop.add_reader(fd, self._begin)
 
     def wake(self) -> None:
-        """Have ``react`` called soon. From any thread."""
+        """Call ``react`` soon. Can be called from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._begin)
 
@@ -75,10 +75,10 @@ class Reaction:
             try:
                 pause = await self._workers.run(Lane.WRITES, self._react)
             except ResctrlError as error:
-                log.error("cannot look for what another program wrote to resctrl: %s", error)
+                log.error("cannot detect what another program wrote to resctrl: %s", error)
                 pause = _AFTER_FAILURE_S
             except Exception:
-                log.exception("the look for what another program wrote to resctrl failed in a way that it should not")
+                log.exception("unexpected error while detecting what another program wrote to resctrl")
                 pause = _AFTER_FAILURE_S
             self._not_before = self._loop.time() + self._rest_s()
         self._task = None

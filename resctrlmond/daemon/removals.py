@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells at once which directories are removed, by inotify(7) on their parents."""
+"""Detect the removal of directories by inotify(7) on their parents."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from resctrlmond.resctrl.inotify import IN_DELETE, IN_IGNORED, IN_Q_OVERFLOW, Ev
 
 
 class Removals:
-    """``removed`` is called with a watched path once its directory may be gone: at its removal, and where events were
-    missed.
+    """Calls ``removed`` with a watched path when its directory was removed, or if events were lost.
 
-    ``fd`` is readable when ``read`` has something to tell. Raises OSError where the host gives no inotify
+    ``fd`` is readable when ``read`` has events. Raises OSError if there is no free inotify instance
     (fs.inotify.max_user_instances).
     """
 
@@ -26,17 +25,17 @@ class Removals:
 
     @property
     def fd(self) -> int:
-        """The descriptor to wait for."""
+        """Return the descriptor to wait for."""
         return self._inotify.fd
 
     def watch(self, path: str) -> None:
-        """Watch a directory, whether it is there or not. Raises OSError where the parent cannot be watched.
+        """Watch a directory, which need not exist. Raises OSError if its parent cannot be watched.
 
-        Once more, where the parent may have been made anew: not every kernel tells that a control group is gone with
-        the watch on it (Linux 7.3 does, 6.18 does not).
+        Call this again if the parent may have been created again: not every kernel reports that a watched control
+        group was removed (Linux 7.3 does, 6.18 does not).
         """
         above, name = os.path.split(path)
-        # The same one for a directory that is watched already (inotify_add_watch(2)).
+        # For a directory that is watched already, the same watch descriptor (inotify_add_watch(2)).
         wd = self._inotify.add(above, IN_DELETE)
         parent = self._parents.get(above)
         if parent is None:
@@ -46,38 +45,38 @@ class Removals:
             self._end(before)
             self._parents[above] = self._by_wd[wd] = parent
             for other in parent.paths:
-                self._removed(other)  # with the one before; what was told of that is read no more
+                self._removed(other)  # its events of the former parent are not read any more
         parent.names.add(name)
 
     def forget(self, path: str) -> None:
-        """Watch it no more; its parent neither, if that was the last one there."""
+        """Stop watching a directory, and its parent if no other directory in it is watched."""
         above, name = os.path.split(path)
         parent = self._parents.get(above)
         if parent is None:
-            return  # it could not be watched, or is gone
+            return  # it could not be watched, or was removed
         parent.names.discard(name)
         if not parent.names:
             self._end(parent)
 
     def read(self) -> None:
-        """Tell what was removed since the last time."""
+        """Read events, and call ``removed`` for each directory that was removed."""
         for event in self._inotify.read():
-            for path in self._gone(event):
+            for path in self._removed_paths(event):
                 self._removed(path)
 
     def close(self) -> None:
-        """Let go of the descriptor, and with it of every watch."""
+        """Close the descriptor, which ends all watches."""
         self._inotify.close()
 
-    def _gone(self, event: Event) -> list[str]:
-        """The watched paths that an event is about."""
+    def _removed_paths(self, event: Event) -> list[str]:
+        """Return the watched paths that were removed according to an event."""
         if event.mask & IN_Q_OVERFLOW:
             return [path for parent in self._by_wd.values() for path in parent.paths]
         parent = self._by_wd.get(event.wd)
         if parent is None:
-            return []  # of a watch that has ended since
+            return []  # the watch has ended since
         if event.mask & IN_IGNORED:
-            # The parent is gone, with everything in it. One that comes in its place is another directory.
+            # The parent was removed with everything in it. A new one at its path is another directory.
             self._drop(parent)
             return parent.paths
         return [os.path.join(parent.path, event.name)] if event.name in parent.names else []

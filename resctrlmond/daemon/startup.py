@@ -134,7 +134,7 @@ def check_host(release: Mapping[str, str]) -> None:
 
 
 def check_folders(config: Config) -> None:
-    """Refuse folders that the daemon cannot use. One that does not exist yet is looked for where it would be created.
+    """Refuse folders that the daemon cannot use. For a folder that does not exist, check its closest parent.
 
     Raises ConfigError, NotRead.
     """
@@ -152,7 +152,7 @@ def check_folders(config: Config) -> None:
 
 
 def _existing(key: str, path: str) -> str:
-    """The folder, or the closest of its parents that exists. Raises ConfigError if that is not a folder."""
+    """Return the path, or its closest parent that exists. Raises ConfigError if that is not a folder."""
     while path != "/" and not os.path.lexists(path):
         path = os.path.dirname(path)
     if not os.path.isdir(path):
@@ -209,7 +209,7 @@ def _os_release() -> Mapping[str, str]:
 
 
 def _set_group(gid: int) -> None:
-    """Run with the group that marks our monitoring groups: kernfs gives it to each directory we create."""
+    """Run with the group that marks monitoring groups: kernfs gives it to each directory of this process."""
     if os.getegid() == gid:
         return
     try:

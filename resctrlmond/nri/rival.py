@@ -10,7 +10,7 @@ import logging
 import os
 import stat
 
-from resctrlmond import others
+from resctrlmond.known_programs import NRI_RESCTRL_MON, NRI_RESCTRL_MON_FOLDER, find_processes
 from resctrlmond.notify import Notify
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 60.0
 
 PLUGINS = "/opt/nri/plugins"
-SNAPSHOTS = others.NRI_RESCTRL_MON_FOLDER
+SNAPSHOTS = NRI_RESCTRL_MON_FOLDER
 _MOST = 3
 
 
@@ -31,9 +31,9 @@ def rivals(
     directory may belong to resctrlmond, for programs that read it; it then has the group of ``manager_socket``.
     Plugins that connect to the runtime by themselves cannot be detected.
     """
-    programs = (others.NRI_RESCTRL_MON,)
+    programs = (NRI_RESCTRL_MON,)
     found = [
-        f"it runs as process {process.pid}" for process in itertools.islice(others.running(programs, proc), _MOST)
+        f"it runs as process {process.pid}" for process in itertools.islice(find_processes(programs, proc), _MOST)
     ]
     found += [f"{plugins}/{name} is launched by the runtime" for name in _names(plugins)]
     if _is_theirs(snapshots, manager_socket):
@@ -43,7 +43,7 @@ def rivals(
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if others.NRI_RESCTRL_MON.comm.fullmatch(name))
+        return sorted(name for name in os.listdir(folder) if NRI_RESCTRL_MON.comm.fullmatch(name))
     except OSError:
         return []
 

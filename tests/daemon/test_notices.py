@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from resctrlmond import oci_hook
+from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.notices import Notices
-from resctrlmond.daemon.rivals import Rivals
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.errors import KernelRefused
 from resctrlmond.resctrl.tree import Tree
@@ -104,12 +104,12 @@ def test_an_unmount_is_told_once_and_not_for_each_workload(tree: Tree, told: Tol
         assert len(told()) == 1, "that it is mounted again is told, once"
 
 
-def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: Told) -> None:
+def test_losses_by_a_new_mount_are_not_those_of_another_program(tree: Tree, told: Told) -> None:
     """The workloads' groups went with the mount: they were taken for removed by somebody who is to be stopped."""
     before = tree.mounting()
     seen_on = dict.fromkeys(("one", "two", "three"), before)
     notices = Notices(tree, lambda group: seen_on[group.name] != tree.mounting())
-    notices.rivals = Rivals(lambda _: False)
+    notices.losses = GroupLosses(lambda _: False)
     assert unmount(tree.path)
     with Simulation(tree.path, "intel-rdt"):
         for key in ("one", "two", "three"):
@@ -120,12 +120,12 @@ def test_resctrl_mounted_anew_between_two_looks_is_no_rival(tree: Tree, told: To
             (logging.INFO, ""),
             (logging.INFO, ""),
         ]
-        assert notices.rivals.describe() == ""
+        assert notices.losses.describe() == ""
         seen_on = dict.fromkeys(seen_on, tree.mounting())
         for key in ("one", "two", "three"):
             notices.changed(key, workload(key, State.LOST, reason="removed", generation=2))
         assert {kind for _, kind, _ in told()} == {MessageId.GROUP_LOST}
-        assert "another program removes" in notices.rivals.describe()
+        assert "another program removes" in notices.losses.describe()
 
 
 def test_an_unmount_that_costs_nothing_is_told_too(tree: Tree, told: Told) -> None:

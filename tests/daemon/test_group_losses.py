@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody else who removes our groups: when that is said, and who may be at fault."""
+"""Repeated losses of groups are reported, with the known programs that may be the cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.command import main
-from resctrlmond.daemon.rivals import AGAIN_WITHIN_S, WITHIN_S, Rivals
+from resctrlmond.daemon.group_losses import AGAIN_WITHIN_S, WITHIN_S, GroupLosses
 from tests.daemon.conftest import Machine
 from tests.wait import wait_until
 
@@ -32,7 +32,7 @@ def problem(machine: Machine) -> str:
     return next((text for text in machine.call("Status")["problems"] if "another program removes" in text), "")
 
 
-def test_a_rival_that_removes_our_groups_is_noticed_and_named(
+def test_known_program_that_removes_groups_is_named(
     machine: Machine, process: Start, rival: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """nri-resctrl-mon removes every 30 s each group that has a pod's name and is not in its list."""
@@ -58,23 +58,23 @@ class Clock:
         return self.now
 
 
-def test_one_loss_and_losses_far_apart_are_no_sign_of_a_rival() -> None:
+def test_single_or_rare_losses_are_not_reported() -> None:
     clock = Clock()
-    rivals = Rivals(lambda _: False, clock)
+    losses = GroupLosses(lambda _: False, clock)
     for number in range(20):
-        rivals.add_loss(f"k{number}")
-        rivals.add_loss(f"l{number}")
-        assert rivals.describe() == ""
+        losses.add(f"k{number}")
+        losses.add(f"l{number}")
+        assert losses.describe() == ""
         clock.now += WITHIN_S
 
 
 def test_the_same_workload_twice_is_and_is_over_when_nothing_comes_after_it() -> None:
     clock = Clock()
-    rivals = Rivals(lambda _: False, clock)
-    rivals.add_loss("k")
+    losses = GroupLosses(lambda _: False, clock)
+    losses.add("k")
     clock.now += AGAIN_WITHIN_S - 1
-    rivals.add_loss("k")
-    assert "2 since" in rivals.describe()
-    assert "No program that is known" in rivals.describe() or "The cause may be" in rivals.describe()
+    losses.add("k")
+    assert "2 since" in losses.describe()
+    assert "No program that is known" in losses.describe() or "The cause may be" in losses.describe()
     clock.now += 1
-    assert rivals.describe() == ""
+    assert losses.describe() == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report another program that removes our monitoring groups, and name it if it is a known one."""
+"""Collect losses of groups, and report another program that seems to remove them, by name if it is known."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from resctrlmond import others
+from resctrlmond.known_programs import NRI_RESCTRL_MON, NRI_RESCTRL_MON_FOLDER, find_processes
 from resctrlmond.workloads.clock import utc_now
 
 log = logging.getLogger(__name__)
 
 # So many losses within this time are not an accident: nri-resctrl-mon removes groups of unknown pods every 30 s.
 MANY, WITHIN_S = 3, 120.0
-# An administrator removes the group of a workload once, not twice within this time. groups/plan.py decides how long
-# to wait before a lost group is created again.
+# An administrator removes the group of a workload once, not twice within this time. workloads/plan.py decides when a
+# lost group is created again.
 AGAIN_WITHIN_S = 1800.0
 _SEARCH_EVERY_S = 60.0
 
 
-class Rivals:
+class GroupLosses:
     """The recent losses of groups. Can be called from any thread.
 
     ``is_ours`` returns whether a directory belongs to this daemon. ``now`` is a clock in seconds that is never set.
@@ -38,7 +38,7 @@ class Rivals:
         self._searched = float("-inf")
         self._is_logged = False
 
-    def add_loss(self, key: str) -> None:
+    def add(self, key: str) -> None:
         """Record that another program removed a group of the workload while resctrl was mounted."""
         with self._guard:
             self._forget_old()
@@ -50,7 +50,7 @@ class Rivals:
         """Return a text for the administrator; "" if no other program seems to remove groups. Log it once."""
         with self._guard:
             self._forget_old()
-            if not self._has_rival():
+            if not self._is_repeated():
                 self._is_logged = False
                 return ""
             if self._now() - self._searched >= _SEARCH_EVERY_S:
@@ -72,7 +72,7 @@ class Rivals:
             "longer and longer delays"
         )
 
-    def _has_rival(self) -> bool:
+    def _is_repeated(self) -> bool:
         keys = [key for _, key in self._losses]
         recent = sum(time_lost > self._now() - WITHIN_S for time_lost, _ in self._losses)
         return recent >= MANY or len(set(keys)) < len(keys)
@@ -83,9 +83,9 @@ class Rivals:
 
     def _find_suspects(self) -> Iterator[str]:
         names = set()
-        for process in others.running():
+        for process in find_processes():
             names.add(process.program.name)
             yield f"{process.comm} (process {process.pid}), which {process.program.effect}"
-        folder, program = others.NRI_RESCTRL_MON_FOLDER, others.NRI_RESCTRL_MON.name
+        folder, program = NRI_RESCTRL_MON_FOLDER, NRI_RESCTRL_MON.name
         if program not in names and os.path.isdir(folder) and not self._is_ours(folder):
             yield f"{program}, because its directory {folder} exists"

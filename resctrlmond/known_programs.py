@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find programs that manage monitoring groups or RMIDs too: two owners on one host interfere with each other."""
+"""Find processes of programs that are known to manage monitoring groups or RMIDs too.
+
+``daemon/group_losses.py`` names them as the possible cause of removed groups; ``nri/rival.py`` warns about
+nri-resctrl-mon. Two owners of monitoring groups on one host interfere with each other.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The folder of nri-resctrl-mon's values, which exists also if it runs in another PID namespace.
+# The folder of nri-resctrl-mon's values, which exists even if it runs in another PID namespace.
 NRI_RESCTRL_MON_FOLDER = "/run/nri-resctrl-mon"
 
 
@@ -57,7 +61,7 @@ NRI_RESCTRL_MON = PROGRAMS[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ProgramProcess:
     """A process of a known program. ``comm`` is its name."""
 
     pid: int
@@ -65,8 +69,8 @@ class Running:
     program: Program
 
 
-def running(programs: tuple[Program, ...] = PROGRAMS, proc: str = "/proc") -> Iterator[Running]:
-    """Return root's processes with a name of these programs, in the order of their ids.
+def find_processes(programs: tuple[Program, ...] = PROGRAMS, proc: str = "/proc") -> Iterator[ProgramProcess]:
+    """Yield the processes of root with the name of one of these programs, in the order of their ids.
 
     Any user can give a process such a name, but only root can write to resctrl or to the processors' registers.
     """
@@ -80,4 +84,4 @@ def running(programs: tuple[Program, ...] = PROGRAMS, proc: str = "/proc") -> It
                 comm = file.read().rstrip("\n")
             found = next((program for program in programs if program.comm.fullmatch(comm)), None)
             if found is not None:
-                yield Running(pid, comm, found)
+                yield ProgramProcess(pid, comm, found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other programs that manage monitoring groups are found by their names, and by whom they belong to."""
+"""Processes of known programs are found by their names and their users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.others import running
+from resctrlmond.known_programs import find_processes
 
 # A process that takes a name, and prints once it has it.
 NAMED = (
@@ -33,19 +33,19 @@ NAMES = {
 
 @pytest.mark.parametrize("user", [0, 65534])
 @pytest.mark.parametrize("name", NAMES)
-def test_only_roots_processes_of_a_known_name_are_others(name: str, user: int) -> None:
-    # The system's Python: the tests' own may be in a folder that is root's alone.
+def test_only_processes_of_root_with_a_known_name_are_found(name: str, user: int) -> None:
+    # Of the system: other users may not be able to read the Python of the tests.
     command = ["/usr/bin/python3", "-c", NAMED, name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, user=user, group=user, cwd="/") as process:
         try:
             assert process.stdout
             assert process.stdout.readline()
-            found = [one.program.name for one in running() if one.pid == process.pid]
+            found = [one.program.name for one in find_processes() if one.pid == process.pid]
         finally:
             process.kill()
     assert found == ([NAMES[name]] if NAMES[name] and user == 0 else [])
 
 
-def test_a_process_that_ends_meanwhile_is_passed_over(tmp_path: Path) -> None:
+def test_process_that_ends_meanwhile_is_skipped(tmp_path: Path) -> None:
     os.mkdir(tmp_path / "4711")
-    assert list(running(proc=str(tmp_path))) == []
+    assert list(find_processes(proc=str(tmp_path))) == []
