@@ -142,7 +142,7 @@ DENIED = """
 """
 
 
-def test_permission_denied_is_told() -> None:
+def test_permission_denied_is_reported() -> None:
     with public_directory() as directory, listen(str(directory / "socket"), 0o000):
         path = str(directory / "socket")
         command = [sys.executable, "-c", textwrap.dedent(DENIED), path]
@@ -248,7 +248,7 @@ def test_a_dripping_reply_does_not_outlast_the_time_out(tmp_path: Path) -> None:
     listener.close()
 
 
-def test_what_json_cannot_carry_is_refused_before_anything_is_sent(client: Client) -> None:
+def test_values_without_json_form_are_refused_before_sending(client: Client) -> None:
     with pytest.raises(ValueError, match="surrogates"):
         client.call(f"{NAME}.Echo", {"text": "\udc80"})
     assert client.call(f"{NAME}.Either") == {"number": 1}

@@ -196,7 +196,7 @@ def test_calls_of_what_is_not_there(lab: Lab) -> None:
     asyncio.run(run())
 
 
-def test_bugs_are_logged_and_not_told(
+def test_unexpected_errors_are_logged_and_not_sent(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(key: str) -> None:
@@ -331,7 +331,7 @@ def test_a_client_cannot_pile_up_calls(lab: Lab, monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
-def test_no_answer_for_who_wants_none(lab: Lab) -> None:
+def test_caller_that_expects_no_reply_gets_none(lab: Lab) -> None:
     async def run() -> None:
         async with lab.door(), Client(lab.address) as client:
             answers: list[dbus_fast.Message] = []

@@ -50,7 +50,7 @@ def test_signals_tell_what_changed(lab: Lab, process: subprocess.Popen[bytes]) -
     asyncio.run(run())
 
 
-def test_what_does_not_change_is_not_told(lab: Lab) -> None:
+def test_unchanged_properties_are_not_signalled(lab: Lab) -> None:
     async def run() -> None:
         async with lab.door() as door, Client(lab.address) as client:
             record = await asyncio.to_thread(lab.manager.create, "still", owner="cli")

@@ -49,7 +49,7 @@ def test_a_message_of_30_mib_is_refused_and_never_decoded(lab: Lab) -> None:
     asyncio.run(run())
 
 
-def test_only_who_may_do_everything_may_send_more_than_16_kib(lab: Lab) -> None:
+def test_only_privileged_callers_may_send_more_than_16_kib(lab: Lab) -> None:
     keys = [f"key-{number:06}" for number in range(3000)]
     call = ("call", NAME, ROOT, MANAGER, "Reconcile", "sas", "agent", str(len(keys)), *keys)
 
@@ -217,7 +217,7 @@ def _signal(sender: str, body: bytes) -> bytes:
     return head + fields + bytes(-len(fields) % 8) + body
 
 
-def test_what_comes_together_with_the_first_message_is_checked() -> None:
+def test_messages_that_arrive_with_the_first_one_are_checked() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         first, last = _signal(BUS_NAME, b"first"), _signal(BUS_NAME, b"last")

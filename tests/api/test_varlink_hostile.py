@@ -75,7 +75,7 @@ def cpu_of_thread(server: RunningServer) -> float:
     ],
     ids=lambda message: repr(message[:36]),
 )
-def test_what_is_no_call_closes_the_connection(server: RunningServer, message: bytes) -> None:
+def test_message_that_is_not_a_call_closes_the_connection(server: RunningServer, message: bytes) -> None:
     with Wire(server.path) as wire, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         wire.send(message)
         assert wire.is_cut()

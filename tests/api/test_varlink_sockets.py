@@ -81,7 +81,7 @@ def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
             listen(datagrams)
 
 
-def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_file_that_is_not_a_socket_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
     with pytest.raises(AddressInUse, match="not a socket"):
@@ -101,7 +101,7 @@ def test_failures_name_the_path(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / ("x" * 120))
 
 
-def test_of_two_that_start_at_once_one_wins(tmp_path: Path) -> None:
+def test_one_of_two_concurrent_starts_wins(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     listen(path).close()
     won: list[socket.socket] = []

@@ -220,7 +220,7 @@ ROOT, OWNER, READER, NOBODY = (
     ],
 )
 @pytest.mark.parametrize("access", Access)
-def test_who_may(caller: Caller, allowed: set[Access], access: Access) -> None:
+def test_access_of_users_to_verbs(caller: Caller, allowed: set[Access], access: Access) -> None:
     policy = Policy(readers=77, owner=1000)
     if access in allowed:
         policy.check(caller, access, "Verb")
@@ -229,7 +229,7 @@ def test_who_may(caller: Caller, allowed: set[Access], access: Access) -> None:
             policy.check(caller, access, "Verb")
 
 
-def test_what_changes_the_machine_is_for_writers_only() -> None:
+def test_verbs_that_change_something_are_for_writers_only() -> None:
     readers = {"List", "ListPods", "Get", "Read", "ReadForeign", "Status"}
     assert {name for name, verb in VERBS.items() if verb.access is Access.READ} == readers
     assert {name for name, verb in VERBS.items() if verb.access is Access.WRITE} == set(VERBS) - readers
@@ -260,7 +260,7 @@ def test_nothing_of_a_group_is_always_left_out() -> None:
     }
 
 
-def test_who_only_reads_leaves_a_thread_to_root_and_to_other_readers(
+def test_readers_leave_a_thread_to_root_and_to_other_readers(
     manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One member of the group who listed over and over had all threads: on a node with 200 pods root's Get took eight

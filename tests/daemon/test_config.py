@@ -176,7 +176,7 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("# \ud800", "not UTF-8"),
     ],
 )
-def test_what_is_wrong_is_refused_with_file_line_and_remedy(text: str | bytes, says: str) -> None:
+def test_errors_are_reported_with_file_line_and_remedy(text: str | bytes, says: str) -> None:
     assert re.search(says, refused(text)), refused(text)
 
 
@@ -225,7 +225,7 @@ def test_time_spans_of_systemd(text: str, seconds: float) -> None:
         "٣s",
     ],
 )
-def test_what_is_no_time_span_is_refused(text: str) -> None:
+def test_text_that_is_not_a_time_span_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_time_span(text)
     assert "linger" in refused(f'linger: "{text}"')

@@ -197,7 +197,7 @@ def test_a_traceback_belongs_to_the_message(to_journal: Journal) -> None:
     assert message.endswith("OSError: [Errno 5] broken")
 
 
-def test_what_drives_a_terminal_is_escaped(to_journal: Journal) -> None:
+def test_terminal_control_characters_are_escaped(to_journal: Journal) -> None:
     LOG.error("a\x1b[31m\x00\x9b\tb\udcff")
     assert to_journal.entry()["MESSAGE"] == b"a\\x1b[31m\\x00\\x9b\tb\\udcff"
 
@@ -227,7 +227,7 @@ def test_a_large_entry_goes_in_a_sealed_memory_file(to_journal: Journal) -> None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_full_socket_never_stalls_and_the_loss_is_told(to_journal: Journal) -> None:
+def test_full_socket_never_blocks_and_the_loss_is_reported(to_journal: Journal) -> None:
     started = time.monotonic()
     for number in range(2000):
         LOG.info("message %d", number)
@@ -285,7 +285,7 @@ def test_stderr_that_is_not_the_journal_gets_plain_lines(
     assert receiver.waiting() == []
 
 
-def test_a_journal_without_its_socket_is_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_without_its_socket_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = os.fstat(2)
     monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
     (tmp_path / "file").touch()
@@ -293,7 +293,7 @@ def test_a_journal_without_its_socket_is_no_journal(tmp_path: Path, monkeypatch:
     assert setup("info", socket_path=str(tmp_path / "file")) == "console"
 
 
-def test_closed_standard_error_is_no_journal(receiver: Journal) -> None:
+def test_closed_standard_error_is_not_the_journal(receiver: Journal) -> None:
     program = (
         "import os; os.close(2); os.environ['JOURNAL_STREAM'] = '1:2'\n"
         "from resctrlmond.journal import setup\n"

@@ -85,7 +85,7 @@ def test_a_bad_configuration_is_a_problem_until_a_good_one_is_read(machine: Mach
         assert any("the new configuration is wrong" in problem for problem in problems) == wrong, problems
 
 
-def test_what_takes_a_restart_is_told(machine: Machine) -> None:
+def test_keys_that_require_a_restart_are_reported(machine: Machine) -> None:
     machine.start()
     machine.config.write_text("group: 4343\n")
     assert machine.daemon is not None
@@ -288,7 +288,7 @@ def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Mach
     assert {total["quality"] for total in machine.call("Read", key=CTR)["totals"]} == {"exact"}
 
 
-def test_what_ends_while_it_is_stopped_is_ended_at_the_start(machine: Machine, process: Start) -> None:
+def test_members_that_ended_while_it_was_stopped_end_at_the_start(machine: Machine, process: Start) -> None:
     child = process()
     machine.start()
     machine.call("Assign", key=CTR, pid=child.pid, claim="engine", endRule="container")
@@ -327,7 +327,7 @@ def test_the_mount_goes_and_the_daemon_stays(machine: Machine, process: Start) -
     assert machine.stop() == Exit.OK
 
 
-def test_a_foreign_name_that_is_no_utf8_is_listed(machine: Machine) -> None:
+def test_foreign_name_that_is_not_utf8_is_listed(machine: Machine) -> None:
     """List and Status failed as a whole, for as long as a group or class of such a name stood."""
     machine.start()
     group = os.fsencode(machine.top) + b"/resctrl/mon_groups/\xff"

@@ -56,7 +56,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
         yield Tree.open(str(tmp_path / "resctrl"), allow_simulation=True)
 
 
-def test_waiting_for_an_rmid_is_told_once_for_each_run(tree: Tree, told: Told) -> None:
+def test_waiting_for_an_rmid_is_logged_once_for_each_run(tree: Tree, told: Told) -> None:
     notices = Notices(tree)
     pending = workload("web", State.PENDING, class_="gold")
     notices.changed("web", pending)
@@ -75,7 +75,7 @@ def test_waiting_for_an_rmid_is_told_once_for_each_run(tree: Tree, told: Told) -
     assert [kind for _, kind, _ in told()] == [MessageId.RMIDS_EXHAUSTED], "a dropped record was remembered"
 
 
-def test_a_further_group_that_waits_or_fails_is_told_and_its_loss_is_the_workloads(tree: Tree, told: Told) -> None:
+def test_further_group_that_fails_is_logged_and_its_loss_only_with_the_workload(tree: Tree, told: Told) -> None:
     notices = Notices(tree)
     second = Group(folder="silver", class_="silver", name="web", state=GroupState.FAILED, reason="no such class")
     notices.changed("web", RECORD.with_group(second))
@@ -85,7 +85,7 @@ def test_a_further_group_that_waits_or_fails_is_told_and_its_loss_is_the_workloa
     assert [(level, kind) for level, kind, _ in told()] == [(logging.WARNING, MessageId.GROUP_LOST)]
 
 
-def test_an_unmount_is_told_once_and_not_for_each_workload(tree: Tree, told: Told) -> None:
+def test_unmount_is_logged_once_and_not_for_each_workload(tree: Tree, told: Told) -> None:
     notices = Notices(tree)
     notices.tick()
     assert told() == []
@@ -128,14 +128,14 @@ def test_losses_by_a_new_mount_are_not_those_of_another_program(tree: Tree, told
         assert "another program removes" in notices.losses.describe()
 
 
-def test_an_unmount_that_costs_nothing_is_told_too(tree: Tree, told: Told) -> None:
+def test_unmount_without_lost_groups_is_logged(tree: Tree, told: Told) -> None:
     notices = Notices(tree)
     assert unmount(tree.path)
     notices.tick()
     assert [kind for _, kind, _ in told()] == [MessageId.UNMOUNTED]
 
 
-def test_without_a_descriptor_left_a_loss_is_told_and_no_verb_fails_over_it(tree: Tree, told: Told) -> None:
+def test_loss_is_logged_without_free_descriptors_and_no_verb_fails(tree: Tree, told: Told) -> None:
     """Whether resctrl is mounted could not be told. The error came out of the verb that had noted the loss, and the
     loss was told nobody."""
     notices = Notices(tree)
@@ -173,7 +173,7 @@ def entries() -> dict[str, str]:
     return dict(zip(headed[1::2], headed[2::2], strict=True))
 
 
-def test_every_id_is_in_catalogue_and_page_and_is_told_somewhere() -> None:
+def test_every_id_is_in_catalogue_and_manual_page_and_is_used() -> None:
     assert entries().keys() == {kind.value for kind in MessageId}
     page = (ROOT / "man" / "resctrlmond.8.scd").read_text(encoding="utf-8")
     assert set(re.findall(r"^_([0-9a-f]{32})_$", page, re.MULTILINE)) == {kind.value for kind in MessageId}

@@ -112,7 +112,7 @@ def test_a_manager_that_does_not_read_stalls_nothing_and_still_hears_of_ready(
     assert waiting(manager) == [b"READY=1\nSTATUS=serving", b"STATUS=later", b"WATCHDOG=1"]
 
 
-def test_what_waits_is_bounded(manager: socket.socket, told: Notify) -> None:
+def test_pending_messages_are_limited(manager: socket.socket, told: Notify) -> None:
     manager.close()
     for _ in range(1000):
         told.watchdog()

@@ -38,7 +38,7 @@ def made(tmp_path: Path, *names: str) -> list[str]:
     return [str(tmp_path / name) for name in names]
 
 
-def test_what_is_removed_is_told_and_nothing_else(removals: Removals, told: list[str], tmp_path: Path) -> None:
+def test_only_removed_directories_are_reported(removals: Removals, told: list[str], tmp_path: Path) -> None:
     watched, other, forgotten = made(tmp_path, "watched", "other", "forgotten")
     (tmp_path / "watched-too").write_text("")
     removals.watch(watched)
@@ -77,7 +77,7 @@ def test_the_last_one_forgotten_ends_the_watch_of_its_parent(removals: Removals,
     removals.forget(two)
 
 
-def test_what_went_with_its_parent_is_told(removals: Removals, told: list[str], tmp_path: Path) -> None:
+def test_removals_with_the_parent_are_reported(removals: Removals, told: list[str], tmp_path: Path) -> None:
     one, two = made(tmp_path, "slice/one", "slice/two")
     for path in (one, two):
         removals.watch(path)

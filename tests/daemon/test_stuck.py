@@ -92,7 +92,7 @@ def test_a_door_that_cannot_be_opened_leaves_none_open(machine: Machine) -> None
     assert "resctrlmond: info: stopped\n" in text
 
 
-def test_a_tick_that_hangs_is_left_behind_and_told() -> None:
+def test_hanging_tick_is_left_and_reported() -> None:
     """The first of them hangs: others go on beside it, until no thread is left for one more."""
     go_on = threading.Event()
     begun: list[int] = []

@@ -163,7 +163,7 @@ def test_a_pod_whose_parent_was_not_there_at_first(pods: Path) -> None:
     asyncio.run(scene())
 
 
-def test_two_workloads_with_one_control_group_are_both_told(pods: Path) -> None:
+def test_both_workloads_of_one_control_group_are_reported(pods: Path) -> None:
     async def scene() -> None:
         heard = Heard()
         watch = Watch(heard.keys.put_nowait)
