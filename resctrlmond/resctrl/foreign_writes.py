@@ -167,10 +167,6 @@ class ForeignWrites:
         # How often each tasks file was opened and written to, and the directories whose file is still open since.
         self._sessions: Counter[str] = Counter()
         self._being_written: set[str] = set()
-        # The last directory whose tasks file was written to, then closed; None after another event of a tasks file.
-        self._last_closed: str | None = None
-        self._last_written = ""
-        self._number = 0
         # The directories that were created during this call of _read().
         self._new: set[str] = set()
         self._written = Written()
@@ -210,16 +206,6 @@ class ForeignWrites:
     def being_written(self) -> set[str]:
         """The directories whose tasks file was written to and has not been closed since."""
         return self._being_written.copy()
-
-    def last_closed(self) -> tuple[str, int] | None:
-        """Return the directory whose tasks file was written to and closed last, and the number of the event.
-
-        None if another tasks file is still open after a write, or was closed later: then last_cmd_status may be about
-        that file.
-        """
-        with self._guard:
-            directory = self._last_closed
-            return None if directory is None or self._being_written else (directory, self._number)
 
     def update_watches(self, mounting: Mounting) -> bool:
         """Watch all directories after a mount or an error. Returns whether this has completed the watches."""
@@ -297,17 +283,11 @@ class ForeignWrites:
         elif event.mask & IN_ISDIR:
             self._process_directory(event, os.path.join(directory, event.name))
         elif event.mask & IN_MODIFY and event.name == TASKS:
-            self._number += 1
-            self._last_written, self._last_closed = directory, None
             self._modified[directory] += 1
             if directory not in self._being_written:
                 self._being_written.add(directory)
                 self._sessions[directory] += 1
         elif event.mask & IN_CLOSE_WRITE and event.name == TASKS:
-            self._number += 1
-            is_last = directory in self._being_written and directory == self._last_written
-            # A file that is closed without a write may have been opened for one that the kernel has refused.
-            self._last_closed = directory if is_last else None
             self._being_written.discard(directory)
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)

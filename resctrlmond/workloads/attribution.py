@@ -9,12 +9,13 @@ moved away has a wrong total, so each write must be explained:
 3. Otherwise the task has ended meanwhile. It may have been a task of any workload that had tasks which the write
    could move, and all these workloads become estimated.
 
-A write that the kernel has refused needs no explanation. Writes are judged after the file was closed, because only
-then it is known whether the kernel has refused them, or two seconds after the first write, because a program may keep
-the file open.
+Writes are judged after the file was closed, because a task may be written after the event that opens the file with
+O_TRUNC, or two seconds after the first write, because a program may keep the file open.
 
 Limits: inotify merges equal events, so several writes through one open file count as one. A living task may explain a
-write that moved another task.
+write that moved another task. A write that the kernel refuses is not explained either, if the program opened the file
+with O_TRUNC: last_cmd_status does not prove that nothing was moved, because it has only the result of the last write,
+and the newest kernels clear it when any program reads a file of a group.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ Groups = Mapping[str, frozenset[int]]
 
 # A program that writes continuously, or a call that has locked a workload, must not delay the result for ever.
 _MAX_DELAY_S = 2.0
-# Newer kernels clear last_cmd_status when a tasks file is read, so the daemon waits a little until it is closed.
-_OPEN_S = 0.1
 _MAX_DEPARTURES = 1000
 
 
@@ -43,29 +42,26 @@ class Writes:
     """Writes to the tasks file of one directory.
 
     ``destination``: the directory that has the moved tasks now; the parent if the directory was removed.
-    ``groups``: the groups that the tasks may have left. ``since`` (time.monotonic()): a time before the first write;
-    ``added``: when its event was read.
+    ``groups``: the groups that the tasks may have left. ``since`` (time.monotonic()): a time before the first write.
     ``number``: the number of writes. ``arrived``: the tasks that were found in the directory and have not ended.
     ``was_listed``: the directory was listed after the first write; ``is_listed``: after the last one.
-    ``is_refused``: the kernel has refused the only write. ``uninspected``: the workloads that are not inspected yet.
+    ``uninspected``: the workloads that are not inspected yet.
     """
 
     directory: str
     destination: str
     since: float
-    added: float = field(default_factory=time.monotonic)
     groups: dict[str, frozenset[int]] = field(default_factory=dict)
     number: int = 0
     arrived: set[int] = field(default_factory=set)
     was_listed: bool = False
     is_listed: bool = False
-    is_refused: bool = False
     uninspected: set[str] = field(default_factory=set)
 
     @property
     def is_explained(self) -> bool:
-        """Whether as many tasks have arrived as were written, or the kernel has refused the write."""
-        return self.is_refused or self.number <= len(self.arrived)
+        """Whether as many tasks have arrived as were written."""
+        return self.number <= len(self.arrived)
 
     @property
     def is_removed(self) -> bool:
@@ -110,7 +106,7 @@ class Attribution:
         is_uncounted = bool(groups) and not writes.number
         writes.number += max(number, is_uncounted)
         writes.groups.update({key: nonces | writes.groups.get(key, frozenset()) for key, nonces in groups.items()})
-        writes.is_listed = writes.is_refused = False
+        writes.is_listed = False
 
     def add_removed(self, directory: str, groups: Groups, since: float) -> None:
         """Add a directory that was removed, and to which tasks may have been moved after ``since``."""
@@ -118,14 +114,9 @@ class Attribution:
         destination = "" if "/" not in directory else place_of(directory).class_
         self._search(Writes(directory, destination, since, groups=dict(groups), number=1))
 
-    def unlisted(self, being_written: Container[str]) -> list[str]:
+    def unlisted(self) -> list[str]:
         """Return the directories that were written to since they were listed. The caller lists them now."""
-        now = time.monotonic()
-        found = [
-            writes
-            for writes in self._open.values()
-            if not writes.is_listed and (writes.directory not in being_written or now - writes.added > _OPEN_S)
-        ]
+        found = [writes for writes in self._open.values() if not writes.is_listed]
         for writes in found:
             writes.was_listed = writes.is_listed = True
         return [writes.directory for writes in found]
@@ -134,11 +125,6 @@ class Attribution:
         """Add tasks that were found in a directory after a write."""
         if directory in self._open:
             self._open[directory].arrived.update(tids)
-
-    def only_write(self, directory: str) -> Writes | None:
-        """Return the open writes to a directory if they are a single write."""
-        writes = self._open.get(directory)
-        return writes if writes is not None and writes.number == 1 else None
 
     def close_listed(self, being_written: Container[str]) -> None:
         """Close the writes whose directories were listed after the last write and whose files were closed."""

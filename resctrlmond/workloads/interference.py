@@ -11,10 +11,8 @@ program can break this by a write to resctrl, so the daemon watches all of resct
 
 Without inotify, each sweep inspects all workloads. Then a task that was moved and has ended is not found.
 
-Limits: a write to the tasks file of a workload's group marks the group although the kernel may have refused it,
-because a refused list of tasks may have moved some. ``last_cmd_status`` has only the last command on the host, so a
-write counts as refused only if no other tasks file was written to or closed since. The newest kernels clear this text
-when any program reads a file of a group; then a refused write makes the workloads estimated.
+Limits: a write that the kernel refuses counts as a write if the program opened the file with O_TRUNC, as shells do: a
+refused list of tasks may have moved some.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,12 +58,6 @@ _MIN_REST_S = 0.02
 _MAX_REST_S = 0.25
 # Drop the lists of removed directories only if there are more than this.
 _MAX_STALE_LISTS = 100
-# How the kernel refuses a write to a tasks file, in info/last_cmd_status (rdtgroup_tasks_write()).
-_REFUSED = re.compile(
-    r"^(No task|No permission to move task|Can't move task to different control group|Task list parsing error pid"
-    r"|Invalid pid|Pseudo-locking in progress)\b",
-    re.MULTILINE,
-)
 
 
 class Interference:
@@ -289,23 +280,19 @@ class Interference:
     def _process_writes(self, *, is_end: bool = False) -> bool:
         """Read the events, and list the directories that were written to. Returns whether there were events.
 
-        ``is_end``: a workload ends and cannot be marked later, so do not wait for a pause or for a file to be closed.
+        ``is_end``: a workload ends and cannot be marked later, so do not wait for a pause.
         """
         is_new = self._read_events()
-        is_new |= self._find_refused()
         if self._foreign is None or not self._attribution.has_open or not self._list_lock.acquire(blocking=is_end):
             return is_new
         try:
             if is_end or time.monotonic() >= self._list_not_before:
                 begun = time.thread_time()
-                self._list_written(set() if is_end else self._foreign.being_written)
+                self._list_written()
                 self._list_not_before = time.monotonic() + _PAUSE_FACTOR * (time.thread_time() - begun)
             is_new |= self._read_events()
-            # The refusal of a write whose file was closed during this call is looked up first.
-            being_written = self._foreign.being_written
-            is_new |= self._find_refused()
             with self._guard:
-                self._attribution.close_listed(being_written)
+                self._attribution.close_listed(self._foreign.being_written)
                 for key in self._attribution.uninspected:
                     self._to_inspect.setdefault(key, False)
         finally:
@@ -361,28 +348,6 @@ class Interference:
                     self._to_inspect[workload.key] = is_thorough
         return True
 
-    def _find_refused(self) -> bool:
-        """Detect that the kernel has refused the last write, and read the events again. Returns whether any came.
-
-        A refused write raises an event if the program opens the file with O_TRUNC, as shells do. last_cmd_status has
-        the reason, but only for the last command on the host. So the file must be closed, and no tasks file may have
-        been written to or closed, by the daemon either, until the text is read.
-        """
-        closed = self._foreign.last_closed() if self._foreign is not None else None
-        if self._foreign is None or closed is None:
-            return False
-        with self._guard:
-            write = self._attribution.only_write(closed[0])
-        if write is None or write.is_refused or not _REFUSED.search(self._tree.last_cmd_status()):
-            return False
-        # A write of the daemon that is complete has raised IN_CLOSE_WRITE.
-        has_own_write = self._tree.own_writes.checkpoint() is None
-        is_new = self._read_events()
-        with self._guard:
-            is_last = write is self._attribution.only_write(closed[0]) and closed == self._foreign.last_closed()
-            write.is_refused = is_last and not has_own_write
-        return is_new
-
     def _groups_that_may_lose_tasks_to(self, directory: str) -> Groups:
         """Return the groups whose tasks a write to the directory can move. A group accepts only tasks of its class.
 
@@ -397,10 +362,10 @@ class Interference:
             if workload.standing and workload.members
         }
 
-    def _list_written(self, being_written: set[str]) -> None:
+    def _list_written(self) -> None:
         """List the directories that were written to, and find the tasks that were moved there."""
         with self._guard:
-            directories = self._attribution.unlisted(being_written)
+            directories = self._attribution.unlisted()
         for directory in directories:
             try:
                 arrivals = self._arrivals.find(directory)

@@ -59,13 +59,6 @@ MUTANTS = (
         "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
-        "a refused write makes every workload estimated",
-        _WORKLOADS + "interference.py",
-        "            write.is_refused = ",
-        "            _ = ",
-        "tests/workloads/test_interference.py tests/workloads",
-    ),
-    Mutant(
         "a task that is taken back into its group makes every workload estimated",
         _WORKLOADS + "placement.py",
         "        ctx.interference.found_outside(before)\n",

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl import foreign_writes, processes
-from resctrlmond.resctrl.arrivals import Arrival
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.inotify import IN_MODIFY
@@ -574,10 +573,10 @@ def ended_pid(process: Start) -> int:
 
 
 @pytest.mark.parametrize("is_seen_open", [True, False])
-def test_refused_write_with_truncation_marks_nothing(
+def test_refused_write_with_truncation_is_taken_for_a_write(
     host: Host, class_: str, workload: Workload, process: Start, is_seen_open: bool
 ) -> None:
-    """The daemon may read the event of the truncation before the kernel refuses the write."""
+    """The event of the truncation is the same as that of a write, and a task that was written may have ended."""
     tid = ended_pid(process)
     react(host)
     fd = open_truncated(host, class_)
@@ -586,73 +585,32 @@ def test_refused_write_with_truncation_marks_nothing(
     with pytest.raises(ProcessLookupError):
         os.write(fd, b"%d\n" % tid)
     os.close(fd)
-    is_exact(host)
+    said(host, Quality.ESTIMATED, ENDED)
 
 
-def test_refused_write_to_a_file_that_is_closed_while_it_is_listed_marks_nothing(
-    host: Host, class_: str, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The event of the close is read just before the write is judged."""
-    tid = ended_pid(process)
-    react(host)
-    fd = open_truncated(host, class_)
-    arrivals = host.manager.context.interference._arrivals
-    find = arrivals.find
-
-    def find_and_close(directory: str) -> list[Arrival]:
-        found = find(directory)
-        monkeypatch.undo()
-        with pytest.raises(ProcessLookupError):
-            os.write(fd, b"%d\n" % tid)
-        os.close(fd)
-        return found
-
-    monkeypatch.setattr(arrivals, "find", find_and_close)
-    is_exact(host)
-
-
-def test_directory_is_not_listed_while_its_file_is_open_for_a_short_time(
-    host: Host, class_: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Newer kernels clear last_cmd_status when the tasks are listed."""
-    react(host)
-    lists: list[str] = []
-    monkeypatch.setattr(host.manager.context.interference._arrivals, "find", lists.append)
-    monkeypatch.setattr(host.manager.context.interference, "_list_not_before", 0.0)
-    monkeypatch.setattr(attribution, "_OPEN_S", 3600.0)
-    fd = open_truncated(host, class_)
-    try:
-        assert host.manager.react() > 0
-        assert lists == []
-    finally:
-        os.close(fd)
-
-
-def test_write_refused_for_its_class_marks_nothing(
-    host: Host, class_: str, workload: Workload, process: Start
-) -> None:
-    theirs, pid = host.make_foreign("theirs"), process().pid
-    write(host, f"{class_}/tasks", pid)
-    react(host)
-    fd = open_truncated(host, theirs.path)
-    host.manager.react()
-    with pytest.raises(OSError, match="Invalid argument"):
-        os.write(fd, b"%d\n" % pid)
-    os.close(fd)
-    is_exact(host)
-
-
-def test_write_refused_for_missing_permission_marks_nothing(
+def test_refused_write_without_truncation_marks_nothing(
     host: Host, class_: str, workload: Workload, process: Start
 ) -> None:
     react(host)
-    fd = open_truncated(host, class_)
-    host.manager.react()
-    pid = process().pid
-    assert subprocess.run(["echo", str(pid)], user=65534, stdout=fd, check=False).returncode
-    assert f"No permission to move task {pid}" in host.tree.last_cmd_status()
-    os.close(fd)
+    with pytest.raises(ProcessLookupError):
+        write(host, f"{class_}/tasks", ended_pid(process))
     is_exact(host)
+
+
+def test_refused_write_does_not_hide_another_one_through_the_same_file(
+    host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
+) -> None:
+    """As ``{ echo 1; echo 2; } >tasks``: last_cmd_status is about the second one."""
+    thread, tid = ask(puppet, "thread"), ended_pid(process)
+    react(host)
+    fd = open_truncated(host, class_)
+    os.write(fd, b"%d\n" % thread)
+    puppet.do(f"end {thread}")
+    wait_until_gone(thread)
+    with pytest.raises(ProcessLookupError):
+        os.write(fd, b"%d\n" % tid)
+    os.close(fd)
+    said(host, Quality.ESTIMATED, ENDED)
 
 
 def test_refused_write_does_not_hide_another_write(
