@@ -228,7 +228,7 @@ def give_up(run: Run, reason: str) -> None:
     elif run.strict:
         outcome = "the container does not start (--strict)"
     else:
-        outcome = "the container starts unmonitored"
+        outcome = "the container starts anyway, and may be unmonitored"
     # A newline would begin another field of the journal's protocol.
     text = "".join(c if c.isprintable() else " " for c in f"{reason}; {outcome}")
     stage = "".join(c for c in run.stage if c.isprintable())

@@ -108,7 +108,8 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setu
                 "cannot create the file or directory",
                 path=error.filename or config.runtime_dir,
                 errno=error.errno or 0,
-                remedy="Check runtime_dir and groups_dir, and that their filesystem has space: df /run, df -i /run",
+                remedy="Check runtime_dir and groups_dir, and that their filesystem has free space and inodes "
+                "(df, df -i)",
             ),
             Exit.FAILURE,
         ) from error

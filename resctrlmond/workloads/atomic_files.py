@@ -16,7 +16,7 @@ _LIMIT = 4 * 1024 * 1024
 _TOO_LARGE = (
     "This is a bug in resctrlmond, which should have refused the request that made the file too large: report it"
 )
-_NO_ROOM = "Check that /run is writable and has free space and inodes: df /run, df -i /run"
+_NO_ROOM = "Check that its filesystem is writable and has free space and inodes: df and df -i show this"
 _IN_THE_WAY = "Somebody put something else in the place of a file of resctrlmond: move it away"
 _REMEDIES = {
     errno.ENOENT: "Somebody removed a directory of resctrlmond: 'systemctl restart resctrlmond' creates it again",

@@ -67,6 +67,8 @@ class Maintenance:
                 if txn is None:
                     continue
                 try:
+                    if workload.key in self._store.unsaved:
+                        txn.save(txn.workload)
                     self._tick(txn, settings)
                     if is_sweep:
                         placement.sweep(self._ctx, txn)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of all workloads: one record file for each under /run, and a copy in memory for readers.
 
-A workload is changed in a transaction only. Each change is on disk before it is visible.
+A workload is changed in a transaction only. Each change is on disk before it is visible, except a mark of a group
+that could not be written, for example because /run is full. Such a mark is kept in memory, and is in each later
+record. Until it is written, the mode of the record file states that there is one: a change of mode needs no space.
 """
 
 from __future__ import annotations
@@ -9,21 +11,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from resctrlmond.resctrl.errors import NoSuchGroup, NotRead, reading
+from resctrlmond.workloads import reasons
+from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
-from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded
-from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, Workload
+from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded, NotWritten
+from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, Workload, replace
 from resctrlmond.workloads.validation import canonical_key, valid_class
 
 _SUFFIX = ".json"
 _SET_ASIDE = ".unreadable"
+_MODE = 0o640
+# Set while a mark of the workload is not in its record.
+_HAS_UNSAVED_MARK = stat.S_ISVTX
 # More than any pod or unit has. A runtime or an agent that never ends its members reaches it.
 MAX_LIVING_MEMBERS = 1000
 MAX_CLAIMS = 64
@@ -61,8 +69,7 @@ class Transaction:
         When this returns, the change survives a crash.
         """
         assert workload.key == self.key
-        self._store._save(workload)
-        return workload
+        return self._store._save(workload)
 
     def save_group(self, group: Group) -> Group:
         """Write the workload's record with that group in it. Raises NotWritten."""
@@ -89,6 +96,8 @@ class Store:
         self.on_change: Callable[[str, Workload | None], None] = lambda _key, _workload: None
         self.before_save: Callable[[Workload | None, Workload], None] = lambda _before, _workload: None
         self._workloads: dict[str, Workload] = {}
+        # By key and nonce: groups with the marks that could not be written.
+        self._unsaved: dict[str, dict[int, Group]] = {}
         # The size of each record in bytes.
         self._sizes: dict[str, int] = {}
         # A lock is removed with its last user, because keys come and go.
@@ -168,19 +177,45 @@ class Store:
 
     # -- write
 
-    def _save(self, workload: Workload) -> None:
+    def _save(self, workload: Workload) -> Workload:
         before = self._workloads.get(workload.key)
-        if before == workload:
-            return
-        self.before_save(before, workload)
+        unsaved = self._unsaved.get(workload.key)
+        if unsaved:
+            workload = _with_marks(workload, unsaved)
+        elif before == workload:
+            return workload
         path = self._path(workload.key)
-        data = encode(workload)
-        with writing(path):
-            self._keep_unreadable(path)
-            write_file(path, data, mode=0o640)
+        try:
+            self.before_save(before, workload)
+            data = encode(workload)
+            with writing(path):
+                self._keep_unreadable(path)
+                write_file(path, data, mode=_MODE)
+        except NotWritten:
+            if before is not None:
+                self._keep_marks(before, workload)
+            raise
+        self._unsaved.pop(workload.key, None)
         self._sizes[workload.key] = len(data)
         self._workloads[workload.key] = workload
         self.on_change(workload.key, workload)
+        return workload
+
+    @property
+    def unsaved(self) -> list[str]:
+        """The keys of the workloads with a mark that could not be written. The next save writes it."""
+        return list(self._unsaved)
+
+    def _keep_marks(self, before: Workload, workload: Workload) -> None:
+        """Keep the marks of a workload that could not be saved."""
+        kept = _with_marks(before, _by_nonce(workload))
+        if kept == before:
+            return
+        self._unsaved[before.key] = _by_nonce(kept)
+        self._workloads[before.key] = kept
+        with contextlib.suppress(OSError):
+            os.chmod(self._path(before.key), _MODE | _HAS_UNSAVED_MARK)
+        self.on_change(before.key, kept)
 
     def _drop(self, key: str) -> None:
         path = self._path(key)
@@ -189,6 +224,7 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._sizes.pop(key, None)
+        self._unsaved.pop(key, None)
         if self._workloads.pop(key, None) is not None:
             self.on_change(key, None)
 
@@ -223,9 +259,21 @@ class Store:
             if isinstance(item, UnreadableRecord):
                 unreadable.append(item)
             else:
-                self._workloads[item.key] = item
                 self._sizes[item.key] = len(encode(item))
+                self._workloads[item.key] = self._with_unsaved_marks(item)
         return unreadable
+
+    def _with_unsaved_marks(self, workload: Workload) -> Workload:
+        """Return a workload of the last daemon. If that could not write a mark, all groups are estimated."""
+        path = self._path(workload.key)
+        with reading("look at a record", path):
+            has_unsaved_mark = os.stat(path).st_mode & _HAS_UNSAVED_MARK
+        if not has_unsaved_mark:
+            return workload
+        for group in workload.groups:
+            workload = workload.made_worse(group, Quality.ESTIMATED, reasons.MARK_NOT_SAVED)
+        self._unsaved[workload.key] = _by_nonce(workload)
+        return workload
 
     def read_all(self) -> Iterator[Workload | UnreadableRecord]:
         """Read all records, in order of the key, without keeping them.
@@ -254,6 +302,22 @@ class Store:
                 yield error if isinstance(error, UnreadableRecord) else UnreadableRecord(path, str(error))
             else:
                 yield workload
+
+
+def _by_nonce(workload: Workload) -> dict[int, Group]:
+    return {group.nonce: group for group in workload.groups if group.nonce}
+
+
+def _with_marks(workload: Workload, marked: Mapping[int, Group]) -> Workload:
+    """Return the workload with the marks that its groups have in ``marked``, by nonce."""
+    for group in workload.groups:
+        other = marked.get(group.nonce)
+        if other is None:
+            continue
+        workload = workload.with_group(replace(group, caveats=other.caveats | group.caveats))
+        for why in other.late_reasons or ("",):
+            workload = workload.made_worse(group, other.baseline, why)
+    return workload
 
 
 class UnreadableRecord(Exception):

@@ -52,6 +52,13 @@ MUTANTS = (
         "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
+        "a mark that could not be written is lost",
+        _WORKLOADS + "store.py",
+        "                self._keep_marks(before, workload)\n",
+        "                pass\n",
+        "tests/workloads/test_cut.py tests/workloads",
+    ),
+    Mutant(
         "a task that was forked in a class explains a write to it",
         _RESCTRL + "arrivals.py",
         "        if origin in self.before.tids:\n            return True\n",

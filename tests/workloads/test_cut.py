@@ -21,6 +21,7 @@ from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State
 from tests.workloads.builders import drop
 from tests.workloads.conftest import Host, assignment, join
+from tests.workloads.test_interference import react, write
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 CTR = "4d" * 32
@@ -295,7 +296,7 @@ def test_a_full_run_folder_at_any_step(
             joined(host.manager, child.pid)
         except NotWritten as error:
             assert "ENOSPC" in str(error)
-            assert "df /run" in error.remedy
+            assert "df -i" in error.remedy
         else:
             break
         assert host.ours() == [], room
@@ -309,6 +310,42 @@ def test_a_full_run_folder_at_any_step(
     small_run(1000)
     host.manager.release(CTR, owner="oci")
     host.check()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_put_back", [False, True])
+def test_mark_that_cannot_be_written_to_a_full_run_folder_is_not_lost(
+    small_simulation: str, process: Start, small_run: Callable[[int], str], is_put_back: bool, is_killed: bool
+) -> None:
+    """Another program moves the task out while there is no space. The mark was in the failed write only."""
+    host = Host(small_simulation, small_run(1000))
+    child = process()
+    workload = host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False)).workload
+    react(host)
+    assert qualities(host) == {Quality.EXACT}
+    small_run(inodes(host.run))
+    write(host, "tasks", child.pid)
+    react(host)
+    if is_put_back:
+        write(host, f"{workload.first.ref.path}/tasks", child.pid)
+        react(host)
+    assert Quality.EXACT not in qualities(host)
+    if is_killed:
+        host.restart()
+        assert Quality.EXACT not in qualities(host)
+    child.kill()
+    child.wait()
+    host.manager.maintenance.tick()
+    small_run(1000)
+    host.manager.maintenance.tick()
+    host.restart()
+    assert Quality.EXACT not in qualities(host)
+    host.manager.release(CTR, owner="oci")
+    assert Quality.EXACT not in qualities(host)
+
+
+def qualities(host: Host) -> set[Quality]:
+    return {total.quality for total in host.manager.read(CTR)[2]}
 
 
 def test_a_full_run_folder_at_the_end_loses_nothing(
