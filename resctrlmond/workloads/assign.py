@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from resctrlmond.resctrl.errors import NoSuchProcess, undoing
 from resctrlmond.resctrl.membership import Membership
@@ -53,7 +53,7 @@ def assign(
         # With its member in the first record: a claim that brought no member may never end.
         workload = _joined(workload, replace(member, joining=True), assignment)
         start_run(ctx, txn, workload, ended, may_wait=assignment.may_wait, use_reserve=assignment.is_from_runtime)
-    past: dict[GroupRef, Past] = {}
+    past: list[tuple[int, Past]] = []
     try:
         if before is not None:
             if not assignment.may_wait:
@@ -92,10 +92,10 @@ def assign(
         return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.
-        used = [ref for ref in reversed(past) if put_back(ctx.tree, past[ref])]
+        used = {nonce for nonce, here in reversed(past) if put_back(ctx.tree, here)}
         with undoing(txn.key):
             if is_known:
-                _undo(ctx, txn, before, ended, member, was_outside=any(past.values()))
+                _undo(ctx, txn, before, ended, member, was_outside=any(here for _, here in past))
             else:
                 _undo(ctx, txn, before, ended, member, used=used)
         raise
@@ -153,10 +153,13 @@ def _move(
     target: Target,
     assignment: Assignment,
     *,
-    past: dict[GroupRef, Past],
+    past: list[tuple[int, Past]],
 ) -> Moved:
+    """Move the member's tasks. ``past`` gets the nonce of each group, and where the tasks were before."""
+
     def move(ref: GroupRef, how: How) -> Moved:
-        here = past.setdefault(ref, {})
+        here: Past = {}
+        past.append((next((group.nonce for group in txn.workload.groups if group.ref == ref), 0), here))
         return target.move(ref, dataclasses.replace(how, past=here, may_take=ctx.take_over.marker(txn.key)))
 
     if assignment.class_ == FOLLOW:
@@ -225,13 +228,13 @@ def _undo(
     member: Member,
     *,
     was_outside: bool = False,
-    used: Sequence[GroupRef] = (),
+    used: Collection[int] = (),
 ) -> None:
     """Undo a failed Assign.
 
     ``was_outside``: the workload had the member before, and tasks of it were outside. What these did there cannot be
-    undone: their group stays late. ``used`` are the groups in which tasks of a new member may have run: what they
-    used is counted, and a process that they forked meanwhile stays.
+    undone: their group stays late. ``used`` are the nonces of the groups in which tasks of a new member may have run:
+    what they used is counted, and a process that they forked meanwhile stays.
     """
     if before is None:
         group_ops.discard_run(ctx, txn, ended)
@@ -247,7 +250,7 @@ def _undo(
         late = replace(restored.member(member.id) or member, late=True)
         restored = restored.with_member(late).with_late(late, reasons.outside_until_again(late))
     for group in restored.standing:
-        if group.ref in used:
+        if group.nonce in used:
             restored = restored.made_worse(group, Quality.ESTIMATED, reasons.rejected(member))
     txn.save(restored)
 

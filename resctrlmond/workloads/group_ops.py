@@ -371,8 +371,10 @@ def finish(ctx: Context, txn: Transaction, reason: str, *, without_claim: str = 
 
 
 def _end_others(ctx: Context, txn: Transaction, reason: str) -> None:
-    for group in txn.workload.groups[1:]:
-        if not group.state.is_over:
+    for folder in [group.folder for group in txn.workload.groups[1:]]:
+        # The end of another group may have saved a mark of this one.
+        group = txn.workload.group(folder)
+        if group is not None and not group.state.is_over:
             _end_group(ctx, txn, group, reason)
 
 

@@ -56,6 +56,7 @@ class Manager:
         self.alerts: dict[str, str] = {}
         quality = QualityFiles(snapshots)
         store.before_save = quality.before_save
+        store.on_unsaved = snapshots.remove_quality
         self.context = Context(
             tree=tree,
             store=store,

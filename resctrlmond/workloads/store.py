@@ -15,16 +15,17 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
-from resctrlmond.resctrl.errors import NoSuchGroup, NotRead, reading
+from resctrlmond.resctrl.errors import NoSuchGroup, NotRead, ResctrlError, reading
 from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
-from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded, NotWritten
-from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, Workload, replace
+from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded
+from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, GroupState, Workload, replace
 from resctrlmond.workloads.validation import canonical_key, valid_class
 
 _SUFFIX = ".json"
@@ -88,16 +89,18 @@ class Store:
     ``KEY.json.unreadable`` until ``prune`` removes it.
 
     ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
-    ``before_save`` is called before a record is written with the old and the new workload.
+    ``before_save`` is called before a record is written, with the workload of the last record and the new one.
+    ``on_unsaved`` is called with the key after a mark could not be written.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.on_change: Callable[[str, Workload | None], None] = lambda _key, _workload: None
         self.before_save: Callable[[Workload | None, Workload], None] = lambda _before, _workload: None
+        self.on_unsaved: Callable[[str], None] = lambda _key: None
         self._workloads: dict[str, Workload] = {}
-        # By key and nonce: groups with the marks that could not be written.
-        self._unsaved: dict[str, dict[int, Group]] = {}
+        # By key: the workloads with marks that could not be written.
+        self._unsaved: dict[str, _Unsaved] = {}
         # The size of each record in bytes.
         self._sizes: dict[str, int] = {}
         # A lock is removed with its last user, because keys come and go.
@@ -180,18 +183,20 @@ class Store:
     def _save(self, workload: Workload) -> Workload:
         before = self._workloads.get(workload.key)
         unsaved = self._unsaved.get(workload.key)
-        if unsaved:
-            workload = _with_marks(workload, unsaved)
+        if unsaved is not None:
+            workload = _with_marks(workload, unsaved.marked)
         elif before == workload:
             return workload
         path = self._path(workload.key)
         try:
-            self.before_save(before, workload)
+            self.before_save(before if unsaved is None else unsaved.on_disk, workload)
             data = encode(workload)
             with writing(path):
                 self._keep_unreadable(path)
                 write_file(path, data, mode=_MODE)
-        except NotWritten:
+        except ResctrlError:
+            if before == workload:
+                return workload  # its marks are kept already
             if before is not None:
                 self._keep_marks(before, workload)
             raise
@@ -211,10 +216,13 @@ class Store:
         kept = _with_marks(before, _by_nonce(workload))
         if kept == before:
             return
-        self._unsaved[before.key] = _by_nonce(kept)
+        unsaved = self._unsaved.get(before.key)
+        self._unsaved[before.key] = _Unsaved(before if unsaved is None else unsaved.on_disk, _by_nonce(kept))
         self._workloads[before.key] = kept
         with contextlib.suppress(OSError):
             os.chmod(self._path(before.key), _MODE | _HAS_UNSAVED_MARK)
+        with contextlib.suppress(ResctrlError):
+            self.on_unsaved(before.key)
         self.on_change(before.key, kept)
 
     def _drop(self, key: str) -> None:
@@ -270,10 +278,12 @@ class Store:
             has_unsaved_mark = os.stat(path).st_mode & _HAS_UNSAVED_MARK
         if not has_unsaved_mark:
             return workload
+        marked = workload
         for group in workload.groups:
-            workload = workload.made_worse(group, Quality.ESTIMATED, reasons.MARK_NOT_SAVED)
-        self._unsaved[workload.key] = _by_nonce(workload)
-        return workload
+            if group.state is not GroupState.PENDING:
+                marked = marked.made_worse(group, Quality.ESTIMATED, reasons.MARK_NOT_SAVED)
+        self._unsaved[workload.key] = _Unsaved(workload, _by_nonce(marked))
+        return marked
 
     def read_all(self) -> Iterator[Workload | UnreadableRecord]:
         """Read all records, in order of the key, without keeping them.
@@ -304,6 +314,14 @@ class Store:
                 yield workload
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsaved:
+    """The workload of the last record, and its groups with the marks that this record lacks, by nonce."""
+
+    on_disk: Workload
+    marked: dict[int, Group]
+
+
 def _by_nonce(workload: Workload) -> dict[int, Group]:
     return {group.nonce: group for group in workload.groups if group.nonce}
 
@@ -312,7 +330,8 @@ def _with_marks(workload: Workload, marked: Mapping[int, Group]) -> Workload:
     """Return the workload with the marks that its groups have in ``marked``, by nonce."""
     for group in workload.groups:
         other = marked.get(group.nonce)
-        if other is None:
+        # A group that waits for an RMID has no baseline that could be marked.
+        if other is None or GroupState.PENDING in (group.state, other.state):
             continue
         workload = workload.with_group(replace(group, caveats=other.caveats | group.caveats))
         for why in other.late_reasons or ("",):

@@ -216,8 +216,8 @@ MUTANTS = (
     Mutant(
         "a failed Assign leaves the tasks that it moved",
         _WORKLOADS + "assign.py",
-        "for ref in reversed(past) if put_back(ctx.tree, past[ref])]",
-        "for ref in reversed(past)]",
+        "for nonce, here in reversed(past) if put_back(ctx.tree, here)}",
+        "for nonce, here in reversed(past)}",
         "tests/workloads/test_follow.py tests/workloads",
     ),
     Mutant(
@@ -244,8 +244,8 @@ MUTANTS = (
     Mutant(
         "a rejected member that ran in a group leaves its totals exact",
         _WORKLOADS + "assign.py",
-        "        if group.ref in used:\n",
-        "        if group.ref not in used:\n",
+        "        if group.nonce in used:\n",
+        "        if group.nonce not in used:\n",
         "tests/workloads/test_undo.py tests/workloads",
     ),
     Mutant(

@@ -344,6 +344,25 @@ def test_mark_that_cannot_be_written_to_a_full_run_folder_is_not_lost(
     assert Quality.EXACT not in qualities(host)
 
 
+def test_quality_file_is_not_better_while_a_mark_cannot_be_written(
+    small_simulation: str, process: Start, small_run: Callable[[int], str]
+) -> None:
+    """Nobody reads meanwhile, because a Read writes the file too."""
+    host = Host(small_simulation, small_run(1000))
+    child = process()
+    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False))
+    react(host)
+    small_run(inodes(host.run))
+    write(host, "tasks", child.pid)
+    react(host)
+    assert " exact" not in host.manager.context.snapshots.quality(CTR)
+    small_run(1000)
+    host.manager.maintenance.tick()
+    host.check()
+    assert " exact" not in host.manager.context.snapshots.quality(CTR)
+    host.manager.release(CTR, owner="oci")
+
+
 def qualities(host: Host) -> set[Quality]:
     return {total.quality for total in host.manager.read(CTR)[2]}
 

@@ -95,6 +95,38 @@ def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
 
 
+def test_a_mark_of_a_later_group_that_arrives_at_the_end_of_another_is_kept(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the second group saves the mark of the third."""
+    for class_ in ("gold", "silver"):
+        host.make_class(class_)
+    for class_ in ("", "gold", "silver"):
+        child = process()
+        if class_:
+            host.tree.write_task(class_, child.pid)
+        host.manager.assign(assignment("k", child.pid))
+    react(host)
+    _, second, third = host.manager.get("k").groups
+    stranger = process().pid
+    host.tree.write_task("silver", stranger)
+    react(host)
+    read = host.tree.read
+    moved: list[int] = []
+
+    def read_then_move(ref: GroupRef) -> list[Reading]:
+        found = read(ref)
+        if ref == second.ref and not moved:
+            moved.append(stranger)
+            write(host, f"{third.ref.path}/tasks", stranger)
+        return found
+
+    monkeypatch.setattr(host.tree, "read", read_then_move)
+    host.manager.release("k", owner="test")
+    assert moved
+    assert Quality.EXACT not in {total.quality for total in host.manager.read("k")[2]}
+
+
 def test_a_failed_assign_keeps_the_groups_that_waited_before_and_removes_its_own(
     tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.clock import boot_ns, boot_ns_at, utc_now
 from resctrlmond.workloads.errors import NotWritten
@@ -349,3 +352,61 @@ def test_a_claim_without_its_rule_is_refused() -> None:
     del data["claims"][0]["ends"]
     with pytest.raises(UnreadableRecord, match="ends"):
         decode(json.dumps(data).encode(), "file")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path))
+
+
+def fail(store: Store, change: Workload, error: ResctrlError) -> None:
+    """Save the change while no file can be read or written."""
+
+    def refuse(before: Workload | None, now: Workload) -> None:
+        raise error
+
+    store.before_save, allowed = refuse, store.before_save
+    with pytest.raises(type(error)):
+        save(store, change)
+    store.before_save = allowed
+
+
+def is_flagged(store: Store) -> bool:
+    return bool(os.stat(os.path.join(store.folder, "k.json")).st_mode & stat.S_ISVTX)
+
+
+@pytest.mark.parametrize("kind", [NotWritten, NotRead])
+def test_a_mark_is_kept_whatever_error_prevents_its_write(store: Store, kind: type[ResctrlError]) -> None:
+    exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
+    fail(store, exact.made_worse(exact.first, Quality.LATE, "why"), kind("full", errno=errno.EMFILE))
+    known = store.known("k")
+    assert (known.first.baseline, known.first.late_reasons, is_flagged(store)) == (Quality.LATE, ("why",), True)
+    save(store, replace(exact, priority=3))
+    assert not is_flagged(store)
+    again = Store(store.folder)
+    assert again.load() == []
+    assert (again.known("k").first.baseline, again.known("k").priority) == (Quality.LATE, 3)
+
+
+def test_a_mark_that_the_last_daemon_could_not_write_makes_the_next_one_estimate(store: Store) -> None:
+    exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
+    fail(store, exact.made_worse(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
+    again = Store(store.folder)
+    assert again.load() == []
+    assert again.known("k").first.baseline is Quality.ESTIMATED
+    assert is_flagged(again)
+    save(again, again.known("k"))
+    assert not is_flagged(again)
+
+
+def test_a_group_that_was_not_created_marks_nothing_when_it_is(store: Store) -> None:
+    """While a group waits for an RMID its baseline is unknown, and that is not a mark."""
+    waits = save(store, workload("k", nonce=1, boot_id="b"))
+    waits = save(store, waits.with_group(replace(waits.first, state=GroupState.PENDING, baseline=Quality.UNKNOWN)))
+    begun = replace(waits.first, state=GroupState.STANDING, baseline=Quality.LATE, late_reasons=("why",))
+    fail(store, waits.with_group(begun), NotWritten("full", errno=errno.ENOSPC))
+    for daemon in (store, Store(store.folder)):
+        daemon.load()
+        saved = save(daemon, waits.with_group(replace(begun, baseline=Quality.EXACT, late_reasons=())))
+        assert (saved.first.baseline, saved.first.late_reasons) == (Quality.EXACT, ())
+        save(daemon, waits)
