@@ -163,17 +163,33 @@ class Interference:
             with guard(key), self._store.transaction_if_free(key) as txn:
                 if txn is not None:
                     self._to_inspect.pop(key, None)
-                    for arrival in self._departed.pop(key, ()):
-                        now = processes.stat(arrival.tid)
-                        if now is None or now.is_exiting or now.start_time != arrival.start_time:
-                            self._add_mark(key, Quality.LATE, reasons.MOVED_OUT)
+                    departed = self._departed.pop(key, [])
+                    if any(map(self._has_ended, departed)):
+                        self._add_mark(key, Quality.LATE, reasons.MOVED_OUT)
                     inspect(txn, is_thorough)
+                    workload = txn.find()
+                    if workload is not None and any(self._is_outside(workload, arrival) for arrival in departed):
+                        # The inspection has not found it, for example for lack of descriptors, and it may end soon.
+                        self._add_mark(key, Quality.LATE, reasons.MOVED_OUT)
                     with self._guard:
                         self._attribution.inspected(key)
         with self._guard:
             unexplained = self._attribution.pop_unexplained()
         for writes in unexplained:
             self._add_marks(writes.groups, self._reason(writes))
+
+    def _has_ended(self, arrival: Arrival) -> bool:
+        now = processes.stat(arrival.tid)
+        return now is None or now.is_exiting or now.start_time != arrival.start_time
+
+    def _is_outside(self, workload: Workload, arrival: Arrival) -> bool:
+        """Whether the thread is in none of the workload's groups, although a total is still exact."""
+        if all(group.baseline is not Quality.EXACT for group in workload.standing):
+            return False
+        try:
+            return self._tree.membership(arrival.tid) not in memberships(workload)
+        except (NoSuchProcess, NotRead):
+            return True
 
     def must_inspect(self, workload: Workload) -> bool:
         """Whether tasks of the workload can leave its groups without an event or another check."""

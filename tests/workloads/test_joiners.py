@@ -24,6 +24,7 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
 from tests.workloads.conftest import Host, assignment, join
+from tests.workloads.test_interference import react, write
 from tests.workloads.test_no_descriptors import left
 
 CTR = "4d" * 32
@@ -237,6 +238,29 @@ def test_a_control_group_that_cannot_be_listed_for_a_while_only_is_not_marked(
     record = host.manager.get(CTR)
     assert record.first.baseline is quality
     assert [member.reason for member in record.members] == [""]
+
+
+def test_a_task_that_was_moved_out_is_marked_if_its_control_group_cannot_be_listed(
+    host: Host, init: Init, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found outside, alive, and ended before the next sweep."""
+    host.make_class("c1")
+    joined = process()
+    join(init.cgroup, joined.pid)
+    assign(host, init)
+    react(host)
+    assert host.manager.get(CTR).first.baseline is Quality.EXACT
+
+    def starve(path: str) -> list[int]:
+        raise NotRead("cannot list the control group", path=path, errno=errno.EMFILE)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cgroups, "tasks", starve)
+        write(host, "c1/tasks", joined.pid)
+        react(host)
+    joined.kill()
+    joined.wait()
+    assert {total.quality for total in host.manager.release(CTR, owner="oci").totals} == {Quality.LATE}
 
 
 @pytest.mark.parametrize("ends", ["Release", "a purge"])
