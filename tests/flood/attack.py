@@ -94,30 +94,30 @@ def bus_lists(_path: str, bus: str) -> None:
 
 def bus_unheard(_path: str, bus: str) -> None:
     """Calls that want no reply, from 8 connections."""
-    call = _message("Get", "s", ["long-0"], dbus_fast.MessageFlag.NO_REPLY_EXPECTED) * 100
+    call = marshal("Get", "s", ["long-0"], dbus_fast.MessageFlag.NO_REPLY_EXPECTED) * 100
     _pour(bus, call)
 
 
 def bus_unread(_path: str, bus: str) -> None:
     """Calls whose replies are not read, from 8 connections."""
-    _pour(bus, _message("Status", "", []) * 100)
+    _pour(bus, marshal("Status", "", []) * 100)
 
 
 def bus_unread_lists(_path: str, bus: str) -> None:
     """Lists of more than a MiB whose replies are not read, from 8 connections."""
-    _pour(bus, b"".join(_message("List", "", [], serial=serial) for serial in range(2, 102)))
+    _pour(bus, b"".join(marshal("List", "", [], serial=serial) for serial in range(2, 102)))
 
 
 def bus_left(_path: str, bus: str) -> None:
     """Connections that send one call and close."""
-    call = _message("Read", "s", ["long-0"])
+    call = marshal("Read", "s", ["long-0"])
     while True:
-        with contextlib.suppress(OSError), _on_raw_bus(bus) as connection:
+        with contextlib.suppress(OSError), connect_to_bus(bus) as connection:
             connection.sendall(call)
 
 
 def _pour(bus: str, data: bytes) -> None:
-    connections = [_on_raw_bus(bus) for _ in range(8)]
+    connections = [connect_to_bus(bus) for _ in range(8)]
     left = dict.fromkeys(connections, b"")
     while True:
         _, writable, _ = select.select([], connections, [])
@@ -126,8 +126,8 @@ def _pour(bus: str, data: bytes) -> None:
             left[connection] = left[connection][connection.send(left[connection], socket.MSG_DONTWAIT) :]
 
 
-def _on_raw_bus(address: str) -> socket.socket:
-    """A connection that has said Hello and reads no more."""
+def connect_to_bus(address: str) -> socket.socket:
+    """Return a connection to the bus, with a unique name, that reads nothing further."""
     connection = _connected(address.removeprefix("unix:path="))
     connection.sendall(b"\0AUTH EXTERNAL " + str(os.getuid()).encode().hex().encode() + b"\r\n")
     connection.recv(100)
@@ -139,7 +139,7 @@ def _on_raw_bus(address: str) -> socket.socket:
     return connection
 
 
-def _message(
+def marshal(
     member: str, signature: str, body: list[object], flags: dbus_fast.MessageFlag | None = None, serial: int = 2
 ) -> bytes:
     message = dbus_fast.Message(

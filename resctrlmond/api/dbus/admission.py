@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide which calls from the bus are decoded, and when: calls of root at once, calls of readers one user at a time.
 
-The checks of a call, from the bytes of the socket to the call of the manager:
+The checks of a call, in order:
 
-1. ``gate.Gate``: the length and the form of the header. 2. ``Admission``, before the body is read: the caller expects
-a reply or changes something; the length of the body; the number of calls of the sender. If the credentials of the
-sender are known already: unread replies of the user, and for readers the rights, the method and the signature. 3.
-``Admission``, when the body is complete: the credentials, asked from the bus if necessary; for readers the checks of
-step 2 again, and the queue of the user. 4. The D-Bus library decodes the message. 5. ``server._Connection``: unread
-replies of the user and ``budget.ReplyBudget``. Calls of root that change something do not wait. 6.
-``objects.Objects``: the object, the interface, the method and its signature, the rights; then the types of the
-arguments (``values.request``). 7. ``verbs.Service``: the policy again, for all interfaces, and for readers a free
-thread (``workers.Lane``). 8. The function of the verb: owner, PID namespace and descriptors. The manager checks keys,
-classes and paths.
+0. The bus: its policy for the destination and the interface (``systemd/org.resctrlmon1.dbus.conf``).
+1. ``gate.Gate``: the length and the form of the header.
+2. ``Admission``, before the body is read: the caller expects a reply or changes something; the length of the body;
+   the number of calls of the sender. If the credentials of the sender are known already: unread replies of the user,
+   and for readers the rights, the method and the signature.
+3. ``Admission``, when the body is complete: the credentials, asked from the bus if necessary; for readers the checks
+   of step 2 again, and the queue of the user. While many senders are unknown, the calls of senders that have left the
+   bus are dropped first.
+4. The D-Bus library decodes the message.
+5. ``server._Connection``: unread replies of the user and ``budget.ReplyBudget``. Calls of root that change something
+   do not wait.
+6. ``objects.Objects``: the object, the interface, the method and its signature, the rights; then the types of the
+   arguments (``values.request``).
+7. ``verbs.Service``: the policy again, for all interfaces, and for readers a free thread (``workers.Lane``).
+8. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -39,9 +46,17 @@ _MOST_QUEUED = 256
 # The most calls of one reader's user that are decoded and answered concurrently.
 _MOST_AT_ONCE = 4
 _MAX_QUEUED_BYTES = 1024 * 1024
-# The most calls that wait for the credentials of their senders. The limits of their bytes, of all senders and of one,
-# are for large calls only: small calls of root never fail because of large calls of other users.
-_MOST_UNKNOWN = 1024
+# The credentials of at most this many senders are asked from the bus concurrently. While more wait, there is a pause
+# before each batch, and the calls of senders that have left meanwhile are dropped: otherwise connections that send
+# one call and leave would delay the calls of root, and every other thread.
+_MOST_LOOKUPS = 32
+_FLOOD_PAUSE_S = 0.05
+# The calls that wait for the credentials of their senders: beyond the first number a sender may have one, beyond the
+# second none. The bus has at most 2048 connections, so only calls of departed senders can reach the second. The
+# limits of their bytes, of all senders and of one, are for large calls only: small calls of root never fail because
+# of large calls of other users.
+_MANY_UNKNOWN = 1024
+_MOST_UNKNOWN = 8192
 _MAX_UNKNOWN_BYTES = 8 * 1024 * 1024
 _MAX_UNKNOWN_BYTES_OF_ONE = 2 * 1024 * 1024
 
@@ -85,6 +100,7 @@ class Admission:
         self._unknown: dict[str, list[HeldCall]] = {}
         self._unknown_calls = 0
         self._unknown_bytes = 0
+        self._identifying: asyncio.Task[None] | None = None
         self._forwarded: dict[str, deque[Admitted]] = {}
         # By user: queued calls of readers, and the number of their calls that are running.
         self._queues: dict[int, deque[tuple[HeldCall, Caller]]] = {}
@@ -146,7 +162,23 @@ class Admission:
             self._unknown[sender].append(call)
         else:
             self._unknown[sender] = [call]
-            self._start(self._identify(sender))
+        if self._identifying is None or self._identifying.done():
+            self._identifying = self._start(self._identify_senders())
+
+    async def _identify_senders(self) -> None:
+        """Get the credentials of all unknown senders, and admit or drop their calls."""
+        while self._unknown:
+            if len(self._unknown) > _MOST_LOOKUPS:
+                await asyncio.sleep(_FLOOD_PAUSE_S)
+                await self._drop_departed()
+            await asyncio.gather(*map(self._identify, itertools.islice(self._unknown, _MOST_LOOKUPS)))
+
+    async def _drop_departed(self) -> None:
+        """Drop the calls of unknown senders that have left the bus: they need no reply."""
+        with contextlib.suppress(BusUnavailable, DBusError):
+            for sender in await self._callers.find_departed(self._unknown):
+                for call in self._pop_unknown(sender):
+                    self._drop(call, None)
 
     async def _identify(self, sender: str) -> None:
         caller = problem = None
@@ -159,14 +191,18 @@ class Admission:
             if not (isinstance(error, DBusError) and error.type == NAME_HAS_NO_OWNER):
                 problem = error
         finally:
-            calls = self._unknown.pop(sender)
-            self._unknown_calls -= len(calls)
-            self._unknown_bytes -= sum(call.size for call in calls)
+            calls = self._pop_unknown(sender)
         for call in calls:
             if caller is not None:
                 self._admit(call, caller)
             else:
                 self._drop(call, problem)
+
+    def _pop_unknown(self, sender: str) -> list[HeldCall]:
+        calls = self._unknown.pop(sender)
+        self._unknown_calls -= len(calls)
+        self._unknown_bytes -= sum(call.size for call in calls)
+        return calls
 
     def _admit(self, call: HeldCall, caller: Caller) -> None:
         if self._policy.is_privileged(caller):
@@ -228,7 +264,8 @@ class Admission:
         is_too_much = size > MAX_SMALL_BODY and (
             of_one + size > _MAX_UNKNOWN_BYTES_OF_ONE or self._unknown_bytes + size > _MAX_UNKNOWN_BYTES
         )
-        if is_too_much or self._unknown_calls >= _MOST_UNKNOWN:
+        most = _MANY_UNKNOWN if header.sender in self._unknown else _MOST_UNKNOWN
+        if is_too_much or self._unknown_calls >= most:
             return DBusError(LIMITS_EXCEEDED, "too many calls wait for the credentials of their senders")
         return None
 
@@ -243,7 +280,8 @@ class Admission:
             return error
         return None
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

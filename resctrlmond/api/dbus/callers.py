@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from resctrlmond.api.access import Caller
@@ -45,6 +46,12 @@ class Callers:
                 del self._known[next(iter(self._known))]
             self._known[sender] = caller
         return caller
+
+    async def find_departed(self, senders: Iterable[str]) -> list[str]:
+        """Return those of the unique names whose connections have left the bus. Raises DBusError, BusUnavailable."""
+        senders = list(senders)
+        connected = set(await self._bus.ask("ListNames", ""))
+        return [sender for sender in senders if sender not in connected]
 
 
 def _caller(credentials: dict[str, Any]) -> Caller:
