@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo    the main job on a simulated resctrl, shown step by step
-# make check   everything that must hold, on the simulator and on a real kernel in a virtual machine
-# make conformance [CONFORMANCE="--seed N --operations N"]   random operations, kernel against simulator
+# make check   all tests, on the simulator and on a real kernel in a virtual machine
+# make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
 # make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
-# make deb     Debian packages in build/deb, built in a Debian 13 of their own; install them with apt
-# make install   onto this host, without packages; names the Debian packages that are missing
-# make uninstall   remove what make install installed
-# make install DESTDIR=...   only the files, as a distribution places them
-# make wheel   the source distribution and the wheel, in dist
+# make deb     build Debian packages in build/deb, in a Debian 13 root; install them with apt
+# make install   install on this host without packages; lists the Debian packages that are missing
+# make uninstall   remove the files of make install
+# make install DESTDIR=...   install only the files, where a distribution puts them
+# make wheel   build the source distribution and the wheel in dist
 
 SHELL = /bin/sh
 PYTHON ?= python3
@@ -27,7 +27,7 @@ INSTALL = install -p
 
 all: setup
 
-# What a machine needs besides Python is installed by tests/host-packages where root, and named where not.
+# The Debian packages that the tests need are installed by tests/host-packages as root; other users get their names.
 setup: $(READY)
 
 $(READY): pyproject.toml tests/host-packages
@@ -41,7 +41,7 @@ demo: setup
 
 check: lint check-fast check-kernel
 
-# A pytest for each folder, so many at a time, the longest first; what a folder printed appears when it is done.
+# One pytest for each folder, several at a time, the longest first. The output of a folder appears when it ends.
 JOBS ?= 2
 APART = $(MAKE) --no-print-directory --keep-going --output-sync=target --jobs=$(JOBS)
 LONGEST = tests/workloads tests/conformance tests/daemon tests/nri tests/crash tests/api
@@ -53,7 +53,7 @@ ON_KERNEL = $(LONGEST_KERNEL) $(filter-out $(LONGEST_KERNEL) tests/kernel/test_p
 check-fast: setup
 	$(APART) $(FAST:%=pytest/%)
 
-# One guest at a time: emulated processors are slow enough.
+# One guest at a time, because emulated processors are slow.
 check-kernel: JOBS = 1
 check-kernel: setup
 	$(BIN)/python -m tests.kernel.machine build
@@ -62,40 +62,40 @@ check-kernel: setup
 pytest/%:
 	$(BIN)/python -m pytest -q $*
 
-# Builds the Debian packages, twice, reads them with lintian, runs autopkgtest on Debian 13 and sid, and installs, upgrades
-# and purges them in a guest. Not a part of check: it fetches three more Debians, to build and to test in.
+# Build the Debian packages twice, check them with lintian, run autopkgtest on Debian 13 and sid, and install, upgrade
+# and purge them in a guest. Not part of check, because it downloads three more Debian systems.
 check-package: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m pytest tests/package tests/kernel/test_package.py
 
-# Mutated NRI conversations, EXECUTIONS=... for another number of them, and a minute of mutants for each other decoder;
-# FUZZ="--seconds N --seed N --target 'OCI states'" for others.
+# Mutated NRI conversations (EXECUTIONS=... sets their number), and a minute of mutated input for each other decoder.
+# FUZZ="--seconds N --seed N --target 'OCI states'" sets their options.
 EXECUTIONS ?= 1000000
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 	$(BIN)/python -m tests.nri.fuzz $(EXECUTIONS)
 
-# What containerd and the adapter say to each other, anew, into tests/nri/recordings.
+# Record the conversation of containerd and the adapter anew, in tests/nri/recordings.
 record: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m tests.kernel.cri.record
 
-# The generated code is committed: protoc of Debian (3.21) writes what every later protobuf library imports.
+# The generated code is committed: all later protobuf libraries can import the output of Debian's protoc (3.21).
 proto:
 	protoc --proto_path=. --python_out=. --pyi_out=. resctrlmond/nri/nri.proto
 
-# What the interfaces are is declared in resctrlmond/api (types.py, verbs.py, errors.py): this writes their descriptions.
+# Write the descriptions of the interfaces, which are declared in resctrlmond/api (types.py, verbs.py, errors.py).
 # The generated files are committed.
 interfaces: setup
 	$(BIN)/python -m tests.interfaces
 
-# Thousands of random operations on real kernels and on the simulator, compared; other ones each time.
+# Compare thousands of random operations between real kernels and the simulator; each run draws other operations.
 conformance: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m tests.conformance.differential $(CONFORMANCE)
 
-# All rules on all machines, with the newest kernel and with Debian 13's own, and on the simulations of both; the table of
-# rules and targets is printed at the end of each part, with all that was run so far.
+# All rules on all machines, with the newest kernel and that of Debian 13, and on the simulations of both. Each part ends
+# with a table of the rules and targets so far.
 conformance-all: setup
 	$(BIN)/python -m tests.kernel.machine build --all
 	rm -rf build/conformance
@@ -104,30 +104,30 @@ conformance-all: setup
 	RESCTRLMOND_KERNEL=6.12 $(BIN)/python -m pytest tests/kernel/test_conformance.py
 	$(BIN)/python -m tests.conformance.differential --all $(CONFORMANCE)
 
-# The daemon's verbs, killed or given an error at each of their system calls by strace; about an hour.
-# CRASH="--blow EIO --verb Assign", or --sample N of each, drawn by --seed, and so many --jobs at once.
+# Kill the daemon, or inject an error with strace, at each system call of its verbs; about an hour.
+# CRASH="--blow EIO --verb Assign" selects; --sample N draws N points of each verb with --seed; --jobs sets the parallel jobs.
 crash: setup
 	$(BIN)/python -m tests.crash $(CRASH)
 
-# Ten thousand short workloads, what was reported of each held against what it used; by us, and by models of others.
-# Some minutes; TRUTH="--seed N --workloads N" for another churn.
+# Compare the reports on ten thousand short workloads with their true use, for resctrlmond and for models of other tools.
+# Some minutes. TRUTH="--seed N --workloads N" sets its options.
 truth: setup
 	$(BIN)/python -m tests.truth $(TRUTH)
 
-# Plants bugs one at a time in a copy of the tree, and runs the fast tests that must notice each. Before a release; about
-# half an hour. MUTANTS="--jobs 2 lag links" for those whose names contain one of these words.
+# Insert bugs, one at a time, into a copy of the tree, and run the fast tests that must fail. Before a release; about half
+# an hour. MUTANTS="--jobs 2 lag links" selects the mutants whose names contain one of these words.
 mutants: setup
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 	$(BIN)/python -m pytest -q tests/conformance/differential/planted.py
 
-# 50 and then 200 containers at once on a guest with one emulated CPU and other load: every one of them must start.
-# About half an hour; STARVED="--load 8 100" for others.
+# Start 50 and then 200 containers at once on a guest with one emulated CPU and other load: each of them must start.
+# About half an hour. STARVED="--load 8 100" sets its options.
 starved: setup
 	$(BIN)/python -m tests.kernel.machine build
 	$(BIN)/python -m tests.kernel.starved $(STARVED)
 
-# What a normal Assign and a hook wait while a member of the group floods each door, and the daemon's peak memory.
-# FLOOD="--samples N --flood 'unread lists'" for other ones.
+# Measure the delay of an Assign and of a hook while each interface is flooded, and the daemon's peak memory.
+# FLOOD="--samples N --flood 'unread lists'" selects.
 flood: setup
 	$(BIN)/python -m tests.flood $(FLOOD)
 
@@ -144,12 +144,12 @@ PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
 
 man: $(PAGES)
 
-# Tests that run at the same time make the pages too.
+# Tests that run concurrently build the pages too, so each writes a file of its own and renames it.
 build/man/%: man/%.scd
 	@mkdir -p build/man
 	scdoc <$< >$@.$$$$ && mv $@.$$$$ $@
 
-# Without DESTDIR this is the running host. resctrlmon, the group, is there before the D-Bus policy that names it.
+# Without DESTDIR, install on this host. The group resctrlmon must exist before the D-Bus policy that names it.
 install: check-host install-modules install-files
 ifeq ($(DESTDIR),)
 	if [ -d /run/systemd/system ]; then journalctl --update-catalog && systemctl daemon-reload; fi
@@ -160,7 +160,7 @@ ifeq ($(DESTDIR),)
 	@packaging/check-host
 endif
 
-# The simulator is left out: it needs a FUSE library that Debian does not have. It comes with pip.
+# Without the simulator: it needs a FUSE library that Debian does not have. The wheel contains it.
 COMMANDS = resctrlmond=resctrlmond resctrlctl=resctrlctl resctrlmon-nri=resctrlmond.nri
 INSTALLED_PAGES = $(filter-out %/resctrlmond-sim.1,$(PAGES))
 UNITS = $(wildcard systemd/*.service systemd/*.socket systemd/*.mount)
@@ -176,7 +176,7 @@ COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions/resctrlctl
 MANDIR = $(DESTDIR)$(PREFIX)/share/man
 MODULES = $(DESTDIR)$(PYTHONDIR)/resctrlmond $(DESTDIR)$(PYTHONDIR)/resctrlctl
 
-# Modules of an earlier version are removed: a later one may not have them.
+# Remove the modules of an earlier version first: a later version may not have all of them.
 install-modules: check-host
 	$(INSTALL) -d $(DESTDIR)$(PYTHONDIR) $(DESTDIR)$(PREFIX)/bin
 	rm -rf $(MODULES)
@@ -187,7 +187,7 @@ install-modules: check-host
 	  printf '#!/usr/bin/python3\nimport sys\n\nfrom %s.__main__ import main\n\nsys.exit(main())\n' $${command#*=} \
 	    >$(DESTDIR)$(PREFIX)/bin/$${command%=*} && chmod 755 $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 
-# What is not a Python module: distributions install the modules with tools of their own. A runtime may start a container
+# All files except Python modules, which distributions install with their own tools. A runtime may start a container
 # meanwhile: install(1) unlinks a file before it writes the new one, so the hook and its JSON files are renamed into place.
 install-files: check-host man
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(SYSUSERS)
@@ -206,8 +206,8 @@ endif
 	for page in $(INSTALLED_PAGES); do $(INSTALL) -D -m 644 -t $(MANDIR)/man$${page##*.} $$page || exit 1; done
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash $(COMPLETION)
 
-# In the order of the Debian package's prerm: no runtime calls a hook that is gone, and no group stays without an owner.
-# A changed configuration stays, as with apt remove.
+# In the order of the Debian package's prerm: the hook's JSON files first, and no group remains without an owner.
+# A changed configuration file remains, as with apt remove.
 uninstall:
 ifeq ($(DESTDIR),)
 	[ ! -x $(PREFIX)/bin/resctrlctl ] || resctrlctl --quiet hooks disable || \
@@ -238,8 +238,8 @@ deb:
 wheel: setup
 	$(BIN)/python -m build --outdir dist
 
-# The wheel with each Python from 3.11 on that there is, and with that of Debian's sid, which is fetched.
-# PYTHONS="--version 3.12" for one of them.
+# Test the wheel with each installed Python from 3.11 on, and with that of Debian sid, which is downloaded.
+# PYTHONS="--version 3.12" selects one of them.
 check-pythons: setup
 	$(BIN)/python -m tests.package.pythons $(PYTHONS)
 
