@@ -13,7 +13,7 @@ there and did not arrive itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from resctrlmond.resctrl import processes
@@ -61,6 +61,8 @@ class Arrivals:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._guard = threading.Lock()
+        # Held for moments only, never while the kernel lists tasks.
+        self._changing = threading.Lock()
         self._listings: dict[str, _Snapshot] = {}
 
     def __len__(self) -> int:
@@ -73,16 +75,21 @@ class Arrivals:
 
     def begin_unread(self, directory: str) -> None:
         """Begin without listing the directory: threads that have started by now are not arrivals."""
-        self._listings[directory] = _Snapshot(boot_ticks(), set(), has_all_older=True)
+        with self._changing:
+            self._listings[directory] = _Snapshot(boot_ticks(), set(), has_all_older=True)
 
     def begin_empty(self, directory: str) -> None:
-        """Begin with an empty list for a new directory. Does not wait for a lock."""
-        self._listings[directory] = _Snapshot(boot_ticks(), set())
+        """Begin with an empty list for a new directory, which is watched already. Does not wait for other lists."""
+        with self._changing:
+            self._listings[directory] = _Snapshot(boot_ticks(), set())
 
-    def keep(self, directories: Container[str]) -> None:
-        """Drop the lists of all other directories."""
-        with self._guard:
-            self._listings = {name: known for name, known in self._listings.copy().items() if name in directories}
+    def keep(self, watched: Callable[[], Container[str]]) -> None:
+        """Drop the lists of all directories except the watched ones."""
+        with self._guard, self._changing:
+            # Not before: another thread may have begun the list of a new directory since.
+            directories = watched()
+            for directory in [known for known in self._listings if known not in directories]:
+                del self._listings[directory]
 
     def find(self, directory: str) -> list[Arrival]:
         """List a directory again, and return the threads that were moved there since the previous list.
@@ -94,7 +101,8 @@ class Arrivals:
             now = self._list(directory)
             if now is None:
                 return []
-            others = self._listings.copy()
+            with self._changing:
+                others = self._listings.copy()
             arrived = _Comparison(self._tree, directory, before, others).arrivals(now.tids)
             for name, other in others.items():
                 place = place_of(name)
@@ -102,12 +110,18 @@ class Arrivals:
             return arrived
 
     def _list(self, directory: str) -> _Snapshot | None:
-        at = boot_ticks()
+        at, known = boot_ticks(), self._listings.get(directory)
         try:
-            self._listings[directory] = _Snapshot(at, set(self._tree.tasks_in(directory)))
+            listed = _Snapshot(at, set(self._tree.tasks_in(directory)))
         except (NoSuchGroup, NotMounted):
-            self._listings.pop(directory, None)
-        return self._listings.get(directory)
+            with self._changing:
+                # Not the list of a directory that was created there meanwhile.
+                if known is not None and self._listings.get(directory) is known:
+                    del self._listings[directory]
+            return None
+        with self._changing:
+            self._listings[directory] = listed
+        return listed
 
 
 class _Comparison:

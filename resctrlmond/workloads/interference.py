@@ -258,26 +258,25 @@ class Interference:
     # -- events
 
     def _update_watches(self) -> None:
-        if self._foreign is None:
+        foreign = self._foreign
+        if foreign is None:
             return
-        if self._foreign.update_watches(self._tree.mounting()):
-            self._list_all()
-        elif len(self._arrivals) > 2 * self._foreign.watches + _MAX_STALE_LISTS:
-            self._arrivals.keep(self._foreign.directories)
-        if self._foreign.trouble != self._trouble:
-            self._trouble = self._foreign.trouble
+        if foreign.update_watches(self._tree.mounting()):
+            self._list_all(foreign)
+        elif len(self._arrivals) > 2 * foreign.watches + _MAX_STALE_LISTS:
+            self._arrivals.keep(lambda: foreign.directories)
+        if foreign.trouble != self._trouble:
+            self._trouble = foreign.trouble
             if self._trouble:
                 text = "what other programs write to resctrl is found up to 5 s late, or not at all: %s"
                 log.warning(text, self._trouble)
             else:
                 log.info("what other programs write to resctrl is found at once again")
 
-    def _list_all(self) -> None:
+    def _list_all(self, foreign: ForeignWrites) -> None:
         """List each class and group, to find later which tasks were moved there."""
-        assert self._foreign is not None
-        directories = self._foreign.directories
-        self._arrivals.keep(directories)
-        for directory in directories:
+        self._arrivals.keep(lambda: foreign.directories)
+        for directory in foreign.directories:
             if self._is_own(directory):
                 # For each list the kernel walks over all threads of the host, and there may be thousands of groups.
                 self._arrivals.begin_unread(directory)
@@ -329,8 +328,8 @@ class Interference:
 
     def _process_events(self) -> bool:
         since, self._events_read_at = self._events_read_at, time.monotonic()
-        written = self._foreign.take() if self._foreign is not None else Written()
-        if not written:
+        foreign = self._foreign
+        if foreign is None or not (written := foreign.take()):
             return False
         for directory, what in _files(written):
             if (owner := self._owner(directory)) is not None:
@@ -355,7 +354,7 @@ class Interference:
                 self._attribution.add_removed(directory, groups, since)
         if written.is_lost:
             self._add_marks(self._groups_that_may_lose_tasks_to(""), reasons.EVENTS_LOST)
-            self._list_all()
+            self._list_all(foreign)
         if written.tasks or written.missed or written.is_incomplete:
             # A task that was moved to one group has left another.
             for workload in self._store.all():

@@ -106,8 +106,21 @@ def test_a_group_that_gets_cpus_makes_its_workload_estimated(host: Host, workloa
     assert "CPUs" in becomes(host, key, "estimated") or WROTE.format("cpus") in becomes(host, key, "estimated")
 
 
+def test_a_refused_write_with_truncation_makes_the_workload_estimated(host: Host, workload: Workload) -> None:
+    """The event of the truncation is the same as that of a write, and a task that was written may have ended."""
+    key, _, _ = workload
+    host.run(f"! echo 2147483647 >{TREE}/c1/tasks 2>/dev/null")
+    assert f"another program wrote to {TREE}/c1/tasks" in becomes(host, key, "estimated")
+
+
+def test_a_refused_write_without_truncation_marks_nothing(host: Host, workload: Workload) -> None:
+    key, _, _ = workload
+    host.run(f"! echo 2147483647 1<>{TREE}/c1/tasks 2>/dev/null")
+    totals = host.call("Release", key=key, claim="me")["totals"]
+    assert {total["quality"] for total in totals} == {"exact"}
+
+
 def test_tasks_of_others_that_change_class_mark_nothing(host: Host, workload: Workload) -> None:
-    """Refused writes are tested on the simulator: here, another read of resctrl may clear last_cmd_status first."""
     key, _, _ = workload
     for other in [host.process("sleep 1000") for _ in range(3)]:
         host.run(f"echo {other} >{TREE}/c1/tasks")
