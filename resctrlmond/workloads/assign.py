@@ -165,7 +165,7 @@ def _move(
     if assignment.class_ == FOLLOW:
         return spread(ctx, txn, member, move)
     # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
-    own = _memberships(txn.workload)
+    own = txn.workload.memberships
     how = How(take_over=member.take_over, own=own, through_class=member.allow_class_change)
     return move(txn.workload.group_of(member).ref, how)
 
@@ -206,18 +206,13 @@ def _judged(
 
 def _outside(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> frozenset[int]:
     """Return the threads that are in none of the workload's groups."""
-    own = _memberships(workload) if workload else frozenset()
+    own = workload.memberships if workload else frozenset()
     outside = set()
     for tid in tids:
         with contextlib.suppress(NoSuchProcess):
             if ctx.tree.membership(tid) not in own:
                 outside.add(tid)
     return frozenset(outside)
-
-
-def _memberships(workload: Workload) -> frozenset[Membership]:
-    """Return the workload's groups, as the membership of a task names them."""
-    return frozenset(Membership(group.ref.class_, group.ref.name) for group in workload.standing)
 
 
 def _undo(

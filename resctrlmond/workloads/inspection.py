@@ -115,7 +115,7 @@ class Inspector:
 
     def _folders_left(self, workload: Workload, before: _Snapshot | None, now: _Snapshot) -> set[str]:
         """Return the folders of the groups that a task has left: a task that was listed, or was forked there."""
-        own = memberships(workload)
+        own = workload.memberships
 
         def has_left(tid: int, start: int | None = None) -> bool:
             try:
@@ -155,11 +155,6 @@ def marked(workload: Workload, group: Group, quality: Quality, reason: str) -> W
     if worse != workload:
         log.warning("%s: %s", workload.key, reason)
     return worse
-
-
-def memberships(workload: Workload) -> set[Membership]:
-    """Return the memberships that tasks of the workload have."""
-    return {Membership(group.ref.class_, group.ref.name) for group in workload.standing}
 
 
 def _is_running(member: Member) -> bool:

@@ -18,6 +18,7 @@ refused list of tasks may have moved some.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -34,7 +35,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.attribution import Attribution, Groups, Writes
-from resctrlmond.workloads.inspection import Inspector, marked, memberships
+from resctrlmond.workloads.inspection import Inspector, marked
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import Group, State, Workload
 from resctrlmond.workloads.store import Store, Transaction
@@ -163,32 +164,42 @@ class Interference:
             with guard(key), self._store.transaction_if_free(key) as txn:
                 if txn is not None:
                     self._to_inspect.pop(key, None)
-                    departed = self._departed.pop(key, [])
-                    if any(map(self._has_ended, departed)):
-                        self._add_mark(key, Quality.LATE, reasons.MOVED_OUT)
-                    inspect(txn, is_thorough)
-                    workload = txn.find()
-                    if workload is not None and any(self._is_outside(workload, arrival) for arrival in departed):
-                        # The inspection has not found it, for example for lack of descriptors, and it may end soon.
-                        self._add_mark(key, Quality.LATE, reasons.MOVED_OUT)
-                    with self._guard:
-                        self._attribution.inspected(key)
+                    self._inspect_one(txn, functools.partial(inspect, txn, is_thorough))
         with self._guard:
             unexplained = self._attribution.pop_unexplained()
         for writes in unexplained:
             self._add_marks(writes.groups, self._reason(writes))
+
+    def _inspect_one(self, txn: Transaction, inspect: Callable[[], None]) -> None:
+        """Inspect a workload, and mark it for its tasks that were seen outside. Raises what ``inspect`` raises."""
+        departed = self._departed.pop(txn.key, [])
+        try:
+            if any(map(self._has_ended, departed)):
+                self._add_mark(txn.key, Quality.LATE, reasons.MOVED_OUT)
+            inspect()
+        except Exception as error:
+            # A task that was moved may end before the next inspection.
+            self._add_mark(txn.key, Quality.ESTIMATED, reasons.not_inspected(error))
+            raise
+        finally:
+            with self._guard:
+                self._attribution.inspected(txn.key)
+        workload = txn.find()
+        if workload is not None and any(self._is_outside(workload, arrival) for arrival in departed):
+            # The inspection has not found it, for example for lack of descriptors, and it may end soon.
+            self._add_mark(txn.key, Quality.LATE, reasons.MOVED_OUT)
 
     def _has_ended(self, arrival: Arrival) -> bool:
         now = processes.stat(arrival.tid)
         return now is None or now.is_exiting or now.start_time != arrival.start_time
 
     def _is_outside(self, workload: Workload, arrival: Arrival) -> bool:
-        """Whether the thread is in none of the workload's groups, although a total is still exact."""
+        """Whether the thread is, or may be, in none of the workload's groups, although a total is still exact."""
         if all(group.baseline is not Quality.EXACT for group in workload.standing):
             return False
         try:
-            return self._tree.membership(arrival.tid) not in memberships(workload)
-        except (NoSuchProcess, NotRead):
+            return self._tree.membership(arrival.tid) not in workload.memberships
+        except ResctrlError:
             return True
 
     def must_inspect(self, workload: Workload) -> bool:
@@ -387,12 +398,15 @@ class Interference:
             except ResctrlError as error:
                 log.debug("%s cannot be listed: %s", directory, error)
                 continue
-            self._find_departed(arrivals)
+            try:
+                self._find_departed(arrivals)
+            except NotRead as error:
+                self._add_marks(self._groups_that_may_lose_tasks_to(directory), reasons.not_inspected(error))
             with self._guard:
                 self._attribution.add_arrivals(directory, [arrival.tid for arrival in arrivals])
 
     def _find_departed(self, arrivals: list[Arrival]) -> None:
-        """Find which of these tasks belong to workloads, and inspect these workloads soon."""
+        """Find which of these tasks belong to workloads, and inspect these workloads soon. Raises NotRead."""
         workloads = [workload for workload in self._store.all() if workload.standing] if arrivals else []
         of_cgroup = {member.cgroup: workload for workload in workloads for member in workload.living if member.cgroup}
         of_process = {
@@ -408,7 +422,7 @@ class Interference:
             owner = owners[arrival.pid] or next(
                 (workload for workload in workloads if self._inspector.had(workload.key, arrival)), None
             )
-            if owner is not None and arrival.where not in memberships(owner):
+            if owner is not None and arrival.where not in owner.memberships:
                 self._departed.setdefault(owner.key, []).append(arrival)
                 self._to_inspect.setdefault(owner.key, False)
 
@@ -493,8 +507,11 @@ def _files(written: Written) -> Iterator[tuple[str, str]]:
 def _workload_of(
     pid: int, of_cgroup: Mapping[str, Workload], of_process: Mapping[tuple[int, int], Workload]
 ) -> Workload | None:
-    """Return the workload of a process: by its control group, or by a member that it descends from."""
-    with contextlib.suppress(NoSuchProcess, NotRead):
+    """Return the workload of a process: by its control group, or by a member that it descends from.
+
+    Raises NotRead.
+    """
+    with contextlib.suppress(NoSuchProcess):
         path = cgroups.cgroup_of(pid)
         while path.strip("/"):
             if path in of_cgroup:

@@ -7,6 +7,7 @@ import enum
 
 import msgspec
 
+from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.accounting import Quality, worst
 
@@ -276,6 +277,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     def standing(self) -> tuple[Group, ...]:
         """The groups that have a directory in resctrl."""
         return tuple(group for group in self.groups if group.state.has_directory)
+
+    @property
+    def memberships(self) -> frozenset[Membership]:
+        """The memberships that tasks of these groups have."""
+        return frozenset(Membership(group.class_, group.name) for group in self.standing)
 
     @property
     def worst_baseline(self) -> Quality:

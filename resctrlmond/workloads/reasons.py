@@ -153,6 +153,12 @@ def strangers(count: int) -> str:
 
 # -- another program changed the group
 
+
+def not_inspected(error: Exception) -> str:
+    """Return the reason for an error that kept tasks from being found that another program may have moved."""
+    return f"another program wrote to resctrl, and a task that it may have moved cannot be found: {error}"
+
+
 MOVED_OUT = "another program moved tasks out of the group, and what they use outside is not counted"
 MOVED_IN = "another program moved tasks into the group, and their use is counted"
 MARK_NOT_SAVED = "resctrlmond ended before it could save a reason for which the total is not exact"

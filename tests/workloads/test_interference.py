@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl import foreign_writes, processes
-from resctrlmond.resctrl.errors import NoSuchProcess
+from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.inotify import IN_MODIFY
 from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads import attribution, inspection, interference
 from resctrlmond.workloads.accounting import Quality
@@ -388,6 +390,21 @@ def test_events_that_the_kernel_dropped_make_every_workload_estimated(
     for number in range(most + 2):
         os.truncate(files[number % 2], 0)
     said(host, Quality.ESTIMATED, "too often for each write to be seen")
+
+
+def test_group_whose_tasks_cannot_be_listed_after_a_write_is_estimated(
+    host: Host, class_: str, workload: Workload, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that was moved out may end before the next list."""
+
+    def starve(_tree: Tree, ref: GroupRef) -> list[int]:
+        raise NotRead("cannot list the tasks of the group", path=ref.path, errno=errno.EMFILE)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tree, "tasks", starve)
+        write(host, f"{class_}/tasks", process().pid)
+        react(host)
+    said(host, Quality.ESTIMATED, "a task that it may have moved cannot be found: ")
 
 
 # -- into a group

@@ -21,6 +21,7 @@ import pytest
 from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.errors import NotRead
 from resctrlmond.resctrl.processes import Process
+from resctrlmond.resctrl.tree import Tree
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
 from tests.workloads.conftest import Host, assignment, join
@@ -240,27 +241,37 @@ def test_a_control_group_that_cannot_be_listed_for_a_while_only_is_not_marked(
     assert [member.reason for member in record.members] == [""]
 
 
+@pytest.mark.parametrize("unreadable", ["", "the group", "the task"])
 def test_a_task_that_was_moved_out_is_marked_if_its_control_group_cannot_be_listed(
-    host: Host, init: Init, process: Start, monkeypatch: pytest.MonkeyPatch
+    host: Host, init: Init, process: Start, monkeypatch: pytest.MonkeyPatch, unreadable: str
 ) -> None:
     """It was found outside, alive, and ended before the next sweep."""
     host.make_class("c1")
     joined = process()
     join(init.cgroup, joined.pid)
     assign(host, init)
+    if unreadable == "the group":
+        host.manager.assign(assignment(CTR, process().pid))  # only the group's list shows its descendants
     react(host)
     assert host.manager.get(CTR).first.baseline is Quality.EXACT
 
-    def starve(path: str) -> list[int]:
-        raise NotRead("cannot list the control group", path=path, errno=errno.EMFILE)
+    def starve(*_: object) -> list[int]:
+        raise NotRead("cannot be read", errno=errno.EMFILE)
 
     with monkeypatch.context() as patched:
         patched.setattr(cgroups, "tasks", starve)
+        if unreadable == "the group":
+            patched.setattr(Tree, "tasks", starve)
+        elif unreadable == "the task":
+            patched.setattr(cgroups, "cgroup_of", starve)
         write(host, "c1/tasks", joined.pid)
         react(host)
     joined.kill()
     joined.wait()
-    assert {total.quality for total in host.manager.release(CTR, owner="oci").totals} == {Quality.LATE}
+    if unreadable == "the group":
+        host.manager.release(CTR, owner="test")
+    totals = host.manager.release(CTR, owner="oci").totals
+    assert {total.quality for total in totals} == {Quality.ESTIMATED if unreadable else Quality.LATE}
 
 
 @pytest.mark.parametrize("ends", ["Release", "a purge"])
