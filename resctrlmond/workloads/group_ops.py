@@ -324,7 +324,7 @@ def _relocated(ctx: Context, txn: Transaction, workload: Workload, group: Group,
         relink(ctx, workload, group)
     finally:
         # Also if the links cannot be changed: a group that is not where its record says would be taken for lost.
-        txn.save(workload.with_group(group))
+        group = txn.save(workload.with_group(group)).group(group.folder) or group
     return group
 
 

@@ -67,15 +67,20 @@ class Transaction:
     def save(self, workload: Workload) -> Workload:
         """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.
 
-        When this returns, the change survives a crash.
+        Return the workload as written: with the marks that could not be written before. When this returns, the change
+        survives a crash.
         """
         assert workload.key == self.key
         return self._store._save(workload)
 
     def save_group(self, group: Group) -> Group:
-        """Write the workload's record with that group in it. Raises NotWritten."""
-        self.save(self.workload.with_group(group))
-        return group
+        """Write the workload's record with that group in it. Return the group as written (see ``save``).
+
+        Raises NotWritten.
+        """
+        saved = self.save(self.workload.with_group(group)).group(group.folder)
+        assert saved is not None
+        return saved
 
     def drop(self) -> None:
         """Remove the workload and its record. Raises NotWritten."""

@@ -410,3 +410,15 @@ def test_a_group_that_was_not_created_marks_nothing_when_it_is(store: Store) -> 
         saved = save(daemon, waits.with_group(replace(begun, baseline=Quality.EXACT, late_reasons=())))
         assert (saved.first.baseline, saved.first.late_reasons) == (Quality.EXACT, ())
         save(daemon, waits)
+
+
+def test_a_group_is_returned_with_the_marks_that_were_written_with_it(store: Store) -> None:
+    """The caller saved the group without them again, and the mark was lost."""
+    exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
+    fail(store, exact.made_worse(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
+    with store.transaction("k") as txn:
+        group = txn.save_group(replace(exact.first, reason="ends"))
+        txn.save_group(replace(group, state=GroupState.ENDING))
+    first = Store(store.folder)
+    assert first.load() == []
+    assert (first.known("k").first.baseline, first.known("k").first.late_reasons) == (Quality.LATE, ("why",))
