@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several tests of the doors share: a bus, a manager on the simulator, a process to monitor."""
+"""Fixtures of the interfaces: a bus, a manager on the simulator, a varlink server, and a process to monitor."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.mark import Mark
+from resctrlmond.workloads.model import State
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
-from tests.api.dbus_lab import Lab, PrivateBus, load_door
+from tests.api.private_bus import BusHost, PrivateBus, load_server
+from tests.api.varlink_server import RunningServer, running
+from tests.workloads.builders import save, workload
 
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[Manager]:
-    """A manager on a simulated resctrl, shared by the tests of a module."""
+    """A manager on a simulated resctrl, shared by all tests of a module."""
     with tempfile.TemporaryDirectory() as top:
         for name in ("resctrl", "records", "groups", "completed"):
             os.mkdir(os.path.join(top, name))
@@ -42,6 +45,13 @@ def manager() -> Iterator[Manager]:
             )
             manager.recover()
             yield manager
+
+
+def save_long_workloads(manager: Manager, count: int) -> None:
+    """Save workloads with the largest attributes that callers can set, in total too long for one reply."""
+    attributes = {"pod.uid": "x"} | {f"n{index}": "v" * 4000 for index in range(15)}
+    for number in range(count):
+        save(manager.context.store, workload(f"long-{number:03}", State.PENDING, attributes=attributes))
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +75,7 @@ def _errors_are_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def private_bus() -> Iterator[PrivateBus]:
-    """A bus that tests may start and stop."""
+    """A bus that tests can start and stop."""
     with tempfile.TemporaryDirectory() as folder:
         bus = PrivateBus(Path(folder))
         yield bus
@@ -73,25 +83,32 @@ def private_bus() -> Iterator[PrivateBus]:
 
 
 @pytest.fixture(params=["dbus_fast", "dbus_next"])
-def lab(
+def host(
     request: pytest.FixtureRequest,
     private_bus: PrivateBus,
     manager: Manager,
     monkeypatch: pytest.MonkeyPatch,
-) -> Lab:
-    """The door on each of the two libraries, with a bus that runs and no workloads yet."""
+) -> BusHost:
+    """Return a host for each of the two D-Bus libraries, with a running bus and without workloads."""
     private_bus.start()
     for record in manager.workloads():
         with manager.context.store.transaction(record.key) as txn:
             if not record.state.is_over:
-                group_ops.finish(manager.context, txn, "its test is over")
+                group_ops.finish(manager.context, txn, "the test has ended")
             txn.drop()
-    return Lab(private_bus, manager, load_door(request.param, monkeypatch))
+    return BusHost(private_bus, manager, load_server(request.param, monkeypatch))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    """A varlink server with the interface for tests."""
+    with running(str(tmp_path / "socket")) as server:
+        yield server
 
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing."""
+    """A process that sleeps."""
     child = subprocess.Popen(["sleep", "60"])
     yield child
     child.kill()

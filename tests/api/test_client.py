@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The synchronous varlink client: replies, errors, time-outs, hostile servers."""
+"""The synchronous varlink client: replies, errors, time-outs, and servers that send invalid data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,8 @@ import pytest
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError
 from resctrlmond.api.varlink.messages import VarlinkError
-from tests.api.varlink_lab import NAME, Count, Echo, Number, RunningServer, Text, public_directory, running
+from tests.api.varlink_server import NAME, Count, Echo, Number, RunningServer, Text, public_directory, running
 from tests.wait import wait_until
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    with running(str(tmp_path / "socket")) as server:
-        yield server
 
 
 @pytest.fixture
@@ -51,7 +45,7 @@ def test_error_replies(client: Client) -> None:
     with pytest.raises(VarlinkError) as caught:
         client.call(f"{NAME}.Fail", {"how": "bare"})
     assert str(caught.value) == f"{NAME}.Wanted"
-    assert client.call(f"{NAME}.Echo", {"text": "goes on"}) == {"text": "goes on"}
+    assert client.call(f"{NAME}.Echo", {"text": "next call"}) == {"text": "next call"}
 
 
 def test_stream(client: Client) -> None:
@@ -61,23 +55,23 @@ def test_stream(client: Client) -> None:
     assert list(client.stream(f"{NAME}.Count", {"to": 2, "pause": 0.01})) == [{"number": 0}, {"number": 1}]
 
 
-def test_an_error_in_a_stream(client: Client) -> None:
+def test_error_in_a_stream_is_raised(client: Client) -> None:
     items = client.stream(f"{NAME}.Count", {"to": 1, "fail": True}, reply=Number)
     assert next(items) == Number(0)
     with pytest.raises(VarlinkError, match="at the end"):
         next(items)
-    assert client.call(f"{NAME}.Echo", {"text": "goes on"}) == {"text": "goes on"}
+    assert client.call(f"{NAME}.Echo", {"text": "next call"}) == {"text": "next call"}
 
 
-def test_a_stream_left_early_does_not_answer_the_next_call(server: RunningServer, client: Client) -> None:
+def test_stream_that_is_left_early_does_not_reply_to_the_next_call(server: RunningServer, client: Client) -> None:
     items = client.stream(f"{NAME}.Count", {"to": 10**9})
     assert [next(items), next(items)] == [{"number": 0}, {"number": 1}]
     items.close()  # type: ignore[attr-defined]  # it is a generator
     assert client.call(f"{NAME}.Echo", {"text": "fresh"}) == {"text": "fresh"}
-    wait_until(lambda: server.lab.closed_streams == 1)
+    wait_until(lambda: server.handlers.closed_streams == 1)
 
 
-def test_a_stream_whose_connection_was_closed(client: Client) -> None:
+def test_stream_with_a_closed_connection_fails(client: Client) -> None:
     items = client.stream(f"{NAME}.Count", {"to": 10**9})
     next(items)
     client.close()
@@ -91,7 +85,7 @@ def test_time_out_of_a_call(server: RunningServer) -> None:
         with pytest.raises(TimeoutError, match="did not answer in time") as caught:
             client.call(f"{NAME}.Sleep", {"seconds": 0.6})
         assert caught.value.filename == server.path
-        # The late reply is not taken for this one's.
+        # The late reply is not returned for the next call.
         assert client.call(f"{NAME}.Echo", {"text": "fresh"}) == {"text": "fresh"}
 
 
@@ -101,21 +95,21 @@ def test_time_out_between_the_replies_of_a_stream(client: Client) -> None:
         next(items)
 
 
-def test_not_running(tmp_path: Path) -> None:
+def test_error_if_the_daemon_is_not_running(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     with pytest.raises(DaemonUnavailable, match=r"is not running.*systemctl start resctrlmond\.socket") as caught:
         Client(missing).call(f"{NAME}.Either")
     assert (caught.value.path, caught.value.errno) == (missing, errno.ENOENT)
-    dead = str(tmp_path / "dead")
-    listen(dead).close()
-    with pytest.raises(DaemonUnavailable) as caught, Client(dead):
+    stale = str(tmp_path / "stale")
+    listen(stale).close()
+    with pytest.raises(DaemonUnavailable) as caught, Client(stale):
         pass
     assert caught.value.errno == errno.ECONNREFUSED
     with pytest.raises(OSError, match="cannot connect: AF_UNIX path too long"):
         Client(str(tmp_path / ("x" * 120))).call(f"{NAME}.Either")
 
 
-def test_the_server_may_come_back(server: RunningServer) -> None:
+def test_client_connects_again_after_a_restart_of_the_server(server: RunningServer) -> None:
     client = Client(server.path, timeout_s=5)
     assert client.call(f"{NAME}.Either") == {"number": 1}
     server.close()
@@ -147,12 +141,12 @@ def test_permission_denied_is_reported() -> None:
         path = str(directory / "socket")
         command = [sys.executable, "-c", textwrap.dedent(DENIED), path]
         root = Path(__file__).parents[2]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=root).stdout
-    assert "access denied; root and the members of the group 'resctrlmon'" in told
-    assert path in told
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=root).stdout
+    assert "access denied; root and the members of the group 'resctrlmon'" in output
+    assert path in output
 
 
-def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
+def test_client_waits_while_the_backlog_is_full(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -164,7 +158,7 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError, match="accepts no connections"):
             Client(path, timeout_s=0.3).call("a.b")
         assert time.monotonic() - before > 0.2
-        # With room made while it waits, it is served.
+        # The client connects as soon as the backlog has room.
         timer = threading.Timer(0.2, lambda: stack.enter_context(listener.accept()[0]))
         timer.start()
         with Client(path, timeout_s=5):
@@ -172,8 +166,8 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def answering(path: str, *pieces: bytes) -> Iterator[None]:
-    """A server that answers one connection's first bytes with ``pieces``, and then closes it."""
+def replying(path: str, *pieces: bytes) -> Iterator[None]:
+    """Serve one connection: reply with ``pieces`` to its first bytes, and close it."""
     listener = listen(path)
 
     def serve() -> None:
@@ -192,12 +186,12 @@ def answering(path: str, *pieces: bytes) -> Iterator[None]:
         listener.close()
 
 
-# As Python 3.14 says it, and as those before.
+# The error of Python 3.14, and of earlier versions.
 DEEP = "Stack overflow|recursion"
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "text"),
+    ("reply", "error", "text"),
     [
         (b"[]\0", ProtocolError, "not a varlink reply"),
         (b"\xff\0", ProtocolError, "not a varlink reply"),
@@ -212,32 +206,32 @@ DEEP = "Stack overflow|recursion"
     ],
     ids=lambda value: repr(value[:30]) if isinstance(value, bytes) else None,
 )
-def test_a_reply_that_makes_no_sense(tmp_path: Path, answer: bytes, error: type[Exception], text: str) -> None:
+def test_invalid_reply_is_an_error(tmp_path: Path, reply: bytes, error: type[Exception], text: str) -> None:
     path = str(tmp_path / "socket")
-    with answering(path, answer), Client(path, timeout_s=5) as client, pytest.raises(error, match=text):
+    with replying(path, reply), Client(path, timeout_s=5) as client, pytest.raises(error, match=text):
         client.call(f"{NAME}.Echo", {"text": "a"}, reply=Text)
 
 
-def test_an_endless_reply_is_cut(tmp_path: Path) -> None:
+def test_reply_over_the_limit_is_an_error(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     flood = [b"x" * 1024 * 1024] * 65
     too_long = pytest.raises(ProtocolError, match="longer than 67108864 bytes")
-    with answering(path, *flood), Client(path, timeout_s=20) as client, too_long:
+    with replying(path, *flood), Client(path, timeout_s=20) as client, too_long:
         client.call("a.b")
 
 
-def test_a_dripping_reply_does_not_outlast_the_time_out(tmp_path: Path) -> None:
+def test_reply_that_arrives_byte_by_byte_does_not_extend_the_time_out(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     listener = listen(path)
     stop = threading.Event()
 
-    def drip() -> None:
+    def send_slowly() -> None:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
             while not stop.wait(0.05):
                 connection.sendall(b" ")
 
-    thread = threading.Thread(target=drip)
+    thread = threading.Thread(target=send_slowly)
     thread.start()
     before = time.monotonic()
     with Client(path, timeout_s=0.4) as client, pytest.raises(TimeoutError):
@@ -248,7 +242,7 @@ def test_a_dripping_reply_does_not_outlast_the_time_out(tmp_path: Path) -> None:
     listener.close()
 
 
-def test_values_without_json_form_are_refused_before_sending(client: Client) -> None:
+def test_values_that_json_cannot_represent_are_not_sent(client: Client) -> None:
     with pytest.raises(ValueError, match="surrogates"):
         client.call(f"{NAME}.Echo", {"text": "\udc80"})
     assert client.call(f"{NAME}.Either") == {"number": 1}

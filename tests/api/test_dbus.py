@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The D-Bus door as its clients see it: verbs, errors, properties, and who may do what."""
+"""The D-Bus server as its clients see it: verbs, errors, properties, introspection and log control."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ import pytest
 from dbus_fast import Variant
 
 from resctrlmond.workloads.tree_status import TreeStatus
-from tests.api.dbus_lab import (
+from tests.api.private_bus import (
     GROUP,
+    INTROSPECTABLE,
+    INVALID_ARGS,
+    LIMITS_EXCEEDED,
+    LOG_CONTROL,
     MANAGER,
     NAME,
     NOBODY,
+    OBJECT_MANAGER,
     PROPERTIES,
     READERS,
     ROOT,
     BusctlError,
+    BusHost,
     Client,
-    Lab,
     descriptors,
     eventually,
 )
 from tests.workloads.builders import save
 
-INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
-OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
-INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
-LOG = ("/org/freedesktop/LogControl1", "org.freedesktop.LogControl1")
 
-
-def test_the_life_of_a_workload(lab: Lab, process: subprocess.Popen[bytes]) -> None:
+def test_life_of_a_workload(host: BusHost, process: subprocess.Popen[bytes]) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             group = await client.call("Create", "sa{sv}", "web.service", {"attributes": Variant("a{ss}", {"a": "b"})})
             assert group["state"] == "idle"
             assert group["attributes"] == {"a": "b"}
@@ -50,14 +50,17 @@ def test_the_life_of_a_workload(lab: Lab, process: subprocess.Popen[bytes]) -> N
             done = await client.call("Assign", "sa{sv}", "web.service", options)
             assert (done["moved"], done["tasksOutside"], done["group"]["state"]) == (1, 0, "active")
             assert done["group"]["members"][0]["pid"] == process.pid
-            # It ran before, and nobody said otherwise.
+            # The process ran before the call, so the baseline is late.
             assert (done["group"]["baseline"], done["descendantsOutside"]) == ("late", 0)
             assert done["group"]["members"][0]["cpuTimeBeforeNs"] > 0
             assert await client.call("Get", "s", "web.service") == done["group"]
             read = await client.call("Read", "s", "web.service")
             assert read["readings"] and read["totals"]
-            assert all(isinstance(one["text"], str) and isinstance(one["nested"], bool) for one in read["readings"])
-            assert any(one["value"].isdecimal() for one in read["readings"] if one["status"] == "ok")
+            assert all(
+                isinstance(reading["text"], str) and isinstance(reading["nested"], bool)
+                for reading in read["readings"]
+            )
+            assert any(reading["value"].isdecimal() for reading in read["readings"] if reading["status"] == "ok")
             groups, foreign = await client.call("List")
             assert done["group"] in groups
             assert isinstance(foreign, list)
@@ -69,12 +72,12 @@ def test_the_life_of_a_workload(lab: Lab, process: subprocess.Popen[bytes]) -> N
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("case", ["waits", "wants no answer", "has left", "waited too long"])
-def test_an_assign_for_whose_answer_nobody_waits_is_late(
-    lab: Lab, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, case: str
+@pytest.mark.parametrize("case", ["waits", "wants no reply", "has left", "waited too long"])
+def test_assign_is_late_if_the_caller_does_not_wait_for_the_reply(
+    host: BusHost, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     if case == "waited too long":
-        monkeypatch.setattr(lab.module, "PATIENCE_S", -1.0)
+        monkeypatch.setattr(host.module, "PATIENCE_S", -1.0)
     call = dbus_fast.Message(
         destination=NAME,
         path=ROOT,
@@ -82,41 +85,41 @@ def test_an_assign_for_whose_answer_nobody_waits_is_late(
         member="Assign",
         signature="sa{sv}",
         body=["k", {"pid": Variant("u", process.pid), "late": Variant("b", False)}],
-        flags=dbus_fast.MessageFlag.NO_REPLY_EXPECTED if case == "wants no answer" else dbus_fast.MessageFlag.NONE,
+        flags=dbus_fast.MessageFlag.NO_REPLY_EXPECTED if case == "wants no reply" else dbus_fast.MessageFlag.NONE,
     )
 
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as stays:
-            with lab.manager.context.store.transaction("k") if case == "has left" else contextlib.nullcontext():
-                async with Client(lab.address) as caller:
+        async with host.serving(), Client(host.address) as other:
+            with host.manager.context.store.transaction("k") if case == "has left" else contextlib.nullcontext():
+                async with Client(host.address) as caller:
                     await caller.call("List")
                     await caller.bus.send(call)
-                    # Calls of one connection come in order: the first one is being served by now.
+                    # The server handles calls of a connection in order, so it has started the first call by now.
                     await caller.call("List")
                     if case != "has left":
-                        await eventually(lambda: is_in("k"))
-                await stays.call("List")
-            await eventually(lambda: is_in("k"))
-            assert lab.manager.get("k").first.baseline == ("exact" if case == "waits" else "late")
+                        await eventually(lambda: is_active("k"))
+                await other.call("List")
+            await eventually(lambda: is_active("k"))
+            assert host.manager.get("k").first.baseline == ("exact" if case == "waits" else "late")
 
-    def is_in(key: str) -> bool:
-        return any(record.key == key and record.state == "active" for record in lab.manager.workloads())
+    def is_active(key: str) -> bool:
+        return any(record.key == key and record.state == "active" for record in host.manager.workloads())
 
     asyncio.run(run())
 
 
-def test_members_and_reconcile(lab: Lab) -> None:
+def test_members_and_reconcile(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             await client.call("Create", "sa{sv}", "pod", {"claim": Variant("s", "nri")})
             added = await client.call("AddMember", "ssa{sv}", "pod", "box", {"claim": Variant("s", "nri")})
-            assert [(one["id"], one["kind"]) for one in added["members"]] == [("box", "sandbox")]
+            assert [(member["id"], member["kind"]) for member in added["members"]] == [("box", "sandbox")]
             removed = await client.call("RemoveMember", "ssa{sv}", "pod", "box", {"reason": Variant("s", "gone")})
             assert removed["members"][0]["reason"] == "gone"
             await client.call("Create", "sa{sv}", "pod2", {"claim": Variant("s", "nri")})
             done = await client.call("Reconcile", "sas", "nri", ["pod2", "pod3"])
             assert done["kept"] == ["pod2"]
-            assert [(one["key"], one["error"]) for one in done["failures"]] == [("pod3", "NoSuchGroup")]
+            assert [(failure["key"], failure["error"]) for failure in done["failures"]] == [("pod3", "NoSuchGroup")]
             assert (await client.call("Reconcile", "sas", "nri", []))["released"] == ["pod2"]
             status = await client.call("Status")
             assert status["mounted"] and status["simulation"]
@@ -127,7 +130,7 @@ def test_members_and_reconcile(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "name", "words"),
+    ("call", "name", "expected"),
     [
         (("Get", "s", "none"), "NoSuchGroup", "there is no workload none"),
         (("Get", "s", "../up"), "InvalidKey", "not allowed"),
@@ -137,13 +140,13 @@ def test_members_and_reconcile(lab: Lab) -> None:
         (("Assign", "sa{sv}", "e", {"pid": Variant("t", 2**64 - 1)}), None, ""),
     ],
 )
-def test_typed_errors(lab: Lab, call: tuple[Any, ...], name: str | None, words: str) -> None:
+def test_typed_errors(host: BusHost, call: tuple[Any, ...], name: str | None, expected: str) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             error, text = await client.refused(*call)
             assert error.startswith("org.resctrlmon1.Error.")
             assert error.rpartition(".")[2] == name if name else "Internal" not in error
-            assert words in text
+            assert expected in text
 
     asyncio.run(run())
 
@@ -164,9 +167,9 @@ def test_typed_errors(lab: Lab, call: tuple[Any, ...], name: str | None, words: 
         ("Assign", {"allow_class_change": Variant("b", True)}, "allow_class_change"),
     ],
 )
-def test_options_are_taken_strictly(lab: Lab, method: str, options: dict[str, Variant], field: str) -> None:
+def test_invalid_options_are_refused(host: BusHost, method: str, options: dict[str, Variant], field: str) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             name, text = await client.refused(method, "sa{sv}", "strict", options)
             assert name == INVALID_ARGS
             assert text.startswith(f"{field}")
@@ -176,20 +179,20 @@ def test_options_are_taken_strictly(lab: Lab, method: str, options: dict[str, Va
     asyncio.run(run())
 
 
-def test_calls_of_what_is_not_there(lab: Lab) -> None:
+def test_calls_of_unknown_methods_interfaces_and_objects_fail(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             error = "org.freedesktop.DBus.Error."
             assert (await client.refused("Get", "i", 5))[0] == INVALID_ARGS
             assert (await client.refused("Fly"))[0] == f"{error}UnknownMethod"
             assert (await client.refused("List", interface="org.example.I"))[0] == f"{error}UnknownInterface"
             assert (await client.refused("List", path="/elsewhere"))[0] == f"{error}UnknownObject"
             for element in ("_2", "_61"):
-                where = {"path": f"{ROOT}/group/{element}", "interface": GROUP}
-                assert (await client.refused("Read", **where))[0] == f"{error}UnknownObject"
-            where = {"path": f"{ROOT}/group/none", "interface": GROUP}
-            assert (await client.refused("Read", **where))[0] == "org.resctrlmon1.Error.NoSuchGroup"
-            # The interface may be left out, and every peer answers these.
+                target = {"path": f"{ROOT}/group/{element}", "interface": GROUP}
+                assert (await client.refused("Read", **target))[0] == f"{error}UnknownObject"
+            target = {"path": f"{ROOT}/group/none", "interface": GROUP}
+            assert (await client.refused("Read", **target))[0] == "org.resctrlmon1.Error.NoSuchGroup"
+            # The interface is optional, and the library itself implements org.freedesktop.DBus.Peer.
             assert "version" in await client.call("Status", interface=None)
             assert await client.call("Ping", interface="org.freedesktop.DBus.Peer") == []
 
@@ -197,40 +200,40 @@ def test_calls_of_what_is_not_there(lab: Lab) -> None:
 
 
 def test_unexpected_errors_are_logged_and_not_sent(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    host: BusHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(key: str) -> None:
-        raise RuntimeError("the secret of the house")
+    def failing_get(key: str) -> None:
+        raise RuntimeError("an internal secret")
 
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
-            monkeypatch.setattr(lab.manager, "get", broken)
+        async with host.serving(), Client(host.address) as client:
+            monkeypatch.setattr(host.manager, "get", failing_get)
             name, text = await client.refused("Get", "s", "any")
             assert name == "org.resctrlmon1.Error.InternalError"
             assert "secret" not in text
 
     asyncio.run(run())
-    assert "the secret of the house" in caplog.text
+    assert "an internal secret" in caplog.text
 
 
-def test_nul_in_a_claim_cuts_no_connection(lab: Lab) -> None:
+def test_nul_in_a_claim_does_not_close_the_connection(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
-            record = await asyncio.to_thread(lab.manager.create, "nul", owner="cli")
-            save(lab.manager.context.store, record.with_claim("a\0b", "now"))
+        async with host.serving() as server, Client(host.address) as client:
+            record = await asyncio.to_thread(host.manager.create, "nul", owner="cli")
+            save(host.manager.context.store, record.with_claim("a\0b", "now"))
             assert (await client.call("Get", "s", "nul"))["claims"][1]["owner"] == "a\ufffdb"
             assert await client.call("Get", "ss", GROUP, "Claims", path=f"{ROOT}/group/nul", interface=PROPERTIES)
-            assert door.connected
+            assert server.connected
 
     asyncio.run(run())
 
 
-def test_properties(lab: Lab, process: subprocess.Popen[bytes]) -> None:
+def test_properties(host: BusHost, process: subprocess.Popen[bytes]) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             await client.call("Assign", "sa{sv}", "1-p", {"pid": Variant("x", process.pid)})
-            where = {"path": f"{ROOT}/group/_31_2dp", "interface": PROPERTIES}
-            found = await client.call("GetAll", "s", GROUP, **where)
+            target = {"path": f"{ROOT}/group/_31_2dp", "interface": PROPERTIES}
+            found = await client.call("GetAll", "s", GROUP, **target)
             assert found["Key"] == "1-p"
             assert found["State"] == "active"
             group = await client.call("Get", "s", "1-p")
@@ -243,84 +246,88 @@ def test_properties(lab: Lab, process: subprocess.Popen[bytes]) -> None:
             assert found["Classes"] == []
             assert found["Path"].endswith("/mon_groups/1-p")
             assert found["CompletedAt"] == found["Reason"] == ""
-            assert await client.call("Get", "ss", GROUP, "Generation", **where) == found["Generation"]
-            assert await client.call("GetAll", "s", "", **where) == found
+            assert await client.call("Get", "ss", GROUP, "Generation", **target) == found["Generation"]
+            assert await client.call("GetAll", "s", "", **target) == found
             objects = await client.call("GetManagedObjects", interface=OBJECT_MANAGER)
-            assert objects[where["path"]] == {GROUP: found}
+            assert objects[target["path"]] == {GROUP: found}
             error = "org.freedesktop.DBus.Error."
-            assert (await client.refused("Get", "ss", GROUP, "Colour", **where))[0] == f"{error}UnknownProperty"
-            assert (await client.refused("Get", "ss", MANAGER, "Key", **where))[0] == f"{error}UnknownInterface"
+            assert (await client.refused("Get", "ss", GROUP, "Colour", **target))[0] == f"{error}UnknownProperty"
+            assert (await client.refused("Get", "ss", MANAGER, "Key", **target))[0] == f"{error}UnknownInterface"
             change = ("Set", "ssv", GROUP, "Key", Variant("s", "x"))
-            assert (await client.refused(*change, **where))[0] == f"{error}PropertyReadOnly"
-            where["interface"] = GROUP
-            assert (await client.call("Read", **where))["group"]["key"] == "1-p"
-            assert (await client.call("Release", "a{sv}", {}, **where))["completed"]
+            assert (await client.refused(*change, **target))[0] == f"{error}PropertyReadOnly"
+            target["interface"] = GROUP
+            assert (await client.call("Read", **target))["group"]["key"] == "1-p"
+            assert (await client.call("Release", "a{sv}", {}, **target))["completed"]
 
     asyncio.run(run())
 
 
-def test_busctl_and_introspection(lab: Lab) -> None:
+def test_busctl_and_introspection(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
-            made = await lab.busctl(
+        async with host.serving(), Client(host.address) as client:
+            created = await host.busctl(
                 "call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "b.c", "1", "class", "s", "follow"
             )
-            assert made["data"][0]["state"] == {"type": "s", "data": "idle"}
+            assert created["data"][0]["state"] == {"type": "s", "data": "idle"}
             path = f"{ROOT}/group/b_2ec"
-            assert path in await lab.busctl("tree", "--list", NAME)
-            assert await lab.busctl("get-property", NAME, path, GROUP, "Key") == {"type": "s", "data": "b.c"}
-            shown = await lab.busctl("introspect", NAME, path)
+            assert path in await host.busctl("tree", "--list", NAME)
+            assert await host.busctl("get-property", NAME, path, GROUP, "Key") == {"type": "s", "data": "b.c"}
+            shown = await host.busctl("introspect", NAME, path)
             assert all(name in str(shown) for name in ("Release", "Members", "PropertiesChanged"))
             xml = await client.call("Introspect", interface=INTROSPECTABLE)
             interfaces = ElementTree.fromstring(xml).findall("interface")
-            assert [one.attrib["name"] for one in interfaces][:2] == [MANAGER, OBJECT_MANAGER]
-            below = await client.call("Introspect", interface=INTROSPECTABLE, path="/org")
-            assert '<node name="resctrlmon1"/>' in below
+            assert [interface.attrib["name"] for interface in interfaces][:2] == [MANAGER, OBJECT_MANAGER]
+            parent = await client.call("Introspect", interface=INTROSPECTABLE, path="/org")
+            assert '<node name="resctrlmon1"/>' in parent
 
     asyncio.run(run())
 
 
-def test_log_control(lab: Lab) -> None:
+def test_log_control(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door():
-            assert (await lab.busctl("get-property", NAME, *LOG, "SyslogIdentifier"))["data"] == "resctrlmond"
-            assert (await lab.busctl("get-property", NAME, *LOG, "LogTarget"))["data"] == "console"
-            await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "err")
-            assert lab.levels == ["info", "error"]
-            assert (await lab.busctl("get-property", NAME, *LOG, "LogLevel"))["data"] == "err"
+        async with host.serving():
+            assert (await host.busctl("get-property", NAME, *LOG_CONTROL, "SyslogIdentifier"))[
+                "data"
+            ] == "resctrlmond"
+            assert (await host.busctl("get-property", NAME, *LOG_CONTROL, "LogTarget"))["data"] == "console"
+            await host.busctl("set-property", NAME, *LOG_CONTROL, "LogLevel", "s", "err")
+            assert host.levels == ["info", "error"]
+            assert (await host.busctl("get-property", NAME, *LOG_CONTROL, "LogLevel"))["data"] == "err"
             with pytest.raises(BusctlError, match="LogLevel is one of"):
-                await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "loud")
+                await host.busctl("set-property", NAME, *LOG_CONTROL, "LogLevel", "s", "loud")
             with pytest.raises(BusctlError, match="Access denied"):
-                await lab.busctl("set-property", NAME, *LOG, "LogLevel", "s", "info", uid=NOBODY, groups=(READERS,))
+                await host.busctl(
+                    "set-property", NAME, *LOG_CONTROL, "LogLevel", "s", "info", uid=NOBODY, groups=(READERS,)
+                )
             with pytest.raises(BusctlError, match=r"cannot be set|[Rr]ead-only"):
-                await lab.busctl("set-property", NAME, *LOG, "LogTarget", "s", "null")
-            assert lab.levels == ["info", "error"]
+                await host.busctl("set-property", NAME, *LOG_CONTROL, "LogTarget", "s", "null")
+            assert host.levels == ["info", "error"]
 
     asyncio.run(run())
 
 
-def test_fifty_calls_at_once(lab: Lab) -> None:
+def test_fifty_concurrent_calls_are_served(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             keys = [f"many-{number}" for number in range(25)]
-            made = await asyncio.gather(*(client.call("Create", "sa{sv}", key, {}) for key in (*keys, *keys)))
-            assert [one["key"] for one in made] == [*keys, *keys]
-            assert all(one["generation"] == made[0]["generation"] for one in made)
+            created = await asyncio.gather(*(client.call("Create", "sa{sv}", key, {}) for key in (*keys, *keys)))
+            assert [reply["key"] for reply in created] == [*keys, *keys]
+            assert all(reply["generation"] == created[0]["generation"] for reply in created)
             for key in keys:
                 await client.call("Release", "sa{sv}", key, {})
 
     asyncio.run(run())
 
 
-def test_a_client_cannot_pile_up_calls(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_calls_of_a_client_are_limited(host: BusHost, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client, Client(lab.address) as other:
+        async with host.serving(), Client(host.address) as client, Client(host.address) as other:
             go_on = threading.Event()
-            monkeypatch.setattr(lab.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
+            monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
             calls = [asyncio.ensure_future(client.call("List")) for _ in range(70)]
             assert await eventually(lambda: sum(call.done() for call in calls) == 6)
             refused = [call.exception() for call in calls if call.done()]
-            assert {error.type for error in refused} == {"org.freedesktop.DBus.Error.LimitsExceeded"}
+            assert {error.type for error in refused} == {LIMITS_EXCEEDED}
             waiting = asyncio.ensure_future(other.call("Status"))
             go_on.set()
             assert "version" in await waiting
@@ -331,12 +338,12 @@ def test_a_client_cannot_pile_up_calls(lab: Lab, monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
-def test_caller_that_expects_no_reply_gets_none(lab: Lab) -> None:
+def test_caller_that_expects_no_reply_gets_none(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
-            answers: list[dbus_fast.Message] = []
+        async with host.serving(), Client(host.address) as client:
+            replies: list[dbus_fast.Message] = []
             kinds = (dbus_fast.MessageType.METHOD_RETURN, dbus_fast.MessageType.ERROR)
-            client.bus.add_message_handler(lambda message: message.message_type in kinds and answers.append(message))
+            client.bus.add_message_handler(lambda message: message.message_type in kinds and replies.append(message))
             for member, body in (("Create", ["quiet", {}]), ("Create", ["../", {}])):
                 await client.bus.send(
                     dbus_fast.Message(
@@ -349,23 +356,23 @@ def test_caller_that_expects_no_reply_gets_none(lab: Lab) -> None:
                         flags=dbus_fast.MessageFlag.NO_REPLY_EXPECTED,
                     )
                 )
-            assert await eventually(lambda: lab.manager.context.store.get("quiet") is not None)
+            assert await eventually(lambda: host.manager.context.store.get("quiet") is not None)
             assert (await client.call("Get", "s", "quiet"))["key"] == "quiet"
-            assert len(answers) == 1
+            assert len(replies) == 1
 
     asyncio.run(run())
 
 
-def test_a_pidfd_comes_as_a_unix_fd(lab: Lab, process: subprocess.Popen[bytes]) -> None:
-    """From another PID namespace nothing else names a process."""
+def test_pidfd_is_passed_as_a_unix_fd(host: BusHost, process: subprocess.Popen[bytes]) -> None:
+    """Only a pidfd identifies a process to a daemon in another PID namespace."""
 
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
+        async with host.serving() as server, Client(host.address) as client:
             await client.call("Status")
             before = descriptors()
             pidfd = os.pidfd_open(process.pid)
             other = os.open("/dev/null", os.O_RDONLY)
-            bus = await dbus_fast.aio.MessageBus(bus_address=lab.address, negotiate_unix_fd=True).connect()
+            bus = await dbus_fast.aio.MessageBus(bus_address=host.address, negotiate_unix_fd=True).connect()
             try:
                 for index, passed in ((0, [pidfd]), (1, [other, pidfd])):
                     options = {"pidFd": Variant("h", index), "takeOver": Variant("b", True)}
@@ -390,7 +397,7 @@ def test_a_pidfd_comes_as_a_unix_fd(lab: Lab, process: subprocess.Popen[bytes]) 
             assert (await client.refused("Assign", "sa{sv}", "key", {"pidFd": Variant("x", 0)}))[0] == INVALID_ARGS
             error, text = await client.refused("Create", "sa{sv}", "key", {"priority": Variant("h", 0)})
             assert (error, text) == (INVALID_ARGS, "priority: file descriptors are not accepted")
-            assert not door._connection._bus.gate._descriptors
+            assert not server._connection._bus.gate._descriptors
             assert await eventually(lambda: descriptors() <= before)
 
     asyncio.run(run())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what at the D-Bus door: real processes of other users."""
+"""Access rights of other users' processes to the D-Bus server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ import sys
 
 import pytest
 
-from tests.api.dbus_lab import GROUP, MANAGER, NAME, NOBODY, PROPERTIES, READERS, ROOT, BusctlError, Client, Lab
+from tests.api.private_bus import (
+    GROUP,
+    INTROSPECTABLE,
+    LOG_CONTROL,
+    MANAGER,
+    NAME,
+    NOBODY,
+    OBJECT_MANAGER,
+    PROPERTIES,
+    READERS,
+    ROOT,
+    BusctlError,
+    BusHost,
+    Client,
+)
 
 ACCESS_DENIED = "org.freedesktop.DBus.Error.AccessDenied"
-OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
-INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
-LOG = ("/org/freedesktop/LogControl1", "org.freedesktop.LogControl1")
 
-# busctl has words of its own for the standard error.
+# busctl prints a text of its own for org.freedesktop.DBus.Error.AccessDenied.
 DENIED = "user 65534 may not call|Access denied"
 READS = (
     ("call", NAME, ROOT, MANAGER, "List"),
@@ -24,7 +35,7 @@ READS = (
     ("call", NAME, ROOT, MANAGER, "Get", "s", "seen"),
     ("call", NAME, f"{ROOT}/group/seen", GROUP, "Read"),
     ("get-property", NAME, f"{ROOT}/group/seen", GROUP, "Key"),
-    ("get-property", NAME, *LOG, "LogLevel"),
+    ("get-property", NAME, *LOG_CONTROL, "LogLevel"),
     ("call", NAME, f"{ROOT}/group/seen", PROPERTIES, "GetAll", "s", ""),
     ("call", NAME, ROOT, OBJECT_MANAGER, "GetManagedObjects"),
     ("call", NAME, f"{ROOT}/group", INTROSPECTABLE, "Introspect"),
@@ -41,32 +52,32 @@ WRITES = (
 )
 
 
-def test_other_users_may_do_nothing_and_the_group_may_read(lab: Lab) -> None:
+def test_other_users_have_no_access_and_the_group_can_only_read(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             await client.call("Create", "sa{sv}", "seen", {})
-            for words in (*READS, *WRITES):
+            for arguments in (*READS, *WRITES):
                 with pytest.raises(BusctlError, match=DENIED):
-                    await lab.busctl(*words, uid=NOBODY)
-            for words in READS:
-                await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
-            for words in WRITES:
+                    await host.busctl(*arguments, uid=NOBODY)
+            for arguments in READS:
+                await host.busctl(*arguments, uid=NOBODY, groups=(READERS,))
+            for arguments in WRITES:
                 with pytest.raises(BusctlError, match=DENIED):
-                    await lab.busctl(*words, uid=NOBODY, groups=(READERS,))
+                    await host.busctl(*arguments, uid=NOBODY, groups=(READERS,))
             assert (await client.call("Get", "s", "seen"))["state"] == "idle"
 
     asyncio.run(run())
 
 
-def test_properties_are_denied_under_the_standard_name(lab: Lab) -> None:
+def test_properties_are_denied_under_the_standard_name(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             await client.call("Create", "sa{sv}", "hidden", {})
             script = f"""
 import asyncio, os, dbus_fast, dbus_fast.aio
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 async def main():
-    bus = await dbus_fast.aio.MessageBus(bus_address={lab.address!r}).connect()
+    bus = await dbus_fast.aio.MessageBus(bus_address={host.address!r}).connect()
     for path, interface, member, signature, body in [
         ("{ROOT}/group/hidden", "{PROPERTIES}", "Get", "ss", ["{GROUP}", "Key"]),
         ("{ROOT}/group/none", "{PROPERTIES}", "GetAll", "s", [""]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The D-Bus door and its bus: signals, the name, a bus that goes away, and what is left behind."""
+"""The D-Bus server and its bus: signals, the bus name, a lost bus, and leaked descriptors."""
 
 from __future__ import annotations
 
@@ -14,126 +14,126 @@ import pytest
 from dbus_fast import Variant
 
 from resctrlmond.workloads.tree_status import TreeStatus
-from tests.api.dbus_lab import GROUP, MANAGER, NAME, ROOT, Client, Lab, descriptors, eventually
+from tests.api.private_bus import GROUP, MANAGER, NAME, ROOT, BusHost, Client, descriptors, eventually
 from tests.workloads.builders import drop
 
 
-def test_signals_tell_what_changed(lab: Lab, process: subprocess.Popen[bytes]) -> None:
+def test_signals_report_changes(host: BusHost, process: subprocess.Popen[bytes]) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client, Client(lab.address) as writer:
+        async with host.serving(), Client(host.address) as client, Client(host.address) as writer:
             await client.listen()
             path = f"{ROOT}/group/sig_2d1"
             await writer.call("Create", "sa{sv}", "sig-1", {})
-            assert await client.seen(ROOT, "GroupAdded", "sig-1", path)
-            ((_, _, (added, interfaces)),) = [one for one in client.signals if one[1] == "InterfacesAdded"]
+            assert await client.has_signal(ROOT, "GroupAdded", "sig-1", path)
+            ((_, _, (added, interfaces)),) = [signal for signal in client.signals if signal[1] == "InterfacesAdded"]
             assert added == path
             assert interfaces[GROUP]["Key"] == "sig-1"
             await writer.call("Assign", "sa{sv}", "sig-1", {"pid": Variant("u", process.pid)})
-            assert await client.seen(ROOT, "GroupStateChanged", "sig-1", "active")
-            told: dict[str, Any] = {}
+            assert await client.has_signal(ROOT, "GroupStateChanged", "sig-1", "active")
+            changed: dict[str, Any] = {}
             invalidated: set[str] = set()
-            for where, member, body in client.signals:
+            for signal_path, member, body in client.signals:
                 if member == "PropertiesChanged":
-                    assert (where, body[0]) == (path, GROUP)
-                    told |= body[1]
+                    assert (signal_path, body[0]) == (path, GROUP)
+                    changed |= body[1]
                     invalidated |= set(body[2])
-            # How much of the creation was told with GroupAdded already is a matter of time.
-            assert (told["State"], invalidated) == ("active", {"Members"})
-            silent = {"Key", "Class", "Generation", "Claims", "Members", "Attributes", "CompletedAt"}
-            assert not told.keys() & silent
+            # A part of the properties can already have been sent with GroupAdded, which depends on the timing.
+            assert (changed["State"], invalidated) == ("active", {"Members"})
+            unsignalled = {"Key", "Class", "Generation", "Claims", "Members", "Attributes", "CompletedAt"}
+            assert not changed.keys() & unsignalled
             await writer.call("Release", "sa{sv}", "sig-1", {})
-            assert await client.seen(ROOT, "GroupStateChanged", "sig-1", "completed")
-            await asyncio.to_thread(drop, lab.manager.context.store, "sig-1")
-            assert await client.seen(ROOT, "GroupRemoved", "sig-1", path)
+            assert await client.has_signal(ROOT, "GroupStateChanged", "sig-1", "completed")
+            await asyncio.to_thread(drop, host.manager.context.store, "sig-1")
+            assert await client.has_signal(ROOT, "GroupRemoved", "sig-1", path)
             assert (ROOT, "InterfacesRemoved", [path, [GROUP]]) in client.signals
 
     asyncio.run(run())
 
 
-def test_unchanged_properties_are_not_signalled(lab: Lab) -> None:
+def test_unchanged_properties_are_not_signalled(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
-            record = await asyncio.to_thread(lab.manager.create, "still", owner="cli")
+        async with host.serving() as server, Client(host.address) as client:
+            record = await asyncio.to_thread(host.manager.create, "still", owner="cli")
             await client.call("Status")
             await client.listen()
             await client.call("Read", "s", "still")
-            door.changed("still", record)
-            door.changed("never-was", None)
+            server.changed("still", record)
+            server.changed("never-was", None)
             await client.call("Create", "sa{sv}", "next", {})
-            assert await client.seen(ROOT, "GroupAdded", "next", f"{ROOT}/group/next")
-            assert not [one for one in client.signals if "still" in str(one) or "never" in str(one)]
+            assert await client.has_signal(ROOT, "GroupAdded", "next", f"{ROOT}/group/next")
+            assert not [signal for signal in client.signals if "still" in str(signal) or "never" in str(signal)]
 
     asyncio.run(run())
 
 
-def test_a_bus_that_comes_back(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_reconnects_after_a_restart_of_the_bus(host: BusHost, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        async with lab.door() as door:
-            async with Client(lab.address) as client:
+        async with host.serving() as server:
+            async with Client(host.address) as client:
                 await client.call("Create", "sa{sv}", "stays", {})
-                lab.bus.stop()
-                assert await eventually(lambda: not door.connected)
-            door.changed("stays", None)
+                host.bus.stop()
+                assert await eventually(lambda: not server.connected)
+            server.changed("stays", None)
             await asyncio.sleep(1.2)
-            lab.bus.start()
-            assert await eventually(lambda: door.connected)
-            async with Client(lab.address) as client:
+            host.bus.start()
+            assert await eventually(lambda: server.connected)
+            async with Client(host.address) as client:
                 assert (await client.call("Get", "s", "stays"))["key"] == "stays"
 
     asyncio.run(run())
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2, warnings
     assert "lost its connection" in warnings[0]
     assert "cannot connect to the bus" in warnings[1]
-    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_a_start_without_a_bus(lab: Lab) -> None:
+def test_server_that_started_without_a_bus_connects_later(host: BusHost) -> None:
     async def run() -> None:
-        lab.bus.stop()
+        host.bus.stop()
         try:
-            async with lab.door() as door:
-                assert not door.connected
-                lab.bus.start()
-                assert await eventually(lambda: door.connected)
+            async with host.serving() as server:
+                assert not server.connected
+                host.bus.start()
+                assert await eventually(lambda: server.connected)
         finally:
-            lab.bus.start()
+            host.bus.start()
 
     asyncio.run(run())
 
 
-def test_the_name_belongs_to_somebody_else(lab: Lab) -> None:
+def test_start_fails_if_another_process_owns_the_name(host: BusHost) -> None:
     async def run() -> None:
-        async with Client(lab.address) as other:
+        async with Client(host.address) as other:
             await other.bus.request_name(NAME)
-            with pytest.raises(lab.module.NameTaken, match=r"belongs to process [0-9]+ of user 0"):
-                async with lab.door():
+            with pytest.raises(host.module.NameTaken, match=r"belongs to process [0-9]+ of user 0"):
+                async with host.serving():
                     pass
 
     asyncio.run(run())
 
 
-def test_a_lost_name_is_taken_back(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_gets_a_lost_name_again(host: BusHost, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
-            with contextlib.suppress(lab.module.BusUnavailable):
-                await door._connection._bus.ask("ReleaseName", "s", NAME)
-            assert await eventually(lambda: not door.connected)
-            assert await eventually(lambda: door.connected)
+        async with host.serving() as server, Client(host.address) as client:
+            with contextlib.suppress(host.module.BusUnavailable):
+                await server._connection._bus.ask("ReleaseName", "s", NAME)
+            assert await eventually(lambda: not server.connected)
+            assert await eventually(lambda: server.connected)
             assert "version" in await client.call("Status")
 
     asyncio.run(run())
     assert "on the bus was lost" in caplog.text
 
 
-def test_closing_answers_what_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_call_gets_its_reply_before_the_server_closes(host: BusHost, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        async with Client(lab.address) as client:
+        async with Client(host.address) as client:
             go_on = threading.Event()
-            monkeypatch.setattr(lab.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
-            async with lab.door() as door:
+            monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), TreeStatus(""))[1])
+            async with host.serving() as server:
                 call = asyncio.ensure_future(client.call("List"))
-                assert await eventually(lambda: door._connection._calls)
+                assert await eventually(lambda: server._connection._calls)
                 asyncio.get_running_loop().call_later(0.2, go_on.set)
             assert (await call)[1] == []
             error, _ = await client.refused("List")
@@ -142,14 +142,14 @@ def test_closing_answers_what_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     asyncio.run(run())
 
 
-def test_a_full_socket_buffer_ends_no_connection(lab: Lab) -> None:
+def test_full_socket_buffer_does_not_close_the_connection(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
+        async with host.serving() as server, Client(host.address) as client:
             await client.listen()
             for number in range(2000):
-                door._connection._bus.post(
-                    lab.module.Message(
-                        message_type=lab.module.MessageType.SIGNAL,
+                server._connection._bus.post(
+                    host.module.Message(
+                        message_type=host.module.MessageType.SIGNAL,
                         path=ROOT,
                         interface=MANAGER,
                         member="GroupRemoved",
@@ -159,19 +159,19 @@ def test_a_full_socket_buffer_ends_no_connection(lab: Lab) -> None:
                 )
             assert await eventually(lambda: len(client.signals) == 2000)
             assert [len(body[0]) for _, _, body in client.signals] == [*range(1000, 3000)]
-            assert door.connected
+            assert server.connected
 
     asyncio.run(run())
 
 
-def test_connections_leave_no_descriptors(lab: Lab) -> None:
+def test_connections_leak_no_descriptors(host: BusHost) -> None:
     async def run() -> None:
-        # The first one makes what stays: the default executor, for one.
-        async with lab.door(), Client(lab.address) as client:
+        # The first connection opens descriptors that stay open, as those of the default executor.
+        async with host.serving(), Client(host.address) as client:
             await client.call("Status")
         before = descriptors()
         for _ in range(5):
-            async with lab.door(), Client(lab.address) as client:
+            async with host.serving(), Client(host.address) as client:
                 await client.call("Status")
         assert descriptors() == before
 
@@ -182,25 +182,25 @@ def test_connections_leave_no_descriptors(lab: Lab) -> None:
         gc.enable()
 
 
-def test_an_address_that_makes_no_sense(lab: Lab) -> None:
+def test_invalid_address_is_refused(host: BusHost) -> None:
     async def run() -> None:
         for address in ("nonsense", "unix:path=/nowhere/bus", "carrier-pigeon:x=y", "unix:path=/" + "x" * 200):
-            with pytest.raises(lab.module.BusUnavailable, match="cannot connect to the bus"):
-                await lab.module.Bus.open(address, lab.bus.folder)
+            with pytest.raises(host.module.BusUnavailable, match="cannot connect to the bus"):
+                await host.module.Bus.open(address, host.bus.folder)
 
     asyncio.run(run())
 
 
-def test_a_caller_is_taken_to_have_left_if_the_bus_does_not_answer(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.module, "PATIENCE_S", 90.0)
+def test_caller_counts_as_gone_if_the_bus_does_not_reply(host: BusHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.module, "PATIENCE_S", 90.0)
 
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
-            bus = door._connection._bus
-            begun = asyncio.get_running_loop().time()
-            call = lab.module.Message(destination=NAME, path=ROOT, interface=MANAGER, member="Status")
-            waits = door._connection._presence(call, client.bus.unique_name, begun)
-            assert await asyncio.to_thread(waits)
+        async with host.serving() as server, Client(host.address) as client:
+            bus = server._connection._bus
+            started = asyncio.get_running_loop().time()
+            call = host.module.Message(destination=NAME, path=ROOT, interface=MANAGER, member="Status")
+            is_waiting = server._connection._presence(call, client.bus.unique_name, started)
+            assert await asyncio.to_thread(is_waiting)
             ended = asyncio.Event()
 
             async def stalled(*_: object) -> None:
@@ -212,7 +212,7 @@ def test_a_caller_is_taken_to_have_left_if_the_bus_does_not_answer(lab: Lab, mon
             with monkeypatch.context() as patch:
                 patch.setattr(bus, "ask", stalled)
                 async with asyncio.timeout(60):
-                    assert not await asyncio.to_thread(waits)
+                    assert not await asyncio.to_thread(is_waiting)
                     await ended.wait()
 
     asyncio.run(run())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate before the D-Bus library: what is too long, not allowed or damaged is never decoded."""
+"""The gate before the D-Bus library: messages that are too long, not allowed or damaged are never decoded."""
 
 from __future__ import annotations
 
@@ -19,92 +19,102 @@ from hypothesis import strategies as st
 
 from resctrlmond.api.dbus.gate import BUS_NAME, Gate, Header, parse_fields, parse_frame
 from resctrlmond.resctrl.errors import NotRead
-from tests.api.dbus_lab import MANAGER, NAME, NOBODY, READERS, ROOT, BusctlError, Client, Lab, eventually
+from tests.api.private_bus import (
+    INVALID_ARGS,
+    LIMITS_EXCEEDED,
+    MANAGER,
+    NAME,
+    NOBODY,
+    READERS,
+    ROOT,
+    BusctlError,
+    BusHost,
+    Client,
+    eventually,
+    marshal_message,
+)
 
-LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
-INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
 
-
-def _decoded(door: Any) -> list[Any]:
-    """The messages that the library has decoded from now on."""
+def _decoded(server: Any) -> list[Any]:
+    """Return a list to which each message is added that the library decodes from now on."""
     decoded: list[Any] = []
-    bus, own = door._connection._bus, door._connection._on_message
-    # The first handler that takes a message is the last to see it.
+    bus, own = server._connection._bus, server._connection._on_message
+    # No handler is called after the one that handles the message.
     bus.remove_message_handler(own)
     bus.add_message_handler(decoded.append)
     bus.add_message_handler(own)
     return decoded
 
 
-def test_a_message_of_30_mib_is_refused_and_never_decoded(lab: Lab) -> None:
+def test_message_of_30_mib_is_refused_and_never_decoded(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
-            decoded = _decoded(door)
+        async with host.serving() as server, Client(host.address) as client:
+            decoded = _decoded(server)
             error, text = await client.refused("Create", "ay", bytes(30 << 20))
             assert error == LIMITS_EXCEEDED
             assert "31457284 bytes" in text
-            assert not [one for one in decoded if one.member == "Create"]
+            assert not [message for message in decoded if message.member == "Create"]
             assert "version" in await client.call("Status")
 
     asyncio.run(run())
 
 
-def test_only_privileged_callers_may_send_more_than_16_kib(lab: Lab) -> None:
+def test_only_privileged_callers_can_send_more_than_16_kib(host: BusHost) -> None:
     keys = [f"key-{number:06}" for number in range(3000)]
     call = ("call", NAME, ROOT, MANAGER, "Reconcile", "sas", "agent", str(len(keys)), *keys)
 
     async def run() -> None:
-        async with lab.door() as door:
-            decoded = _decoded(door)
+        async with host.serving() as server:
+            decoded = _decoded(server)
             with pytest.raises(BusctlError, match="only root may send"):
-                await lab.busctl(*call, uid=NOBODY, groups=(READERS,))
-            assert not [one for one in decoded if one.member == "Reconcile"]
-            (result,) = (await lab.busctl(*call))["data"]
+                await host.busctl(*call, uid=NOBODY, groups=(READERS,))
+            assert not [message for message in decoded if message.member == "Reconcile"]
+            (result,) = (await host.busctl(*call))["data"]
             assert len(result["failures"]["data"]) == len(keys)
-            assert await eventually(lambda: not door._connection._admission._calls)
+            assert await eventually(lambda: not server._connection._admission._calls)
 
     asyncio.run(run())
 
 
 def test_large_messages_are_held_within_8_mib_until_their_senders_are_known(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    host: BusHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        async with lab.door() as door, contextlib.AsyncExitStack() as stack:
-            admission = door._connection._admission
-            named = door._connection._callers.find
-            told = asyncio.Event()
+        async with host.serving() as server, contextlib.AsyncExitStack() as stack:
+            admission = server._connection._admission
+            find = server._connection._callers.find
+            go_on = asyncio.Event()
 
             async def late(sender: str) -> Any:
-                await told.wait()
-                return await named(sender)
+                await go_on.wait()
+                return await find(sender)
 
-            monkeypatch.setattr(door._connection._callers, "find", late)
-            # One message of each: the library cuts the connection if several fill the socket's buffer.
-            clients = [await stack.enter_async_context(Client(lab.address)) for _ in range(20)]
+            monkeypatch.setattr(server._connection._callers, "find", late)
+            # Each client sends one message: the library closes the connection if several fill the socket's buffer.
+            clients = [await stack.enter_async_context(Client(host.address)) for _ in range(20)]
             calls = [asyncio.ensure_future(client.refused("Create", "ay", bytes(1 << 19))) for client in clients]
             done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            assert {error for error, _ in (one.result() for one in done)} == {LIMITS_EXCEEDED}
+            assert {error for error, _ in (call.result() for call in done)} == {LIMITS_EXCEEDED}
             assert await eventually(lambda: admission._unknown_calls == 15)
             assert admission._unknown_bytes <= 8 << 20
-            # A small call is held beside them.
+            # The server also holds a small call.
             small = asyncio.ensure_future(clients[0].call("Status"))
             assert await eventually(lambda: admission._unknown_calls == 16)
-            told.set()
-            answers = await asyncio.gather(*calls)
-            assert sorted({error for error, _ in answers}) == [INVALID_ARGS, LIMITS_EXCEEDED]
+            go_on.set()
+            replies = await asyncio.gather(*calls)
+            assert sorted({error for error, _ in replies}) == [INVALID_ARGS, LIMITS_EXCEEDED]
             assert "version" in await small
             assert (admission._unknown_calls, admission._unknown_bytes) == (0, 0)
 
     asyncio.run(run())
 
 
-def test_a_call_that_wants_no_reply_is_decoded_only_if_it_changes_something(lab: Lab) -> None:
-    """Eight connections of a reader sent Get without end: root waited for 25 s, until its library gave up."""
+def test_call_without_reply_is_decoded_only_if_it_changes_a_workload(host: BusHost) -> None:
+    """While eight connections of a reader sent Get in a loop, a call of root timed out after 25 s."""
 
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
-            decoded = _decoded(door)
+        async with host.serving() as server, Client(host.address) as client:
+            decoded = _decoded(server)
             for member, signature, body in (("Get", "s", ["silent"]), ("Create", "sa{sv}", ["silent", {}])):
                 await client.bus.send(
                     dbus_fast.Message(
@@ -118,27 +128,30 @@ def test_a_call_that_wants_no_reply_is_decoded_only_if_it_changes_something(lab:
                     )
                 )
             assert "version" in await client.call("Status")
-            assert [one.member for one in decoded if one.sender == client.bus.unique_name] == ["Create", "Status"]
-            assert await eventually(lambda: any(record.key == "silent" for record in lab.manager.workloads()))
+            assert [message.member for message in decoded if message.sender == client.bus.unique_name] == [
+                "Create",
+                "Status",
+            ]
+            assert await eventually(lambda: any(record.key == "silent" for record in host.manager.workloads()))
 
     asyncio.run(run())
 
 
 def test_calls_of_a_reader_wait_in_a_queue_that_root_does_not_share(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    host: BusHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
         go_on = threading.Event()
-        look = lab.manager._watcher.look
-        monkeypatch.setattr(lab.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
-        async with lab.door() as door, Client(lab.address) as client:
-            admission = door._connection._admission
-            decoded = _decoded(door)
+        look = host.manager._watcher.look
+        monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
+        async with host.serving() as server, Client(host.address) as client:
+            admission = server._connection._admission
+            decoded = _decoded(server)
             read = ("call", NAME, ROOT, MANAGER, "List")
-            reads = [asyncio.ensure_future(lab.busctl(*read, uid=NOBODY, groups=(READERS,))) for _ in range(8)]
+            reads = [asyncio.ensure_future(host.busctl(*read, uid=NOBODY, groups=(READERS,))) for _ in range(8)]
             try:
                 assert await eventually(lambda: len(admission._queues.get(NOBODY, ())) == 4)
-                assert [one.member for one in decoded if one.member == "List"] == ["List"] * 4
+                assert [message.member for message in decoded if message.member == "List"] == ["List"] * 4
                 assert (await client.call("Create", "sa{sv}", "beside", {}))["key"] == "beside"
             finally:
                 go_on.set()
@@ -149,25 +162,25 @@ def test_calls_of_a_reader_wait_in_a_queue_that_root_does_not_share(
     asyncio.run(run())
 
 
-def test_a_call_that_its_sender_may_not_make_is_never_decoded(lab: Lab) -> None:
+def test_call_that_its_sender_is_not_allowed_is_never_decoded(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door() as door:
-            decoded = _decoded(door)
+        async with host.serving() as server:
+            decoded = _decoded(server)
             call = ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "key", "0")
             with pytest.raises(BusctlError, match="may not call Create"):
-                await lab.busctl(*call, uid=NOBODY, groups=(READERS,))
+                await host.busctl(*call, uid=NOBODY, groups=(READERS,))
             with pytest.raises(BusctlError, match="takes"):
-                await lab.busctl(*call[:4], "Get", "as", "1", "x", uid=NOBODY, groups=(READERS,))
-            assert not [one for one in decoded if one.member in ("Create", "Get")]
+                await host.busctl(*call[:4], "Get", "as", "1", "x", uid=NOBODY, groups=(READERS,))
+            assert not [message for message in decoded if message.member in ("Create", "Get")]
 
     asyncio.run(run())
 
 
-def test_signals_and_replies_of_others_are_thrown_away(lab: Lab) -> None:
+def test_signals_of_other_senders_are_dropped(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door() as door, Client(lab.address) as client:
-            bus = door._connection._bus
-            decoded = _decoded(door)
+        async with host.serving() as server, Client(host.address) as client:
+            bus = server._connection._bus
+            decoded = _decoded(server)
             for size in (10, 1 << 20):
                 await client.bus.send(
                     dbus_fast.Message(
@@ -181,19 +194,19 @@ def test_signals_and_replies_of_others_are_thrown_away(lab: Lab) -> None:
                     )
                 )
             assert "version" in await client.call("Status")
-            assert not [one for one in decoded if one.member == "Shout"]
+            assert not [message for message in decoded if message.member == "Shout"]
 
     asyncio.run(run())
 
 
 @contextlib.asynccontextmanager
 async def _relayed() -> AsyncIterator[tuple[Gate, socket.socket, socket.socket]]:
-    """A gate between a bus and a library that are sockets of the test, with the handshake up to BEGIN done."""
+    """Yield a gate, and the sockets of the test that stand for the bus and the library, after the handshake."""
     loop = asyncio.get_running_loop()
     relayed, bus = socket.socketpair()
     library = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    for one in (relayed, bus, library):
-        one.setblocking(False)
+    for end in (relayed, bus, library):
+        end.setblocking(False)
     gate = Gate(relayed)
     with bus, library:
         try:
@@ -211,7 +224,7 @@ async def _relayed() -> AsyncIterator[tuple[Gate, socket.socket, socket.socket]]
 
 
 def _signal(sender: str, body: bytes) -> bytes:
-    # The library leaves out the sender, which only the bus sets.
+    # dbus-fast does not write the sender, because only the bus sets it.
     fields = b"\7\1s\0" + struct.pack("<I", len(sender)) + sender.encode() + b"\0"
     head = struct.pack("<4B3I", ord("l"), dbus_fast.MessageType.SIGNAL.value, 0, 1, len(body), 7, len(fields))
     return head + fields + bytes(-len(fields) % 8) + body
@@ -244,33 +257,33 @@ def test_the_gate_closes_while_the_library_does_not_read() -> None:
     asyncio.run(run())
 
 
-def test_a_large_call_of_an_unknown_sender_is_dropped_and_answered(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_call_of_an_unknown_sender_is_refused(host: BusHost, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(error: Exception, name: str) -> None:
         async def unreadable(_: str) -> Any:
             raise error
 
-        async with lab.door() as door, Client(lab.address) as client:
-            monkeypatch.setattr(door._connection._callers, "find", unreadable)
+        async with host.serving() as server, Client(host.address) as client:
+            monkeypatch.setattr(server._connection._callers, "find", unreadable)
             refused, _ = await client.refused("Create", "ay", bytes(1 << 19))
             assert refused == name
-            assert not door._connection._admission._calls
+            assert not server._connection._admission._calls
 
     asyncio.run(run(NotRead("/proc/1/status cannot be read"), "org.resctrlmon1.Error.NotRead"))
     asyncio.run(run(RuntimeError("unexpected"), "org.resctrlmon1.Error.InternalError"))
 
 
-def test_access_is_checked_before_the_arguments(lab: Lab) -> None:
+def test_access_is_checked_before_the_arguments(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door():
+        async with host.serving():
             wrong = ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "key", "1", "no-such-option", "s", "x")
             with pytest.raises(BusctlError, match="may not call Create"):
-                await lab.busctl(*wrong, uid=NOBODY, groups=(READERS,))
+                await host.busctl(*wrong, uid=NOBODY, groups=(READERS,))
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    "options, expected",
     [
         ({"pid": dbus_fast.Variant("s", "one")}, "pid: the value is not valid. Give an integer"),
         ({"cgroup": dbus_fast.Variant("u", 1)}, "cgroup: the value is not valid. Give a value of the D-Bus type s"),
@@ -281,20 +294,16 @@ def test_access_is_checked_before_the_arguments(lab: Lab) -> None:
         ),
     ],
 )
-def test_type_errors_speak_of_d_bus(lab: Lab, options: dict[str, Any], words: str) -> None:
+def test_type_errors_name_dbus_types(host: BusHost, options: dict[str, Any], expected: str) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             error, text = await client.refused("Assign", "sa{sv}", "key", options)
             assert error == INVALID_ARGS
-            assert words in text
+            assert expected in text
             assert "Expected" not in text
             assert "$" not in text
 
     asyncio.run(run())
-
-
-def _message(**of: Any) -> bytes:
-    return bytes(dbus_fast.Message(serial=7, **of)._marshall(False))
 
 
 def _parsed(data: bytes) -> Any:
@@ -303,9 +312,9 @@ def _parsed(data: bytes) -> Any:
     return Header(frame, parse_fields(frame.order, fields, frame.fields_bytes))
 
 
-def test_headers_are_read_as_the_library_writes_them() -> None:
+def test_header_that_the_library_writes_is_parsed() -> None:
     header = _parsed(
-        _message(
+        marshal_message(
             destination="a.b",
             path="/org/x",
             interface="i.j",
@@ -318,19 +327,19 @@ def test_headers_are_read_as_the_library_writes_them() -> None:
     assert (header.serial, header.wants_reply) == (7, True)
 
 
-def test_an_unknown_header_field_is_refused() -> None:
+def test_unknown_header_field_is_refused() -> None:
     fields = b"\x63\1s\0" + struct.pack("<I", 1) + b"x\0"
     with pytest.raises(ValueError, match="damaged"):
         parse_fields("<", fields, len(fields))
 
 
 @given(st.binary(max_size=64), st.data())
-def test_no_header_makes_the_gate_stumble(noise: bytes, data: st.DataObject) -> None:
-    """Random bytes, and a right header with bytes changed, are read or refused with ValueError, and nothing else."""
-    right = bytearray(_message(destination="a.b", path="/org/x", interface="i.j", member="Member"))
+def test_damaged_header_is_parsed_or_refused(noise: bytes, data: st.DataObject) -> None:
+    """Random bytes, and a valid header with changed bytes, are parsed or raise ValueError, and no other error."""
+    valid = bytearray(marshal_message(destination="a.b", path="/org/x", interface="i.j", member="Member"))
     for _ in range(data.draw(st.integers(1, 4))):
-        right[data.draw(st.integers(0, len(right) - 1))] = data.draw(st.integers(0, 255))
-    for candidate in (noise, bytes(right)):
+        valid[data.draw(st.integers(0, len(valid) - 1))] = data.draw(st.integers(0, 255))
+    for candidate in (noise, bytes(valid)):
         if len(candidate) < 16:
             continue
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The D-Bus description against the verbs, object paths, and requests and replies as D-Bus values."""
+"""The D-Bus description agrees with the verbs; object paths, requests and replies as D-Bus values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from resctrlmond.api.types import Claim, Member
 from resctrlmond.api.verbs import MANAGER, VERBS
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
-from tests.api.dbus_lab import Client, Lab
+from tests.api.private_bus import BusHost, Client
 
 DOC = "org.gtk.GDBus.DocString"
 TEXT = st.text(st.characters(), max_size=30)
@@ -47,7 +47,7 @@ GROUPS = st.builds(
 )
 
 
-def test_the_description_has_every_verb_with_its_fields() -> None:
+def test_description_has_every_verb_with_its_fields() -> None:
     methods = names.INTERFACES[names.MANAGER].methods
     assert methods.keys() == {name for name, verb in VERBS.items() if verb.interface == MANAGER}
     for name, method in methods.items():
@@ -64,21 +64,21 @@ def test_the_description_has_every_verb_with_its_fields() -> None:
             assert outputs == {field: values.signature(reply[field]) for field in reply}, name
 
 
-def test_the_description_names_every_option() -> None:
+def test_description_names_every_option() -> None:
     for name, method in names.INTERFACES[names.MANAGER].methods.items():
-        given = {argument.name for argument in method.inputs}
+        arguments = {argument.name for argument in method.inputs}
         described = documentation(names.MANAGER, f"method[@name='{name}']/arg[@name='options']")
         for field, shape in values.fields(VERBS[name].request).items():
-            assert field in given or f"{field} ({values.signature(shape)}): " in described, f"{name}: {field}"
+            assert field in arguments or f"{field} ({values.signature(shape)}): " in described, f"{name}: {field}"
 
 
 def documentation(interface: str, path: str) -> str:
-    """The documentation of one element, "" if there is no such element."""
+    """Return the documentation of an element, "" if there is no such element."""
     element = ElementTree.fromstring(names.INTERFACES[interface].xml).find(f"{path}/annotation[@name='{DOC}']")
     return "" if element is None else element.attrib["value"]
 
 
-def test_a_group_has_a_property_for_each_field_of_a_workload() -> None:
+def test_group_has_a_property_for_each_field_of_a_workload() -> None:
     fields = values.fields(types.Group)
     properties = names.INTERFACES[names.GROUP].properties
     assert properties == {names.property_name(field): values.signature(shape) for field, shape in fields.items()}
@@ -87,7 +87,7 @@ def test_a_group_has_a_property_for_each_field_of_a_workload() -> None:
 
 
 @given(GROUPS)
-def test_a_property_is_the_field_and_never_absent(group: types.Group) -> None:
+def test_property_has_the_value_of_its_field_and_is_never_absent(group: types.Group) -> None:
     sent = values.whole(group)
     for field in values.fields(types.Group):
         property_ = values.variant(group, field)
@@ -98,14 +98,14 @@ def test_a_property_is_the_field_and_never_absent(group: types.Group) -> None:
             assert property_.signature == names.INTERFACES[names.GROUP].properties[names.property_name(field)]
 
 
-def test_methods_of_groups_are_verbs_with_the_key_known() -> None:
+def test_methods_of_groups_are_verbs_without_the_key() -> None:
     for name, method in names.INTERFACES[names.GROUP].methods.items():
-        of_manager = names.INTERFACES[names.MANAGER].methods[name]
-        assert method.inputs == of_manager.inputs[1:]
-        assert method.outputs == of_manager.outputs
+        verb = names.INTERFACES[names.MANAGER].methods[name]
+        assert method.inputs == verb.inputs[1:]
+        assert method.outputs == verb.outputs
 
 
-def test_every_error_has_a_name_that_the_bus_takes() -> None:
+def test_every_error_has_a_name_that_the_bus_accepts() -> None:
     for row in ERRORS.values():
         assert DBusError(row.dbus, "text").type == f"org.resctrlmon1.Error.{row.name}"
 
@@ -129,12 +129,12 @@ def test_each_object_has_one_path(element: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "element"), [("", "_"), ("9a", "_39a"), ("a9", "a9"), ("a_b.c", "a_5fb_2ec")])
-def test_paths_are_those_of_systemd(key: str, element: str) -> None:
+def test_paths_are_escaped_as_by_systemd(key: str, element: str) -> None:
     assert names.path_element(key) == element
 
 
 @given(GROUPS)
-def test_any_group_fits_on_the_wire(group: types.Group) -> None:
+def test_any_group_can_be_marshalled(group: types.Group) -> None:
     found = values.whole(types.GroupReply(group=group))
     message = dbus_fast.Message(path="/a", interface="a.b", member="C", signature="a{sv}", body=[found])
     assert message._marshall(False)
@@ -146,7 +146,7 @@ def test_any_group_fits_on_the_wire(group: types.Group) -> None:
 
 
 SIMPLE = st.sampled_from(["s", "x", "b", "u", "d", "as", "ay", "a{ss}", "o", "g", "h"])
-OF_TYPE: dict[str, st.SearchStrategy[Any]] = {
+VALUES_OF_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "s": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
     "x": NUMBER,
     "b": st.booleans(),
@@ -159,11 +159,11 @@ OF_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "g": st.just("s"),
     "h": st.just(0),
 }
-VARIANTS = SIMPLE.flatmap(lambda kind: OF_TYPE[kind].map(lambda value: Variant(kind, value)))
+VARIANTS = SIMPLE.flatmap(lambda kind: VALUES_OF_TYPE[kind].map(lambda value: Variant(kind, value)))
 
 
 @given(st.dictionaries(st.sampled_from(["pid", "cgroup", "class", "takeOver", "attributes", "other"]), VARIANTS))
-def test_hostile_options_are_a_request_or_refused(options: dict[str, Any]) -> None:
+def test_hostile_options_are_converted_or_refused(options: dict[str, Any]) -> None:
     try:
         request = values.request(types.AssignRequest, {"key": "k"}, options)
     except DBusError as error:
@@ -176,12 +176,12 @@ def test_hostile_options_are_a_request_or_refused(options: dict[str, Any]) -> No
     assert "other" not in options
 
 
-def test_text_of_every_kind_crosses_the_bus(lab: Lab) -> None:
+def test_text_is_unchanged_by_the_bus(host: BusHost) -> None:
     async def run() -> None:
-        async with lab.door(), Client(lab.address) as client:
+        async with host.serving(), Client(host.address) as client:
             for number, text in enumerate(["ünï", "\U0001f600", "a" * 4096]):
                 options = {"attributes": dbus_fast.Variant("a{ss}", {"text": text})}
-                made = await client.call("Create", "sa{sv}", f"text-{number}", options)
-                assert made["attributes"] == {"text": text}
+                created = await client.call("Create", "sa{sv}", f"text-{number}", options)
+                assert created["attributes"] == {"text": text}
 
     asyncio.run(run())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The varlink server speaks the protocol: calls, errors, introspection, more, oneway, order."""
+"""The varlink server implements the protocol: calls, errors, introspection, more, oneway, order of replies."""
 
 from __future__ import annotations
 
@@ -17,60 +17,54 @@ import pytest
 
 from resctrlmond.api.varlink.server import Interface, Server
 from resctrlmond.api.varlink.service import Method
-from tests.api.varlink_lab import DESCRIPTION, NAME, Echo, RunningServer, Wire, running, works
+from tests.api.varlink_server import DESCRIPTION, NAME, Echo, RawClient, RunningServer, is_serving, running
 from tests.wait import wait_until
 
 SERVICE = "org.varlink.service"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    with running(str(tmp_path / "socket")) as server:
-        yield server
+def client(server: RunningServer) -> Iterator[RawClient]:
+    with RawClient(server.path) as client:
+        yield client
 
 
-@pytest.fixture
-def wire(server: RunningServer) -> Iterator[Wire]:
-    with Wire(server.path) as wire:
-        yield wire
-
-
-def test_call_and_reply(wire: Wire) -> None:
-    wire.call(f"{NAME}.Echo", {"text": "größer\u0000", "someNumber": 1, "nested": {"a": {"number": 2}}})
-    assert wire.reply() == {"parameters": {"text": "größer\u0000"}}
+def test_call_and_reply(client: RawClient) -> None:
+    client.call(f"{NAME}.Echo", {"text": "größer\u0000", "someNumber": 1, "nested": {"a": {"number": 2}}})
+    assert client.reply() == {"parameters": {"text": "größer\u0000"}}
 
 
 @pytest.mark.parametrize(
     "envelope", ["", ',"parameters":null', ',"parameters":{}', ',"parameters": null ,"more":null']
 )
-def test_parameters_may_be_omitted_null_or_empty(wire: Wire, envelope: str) -> None:
-    wire.send(b'{"method":"org.example.Lab.Either"%s}\0' % envelope.encode())
-    assert wire.reply() == {"parameters": {"number": 1}}
+def test_parameters_may_be_omitted_null_or_empty(client: RawClient, envelope: str) -> None:
+    client.send(b'{"method":"org.example.Test.Either"%s}\0' % envelope.encode())
+    assert client.reply() == {"parameters": {"number": 1}}
 
 
-def test_an_empty_reply_has_no_parameters(wire: Wire) -> None:
-    wire.call(f"{NAME}.Fail", {"how": "not"})
-    assert wire.reply() == {}
+def test_empty_reply_has_no_parameters(client: RawClient) -> None:
+    client.call(f"{NAME}.Fail", {"how": "not"})
+    assert client.reply() == {}
 
 
-def test_get_info(wire: Wire) -> None:
-    wire.call(f"{SERVICE}.GetInfo")
-    assert wire.reply()["parameters"] == {
+def test_get_info(client: RawClient) -> None:
+    client.call(f"{SERVICE}.GetInfo")
+    assert client.reply()["parameters"] == {
         "vendor": "Example",
-        "product": "lab",
+        "product": "tests",
         "version": "1",
         "url": "https://example.org",
         "interfaces": [SERVICE, NAME],
     }
 
 
-def test_get_interface_description(wire: Wire) -> None:
-    wire.call(f"{SERVICE}.GetInterfaceDescription", {"interface": NAME})
-    assert wire.reply()["parameters"] == {"description": DESCRIPTION}
-    wire.call(f"{SERVICE}.GetInterfaceDescription", {"interface": SERVICE})
-    assert "interface org.varlink.service" in wire.reply()["parameters"]["description"]
-    wire.call(f"{SERVICE}.GetInterfaceDescription", {"interface": "org.example.Other"})
-    assert wire.reply() == {
+def test_get_interface_description(client: RawClient) -> None:
+    client.call(f"{SERVICE}.GetInterfaceDescription", {"interface": NAME})
+    assert client.reply()["parameters"] == {"description": DESCRIPTION}
+    client.call(f"{SERVICE}.GetInterfaceDescription", {"interface": SERVICE})
+    assert "interface org.varlink.service" in client.reply()["parameters"]["description"]
+    client.call(f"{SERVICE}.GetInterfaceDescription", {"interface": "org.example.Other"})
+    assert client.reply() == {
         "error": f"{SERVICE}.InterfaceNotFound",
         "parameters": {"interface": "org.example.Other"},
     }
@@ -87,13 +81,13 @@ def test_get_interface_description(wire: Wire) -> None:
         (f"{NAME}.__class__", "MethodNotFound", {"method": f"{NAME}.__class__"}),
     ],
 )
-def test_unknown_method_and_interface(wire: Wire, method: str, error: str, parameters: Any) -> None:
-    wire.call(method)
-    assert wire.reply() == {"error": f"{SERVICE}.{error}", "parameters": parameters}
+def test_unknown_method_and_interface(client: RawClient, method: str, error: str, parameters: Any) -> None:
+    client.call(method)
+    assert client.reply() == {"error": f"{SERVICE}.{error}", "parameters": parameters}
 
 
 @pytest.mark.parametrize(
-    ("parameters", "at_fault"),
+    ("parameters", "invalid"),
     [
         ({"text": 5}, "text"),
         ({}, "text"),
@@ -108,195 +102,197 @@ def test_unknown_method_and_interface(wire: Wire, method: str, error: str, param
         ({"text": "a", "nested": {"x": {"number": 1, "more": 2}}}, "nested"),
     ],
 )
-def test_invalid_parameter_is_named(wire: Wire, parameters: Any, at_fault: str) -> None:
-    wire.call(f"{NAME}.Echo", parameters)
-    assert wire.reply() == {"error": f"{SERVICE}.InvalidParameter", "parameters": {"parameter": at_fault}}
-    wire.call(f"{NAME}.Echo", {"text": "the connection lives"})
-    assert wire.reply() == {"parameters": {"text": "the connection lives"}}
+def test_invalid_parameter_is_named(client: RawClient, parameters: Any, invalid: str) -> None:
+    client.call(f"{NAME}.Echo", parameters)
+    assert client.reply() == {"error": f"{SERVICE}.InvalidParameter", "parameters": {"parameter": invalid}}
+    client.call(f"{NAME}.Echo", {"text": "still connected"})
+    assert client.reply() == {"parameters": {"text": "still connected"}}
 
 
-def test_typed_errors(wire: Wire) -> None:
-    wire.call(f"{NAME}.Fail", {"how": "wanted"})
-    assert wire.reply() == {"error": f"{NAME}.Wanted", "parameters": {"why": "asked for"}}
-    wire.call(f"{NAME}.Fail", {"how": "bare"})
-    assert wire.reply() == {"error": f"{NAME}.Wanted"}
+def test_typed_errors(client: RawClient) -> None:
+    client.call(f"{NAME}.Fail", {"how": "wanted"})
+    assert client.reply() == {"error": f"{NAME}.Wanted", "parameters": {"why": "asked for"}}
+    client.call(f"{NAME}.Fail", {"how": "bare"})
+    assert client.reply() == {"error": f"{NAME}.Wanted"}
 
 
 @pytest.mark.parametrize(
     "how", ["unexpected", "exhausted", "cancelled", "surrogate", "error-surrogate", "disconnect"]
 )
-def test_unexpected_failure_is_logged_not_leaked(wire: Wire, caplog: pytest.LogCaptureFixture, how: str) -> None:
-    wire.call(f"{NAME}.Fail", {"how": how})
-    assert wire.reply() == {"error": f"{NAME}.InternalError"}
+def test_unexpected_error_is_logged_and_not_sent(
+    client: RawClient, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    client.call(f"{NAME}.Fail", {"how": how})
+    assert client.reply() == {"error": f"{NAME}.InternalError"}
     record = next(record for record in caplog.records if record.levelno == logging.ERROR)
     assert record.getMessage().startswith(f"{NAME}.Fail failed for process ")
     assert record.exc_info is not None
-    wire.call(f"{NAME}.Echo", {"text": "the connection lives"})
-    assert wire.reply() == {"parameters": {"text": "the connection lives"}}
+    client.call(f"{NAME}.Echo", {"text": "still connected"})
+    assert client.reply() == {"parameters": {"text": "still connected"}}
 
 
-def test_oneway_has_no_reply_not_even_an_error(server: RunningServer, wire: Wire) -> None:
-    wire.call(f"{NAME}.Echo", {"text": "quiet"}, oneway=True)
-    wire.call(f"{NAME}.Fail", {"how": "wanted"}, oneway=True)
-    wire.call(f"{NAME}.Echo", {}, oneway=True)
-    wire.call(f"{NAME}.Missing", oneway=True)
-    wire.call(f"{NAME}.Count", {"to": 3}, oneway=True)
-    wire.call(f"{NAME}.Echo", {"text": "loud"})
-    assert wire.reply() == {"parameters": {"text": "loud"}}
-    assert server.lab.echoed == ["quiet", "loud"]
+def test_oneway_has_no_reply_not_even_an_error(server: RunningServer, client: RawClient) -> None:
+    client.call(f"{NAME}.Echo", {"text": "oneway"}, oneway=True)
+    client.call(f"{NAME}.Fail", {"how": "wanted"}, oneway=True)
+    client.call(f"{NAME}.Echo", {}, oneway=True)
+    client.call(f"{NAME}.Missing", oneway=True)
+    client.call(f"{NAME}.Count", {"to": 3}, oneway=True)
+    client.call(f"{NAME}.Echo", {"text": "normal"})
+    assert client.reply() == {"parameters": {"text": "normal"}}
+    assert server.handlers.echoed == ["oneway", "normal"]
 
 
-def test_oneway_is_served_though_the_client_left_at_once(server: RunningServer) -> None:
-    with Wire(server.path) as wire:
-        wire.call(f"{NAME}.Sleep", {"seconds": 0.05}, oneway=True)
-        wire.call(f"{NAME}.Echo", {"text": "left behind"}, oneway=True)
-    wait_until(lambda: server.lab.echoed == ["left behind"])
+def test_oneway_call_is_served_after_its_client_disconnected(server: RunningServer) -> None:
+    with RawClient(server.path) as client:
+        client.call(f"{NAME}.Sleep", {"seconds": 0.05}, oneway=True)
+        client.call(f"{NAME}.Echo", {"text": "client has left"}, oneway=True)
+    wait_until(lambda: server.handlers.echoed == ["client has left"])
 
 
-def test_oneway_with_more_is_cut(wire: Wire) -> None:
-    wire.call(f"{NAME}.Count", {"to": 1}, oneway=True, more=True)
-    assert wire.is_cut()
+def test_oneway_with_more_closes_the_connection(client: RawClient) -> None:
+    client.call(f"{NAME}.Count", {"to": 1}, oneway=True, more=True)
+    assert client.is_closed()
 
 
-def test_upgrade_is_refused(wire: Wire) -> None:
-    wire.call(f"{NAME}.Either", upgrade=True)
+def test_upgrade_is_refused(client: RawClient) -> None:
+    client.call(f"{NAME}.Either", upgrade=True)
     method = f"{NAME}.Either"
-    assert wire.reply() == {"error": f"{SERVICE}.MethodNotImplemented", "parameters": {"method": method}}
-    wire.call(f"{NAME}.Either", upgrade=False)
-    assert wire.reply() == {"parameters": {"number": 1}}
+    assert client.reply() == {"error": f"{SERVICE}.MethodNotImplemented", "parameters": {"method": method}}
+    client.call(f"{NAME}.Either", upgrade=False)
+    assert client.reply() == {"parameters": {"number": 1}}
 
 
-def test_more_marks_all_but_the_last_reply(wire: Wire) -> None:
-    wire.call(f"{NAME}.Count", {"to": 3}, more=True)
-    assert [wire.reply() for _ in range(3)] == [
+def test_all_replies_to_more_but_the_last_have_continues(client: RawClient) -> None:
+    client.call(f"{NAME}.Count", {"to": 3}, more=True)
+    assert [client.reply() for _ in range(3)] == [
         {"parameters": {"number": 0}, "continues": True},
         {"parameters": {"number": 1}, "continues": True},
         {"parameters": {"number": 2}},
     ]
 
 
-def test_an_empty_stream_is_one_empty_reply(wire: Wire) -> None:
-    wire.call(f"{NAME}.Count", {"to": 0}, more=True)
-    assert wire.reply() == {}
+def test_empty_stream_is_sent_as_an_empty_reply(client: RawClient) -> None:
+    client.call(f"{NAME}.Count", {"to": 0}, more=True)
+    assert client.reply() == {}
 
 
-def test_an_error_ends_a_stream(wire: Wire) -> None:
-    wire.call(f"{NAME}.Count", {"to": 1, "fail": True}, more=True)
-    assert wire.reply() == {"parameters": {"number": 0}, "continues": True}
-    assert wire.reply() == {"error": f"{NAME}.Wanted", "parameters": {"why": "at the end"}}
-    wire.call(f"{NAME}.Refused", more=True)
-    assert wire.reply() == {"error": f"{SERVICE}.PermissionDenied"}
-    wire.call(f"{NAME}.Either", more=False)
-    assert wire.reply() == {"parameters": {"number": 1}}
+def test_an_error_ends_a_stream(client: RawClient) -> None:
+    client.call(f"{NAME}.Count", {"to": 1, "fail": True}, more=True)
+    assert client.reply() == {"parameters": {"number": 0}, "continues": True}
+    assert client.reply() == {"error": f"{NAME}.Wanted", "parameters": {"why": "at the end"}}
+    client.call(f"{NAME}.Refused", more=True)
+    assert client.reply() == {"error": f"{SERVICE}.PermissionDenied"}
+    client.call(f"{NAME}.Either", more=False)
+    assert client.reply() == {"parameters": {"number": 1}}
 
 
-def test_one_method_with_a_reply_and_a_stream(wire: Wire) -> None:
-    wire.call(f"{NAME}.Either")
-    assert wire.reply() == {"parameters": {"number": 1}}
-    wire.call(f"{NAME}.Either", more=True)
-    assert wire.reply() == {"parameters": {"number": 1}, "continues": True}
-    assert wire.reply() == {"parameters": {"number": 2}}
+def test_method_with_a_reply_and_a_stream(client: RawClient) -> None:
+    client.call(f"{NAME}.Either")
+    assert client.reply() == {"parameters": {"number": 1}}
+    client.call(f"{NAME}.Either", more=True)
+    assert client.reply() == {"parameters": {"number": 1}, "continues": True}
+    assert client.reply() == {"parameters": {"number": 2}}
 
 
-def test_more_on_a_method_with_one_reply(wire: Wire) -> None:
-    wire.call(f"{NAME}.Echo", {"text": "one"}, more=True)
-    assert wire.reply() == {"parameters": {"text": "one"}}
+def test_more_on_a_method_without_a_stream_gets_its_reply(client: RawClient) -> None:
+    client.call(f"{NAME}.Echo", {"text": "one"}, more=True)
+    assert client.reply() == {"parameters": {"text": "one"}}
 
 
-def test_pipelined_calls_are_answered_in_order(server: RunningServer, wire: Wire) -> None:
+def test_pipelined_calls_are_answered_in_order(server: RunningServer, client: RawClient) -> None:
     calls = [json.dumps({"method": f"{NAME}.Sleep", "parameters": {"seconds": 0.1}}).encode()]
     calls += [
         json.dumps({"method": f"{NAME}.Echo", "parameters": {"text": str(number)}}).encode() for number in range(500)
     ]
-    wire.send(b"\0".join(calls) + b"\0")
-    assert wire.reply() == {"parameters": {"slept": 0.1}}
-    assert [wire.reply()["parameters"]["text"] for _ in range(500)] == [str(number) for number in range(500)]
+    client.send(b"\0".join(calls) + b"\0")
+    assert client.reply() == {"parameters": {"slept": 0.1}}
+    assert [client.reply()["parameters"]["text"] for _ in range(500)] == [str(number) for number in range(500)]
 
 
-def test_connections_are_served_concurrently(server: RunningServer, wire: Wire) -> None:
-    wire.call(f"{NAME}.Sleep", {"seconds": 1.0})
-    assert works(server.path)
-    assert server.lab.slept == []
+def test_connections_are_served_concurrently(server: RunningServer, client: RawClient) -> None:
+    client.call(f"{NAME}.Sleep", {"seconds": 1.0})
+    assert is_serving(server.path)
+    assert server.handlers.slept == []
 
 
-def test_half_close_still_gets_its_replies(server: RunningServer) -> None:
-    with Wire(server.path) as wire:
-        wire.call(f"{NAME}.Sleep", {"seconds": 0.1})
-        wire.call(f"{NAME}.Count", {"to": 2, "pause": 0.1}, more=True)
-        wire.call(f"{NAME}.Echo", {"text": "last"})
-        wire.socket.shutdown(socket.SHUT_WR)
-        assert wire.reply() == {"parameters": {"slept": 0.1}}
-        assert [wire.reply()["parameters"]["number"] for _ in range(2)] == [0, 1]
-        assert wire.reply() == {"parameters": {"text": "last"}}
+def test_client_that_shut_down_writing_gets_its_replies(server: RunningServer) -> None:
+    with RawClient(server.path) as client:
+        client.call(f"{NAME}.Sleep", {"seconds": 0.1})
+        client.call(f"{NAME}.Count", {"to": 2, "pause": 0.1}, more=True)
+        client.call(f"{NAME}.Echo", {"text": "last"})
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.reply() == {"parameters": {"slept": 0.1}}
+        assert [client.reply()["parameters"]["number"] for _ in range(2)] == [0, 1]
+        assert client.reply() == {"parameters": {"text": "last"}}
         with pytest.raises(EOFError):
-            wire.reply()
+            client.reply()
 
 
-def test_a_stream_ends_when_its_client_goes_away(server: RunningServer) -> None:
-    with Wire(server.path) as wire:
-        wire.call(f"{NAME}.Count", {"to": 2, "pause": 60.0}, more=True)
+def test_stream_ends_when_its_client_disconnects(server: RunningServer) -> None:
+    with RawClient(server.path) as client:
+        client.call(f"{NAME}.Count", {"to": 2, "pause": 60.0}, more=True)
         time.sleep(0.1)
-        assert server.lab.closed_streams == 0
-    wait_until(lambda: server.lab.closed_streams == 1)
+        assert server.handlers.closed_streams == 0
+    wait_until(lambda: server.handlers.closed_streams == 1)
 
 
-def test_messages_may_arrive_byte_by_byte(wire: Wire) -> None:
-    for byte in b'{"method":"org.example.Lab.Either"}\0':
-        wire.send(bytes([byte]))
-    assert wire.reply() == {"parameters": {"number": 1}}
+def test_message_that_arrives_byte_by_byte_is_served(client: RawClient) -> None:
+    for byte in b'{"method":"org.example.Test.Either"}\0':
+        client.send(bytes([byte]))
+    assert client.reply() == {"parameters": {"number": 1}}
 
 
-def test_close_finishes_the_call_in_flight(server: RunningServer) -> None:
-    with Wire(server.path) as busy, Wire(server.path) as idle, Wire(server.path) as watcher:
+def test_close_waits_for_the_running_call(server: RunningServer) -> None:
+    with RawClient(server.path) as busy, RawClient(server.path) as idle, RawClient(server.path) as streaming:
         busy.call(f"{NAME}.Sleep", {"seconds": 0.5})
-        busy.call(f"{NAME}.Echo", {"text": "never begun"})
-        watcher.call(f"{NAME}.Count", {"to": 9, "pause": 60.0}, more=True)
+        busy.call(f"{NAME}.Echo", {"text": "never started"})
+        streaming.call(f"{NAME}.Count", {"to": 9, "pause": 60.0}, more=True)
         time.sleep(0.2)
-        took = server.close()
+        seconds = server.close()
         assert busy.reply() == {"parameters": {"slept": 0.5}}
-        assert busy.is_cut()
-        assert idle.is_cut()
-        assert watcher.is_cut()
-        assert took < 3
-    assert server.lab.echoed == []
-    assert server.lab.closed_streams == 1
+        assert busy.is_closed()
+        assert idle.is_closed()
+        assert streaming.is_closed()
+        assert seconds < 3
+    assert server.handlers.echoed == []
+    assert server.handlers.closed_streams == 1
 
 
-def test_close_cuts_what_does_not_finish(server: RunningServer) -> None:
-    with Wire(server.path) as wire:
-        wire.call(f"{NAME}.Sleep", {"seconds": 60.0})
+def test_close_cancels_a_call_that_does_not_finish(server: RunningServer) -> None:
+    with RawClient(server.path) as client:
+        client.call(f"{NAME}.Sleep", {"seconds": 60.0})
         time.sleep(0.2)
         assert server.close(grace_s=0.1) < 3
-        assert wire.is_cut()
-    assert server.lab.slept == []
+        assert client.is_closed()
+    assert server.handlers.slept == []
 
 
-def test_several_sockets(tmp_path: Path) -> None:
+def test_server_listens_on_several_sockets(tmp_path: Path) -> None:
     from resctrlmond.api.sockets import listen
 
-    with running(str(tmp_path / "one")) as server:
-        second = listen(str(tmp_path / "two"))
+    with running(str(tmp_path / "first")) as server:
+        second = listen(str(tmp_path / "second"))
         asyncio.run_coroutine_threadsafe(server.server.start(second), server.loop).result(5)
-        assert works(str(tmp_path / "one"))
-        assert works(str(tmp_path / "two"))
+        assert is_serving(str(tmp_path / "first"))
+        assert is_serving(str(tmp_path / "second"))
 
 
-def test_a_tcp_socket_is_refused() -> None:
+def test_tcp_socket_is_refused() -> None:
     server = Server([], vendor="", product="", version="", url="")
     with socket.create_server(("127.0.0.1", 0)) as tcp, pytest.raises(ValueError, match="unix stream socket"):
         asyncio.run(server.start(tcp))
-    with socket.socket(socket.AF_UNIX) as quiet, pytest.raises(ValueError, match="does not listen"):
-        asyncio.run(server.start(quiet))
+    with socket.socket(socket.AF_UNIX) as unbound, pytest.raises(ValueError, match="does not listen"):
+        asyncio.run(server.start(unbound))
 
 
-def test_methods_that_would_let_unknown_fields_pass_are_refused() -> None:
-    class Loose(msgspec.Struct):
+def test_methods_that_accept_unknown_fields_are_refused() -> None:
+    class Parameters(msgspec.Struct):
         pid: int
 
     async def handler(parameters: Any, peer: Any) -> None:
         pass
 
     with pytest.raises(TypeError, match="forbid_unknown_fields"):
-        Interface("a.b", "", {"C": Method(Loose, handler)})
+        Interface("a.b", "", {"C": Method(Parameters, handler)})
     with pytest.raises(TypeError, match="handler"):
         Method(Echo)

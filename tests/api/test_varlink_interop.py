@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of asyncvarlink, another implementation of the protocol, gets on with the server."""
+"""The client of asyncvarlink, another implementation of the protocol, can call the server."""
 
-# No annotations from __future__: asyncvarlink reads them as they are.
+# Without "from __future__ import annotations", because asyncvarlink evaluates the annotations.
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import TypedDict
 
 import asyncvarlink
 import pytest
 from asyncvarlink.serviceinterface import VarlinkServiceInterface
 
-from tests.api.varlink_lab import NAME, RunningServer, running
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    with running(str(tmp_path / "socket")) as server:
-        yield server
+from tests.api.varlink_server import NAME, RunningServer
 
 
 class Number(TypedDict):
     number: int
 
 
-class Lab(asyncvarlink.VarlinkInterface, name=NAME):
-    """The test interface as asyncvarlink declares one; only the signatures matter."""
+class Interface(asyncvarlink.VarlinkInterface, name=NAME):
+    """The interface for tests, declared for asyncvarlink; only the signatures are used."""
 
     @asyncvarlink.varlinkmethod(return_parameter="text")
     def Echo(self, *, text: str) -> str:  # noqa: N802
@@ -41,7 +34,7 @@ class Lab(asyncvarlink.VarlinkInterface, name=NAME):
         yield
 
 
-async def converse(path: str) -> None:
+async def call_each_method(path: str) -> None:
     transport, protocol = await asyncvarlink.connect_unix_varlink(asyncvarlink.VarlinkClientProtocol, path)
     service = protocol.make_proxy(VarlinkServiceInterface)
     info = await service.GetInfo()
@@ -50,17 +43,17 @@ async def converse(path: str) -> None:
     assert "method Echo" in described["description"]
     with pytest.raises(asyncvarlink.serviceerrors.InterfaceNotFound):
         await service.GetInterfaceDescription(interface="org.example.Other")
-    lab = protocol.make_proxy(Lab)
-    assert await lab.Echo(text="größer") == {"text": "größer"}
-    await lab.Echo.oneway(text="quiet")
-    assert [reply["number"] async for reply in lab.Count(to=3)] == [0, 1, 2]
+    proxy = protocol.make_proxy(Interface)
+    assert await proxy.Echo(text="größer") == {"text": "größer"}
+    await proxy.Echo.oneway(text="quiet")
+    assert [reply["number"] async for reply in proxy.Count(to=3)] == [0, 1, 2]
     with pytest.raises(asyncvarlink.VarlinkErrorReply) as caught:
-        await lab.Fail(how="wanted")
+        await proxy.Fail(how="wanted")
     assert caught.value.name == f"{NAME}.Wanted"
     transport.close()
     await asyncio.sleep(0)
 
 
-def test_asyncvarlink_calls_us(server: RunningServer) -> None:
-    asyncio.run(converse(server.path))
-    assert server.lab.echoed == ["größer", "quiet"]
+def test_client_of_asyncvarlink_can_call_each_method(server: RunningServer) -> None:
+    asyncio.run(call_each_method(server.path))
+    assert server.handlers.echoed == ["größer", "quiet"]

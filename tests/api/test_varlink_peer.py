@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server knows its peers by the connection, never by what they say."""
+"""The server identifies a peer by the credentials of its connection, never by the content of a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from resctrlmond.api.peer import Peer
 from resctrlmond.api.varlink.server import Limits
-from tests.api.varlink_lab import NAME, RunningServer, Wire, public_directory, running
+from tests.api.varlink_server import NAME, RawClient, RunningServer, public_directory, running
 from tests.wait import wait_until
 
 # Calls WhoAmI as the uid, gid and groups of its arguments.
@@ -34,7 +34,7 @@ CALLER = """
     client = socket.socket(socket.AF_UNIX)
     client.connect(path)
     padding = b" " * int(os.environ.get("PADDING", "0"))
-    client.sendall(b'{"method":"org.example.Lab.WhoAmI"' + padding + b"}" + bytes(1))
+    client.sendall(b'{"method":"org.example.Test.WhoAmI"' + padding + b"}" + bytes(1))
     reply = client.recv(65536)
     assert reply
     print(os.getpid(), reply.decode().strip(chr(0)))
@@ -48,11 +48,12 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def who_is(server: RunningServer, uid: int, gid: int, groups: list[int]) -> tuple[int, dict[str, Any]]:
+def credentials_of(server: RunningServer, uid: int, gid: int, groups: list[int]) -> tuple[int, dict[str, Any]]:
+    """Call WhoAmI in a process of the given user; return its pid and the reply."""
     arguments = [server.path, *map(str, (uid, gid, *groups))]
     command = [sys.executable, "-c", textwrap.dedent(CALLER), *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    pid, _, reply = answer.partition(" ")
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    pid, _, reply = output.partition(" ")
     return int(pid), json.loads(reply)["parameters"]
 
 
@@ -60,22 +61,22 @@ def test_credentials_are_those_of_the_connection(server: RunningServer) -> None:
     as_root = os.getuid() == 0
     uid, gid = (12345, 23456) if as_root else (os.getuid(), os.getgid())
     groups = [3, 70000] if as_root else sorted(os.getgroups())
-    pid, who = who_is(server, uid, gid, groups)
-    assert (who["pid"], who["uid"], who["gid"], who["groups"]) == (pid, uid, gid, groups)
+    pid, found = credentials_of(server, uid, gid, groups)
+    assert (found["pid"], found["uid"], found["gid"], found["groups"]) == (pid, uid, gid, groups)
 
 
-def test_too_many_groups_count_as_none(server: RunningServer) -> None:
+def test_peer_with_too_many_groups_has_none(server: RunningServer) -> None:
     if os.getuid() == 0:
-        assert who_is(server, 12345, 1, list(range(256)))[1]["groups"] == list(range(256))
-        assert who_is(server, 12345, 1, list(range(257)))[1]["groups"] == []
+        assert credentials_of(server, 12345, 1, list(range(256)))[1]["groups"] == list(range(256))
+        assert credentials_of(server, 12345, 1, list(range(257)))[1]["groups"] == []
     else:
-        assert who_is(server, os.getuid(), 1, [])[1]["groups"] == sorted(os.getgroups())
+        assert credentials_of(server, os.getuid(), 1, [])[1]["groups"] == sorted(os.getgroups())
 
 
-def test_pidfd_is_the_peers_and_closed_with_the_connection(server: RunningServer) -> None:
-    with Wire(server.path) as wire:
-        wire.call(f"{NAME}.WhoAmI")
-        pidfd = wire.reply()["parameters"]["pidfd"]
+def test_pidfd_identifies_the_peer_and_is_closed_with_the_connection(server: RunningServer) -> None:
+    with RawClient(server.path) as client:
+        client.call(f"{NAME}.WhoAmI")
+        pidfd = client.reply()["parameters"]["pidfd"]
         if pidfd >= 0:
             assert f"Pid:\t{os.getpid()}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
             assert not os.get_inheritable(pidfd)
@@ -85,45 +86,46 @@ def test_pidfd_is_the_peers_and_closed_with_the_connection(server: RunningServer
             os.fstat(pidfd)
 
 
-def test_readers_may_not_send_large_messages(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member of the group, who may only read, sent 2 MiB over each of 60 connections, again and again: all that was
-    decoded before it was refused, and a hook's call took a second or more."""
+def test_readers_cannot_send_large_messages(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of 2 MiB from 60 connections of a reader were decoded before they were refused, and delayed a hook's
+    call by a second or more."""
     own = os.getuid()
     monkeypatch.setenv("PADDING", "1000000")
-    assert who_is(server, own, os.getgid(), [])[1]["uid"] == own
+    assert credentials_of(server, own, os.getgid(), [])[1]["uid"] == own
     if own == 0:
         with pytest.raises(subprocess.CalledProcessError):
-            who_is(server, 12345, 12345, [])
+            credentials_of(server, 12345, 12345, [])
         monkeypatch.setenv("PADDING", "10000")
-        assert who_is(server, 12345, 12345, [])[1]["uid"] == 12345
+        assert credentials_of(server, 12345, 12345, [])[1]["uid"] == 12345
 
 
-def test_peer_is_a_value() -> None:
+def test_peers_with_equal_credentials_are_equal() -> None:
     peer = Peer(1, 2, 3, frozenset({4}))
     assert peer == Peer(1, 2, 3, frozenset({4}), pidfd=-1)
     peer.close()
 
 
-def test_root_has_connections_that_others_cannot_take() -> None:
+def test_some_connections_are_reserved_for_root() -> None:
     limits = Limits(connections=2, connections_per_uid=1, reserved_for_root=1)
     as_root = os.getuid() == 0
     uid, gid = (12345, 12345) if as_root else (os.getuid(), os.getgid())
     with public_directory() as directory, running(str(directory / "socket"), limits) as server:
         os.chmod(server.path, 0o666)
-        with Wire(server.path) as held:
+        with RawClient(server.path) as held:
             held.call(f"{NAME}.WhoAmI")
             held.reply()
             with pytest.raises(subprocess.CalledProcessError):
-                who_is(server, uid, gid, [])
-            with Wire(server.path) as second:
+                credentials_of(server, uid, gid, [])
+            with RawClient(server.path) as second:
                 if as_root:
                     second.call(f"{NAME}.WhoAmI")
                     assert second.reply()["parameters"]["uid"] == 0
                 else:
-                    assert second.is_cut()
+                    assert second.is_closed()
 
 
-LEAVE = """
+# Sends a message as another user, and exits without reading a reply.
+SEND_AND_EXIT = """
 import os, socket, sys
 if os.getuid() == 0:
     os.setuid(int(sys.argv[3]))
@@ -133,24 +135,24 @@ connection.sendall(sys.argv[2].encode() + bytes(1))
 """
 
 
-def test_a_connection_of_another_user_that_has_left_is_not_served() -> None:
-    """Connections that were closed after one call made root wait for seconds. A trusted caller may leave: oneway."""
-    call = '{"method":"org.example.Lab.Echo","parameters":{"text":"%s"},"oneway":true}'
+def test_call_of_another_user_that_has_disconnected_is_not_served() -> None:
+    """Calls of closed connections delayed root for seconds. A oneway call of root is served after it disconnects."""
+    call = '{"method":"org.example.Test.Echo","parameters":{"text":"%s"},"oneway":true}'
     with public_directory() as directory, running(str(directory / "socket")) as server:
         os.chmod(server.path, 0o666)
         served = threading.Event()
         server.loop.call_soon_threadsafe(served.wait, 60)
         own = os.getuid()
         for uid in (12345, 0) if own == 0 else (own,):
-            command = [sys.executable, "-c", LEAVE, server.path, call % f"of {uid}", str(uid)]
+            command = [sys.executable, "-c", SEND_AND_EXIT, server.path, call % f"from {uid}", str(uid)]
             subprocess.run(command, check=True)
         served.set()
-        wait_until(lambda: f"of {own}" in server.lab.echoed)
-        assert "of 12345" not in server.lab.echoed
+        wait_until(lambda: f"from {own}" in server.handlers.echoed)
+        assert "from 12345" not in server.handlers.echoed
 
 
-def test_a_peer_at_the_limit_of_descriptors_has_an_unknown_pid_namespace() -> None:
-    """The last free descriptor is the pidfd: /proc/self/fdinfo can no longer be opened."""
+def test_pid_namespace_of_a_peer_is_unknown_without_free_descriptors() -> None:
+    """The pidfd takes the last free descriptor, so /proc/self/fdinfo cannot be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -161,6 +163,6 @@ def test_a_peer_at_the_limit_of_descriptors_has_an_unknown_pid_namespace() -> No
             peer = Peer.of(ours)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        # Without SO_PEERPIDFD (Linux before 6.5) the free descriptor reads /proc/PID/status.
+        # Without SO_PEERPIDFD (before Linux 6.5) the descriptor is free for /proc/PID/status.
         assert peer.pid_namespaces == (0 if peer.pidfd >= 0 else 1)
         peer.close()

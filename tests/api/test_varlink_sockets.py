@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets are made safely, and taken over from systemd."""
+"""Sockets are created safely, or passed by systemd."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def test_mode_group_and_type(tmp_path: Path) -> None:
             client.connect(str(path))
 
 
-def test_never_more_open_than_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_has_no_wider_mode_before_it_has_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     chown = os.chown
 
-    def looking_chown(path: str, *arguments: int, **options: bool) -> None:
+    def recording_chown(path: str, *arguments: int, **options: bool) -> None:
         seen.append(stat.S_IMODE(os.lstat(path).st_mode))
         chown(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "chown", looking_chown)
+    monkeypatch.setattr(os, "chown", recording_chown)
     before = os.umask(0)
     try:
         listen(str(tmp_path / "socket"), 0o640).close()
@@ -50,7 +50,7 @@ def test_never_more_open_than_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert stat.S_IMODE((tmp_path / "socket").lstat().st_mode) == 0o640
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+def test_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     listen(path).close()
     stale = os.lstat(path)
@@ -60,7 +60,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     assert os.lstat(path).st_ctime_ns > stale.st_ctime_ns
 
 
-def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_socket_in_use_is_not_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     with socket.socket(socket.AF_UNIX) as first:
         first.bind(path)
@@ -68,7 +68,7 @@ def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             with pytest.raises(AddressInUse, match="in use; stop the server"):
                 listen(path)
-            # The look has taken the only place in the backlog.
+            # The check itself has filled the backlog of one connection.
             client.setblocking(False)
             assert client.connect_ex(path) == errno.EAGAIN
             with pytest.raises(AddressInUse):
@@ -93,7 +93,7 @@ def test_file_that_is_not_a_socket_is_not_removed(tmp_path: Path) -> None:
         listen(str(tmp_path / "link"))
 
 
-def test_failures_name_the_path(tmp_path: Path) -> None:
+def test_errors_name_the_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="missing"):
         listen(str(tmp_path / "missing" / "socket"))
     with pytest.raises(OSError, match="cannot listen: AF_UNIX path too long") as caught:
@@ -101,17 +101,17 @@ def test_failures_name_the_path(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / ("x" * 120))
 
 
-def test_one_of_two_concurrent_starts_wins(tmp_path: Path) -> None:
+def test_only_one_of_concurrent_starts_gets_the_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     listen(path).close()
-    won: list[socket.socket] = []
+    created: list[socket.socket] = []
     refused: list[AddressInUse] = []
     gate = threading.Barrier(8)
 
     def start() -> None:
         gate.wait()
         try:
-            won.append(listen(path))
+            created.append(listen(path))
         except AddressInUse as error:
             refused.append(error)
 
@@ -120,12 +120,12 @@ def test_one_of_two_concurrent_starts_wins(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(won), len(refused)) == (1, 7)
-    won[0].close()
+    assert (len(created), len(refused)) == (1, 7)
+    created[0].close()
 
 
-def test_nobody_else_keeps_a_socket_from_being_made(tmp_path: Path) -> None:
-    """The directory was locked, which everybody who may read it may do: any user could hold up the start for ever."""
+def test_lock_of_the_directory_by_another_user_does_not_block_the_start(tmp_path: Path) -> None:
+    """Every user with read access to a directory can lock it, so the daemon locks a file of mode 0600."""
     descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -139,7 +139,7 @@ def test_nobody_else_keeps_a_socket_from_being_made(tmp_path: Path) -> None:
 PASSED = """
     import json, os, sys
 
-    # By way of high numbers, since one of the two may be where the other is to go.
+    # Through high numbers, because the number 3 or 4 may be that of the other socket.
     for target, source in enumerate([os.dup2(int(fd), 50 + int(fd)) for fd in sys.argv[2:]], start=3):
         os.dup2(source, target)
 
@@ -148,17 +148,17 @@ PASSED = """
     os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[1]))
     try:
         sockets = passed_sockets()
-        told = {name: [sock.fileno(), sock.getsockname(), sock.get_inheritable()] for name, sock in sockets.items()}
+        found = {name: [sock.fileno(), sock.getsockname(), sock.get_inheritable()] for name, sock in sockets.items()}
     except (ValueError, OSError) as error:
-        sockets, told = {}, str(error)
-    print(json.dumps([told, [name for name in os.environ if name.startswith("LISTEN_")]]))
+        sockets, found = {}, str(error)
+    print(json.dumps([found, [name for name in os.environ if name.startswith("LISTEN_")]]))
     for sock in sockets.values():
         sock.close()
 """
 
 
-def passed(path: Path, environment: dict[str, str], *, other_pid: bool = False) -> tuple[object, list[str]]:
-    """What a process reads that has two listening sockets, ``a`` and ``b``, as descriptors 3 and 4."""
+def passed(path: Path, environment: dict[str, str], *, other_pid: bool = False) -> object:
+    """Return what passed_sockets() returns in a process with the sockets ``a`` and ``b`` as descriptors 3 and 4."""
     with listen(str(path / "a")) as a, listen(str(path / "b")) as b:
         descriptors = [sock.fileno() for sock in (a, b)]
         arguments = [str(int(other_pid)), *map(str, descriptors)]
@@ -171,26 +171,26 @@ def passed(path: Path, environment: dict[str, str], *, other_pid: bool = False) 
             check=True,
             timeout=60,
         )
-    told, left = json.loads(done.stdout)
-    assert left == []
-    return told, left
+    found, variables = json.loads(done.stdout)
+    assert variables == []
+    return found
 
 
-def test_passed_sockets_by_name(tmp_path: Path) -> None:
-    told, _ = passed(tmp_path, {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "varlink:other", "LISTEN_PIDFDID": "7"})
-    assert told == {
+def test_passed_sockets_have_their_names(tmp_path: Path) -> None:
+    found = passed(tmp_path, {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "varlink:other", "LISTEN_PIDFDID": "7"})
+    assert found == {
         "varlink": [3, str(tmp_path / "a"), False],
         "other": [4, str(tmp_path / "b"), False],
     }
 
 
-def test_a_passed_socket_without_a_name(tmp_path: Path) -> None:
-    assert passed(tmp_path, {"LISTEN_FDS": "1"})[0] == {"unknown": [3, str(tmp_path / "a"), False]}
+def test_passed_socket_without_a_name_is_unknown(tmp_path: Path) -> None:
+    assert passed(tmp_path, {"LISTEN_FDS": "1"}) == {"unknown": [3, str(tmp_path / "a"), False]}
 
 
-def test_sockets_passed_to_somebody_else(tmp_path: Path) -> None:
-    assert passed(tmp_path, {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}, other_pid=True)[0] == {}
-    assert passed(tmp_path, {})[0] == {}
+def test_sockets_passed_to_another_process_are_ignored(tmp_path: Path) -> None:
+    assert passed(tmp_path, {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}, other_pid=True) == {}
+    assert passed(tmp_path, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_sockets_passed_to_somebody_else(tmp_path: Path) -> None:
         ({"LISTEN_FDS": "2"}, "two sockets with the same name"),
     ],
 )
-def test_senseless_variables_are_refused(tmp_path: Path, environment: dict[str, str], text: str) -> None:
-    told, _ = passed(tmp_path, environment)
-    assert isinstance(told, str)
-    assert text in told
+def test_invalid_variables_are_refused(tmp_path: Path, environment: dict[str, str], text: str) -> None:
+    found = passed(tmp_path, environment)
+    assert isinstance(found, str)
+    assert text in found
 
 
-def test_nothing_passed() -> None:
+def test_no_sockets_without_variables() -> None:
     assert passed_sockets() == {}

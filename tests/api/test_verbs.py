@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface descriptions say exactly what the verbs take and give, and every error has its name everywhere."""
+"""The interface descriptions agree with the verbs field by field, and every error has a name in each interface."""
 
 from __future__ import annotations
 
@@ -32,43 +32,45 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import State, Workload
 
-# What a field or parameter is: a type's name, a list, a mapping by name.
+# The type of a field or parameter: a name, a list, or a mapping by field.
 Shape = typing.Any
 
 _PLAIN = {str: "string", bool: "bool", int: "int", float: "float"}
 
 
 def parsed(interface: str) -> scanner.Interface:
+    """Return the description of an interface, parsed by another implementation of varlink."""
     return scanner.Interface(description(interface))
 
 
 class Idl:
-    """Shapes of the types in one interface's description."""
+    """Shapes of the types in the description of an interface."""
 
     def __init__(self, interface: scanner.Interface) -> None:
         self.members = interface.members
 
-    def shape(self, one: object) -> Shape:
-        match one:
+    def shape(self, kind: object) -> Shape:
+        """Return the shape of a type of the description."""
+        match kind:
             case scanner._Maybe():
-                return ["?", self.shape(one.element_type)]
+                return ["?", self.shape(kind.element_type)]
             case scanner._Array():
-                return ["[]", self.shape(one.element_type)]
+                return ["[]", self.shape(kind.element_type)]
             case scanner._Dict():
-                return ["[string]", self.shape(one.element_type)]
+                return ["[string]", self.shape(kind.element_type)]
             case scanner._CustomType():
-                return self.shape(self.members[one.name].type)
+                return self.shape(self.members[kind.name].type)
             case scanner._Enum():
-                return sorted(one.fields)
+                return sorted(kind.fields)
             case scanner._Struct():
-                return {name: self.shape(field) for name, field in one.fields.items()}
+                return {name: self.shape(field) for name, field in kind.fields.items()}
             case _:
-                return _PLAIN[type(one)]
+                return _PLAIN[type(kind)]
 
 
-def shape_of(one: object) -> Shape:
-    """The shape of a Python annotation as the wire has it."""
-    origin, arguments = typing.get_origin(one), typing.get_args(one)
+def shape_of(annotation: object) -> Shape:
+    """Return the shape in which varlink sends a value with this annotation."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return shape_of(arguments[0])
     if origin in (typing.Union, builtin_types.UnionType):
@@ -79,30 +81,31 @@ def shape_of(one: object) -> Shape:
     if origin is dict:
         assert arguments[0] is str
         return ["[string]", shape_of(arguments[1])]
-    if isinstance(one, type) and issubclass(one, enum.StrEnum):
-        return sorted(one)
-    if isinstance(one, type) and issubclass(one, msgspec.Struct):
-        return fields_of(one)
-    return _PLAIN[one]  # type: ignore[index]
+    if isinstance(annotation, type) and issubclass(annotation, enum.StrEnum):
+        return sorted(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return fields_of(annotation)
+    return _PLAIN[annotation]  # type: ignore[index]
 
 
 def fields_of(struct: type[msgspec.Struct]) -> Shape:
+    """Return the shapes of a request's or a reply's fields, by name."""
     shapes = {}
     for field in msgspec.structs.fields(struct):
         shape = shape_of(field.type)
-        maybe = isinstance(shape, list) and shape[0] == "?"
+        is_optional = isinstance(shape, list) and shape[0] == "?"
         if struct.__struct_config__.forbid_unknown_fields:
-            # A caller may leave it out or say null, or must give it.
-            assert maybe == (not field.required), field
-        elif not field.required and not maybe:
-            # Left out of replies where it has nothing to say.
+            # A field of a request that a caller can omit can also be null.
+            assert is_optional == (not field.required), field
+        elif not field.required and not is_optional:
+            # A reply omits a field that has its default.
             shape = ["?", shape]
         shapes[field.encode_name] = shape
     return shapes
 
 
 @pytest.mark.parametrize("name", [MANAGER, HOOK])
-def test_descriptions_are_of_their_interface(name: str) -> None:
+def test_description_has_the_name_of_its_interface(name: str) -> None:
     assert parsed(name).name == name
 
 
@@ -121,7 +124,7 @@ def test_each_verb_is_described_field_by_field(name: str) -> None:
     assert VERBS[name].name == name
 
 
-def test_the_named_enums_are_ours() -> None:
+def test_enums_of_the_description_have_all_values() -> None:
     members = parsed(MANAGER).members
     assert sorted(members["State"].type.fields) == sorted(State)
     assert sorted(members["Quality"].type.fields) == sorted(Quality)
@@ -136,25 +139,26 @@ def test_every_described_type_is_used() -> None:
 
 
 def all_errors() -> set[type[ResctrlError]]:
+    """Return all subclasses of ResctrlError in the daemon."""
     for module in pkgutil.walk_packages(resctrlmond.__path__, "resctrlmond."):
-        # The adapters are processes of their own, with libraries of their own.
+        # The adapters are separate processes that need further libraries.
         if not module.name.endswith("__main__") and module.name.split(".")[1] in ("api", "groups", "resctrl", "sim"):
             importlib.import_module(module.name)
     found: set[type[ResctrlError]] = set()
-    rest = [ResctrlError]
-    while rest:
-        kinds = rest.pop().__subclasses__()
+    pending = [ResctrlError]
+    while pending:
+        kinds = pending.pop().__subclasses__()
         found.update(kinds)
-        rest.extend(kinds)
+        pending.extend(kinds)
     return {kind for kind in found if kind.__module__.startswith("resctrlmond.")}
 
 
 def names(kinds: Iterable[type[ResctrlError]]) -> set[str]:
-    # By name: other tests load a module a second time, with another library.
+    """Return the full names of classes: other tests import a module twice, so a class can exist twice."""
     return {f"{kind.__module__}.{kind.__name__}" for kind in kinds}
 
 
-def test_every_error_that_reaches_a_door_has_a_name() -> None:
+def test_every_error_that_reaches_an_interface_has_a_name() -> None:
     start_up = names([ConfigError, StartupError, NameTaken])
     simulator = {name for name in names(all_errors()) if name.startswith("resctrlmond.sim.")}
     assert names(all_errors()) - start_up - simulator == names(errors.ERRORS)
@@ -166,24 +170,24 @@ def test_every_error_is_described_with_its_fields() -> None:
     described = {
         name: idl.shape(member.type) for name, member in interface.members.items() if type(member) is scanner._Error
     }
-    maybe = ["?", "string"]
-    common = {"message": "string", "path": maybe, "errno": maybe, "status": maybe, "remedy": maybe}
+    optional = ["?", "string"]
+    common = {"message": "string", "path": optional, "errno": optional, "status": optional, "remedy": optional}
     expected = {row.name: common for row in errors.ERRORS.values()}
     expected |= {"RmidsExhausted": {**common, "inLimbo": "bool"}, "InternalError": {}}
     assert described == expected
 
 
 @pytest.mark.parametrize("kind", errors.ERRORS)
-def test_an_errors_parameters_keep_to_the_description(kind: type[ResctrlError]) -> None:
-    bare, full = kind("what"), kind("what", path="/p", errno=28, status="said", remedy="do")
+def test_parameters_of_an_error_agree_with_the_description(kind: type[ResctrlError]) -> None:
+    bare, full = kind("text"), kind("text", path="/p", errno=28, status="refused", remedy="retry")
     limbo = {"inLimbo": False} if kind is RmidsExhausted else {}
-    assert errors.parameters(bare) == {"message": "what", **limbo}
+    assert errors.parameters(bare) == {"message": "text", **limbo}
     assert errors.parameters(full) == {
-        "message": "what",
+        "message": "text",
         "path": "/p",
         "errno": "ENOSPC",
-        "status": "said",
-        "remedy": "do",
+        "status": "refused",
+        "remedy": "retry",
         **limbo,
     }
     row = errors.name_of(full)
@@ -195,7 +199,7 @@ def test_an_errors_parameters_keep_to_the_description(kind: type[ResctrlError]) 
     assert row.exit_code not in (0, 2)
 
 
-def test_an_unknown_errors_exit_code_is_failure() -> None:
+def test_exit_code_of_an_unknown_error_is_failure() -> None:
     assert errors.exit_code("org.varlink.service.MethodNotFound") == errors.FAILURE
     assert errors.exit_code("InternalError") == errors.FAILURE
 
@@ -229,14 +233,14 @@ def test_access_of_users_to_verbs(caller: Caller, allowed: set[Access], access: 
             policy.check(caller, access, "Verb")
 
 
-def test_verbs_that_change_something_are_for_writers_only() -> None:
+def test_only_verbs_that_read_are_for_readers() -> None:
     readers = {"List", "ListPods", "Get", "Read", "ReadForeign", "Status"}
     assert {name for name, verb in VERBS.items() if verb.access is Access.READ} == readers
     assert {name for name, verb in VERBS.items() if verb.access is Access.WRITE} == set(VERBS) - readers
 
 
-def test_nothing_of_a_group_is_always_left_out() -> None:
-    """A reply leaves out what has its default: a required field is always there."""
+def test_required_fields_of_a_group_are_always_sent() -> None:
+    """A reply omits a field that has its default, so a required field must not have a default."""
     group = types.Group(
         key="k",
         class_="",
@@ -263,18 +267,18 @@ def test_nothing_of_a_group_is_always_left_out() -> None:
 def test_readers_leave_a_thread_to_root_and_to_other_readers(
     manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One member of the group who listed over and over had all threads: on a node with 200 pods root's Get took eight
-    seconds, and all that stands on it."""
+    """On a node with 200 pods, a reader that called List in a loop occupied all threads, and Get of root took eight
+    seconds."""
     go_on = threading.Event()
-    begun = 0
+    started = 0
 
-    def held() -> list[Workload]:
-        nonlocal begun
-        begun += 1
+    def blocked() -> list[Workload]:
+        nonlocal started
+        started += 1
         go_on.wait(60)
         return []
 
-    monkeypatch.setattr(manager, "workloads", held)
+    monkeypatch.setattr(manager, "workloads", blocked)
 
     async def run() -> None:
         with contextlib.closing(Workers()) as workers:
@@ -287,12 +291,12 @@ def test_readers_leave_a_thread_to_root_and_to_other_readers(
             others = [
                 asyncio.create_task(call("List", dataclasses.replace(READER, uid=uid))) for uid in range(2000, 2010)
             ]
-            while begun < 3:
+            while started < 3:
                 await asyncio.sleep(0.001)
             async with asyncio.timeout(50):
                 with pytest.raises(NoSuchGroup):
                     await call("Get", ROOT)
-            assert begun == 3
+            assert started == 3
             go_on.set()
             await asyncio.gather(*flood, *others)
 

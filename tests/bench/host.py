@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resctrlmond.sim.fuse.mount import Simulation
-from tests.api.dbus_lab import PrivateBus
+from tests.api.private_bus import PrivateBus
 
 ROOT = Path(__file__).parents[2]
 # How long a daemon may take to end after STOPPING=1, in seconds.

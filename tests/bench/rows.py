@@ -19,7 +19,7 @@ from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import move_process
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from tests.api import dbus_lab
+from tests.api import private_bus
 from tests.bench.host import IDLE, Host, python, resident, spawn, threaded
 from tests.bench.measure import Row, interleaved, mebibytes, seconds
 
@@ -127,7 +127,7 @@ def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:
         life_by_hand(str(host.tree), pid)
 
     with asyncio.Runner() as runner:
-        bus = dbus_lab.Client(host.bus.address)
+        bus = private_bus.Client(host.bus.address)
         runner.run(bus.__aenter__())
         varlink, dbus, bare = interleaved(30, by_varlink, lambda: runner.run(by_dbus()), by_hand)
         runner.run(bus.__aexit__())

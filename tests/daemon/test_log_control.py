@@ -16,7 +16,7 @@ import dbus_fast.aio
 import pytest
 
 from resctrlmond.sim.fuse.mount import Simulation
-from tests.api.dbus_lab import NAME, PROPERTIES, PrivateBus
+from tests.api.private_bus import NAME, PROPERTIES, PrivateBus
 
 LOG = "org.freedesktop.LogControl1"
 

@@ -19,7 +19,7 @@ from resctrlmond.config import Config
 from resctrlmond.daemon.simulated import config_below
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from tests.api.dbus_lab import Client, PrivateBus
+from tests.api.private_bus import Client, PrivateBus
 from tests.daemon.conftest import Machine
 from tests.daemon.test_life import failing
 

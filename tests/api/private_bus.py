@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A private bus, the D-Bus door on it with a real manager on the simulator, and clients of several users."""
+"""A private bus, the D-Bus server on it with a real manager on the simulator, and clients as several users."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ ROOT = "/org/resctrlmon1"
 MANAGER = "org.resctrlmon1.Manager"
 GROUP = "org.resctrlmon1.Group"
 PROPERTIES = "org.freedesktop.DBus.Properties"
+OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
+INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
+INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
+LIMITS_EXCEEDED = "org.freedesktop.DBus.Error.LimitsExceeded"
+# Path and interface of the object that controls the log.
+LOG_CONTROL = ("/org/freedesktop/LogControl1", "org.freedesktop.LogControl1")
 READERS = 5555
 NOBODY = 65534
 
@@ -50,9 +56,9 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 
 
 class PrivateBus:
-    """A dbus-daemon of our own that lets every user in; it can be killed and started again.
+    """A dbus-daemon that accepts every user, and that a test can kill and start again.
 
-    ``rule`` is one more of its policy.
+    ``rule`` is added to its policy.
     """
 
     def __init__(self, folder: Path, rule: str = "") -> None:
@@ -65,7 +71,7 @@ class PrivateBus:
         self._daemon: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, unless it runs."""
+        """Start the bus if it does not run."""
         if self._daemon is not None:
             return
         self._socket.unlink(missing_ok=True)
@@ -86,22 +92,21 @@ class PrivateBus:
             self._daemon = None
 
 
-def load_door(library: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of the door, imported anew on that library."""
+def load_server(library: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the module of the D-Bus server again, with the given D-Bus library."""
     monkeypatch.setenv("RESCTRLMOND_DBUS_LIBRARY", library)
     for name in list(sys.modules):
         if name.startswith("resctrlmond.api.dbus"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(resctrlmond.api, "dbus", raising=False)
-    door = importlib.import_module("resctrlmond.api.dbus.server")
-    seam = importlib.import_module("resctrlmond.api.dbus.library")
-    assert library == seam.LIBRARY
-    return door
+    module = importlib.import_module("resctrlmond.api.dbus.server")
+    assert library == importlib.import_module("resctrlmond.api.dbus.library").LIBRARY
+    return module
 
 
 @dataclass
-class Lab:
-    """What the tests of one library work with."""
+class BusHost:
+    """A bus, a manager, and the module of the D-Bus server with one of the libraries."""
 
     bus: PrivateBus
     manager: Manager
@@ -113,11 +118,11 @@ class Lab:
         return self.bus.address
 
     @contextlib.asynccontextmanager
-    async def door(self) -> AsyncIterator[Any]:
-        """The door, open, and told of the manager's changes as the daemon tells it."""
+    async def serving(self) -> AsyncIterator[Any]:
+        """Yield a started D-Bus server that gets the manager's changes, as in the daemon."""
         loop = asyncio.get_running_loop()
         with contextlib.closing(Workers()) as workers:
-            door = self.module.DBusServer(
+            server = self.module.DBusServer(
                 Service(self.manager, Policy(readers=READERS), workers),
                 set_log_level=self.levels.append,
                 get_log_level=lambda: self.levels[-1],
@@ -125,33 +130,33 @@ class Lab:
                 address=self.address,
             )
             self.manager.context.store.on_change = lambda key, record: (
-                loop.call_soon_threadsafe(door.changed, key, record) and None
+                loop.call_soon_threadsafe(server.changed, key, record) and None
             )
             try:
-                await door.start()
-                yield door
+                await server.start()
+                yield server
             finally:
-                await door.close()
+                await server.close()
                 self.manager.context.store.on_change = lambda key, record: None
 
-    async def busctl(self, *words: str, uid: int = 0, groups: tuple[int, ...] = ()) -> Any:
-        """What busctl, run by that user, answers: its JSON, or its text. Raises BusctlError."""
+    async def busctl(self, *arguments: str, uid: int = 0, groups: tuple[int, ...] = ()) -> Any:
+        """Run busctl as a user, and return its output, decoded if it is JSON. Raises BusctlError."""
         identity = {"user": uid, "group": uid, "extra_groups": list(groups)} if uid else {}
         process = await asyncio.create_subprocess_exec(
-            *("busctl", f"--address={self.address}", "--json=short", *words),
+            *("busctl", f"--address={self.address}", "--json=short", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             **identity,
         )
-        out, complaint = await process.communicate()
+        stdout, stderr = await process.communicate()
         if process.returncode:
-            raise BusctlError(complaint.decode())
-        return json.loads(out) if out.startswith(b"{") else out.decode()
+            raise BusctlError(stderr.decode())
+        return json.loads(stdout) if stdout.startswith(b"{") else stdout.decode()
 
 
 class BusctlError(Exception):
-    """What busctl said to standard error."""
+    """busctl failed; the text is its standard error."""
 
 
 class Client:
@@ -169,7 +174,7 @@ class Client:
         self.bus.disconnect()
         with contextlib.suppress(EOFError, OSError):
             await self.bus.wait_for_disconnect()
-        # Older versions of the library leave this to the garbage collector.
+        # Older versions of the library leave these open until the garbage collector runs.
         for part in (self.bus._stream, self.bus._sock):
             if part is not None:
                 part.close()
@@ -177,7 +182,7 @@ class Client:
     async def call(
         self, member: str, signature: str = "", *body: Any, path: str = ROOT, interface: str | None = MANAGER
     ) -> Any:
-        """The values that a method answers, variants unpacked: the one value, or a list of several."""
+        """Call a method and return its value, or a list if it does not return exactly one; variants are unpacked."""
         reply = await self.bus.call(
             dbus_fast.Message(
                 destination=NAME,
@@ -194,14 +199,14 @@ class Client:
         values = dbus_fast.unpack_variants(reply.body)
         return values[0] if len(values) == 1 else values
 
-    async def refused(self, *arguments: Any, **where: Any) -> tuple[str, str]:
-        """The name and text of the error that a call ends with."""
+    async def refused(self, *arguments: Any, **target: Any) -> tuple[str, str]:
+        """Call a method that fails, and return the name and the text of its error."""
         with pytest.raises(dbus_fast.DBusError) as caught:
-            await self.call(*arguments, **where)
+            await self.call(*arguments, **target)
         return caught.value.type, caught.value.text
 
     async def listen(self) -> None:
-        """Collect the door's signals in ``signals``."""
+        """Start to collect the server's signals in ``signals``."""
         self.bus.add_message_handler(self._on_message)
         await self.bus.call(
             dbus_fast.Message(
@@ -218,13 +223,18 @@ class Client:
         if message.message_type is dbus_fast.MessageType.SIGNAL and message.sender != "org.freedesktop.DBus":
             self.signals.append((str(message.path), str(message.member), dbus_fast.unpack_variants(message.body)))
 
-    async def seen(self, path: str, member: str, *body: Any) -> bool:
-        """Whether that signal has come, or comes within five seconds."""
+    async def has_signal(self, path: str, member: str, *body: Any) -> bool:
+        """Wait for a signal; return whether it arrived within a minute."""
         return await eventually(lambda: (path, member, [*body]) in self.signals)
 
 
+def marshal_message(**fields: Any) -> bytes:
+    """Return a message in the format of the bus, as dbus-fast writes it."""
+    return bytes(dbus_fast.Message(serial=7, **fields)._marshall(False))
+
+
 async def eventually(condition: Any, timeout_s: float = 60.0) -> bool:
-    """Whether the condition becomes true within the time."""
+    """Wait for a condition; return whether it became true in time."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():
         if asyncio.get_running_loop().time() > deadline:
@@ -234,5 +244,5 @@ async def eventually(condition: Any, timeout_s: float = 60.0) -> bool:
 
 
 def descriptors() -> int:
-    """How many descriptors this process has open."""
+    """Return the number of descriptors that this process has open."""
     return len(os.listdir("/proc/self/fd"))

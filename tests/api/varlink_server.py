@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A varlink server with an interface for tests, in a thread of its own, and a raw client for it."""
+"""A varlink server with an interface for tests, in a thread, and a client that sends any bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import msgspec
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.varlink.server import Interface, Limits, Method, Peer, Server, VarlinkError
 
-NAME = "org.example.Lab"
+NAME = "org.example.Test"
 
 DESCRIPTION = """\
 # An interface for tests.
-interface org.example.Lab
+interface org.example.Test
 
 type Item (number: int)
 
@@ -104,8 +104,8 @@ class Credentials(msgspec.Struct):
     pidfd: int
 
 
-class Lab:
-    """The handlers of the interface, and a record of their calls."""
+class Handlers:
+    """Handlers of the interface, with a record of their calls."""
 
     def __init__(self) -> None:
         self.echoed: list[str] = []
@@ -134,11 +134,11 @@ class Lab:
             case "error-surrogate":
                 raise VarlinkError(f"{NAME}.Wanted", {"why": "\udc80"})
             case "disconnect":
-                raise ConnectionResetError("of something else")
+                raise ConnectionResetError("another connection")
             case "exhausted":
                 raise StopAsyncIteration
             case "unexpected":
-                raise RuntimeError("the secret of the house")
+                raise RuntimeError("an internal secret")
         return None
 
     async def sleep(self, parameters: Sleep, peer: Peer) -> Slept:
@@ -168,7 +168,7 @@ class Lab:
         raise VarlinkError("org.varlink.service.PermissionDenied")
         yield Number(0)  # makes this function a generator
 
-    async def one(self, parameters: msgspec.Struct, peer: Peer) -> Number:
+    async def single(self, parameters: msgspec.Struct, peer: Peer) -> Number:
         return Number(1)
 
     async def several(self, parameters: NoParameters, peer: Peer) -> AsyncGenerator[Number, None]:
@@ -184,20 +184,20 @@ class Lab:
                 "WhoAmI": Method(NoParameters, self.who_am_i),
                 "Fail": Method(Fail, self.fail),
                 "Sleep": Method(Sleep, self.sleep),
-                "Count": Method(Count, self.one, self.count),
-                "Bulky": Method(NoParameters, self.one, self.bulky),
-                "Refused": Method(NoParameters, self.one, self.refused),
-                "Either": Method(NoParameters, self.one, self.several),
+                "Count": Method(Count, self.single, self.count),
+                "Bulky": Method(NoParameters, self.single, self.bulky),
+                "Refused": Method(NoParameters, self.single, self.refused),
+                "Either": Method(NoParameters, self.single, self.several),
             },
         )
 
 
 class RunningServer:
-    """A server in a thread. ``close`` stops it and returns the seconds that this took."""
+    """A varlink server in a thread."""
 
     def __init__(self, path: str, limits: Limits | None = None, listener: socket.socket | None = None) -> None:
         self.path = path
-        self.lab = Lab()
+        self.handlers = Handlers()
         self._limits = limits
         self._listener = listener or listen(path)
         self._started = threading.Event()
@@ -211,9 +211,9 @@ class RunningServer:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self.server = Server(
-            [self.lab.interface()],
+            [self.handlers.interface()],
             vendor="Example",
-            product="lab",
+            product="tests",
             version="1",
             url="https://example.org",
             limits=self._limits,
@@ -225,6 +225,7 @@ class RunningServer:
         await self.server.close(self._grace_s)
 
     def close(self, grace_s: float = 5.0) -> float:
+        """Stop the server, and return the seconds that this took."""
         before = time.monotonic()
         if self._thread.is_alive():
             self._grace_s = grace_s
@@ -238,6 +239,7 @@ class RunningServer:
 def running(
     path: str, limits: Limits | None = None, listener: socket.socket | None = None
 ) -> Iterator[RunningServer]:
+    """Yield a server that is closed at the end."""
     server = RunningServer(path, limits, listener)
     try:
         yield server
@@ -245,8 +247,8 @@ def running(
         server.close()
 
 
-class Wire:
-    """A client that sends the given bytes unchanged."""
+class RawClient:
+    """A client that sends the given bytes without a check."""
 
     def __init__(self, path: str, timeout_s: float = 60.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -270,7 +272,7 @@ class Wire:
         self.send(json.dumps(call).encode() + b"\0")
 
     def reply(self) -> dict[str, Any]:
-        """Return the next reply. Raises EOFError at the end of file."""
+        """Return the next reply. Raises EOFError if the server has closed the connection."""
         while b"\0" not in self._data:
             data = self.socket.recv(65536)
             if not data:
@@ -280,8 +282,8 @@ class Wire:
         reply: dict[str, Any] = json.loads(message)
         return reply
 
-    def is_cut(self) -> bool:
-        """Return whether the server closes the connection, without a reply, within the time-out."""
+    def is_closed(self) -> bool:
+        """Wait until the server closes the connection; return false if it sends a reply before."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -290,14 +292,14 @@ class Wire:
 
 @contextlib.contextmanager
 def public_directory() -> Iterator[Path]:
-    """Yield a directory that other users can pass through, unlike pytest's."""
+    """Yield a directory in which other users can open files, unlike pytest's."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o711)
         yield Path(directory)
 
 
-def works(path: str) -> bool:
-    """Return whether the server answers on a new connection."""
-    with Wire(path) as wire:
-        wire.call(f"{NAME}.Echo", {"text": "still here"})
-        return wire.reply() == {"parameters": {"text": "still here"}}
+def is_serving(path: str) -> bool:
+    """Return whether the server replies on a new connection."""
+    with RawClient(path) as client:
+        client.call(f"{NAME}.Echo", {"text": "still serving"})
+        return client.reply() == {"parameters": {"text": "still serving"}}
