@@ -134,7 +134,7 @@ class Written:
     ``created``, ``renamed``: new directories, and new names of directories.
     ``missed``: directories that were removed, and that were written to or not watched since their creation.
     ``is_incomplete``: events are missing, or a directory was not watched since its creation.
-    ``is_lost``: the event queue overflowed.
+    ``is_lost``: the event queue overflowed, or could not be read.
     """
 
     tasks: Counter[str] = field(default_factory=Counter)
@@ -250,7 +250,12 @@ class ForeignWrites:
         continued = self._being_written.copy()
         self._new.clear()
         for _ in range(_MAX_READS):
-            events = self._inotify.read()
+            try:
+                events = self._inotify.read()
+            except OSError:
+                self._lose_events()
+                checkpoint = None  # its events are still to be read
+                break
             if not events:
                 break
             for event in events:
@@ -269,11 +274,7 @@ class ForeignWrites:
 
     def _process(self, event: Event) -> None:
         if event.mask & IN_Q_OVERFLOW:
-            self._modified.clear()
-            self._sessions.clear()
-            self._forget_below("")
-            self._watch_all()
-            self._written.is_incomplete = self._written.is_lost = True
+            self._lose_events()
             return
         directory = self._paths.get(event.wd)
         if directory is None:
@@ -291,6 +292,14 @@ class ForeignWrites:
             self._being_written.discard(directory)
         elif event.mask & IN_MODIFY and event.name in _CPUS:
             self._written.cpus.add(directory)
+
+    def _lose_events(self) -> None:
+        """Record that events are missing, and watch all directories anew."""
+        self._modified.clear()
+        self._sessions.clear()
+        self._forget_below("")
+        self._watch_all()
+        self._written.is_incomplete = self._written.is_lost = True
 
     def _process_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:

@@ -17,7 +17,7 @@ import pytest
 from resctrlmond.resctrl import foreign_writes, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
 from resctrlmond.resctrl.foreign_writes import boot_ticks
-from resctrlmond.resctrl.inotify import IN_MODIFY
+from resctrlmond.resctrl.inotify import IN_MODIFY, Event, Inotify
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
@@ -389,7 +389,19 @@ def test_events_that_the_kernel_dropped_make_every_workload_estimated(
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for number in range(most + 2):
         os.truncate(files[number % 2], 0)
-    said(host, Quality.ESTIMATED, "too often for each write to be seen")
+    said(host, Quality.ESTIMATED, "were not seen, because they were too many")
+
+
+def test_events_that_cannot_be_read_make_every_workload_estimated_and_fail_no_verb(
+    host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_inotify: Inotify) -> list[Event]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Inotify, "read", fail)
+        host.manager.create("other", owner="test")
+    said(host, Quality.ESTIMATED, "or because the kernel's events could not be read")
 
 
 def test_group_whose_tasks_cannot_be_listed_after_a_write_is_estimated(
