@@ -22,9 +22,10 @@ class Access(enum.Enum):
 class Caller:
     """The caller of a verb, with the credentials of its connection, never of the message.
 
-    ``groups`` includes ``gid``. ``pid_namespaces`` is the number of nested PID namespaces in which the caller has a
-    pid, beginning with the daemon's own: 1 is the daemon's own, 0 is unknown. ``descriptors`` came with the message.
-    ``waits`` returns whether the caller still waits for the reply; it can be called from any thread.
+    ``groups`` includes ``gid``. ``pid`` may belong to another process by now. ``pid_namespaces`` is the number of
+    nested PID namespaces in which the caller has a pid, beginning with the daemon's own: 1 is the daemon's own, 0 is
+    unknown. ``descriptors`` came with the message. ``waits`` returns whether the caller still waits for the reply; it
+    can be called from any thread.
     """
 
     uid: int

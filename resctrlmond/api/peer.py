@@ -8,11 +8,10 @@ import select
 import socket
 import struct
 import threading
-from dataclasses import dataclass, field, replace
 
+from resctrlmond.api.access import Caller
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import NotRead
-from resctrlmond.resctrl.processes import Descriptor
 
 # include/uapi/asm-generic/socket.h, which x86, Arm and RISC-V use; Python has no names for them.
 _SO_PEERGROUPS = 59
@@ -30,17 +29,17 @@ class Presence:
     more calls may still read.
     """
 
-    def __init__(self, connection: socket.socket | None = None, pidfd: int = -1) -> None:
-        """Without a ``connection``, no peer waits."""
+    def __init__(self, connection: socket.socket, pidfd: int = -1) -> None:
+        """Own ``pidfd``, which is -1 if there is none."""
         # After close(), the numbers of the descriptors may belong to other files.
         self._guard = threading.Lock()
-        self._poll: select.poll | None = None
-        if connection is not None:
-            self._poll = select.poll()
-            # poll(2) always reports POLLHUP: the peer has closed the connection or shut down both directions.
-            self._poll.register(connection, 0)
-            if pidfd >= 0:
-                self._poll.register(pidfd, select.POLLIN)
+        self._pidfd = pidfd
+        # None: closed.
+        self._poll: select.poll | None = select.poll()
+        # poll(2) always reports POLLHUP: the peer has closed the connection or shut down both directions.
+        self._poll.register(connection, 0)
+        if pidfd >= 0:
+            self._poll.register(pidfd, select.POLLIN)
 
     def waits(self) -> bool:
         """Return whether the peer waits now."""
@@ -48,50 +47,29 @@ class Presence:
             return self._poll is not None and not self._poll.poll(0)
 
     def close(self) -> None:
-        """Return False from ``waits`` from now on. Call this before one of the descriptors is closed."""
+        """Return False from ``waits`` from now on, and close the pidfd. Call this before the connection is closed."""
         with self._guard:
             self._poll = None
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+                self._pidfd = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The process that connected, with its credentials at that moment.
+def caller_of(connection: socket.socket) -> tuple[Caller, Presence]:
+    """Return the process that connected, with its credentials at that moment, and its presence.
 
-    ``pid`` may belong to another process by now. ``pidfd`` always refers to the same process (-1: the kernel is older
-    than 6.5, the process has ended, or the peer is not trusted). It is closed with the connection, so a user that
-    needs it longer must duplicate it. ``groups`` are the supplementary groups; none if there are more than 256.
-    ``pid_namespaces`` has the meaning of ``access.Caller``. ``descriptors`` came with the current message.
+    A peer with more than 256 supplementary groups has only its primary group. Raises OSError if the credentials
+    cannot be read.
     """
-
-    pid: int
-    uid: int
-    gid: int
-    groups: frozenset[int] = frozenset()
-    pidfd: int = -1
-    presence: Presence = field(default_factory=Presence, compare=False)
-    pid_namespaces: int = 0
-    descriptors: tuple[Descriptor, ...] = ()
-
-    @classmethod
-    def of(cls, connection: socket.socket) -> Peer:
-        """Return the peer of a connected unix socket. Raises OSError if its credentials cannot be read."""
-        pid, uid, gid = credentials(connection)
-        if not is_trusted(uid):
-            # Saves system calls in a flood of connections. Only verbs that change something need the other fields.
-            return cls(pid, uid, gid, _groups(connection), presence=Presence(connection))
+    pid, uid, gid = credentials(connection)
+    pidfd, namespaces = -1, 0
+    # Other users may only read: saves system calls in a flood of connections.
+    if is_trusted(uid):
         pidfd = _pidfd(connection)
         namespaces = _pid_namespaces(pid, pidfd)
-        return cls(pid, uid, gid, _groups(connection), pidfd, Presence(connection, pidfd), namespaces)
-
-    def without_presence(self) -> Peer:
-        """Return the peer of a oneway call, which does not wait for a reply."""
-        return replace(self, presence=Presence())
-
-    def close(self) -> None:
-        """Close the pidfd. The peer must not be used afterwards."""
-        self.presence.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
+    presence = Presence(connection, pidfd)
+    groups = _groups(connection) | {gid}
+    return Caller(uid, gid, groups, pid, waits=presence.waits, pid_namespaces=namespaces), presence
 
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:
@@ -129,6 +107,7 @@ def _pid_namespaces(pid: int, pidfd: int) -> int:
 
 
 def _pidfd(connection: socket.socket) -> int:
+    # -1: Linux before 6.5, or the process has ended.
     try:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:

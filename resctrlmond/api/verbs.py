@@ -123,18 +123,18 @@ class Service:
         # A semaphore exists as long as a call of its user runs.
         self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    async def call(self, name: str, request: types.Request, caller: Caller) -> types.Reply:
+    async def call(self, verb: Verb, request: types.Request, caller: Caller) -> types.Reply:
         """Run a verb for a caller. Raises ResctrlError; PermissionDenied before the call of the manager."""
-        verb = VERBS[name]
-        self.policy.check(caller, verb.access, name)
+        self.policy.check(caller, verb.access, verb.name)
         async with self.turn(caller):
             return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
 
-    async def stream(self, name: str, caller: Caller) -> AsyncGenerator[types.Reply, None]:
+    async def stream(
+        self, verb: Verb, _request: types.NoParameters, caller: Caller
+    ) -> AsyncGenerator[types.Reply, None]:
         """Run a verb that has pages, and yield the pages. Raises ResctrlError."""
-        verb = VERBS[name]
         assert verb.pages is not None
-        self.policy.check(caller, verb.access, name)
+        self.policy.check(caller, verb.access, verb.name)
         found = verb.pages(self.manager)
         while True:
             async with self.turn(caller):
@@ -181,10 +181,6 @@ def _ends(ends: EndRule | None) -> EndRule | None:
     return ends
 
 
-def _may_wait(pending: bool | None) -> bool:
-    return pending is not False
-
-
 def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> types.GroupReply:
     workload = manager.create(
         request.key,
@@ -192,7 +188,7 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
         ends=_ends(request.end_rule),
         class_=FOLLOW if request.class_ is None else request.class_,
         attributes=request.attributes,
-        may_wait=_may_wait(request.allow_pending),
+        may_wait=request.allow_pending is not False,
         priority=request.priority,
     )
     return types.GroupReply(group=group_of(manager, workload))
@@ -231,7 +227,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
             member=request.member,
             kind=request.kind or "process",
             attributes=request.attributes or {},
-            may_wait=_may_wait(request.allow_pending),
+            may_wait=request.allow_pending is not False,
             priority=request.priority,
         )
     )

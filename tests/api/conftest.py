@@ -13,7 +13,7 @@ import pytest
 
 from resctrlmond.api import types
 from resctrlmond.api.access import Caller
-from resctrlmond.api.verbs import COMMON_ERRORS, VERBS, Service
+from resctrlmond.api.verbs import COMMON_ERRORS, Service, Verb
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.fuse.mount import Simulation
@@ -60,12 +60,12 @@ def _errors_are_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     call = Service.call
     undeclared: list[tuple[str, ResctrlError]] = []
 
-    async def checked(self: Service, name: str, request: types.Request, caller: Caller) -> types.Reply:
+    async def checked(self: Service, verb: Verb, request: types.Request, caller: Caller) -> types.Reply:
         try:
-            return await call(self, name, request, caller)
+            return await call(self, verb, request, caller)
         except ResctrlError as error:
-            if not isinstance(error, (*VERBS[name].errors, *COMMON_ERRORS)):
-                undeclared.append((name, error))
+            if not isinstance(error, (*verb.errors, *COMMON_ERRORS)):
+                undeclared.append((verb.name, error))
             raise
 
     monkeypatch.setattr(Service, "call", checked)

@@ -285,7 +285,8 @@ def test_readers_leave_a_thread_to_root_and_to_other_readers(
             service = Service(manager, Policy(readers=77), workers)
 
             async def call(name: str, caller: Caller) -> types.Reply:
-                return await service.call(name, VERBS[name].request(**{"key": "k"} if name == "Get" else {}), caller)
+                request = VERBS[name].request(**{"key": "k"} if name == "Get" else {})
+                return await service.call(VERBS[name], request, caller)
 
             flood = [asyncio.create_task(call("List", READER)) for _ in range(20)]
             others = [

@@ -17,8 +17,9 @@ from typing import Any, Self
 
 import msgspec
 
+from resctrlmond.api.access import Caller
 from resctrlmond.api.sockets import listen
-from resctrlmond.api.varlink.server import Interface, Limits, Method, Peer, Server, VarlinkError
+from resctrlmond.api.varlink.server import Interface, Limits, Method, Server, VarlinkError
 
 NAME = "org.example.Test"
 
@@ -32,7 +33,7 @@ type Item (number: int)
 method Echo(text: string, someNumber: ?int, nested: ?[string]Item) -> (text: string)
 
 # Returns the credentials of the caller.
-method WhoAmI() -> (pid: int, uid: int, gid: int, groups: []int, pidfd: int)
+method WhoAmI() -> (pid: int, uid: int, gid: int, groups: []int)
 
 # Fails in a given way.
 method Fail(how: string) -> ()
@@ -101,7 +102,6 @@ class Credentials(msgspec.Struct):
     uid: int
     gid: int
     groups: list[int]
-    pidfd: int
 
 
 class Handlers:
@@ -112,14 +112,14 @@ class Handlers:
         self.slept: list[float] = []
         self.closed_streams = 0
 
-    async def echo(self, parameters: Echo, peer: Peer) -> Text:
+    async def echo(self, parameters: Echo, caller: Caller) -> Text:
         self.echoed.append(parameters.text)
         return Text(parameters.text)
 
-    async def who_am_i(self, parameters: NoParameters, peer: Peer) -> Credentials:
-        return Credentials(peer.pid, peer.uid, peer.gid, sorted(peer.groups), peer.pidfd)
+    async def who_am_i(self, parameters: NoParameters, caller: Caller) -> Credentials:
+        return Credentials(caller.pid, caller.uid, caller.gid, sorted(caller.groups))
 
-    async def fail(self, parameters: Fail, peer: Peer) -> Text | None:
+    async def fail(self, parameters: Fail, caller: Caller) -> Text | None:
         match parameters.how:
             case "wanted":
                 raise VarlinkError(f"{NAME}.Wanted", {"why": "asked for"})
@@ -141,12 +141,12 @@ class Handlers:
                 raise RuntimeError("an internal secret")
         return None
 
-    async def sleep(self, parameters: Sleep, peer: Peer) -> Slept:
+    async def sleep(self, parameters: Sleep, caller: Caller) -> Slept:
         await asyncio.sleep(parameters.seconds)
         self.slept.append(parameters.seconds)
         return Slept(parameters.seconds)
 
-    async def count(self, parameters: Count, peer: Peer) -> AsyncGenerator[Number, None]:
+    async def count(self, parameters: Count, caller: Caller) -> AsyncGenerator[Number, None]:
         try:
             for number in range(parameters.to):
                 await asyncio.sleep(parameters.pause or 0)
@@ -156,7 +156,7 @@ class Handlers:
         finally:
             self.closed_streams += 1
 
-    async def bulky(self, parameters: NoParameters, peer: Peer) -> AsyncGenerator[Text, None]:
+    async def bulky(self, parameters: NoParameters, caller: Caller) -> AsyncGenerator[Text, None]:
         try:
             yield Text("x" * 4 * 1024 * 1024)
             # The server sends the first item when it has the second one.
@@ -164,14 +164,14 @@ class Handlers:
         finally:
             self.closed_streams += 1
 
-    async def refused(self, parameters: NoParameters, peer: Peer) -> AsyncGenerator[Number, None]:
+    async def refused(self, parameters: NoParameters, caller: Caller) -> AsyncGenerator[Number, None]:
         raise VarlinkError("org.varlink.service.PermissionDenied")
         yield Number(0)  # makes this function a generator
 
-    async def single(self, parameters: msgspec.Struct, peer: Peer) -> Number:
+    async def single(self, parameters: msgspec.Struct, caller: Caller) -> Number:
         return Number(1)
 
-    async def several(self, parameters: NoParameters, peer: Peer) -> AsyncGenerator[Number, None]:
+    async def several(self, parameters: NoParameters, caller: Caller) -> AsyncGenerator[Number, None]:
         yield Number(1)
         yield Number(2)
 

@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 
 from resctrlmond.api import types
+from resctrlmond.api.access import Caller
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.sockets import listen
 from resctrlmond.api.types import Claim, Member
-from resctrlmond.api.varlink.server import Interface, Method, Peer, Server, VarlinkError
+from resctrlmond.api.varlink.server import Interface, Method, Server, VarlinkError
 from resctrlmond.resctrl.counters import Kind, Status
 from resctrlmond.resctrl.processes import pidfd_numbers
 from resctrlmond.workloads.accounting import Quality
@@ -144,9 +145,9 @@ class FakeManager:
         return Interface(INTERFACE, text, {name: self._method(name, kind) for name, kind in requests.items()})
 
     def _method(self, name: str, request: type[msgspec.Struct]) -> Method[Any]:
-        async def handle(parameters: Any, peer: Peer) -> msgspec.Struct:
+        async def handle(parameters: Any, caller: Caller) -> msgspec.Struct:
             if isinstance(parameters, types.AssignRequest) and parameters.pid_fd is not None:
-                (pid,) = pidfd_numbers(peer.descriptors[parameters.pid_fd].fileno())
+                (pid,) = pidfd_numbers(caller.descriptors[parameters.pid_fd].fileno())
                 self.by_pidfd.append(pid)
                 parameters = msgspec.structs.replace(parameters, pid=pid, pid_fd=None)
             self.calls.append((name, parameters))

@@ -123,7 +123,7 @@ class Objects:
     async def _verb(self, name: str, method: Method, given: dict[str, Any], caller: Caller) -> Answer:
         options = given.pop("options", {})
         request = values.request(VERBS[name].request, given, options)
-        reply = await self._service.call(name, request, caller)
+        reply = await self._service.call(VERBS[name], request, caller)
         # In a thread, because some hundred workloads would block the event loop for tens of milliseconds.
         return method.output_signature, await self._service.workers.run(Lane.RECORDS, _body, method, reply)
 
@@ -158,7 +158,7 @@ class Objects:
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {interface}")
         wanted = [interface] if interface else own
         if names.GROUP in wanted:
-            reply = await self._service.call("Get", types.KeyRequest(key=_key(call.path)), caller)
+            reply = await self._service.call(VERBS["Get"], types.KeyRequest(key=_key(call.path)), caller)
             assert isinstance(reply, types.GroupReply)
             return group_properties(reply.group)
         return self._log_properties() if names.LOG_CONTROL in wanted else {}

@@ -6,7 +6,7 @@ The checks of a call, from the bytes of the socket to the call of the manager:
 1. ``server.Server``: room for another connection of this user and process, when the connection is accepted.
 2. ``messages.FrameBuffer``: the length of the message, by the rights of the peer, and the number of descriptors.
 3. ``messages.decode_call``: the JSON object of a varlink call.
-4. ``service.Service.resolve``: the interface and the method exist; the peer may call the method
+4. ``service.Service.resolve``: the interface and the method exist; the caller may call the method
    (``access.Policy``); then the types of the parameters.
 5. ``budget.ReplyBudget``: memory for the reply. Calls that change something do not wait for it.
 6. ``verbs.Service``: the policy again, for all interfaces, and for readers a free thread (``workers.Lane``).
@@ -25,12 +25,16 @@ from dataclasses import dataclass
 
 import msgspec
 
+from resctrlmond.api.access import Caller
 from resctrlmond.api.budget import Lease, ReplyBudget
 from resctrlmond.api.connections import HangupWatch, receive
-from resctrlmond.api.peer import Peer, is_trusted
+from resctrlmond.api.errors import name_of, parameters
+from resctrlmond.api.peer import Presence, is_trusted
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import Call, FrameBuffer, Reply, VarlinkError
 from resctrlmond.api.varlink.service import Service
+from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.processes import Descriptor
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +76,8 @@ class Connection:
     def __init__(
         self,
         connection: socket.socket,
-        peer: Peer,
+        caller: Caller,
+        presence: Presence,
         *,
         service: Service,
         limits: Limits,
@@ -81,13 +86,14 @@ class Connection:
         budget: ReplyBudget,
     ) -> None:
         self._budget = budget
-        self.peer = peer
+        self.caller = caller
+        self._presence = presence
         self._socket = connection
         self._service = service
         self._limits = limits
         self._hangups = hangups
         self._internal_error = internal_error
-        trusted = is_trusted(peer.uid)
+        trusted = is_trusted(caller.uid)
         # The kernel closes descriptors of other users.
         self._descriptors_at_once = wire.MAX_DESCRIPTORS if trusted else 0
         self._frames = FrameBuffer(limits.message_bytes if trusted else limits.message_bytes_of_others)
@@ -105,10 +111,9 @@ class Connection:
             task.cancel()
 
     def close(self) -> None:
-        """Close the socket and the peer's pidfd."""
-        self.peer.presence.close()
+        """Close the socket, after all that refers to it."""
+        self._presence.close()
         self._socket.close()
-        self.peer.close()
 
     async def serve(self) -> None:
         """Answer calls, one after another, until the peer closes the connection or violates a rule or limit."""
@@ -117,8 +122,7 @@ class Connection:
                 self._interruptible = False
                 self.idle_since = None
                 descriptors = self._frames.descriptors()
-                self.peer = dataclasses.replace(self.peer, descriptors=descriptors)
-                await self._answer(wire.decode_call(message))
+                await self._answer(wire.decode_call(message), descriptors)
                 # Not after a cancellation: the thread of the call still runs, and may use the descriptors.
                 for descriptor in descriptors:
                     descriptor.close()
@@ -126,7 +130,7 @@ class Connection:
                 self.idle_since = asyncio.get_running_loop().time()
         except OSError as error:
             # ProtocolError and TimeoutError are OSErrors. _outcome() handles the errors of handlers.
-            _log.debug("closed the connection of process %d, uid %d: %s", self.peer.pid, self.peer.uid, error)
+            _log.debug("closed the connection of process %d, uid %d: %s", self.caller.pid, self.caller.uid, error)
 
     async def _receive(self) -> bytes | None:
         # Return the next message; None at the end of file, even within a message.
@@ -150,27 +154,29 @@ class Connection:
         async with asyncio.timeout(self._limits.send_timeout_s):
             await asyncio.get_running_loop().sock_sendall(self._socket, wire.encode(reply))
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: Call, descriptors: tuple[Descriptor, ...]) -> None:
         try:
-            method, parameters = self._service.resolve(call, self.peer)
-        except VarlinkError as error:
+            method, parameters = self._service.resolve(call, self.caller)
+        except (VarlinkError, ResctrlError) as error:
             if not call.oneway:
-                await self._send(wire.error_reply(error))
+                await self._send(_error_reply(error))
             return
+        caller = dataclasses.replace(self.caller, descriptors=descriptors)
+        if call.oneway:
+            caller = dataclasses.replace(caller, waits=lambda: False)
         async with contextlib.AsyncExitStack() as stack:
             lease = await self._leased(stack, method.reply_bytes)
             if call.more and method.stream is not None:
-                await self._answer_stream(call.method, method.stream(parameters, self.peer))
+                await self._answer_stream(call.method, method.stream(parameters, caller))
                 return
-            peer = self.peer.without_presence() if call.oneway else self.peer
-            reply = await self._outcome(call.method, method.handler(parameters, peer))
+            reply = await self._outcome(call.method, method.handler(parameters, caller))
             if not call.oneway:
                 lease.shrink(len(bytes(reply.parameters)))
                 await self._send(reply)
 
     async def _leased(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
         """Wait for a lease. If the peer closes the connection meanwhile, end the task: only calls that read wait."""
-        entering = stack.enter_async_context(self._budget.lease(self.peer.uid, size))
+        entering = stack.enter_async_context(self._budget.lease(self.caller.uid, size))
         if not size:
             return await entering
         task = asyncio.current_task()
@@ -198,16 +204,22 @@ class Connection:
                 await self._send(reply)
 
     async def _outcome(self, method: str, result: Awaitable[msgspec.Struct | None]) -> Reply:
-        """Return the reply with the result of a handler, or with its error. Log errors that are not VarlinkError."""
+        """Return the reply with the result of a handler, or with its error. Log errors that have no name."""
         try:
             try:
                 return Reply(wire.encode_parameters(await result))
-            except VarlinkError as error:
-                return wire.error_reply(error)
+            except (VarlinkError, ResctrlError) as error:
+                return _error_reply(error)
         except (Exception, asyncio.CancelledError):
             # The handler may have awaited a cancelled future, which must not end the connection.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            _log.exception("%s failed for process %d, uid %d", method, self.peer.pid, self.peer.uid)
+            _log.exception("%s failed for process %d, uid %d", method, self.caller.pid, self.caller.uid)
             return Reply(error=self._internal_error)
+
+
+def _error_reply(error: VarlinkError | ResctrlError) -> Reply:
+    if isinstance(error, ResctrlError):
+        error = VarlinkError(name_of(error).varlink, parameters(error))
+    return wire.error_reply(error)

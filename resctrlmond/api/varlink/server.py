@@ -10,14 +10,15 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from resctrlmond.api.access import Caller
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.connections import HangupWatch, has_left
-from resctrlmond.api.peer import Peer, credentials, is_trusted
+from resctrlmond.api.peer import caller_of, credentials, is_trusted
 from resctrlmond.api.varlink.connection import Connection, Limits
 from resctrlmond.api.varlink.messages import VarlinkError
 from resctrlmond.api.varlink.service import Interface, Method, Service
 
-__all__ = ["Interface", "Limits", "Method", "Peer", "Server", "VarlinkError"]
+__all__ = ["Interface", "Limits", "Method", "Server", "VarlinkError"]
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class Server:
                 self._warn("full", f"refused a connection of uid {uid}: too many are open")
                 connection.close()
                 return
-            peer = Peer.of(connection)
+            caller, presence = caller_of(connection)
         except OSError as error:
             self._warn("credentials", f"refused a connection: its peer is unknown: {error}")
             connection.close()
@@ -145,7 +146,8 @@ class Server:
         assert self._hangups is not None
         served = Connection(
             connection,
-            peer,
+            caller,
+            presence,
             service=self._service,
             limits=self._limits,
             hangups=self._hangups,
@@ -154,8 +156,8 @@ class Server:
         )
         task = asyncio.get_running_loop().create_task(served.serve())
         self._connections[task] = served
-        self._by_uid[peer.uid] += 1
-        self._by_process[peer.pid] += 1
+        self._by_uid[caller.uid] += 1
+        self._by_process[caller.pid] += 1
         task.add_done_callback(self._ended)
 
     def _has_room(self, pid: int, uid: int) -> bool:
@@ -175,8 +177,8 @@ class Server:
         self._full[uid] = now
         return False
 
-    def _candidates(self, pid: int, uid: int) -> Callable[[Peer], bool] | None:
-        """Select the peers whose idle connection may be closed for one of this process; None if there is room."""
+    def _candidates(self, pid: int, uid: int) -> Callable[[Caller], bool] | None:
+        """Select the callers whose idle connection may be closed for one of this process; None if there is room."""
         limits = self._limits
         if uid == 0:
             if self._by_process[pid] >= limits.connections_per_process:
@@ -188,13 +190,15 @@ class Server:
             return lambda other: other.uid != 0
         return None
 
-    def _close_idle(self, is_candidate: Callable[[Peer], bool], idle_s: float) -> bool:
+    def _close_idle(self, is_candidate: Callable[[Caller], bool], idle_s: float) -> bool:
         """Close the candidate that has been idle longest. Return False if none has been idle for ``idle_s``."""
         before = asyncio.get_running_loop().time() - idle_s
         idle = [
             (connection.idle_since, task)
             for task, connection in self._connections.items()
-            if connection.idle_since is not None and connection.idle_since <= before and is_candidate(connection.peer)
+            if connection.idle_since is not None
+            and connection.idle_since <= before
+            and is_candidate(connection.caller)
         ]
         if not idle:
             return False
@@ -204,11 +208,11 @@ class Server:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)
-        uid = connection.peer.uid
+        uid = connection.caller.uid
         self._by_uid[uid] -= 1
         if not self._by_uid[uid]:
             del self._by_uid[uid]
-        pid = connection.peer.pid
+        pid = connection.caller.pid
         self._by_process[pid] -= 1
         if not self._by_process[pid]:
             del self._by_process[pid]

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from resctrlmond.api.peer import Peer
+from resctrlmond.api.access import Caller
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import Call, VarlinkError
 
@@ -55,18 +55,18 @@ error ExpectedMore ()
 class Method(Generic[P]):
     """A method: the type of its parameters and its handler.
 
-    ``parameters`` is a struct that forbids unknown fields. ``handler`` returns the reply (None: no fields).
-    ``stream``, if there is one, handles calls with ``more``: each item is a reply, and all but the
-    last have ``continues``. The server closes a stream when the client closes the connection, and when
-    the server stops. Both raise VarlinkError for an error reply. ``check`` raises VarlinkError if the peer may not
-    call the method; it runs before the parameters are decoded. ``reply_bytes`` are reserved in the server's budget
-    before the call, until the client has read the reply.
+    ``parameters`` is a struct that forbids unknown fields. ``check`` fails if the caller may not call the method; it
+    runs before the parameters are decoded. ``handler`` returns the reply (None: no fields). ``stream``, if there is
+    one, handles calls with ``more``: each item is a reply, and all but the last have ``continues``. The server closes
+    a stream when the client closes the connection, and when the server stops. All three raise VarlinkError or
+    ResctrlError for an error reply. ``reply_bytes`` are reserved in the server's budget before the call, until the
+    client has read the reply.
     """
 
     parameters: type[P]
-    handler: Callable[[P, Peer], Awaitable[msgspec.Struct | None]]
-    stream: Callable[[P, Peer], AsyncGenerator[msgspec.Struct, None]] | None = None
-    check: Callable[[Peer], None] | None = None
+    handler: Callable[[P, Caller], Awaitable[msgspec.Struct | None]]
+    stream: Callable[[P, Caller], AsyncGenerator[msgspec.Struct, None]] | None = None
+    check: Callable[[Caller], None] | None = None
     reply_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -120,15 +120,15 @@ class Service:
         self._interfaces = {interface.name: interface for interface in (own, *interfaces)}
         self._info = Info(vendor, product, version, url, list(self._interfaces))
 
-    def resolve(self, call: Call, peer: Peer) -> tuple[Method[Any], Any]:
-        """Return the method that a call of ``peer`` names, and its decoded parameters.
+    def resolve(self, call: Call, caller: Caller) -> tuple[Method[Any], Any]:
+        """Return the method that a call names, which the caller may call, and its decoded parameters.
 
-        Raises VarlinkError if there is no such method, if the peer may not call it, or if the parameters do not fit,
-        and ProtocolError if the parameters are not JSON.
+        Raises VarlinkError if there is no such method or the parameters do not fit, the errors of ``check``, and
+        ProtocolError if the parameters are not JSON.
         """
         method = self._method(call.method)
         if method.check is not None:
-            method.check(peer)
+            method.check(caller)
         if call.upgrade:
             raise VarlinkError(wire.METHOD_NOT_IMPLEMENTED, {"method": call.method})
         try:
@@ -150,8 +150,8 @@ class Service:
         except KeyError:
             raise VarlinkError(wire.INTERFACE_NOT_FOUND, {"interface": name}) from None
 
-    async def _get_info(self, _parameters: _NoParameters, _peer: Peer) -> Info:
+    async def _get_info(self, _parameters: _NoParameters, _caller: Caller) -> Info:
         return self._info
 
-    async def _get_interface_description(self, parameters: _InterfaceName, _peer: Peer) -> _Description:
+    async def _get_interface_description(self, parameters: _InterfaceName, _caller: Caller) -> _Description:
         return _Description(self._interface(parameters.interface).description)
