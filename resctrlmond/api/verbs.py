@@ -80,7 +80,7 @@ _READERS, _OF_ONE_READER = 3, 2
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb. ``run`` is the blocking call; it runs in a thread of ``lane`` after the check of ``access``.
+    """A verb. ``run`` is the blocking call; it runs in a thread of ``lane``, for callers with ``access``.
 
     ``pages`` yields the reply in several parts, for calls with *more* over varlink. ``errors`` are the errors of this
     verb other than ``COMMON_ERRORS``. ``description`` is for the interfaces and the manual page, in the markup of
@@ -112,7 +112,11 @@ class Verb:
 
 
 class Service:
-    """Runs verbs for the interfaces: checks the caller, waits for a thread, and calls the manager."""
+    """Runs verbs for the interfaces: waits for a thread, and calls the manager.
+
+    Each interface checks the access of the caller, in one place (``varlink.service.Service.resolve`` and
+    ``dbus.objects.Objects.resolve``), before it calls a method of this class or of the manager.
+    """
 
     def __init__(self, manager: Manager, policy: Policy, workers: Workers) -> None:
         self.manager = manager
@@ -124,17 +128,15 @@ class Service:
         self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def call(self, verb: Verb, request: types.Request, caller: Caller) -> types.Reply:
-        """Run a verb for a caller. Raises ResctrlError; PermissionDenied before the call of the manager."""
-        self.policy.check(caller, verb.access, verb.name)
+        """Run a verb for a caller that may call it. Raises ResctrlError."""
         async with self.turn(caller):
             return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
 
     async def stream(
         self, verb: Verb, _request: types.NoParameters, caller: Caller
     ) -> AsyncGenerator[types.Reply, None]:
-        """Run a verb that has pages, and yield the pages. Raises ResctrlError."""
+        """Run a verb that has pages for a caller that may call it, and yield the pages. Raises ResctrlError."""
         assert verb.pages is not None
-        self.policy.check(caller, verb.access, verb.name)
         found = verb.pages(self.manager)
         while True:
             async with self.turn(caller):

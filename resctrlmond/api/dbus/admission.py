@@ -3,7 +3,8 @@
 
 The checks of a call, in order:
 
-0. The bus: its policy for the destination and the interface (``systemd/org.resctrlmon1.dbus.conf``).
+0. The bus: only root and the members of the group resctrlmon may send messages to the daemon
+   (``systemd/org.resctrlmon1.dbus.conf``).
 1. ``gate.Gate``: the length and the form of the header.
 2. ``Admission``, before the body is read: the caller expects a reply or changes something; the length of the body;
    the number of calls of the sender. If the credentials of the sender are known already: unread replies of the user,
@@ -12,12 +13,13 @@ The checks of a call, in order:
    of step 2 again, and the queue of the user. While many senders are unknown, the calls of senders that have left the
    bus are dropped first.
 4. The D-Bus library decodes the message.
-5. ``server._Connection``: unread replies of the user and ``budget.ReplyBudget``. Calls of root that change something
+5. ``objects.Objects.resolve``: the object, the interface, the method and its signature; the rights
+   (``access.Policy``). This check decides: that of steps 2 and 3 only keeps calls from being decoded.
+6. ``server._Connection``: unread replies of the user and ``budget.ReplyBudget``. Calls of root that change something
    do not wait.
-6. ``objects.Objects``: the object, the interface, the method and its signature, the rights; then the types of the
-   arguments (``values.request``).
-7. ``verbs.Service``: the policy again, for all interfaces, and for readers a free thread (``workers.Lane``).
-8. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
+7. ``values.request``: the types of the arguments.
+8. ``verbs.Service``: for readers a free thread (``workers.Lane``).
+9. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
 """
 
 from __future__ import annotations

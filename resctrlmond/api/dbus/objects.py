@@ -14,7 +14,7 @@ from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.interfaces import INTERFACES, Method
 from resctrlmond.api.dbus.library import DBusError, Message, Variant
 from resctrlmond.api.lists import MAX_LIST_BYTES, bounded
-from resctrlmond.api.verbs import VERBS, Service, group_of
+from resctrlmond.api.verbs import VERBS, Service, Verb, group_of
 from resctrlmond.api.workers import Lane
 from resctrlmond.resctrl.errors import PermissionDenied
 from resctrlmond.workloads.manager import Manager
@@ -67,6 +67,21 @@ class Header(Protocol):
     def signature(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The method that a call names; ``verb`` is None for the standard interfaces."""
+
+    interface: str
+    method: Method
+    access: Access
+    verb: Verb | None = None
+
+    @property
+    def reply_bytes(self) -> int:
+        """Return the bytes to reserve for the reply; 0 for calls that change something."""
+        return MAX_LIST_BYTES if self.access is Access.READ else 0
+
+
 class Objects:
     """Handles method calls. The policy of the service also applies to the standard interfaces."""
 
@@ -74,58 +89,53 @@ class Objects:
         self._service = service
         self._log = log
 
-    async def answer(self, call: Message, caller: Caller) -> Answer:
-        """Return the reply to a call of any interface except Peer. Raises ResctrlError, DBusError."""
-        self.check(call, caller)
-        interface, method = self._method(call)
-        given = {argument.name: value for argument, value in zip(method.inputs, call.body, strict=True)}
-        match interface:
-            case names.MANAGER:
-                return await self._verb(str(call.member), method, given, caller)
-            case names.GROUP:
-                return await self._verb(str(call.member), method, {"key": _key(call.path), **given}, caller)
-        return method.output_signature, await self._standard(f"{interface}.{call.member}", call, caller)
+    def check(self, header: Header, caller: Caller) -> None:
+        """Raise the error with which ``resolve`` would refuse the decoded call.
 
-    def check(self, call: Header, caller: Caller) -> None:
-        """Check the header of a call: the method exists, and the caller may call it.
-
-        Raises DBusError, PermissionDenied.
+        Only an optimization: the body of a call that would be refused need not be decoded.
         """
-        if call.interface == names.PEER:
-            return
-        interface, _ = self._method(call)
-        if interface in (names.MANAGER, names.GROUP):
-            self._service.policy.check(caller, VERBS[str(call.member)].access, str(call.member))
-            return
+        # The library answers calls of Peer.
+        if header.interface != names.PEER:
+            self.resolve(header, caller)
+
+    def resolve(self, call: Header, caller: Caller) -> Target:
+        """Return the target of a call if the caller may call it. Raises DBusError, PermissionDenied.
+
+        No other code checks the access of a decoded call.
+        """
+        target = self._target(call)
+        if target.verb is not None:
+            self._service.policy.check(caller, target.access, target.verb.name)
+            return target
         # The names of the groups' objects are the keys of workloads, which not all users may read.
-        if interface == names.INTROSPECTABLE and not str(call.path).startswith(names.GROUPS):
-            return
+        if target.interface == names.INTROSPECTABLE and not str(call.path).startswith(names.GROUPS):
+            return target
         try:
-            access = Access.WRITE if call.member == "Set" else Access.READ
-            self._service.policy.check(caller, access, f"{interface}.{call.member}")
+            self._service.policy.check(caller, target.access, f"{target.interface}.{call.member}")
         except PermissionDenied as error:
             # The standard error for the standard interfaces; PermissionDenied is for the verbs.
             raise DBusError(ACCESS_DENIED, values.text(str(error))) from error
+        return target
+
+    async def answer(self, target: Target, call: Message, caller: Caller) -> Answer:
+        """Return the reply to a call with the target that ``resolve`` returned. Raises ResctrlError, DBusError."""
+        if target.verb is None:
+            body = await self._standard(f"{target.interface}.{call.member}", call, caller)
+            return target.method.output_signature, body
+        given = {argument.name: value for argument, value in zip(target.method.inputs, call.body, strict=True)}
+        options = given.pop("options", {})
+        if target.interface == names.GROUP:
+            given["key"] = _key(call.path)
+        request = values.request(target.verb.request, given, options)
+        reply = await self._service.call(target.verb, request, caller)
+        # In a thread, because some hundred workloads would block the event loop for tens of milliseconds.
+        body = await self._service.workers.run(Lane.RECORDS, _body, target.method, reply)
+        return target.method.output_signature, body
 
     def changes(self, call: Header) -> bool:
         """Return whether a call may change something, so that it is useful without a reply."""
         verb = VERBS.get(str(call.member))
         return call.member == "Set" or (verb is not None and verb.access is Access.WRITE)
-
-    def reply_bytes(self, call: Message) -> int:
-        """Return the bytes to reserve for the reply; 0 for a short reply and for calls that change something."""
-        if call.interface in (None, names.MANAGER, names.GROUP) and str(call.member) in VERBS:
-            return VERBS[str(call.member)].reply_bytes and MAX_LIST_BYTES
-        return 0 if call.member == "Set" else MAX_LIST_BYTES
-
-    # -- the interfaces of org.resctrlmon1
-
-    async def _verb(self, name: str, method: Method, given: dict[str, Any], caller: Caller) -> Answer:
-        options = given.pop("options", {})
-        request = values.request(VERBS[name].request, given, options)
-        reply = await self._service.call(VERBS[name], request, caller)
-        # In a thread, because some hundred workloads would block the event loop for tens of milliseconds.
-        return method.output_signature, await self._service.workers.run(Lane.RECORDS, _body, method, reply)
 
     # -- the standard interfaces
 
@@ -191,8 +201,8 @@ class Objects:
 
     # -- steps
 
-    def _method(self, call: Header) -> tuple[str, Method]:
-        """Return the interface and the method of a call. The caller may omit the interface."""
+    def _target(self, call: Header) -> Target:
+        """Return the target of a call of any interface except Peer. The caller may omit the interface."""
         has = (*_interfaces_at(str(call.path)), *names.STANDARD)
         if call.interface and call.interface not in has:
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {call.interface}")
@@ -203,7 +213,10 @@ class Objects:
                     raise DBusError(
                         values.INVALID_ARGS, f"{call.member} takes ({method.input_signature}), not ({call.signature})"
                     )
-                return interface, method
+                if interface in (names.MANAGER, names.GROUP):
+                    verb = VERBS[str(call.member)]
+                    return Target(interface, method, verb.access, verb)
+                return Target(interface, method, Access.WRITE if call.member == "Set" else Access.READ)
         raise DBusError(UNKNOWN_METHOD, f"{call.path} has no method {call.member}")
 
 

@@ -242,11 +242,12 @@ class _Connection:
         try:
             waits = self._presence(call, sender, time.monotonic())
             caller = replace(admitted.caller, waits=waits, descriptors=admitted.descriptors)
-            size = self._objects.reply_bytes(call)
+            target = self._objects.resolve(call, caller)
+            size = target.reply_bytes
             is_trusted = self._service.policy.is_privileged(caller)
             # Calls of root that change something never wait for unread replies.
             async with self._lease(caller.uid, size, is_limited=bool(size) or not is_trusted):
-                signature, body = await self._objects.answer(call, caller)
+                signature, body = await self._objects.answer(target, call, caller)
                 async with contextlib.nullcontext() if is_trusted else self._pace.turn(self._bus, body):
                     if wants_reply(call):
                         self._bus.post(Message.new_method_return(call, signature, body))

@@ -7,9 +7,9 @@ The checks of a call, from the bytes of the socket to the call of the manager:
 2. ``messages.FrameBuffer``: the length of the message, by the rights of the peer, and the number of descriptors.
 3. ``messages.decode_call``: the JSON object of a varlink call.
 4. ``service.Service.resolve``: the interface and the method exist; the caller may call the method
-   (``access.Policy``); then the types of the parameters.
+   (``access.Policy``, only here); then the types of the parameters.
 5. ``budget.ReplyBudget``: memory for the reply. Calls that change something do not wait for it.
-6. ``verbs.Service``: the policy again, for all interfaces, and for readers a free thread (``workers.Lane``).
+6. ``verbs.Service``: for readers a free thread (``workers.Lane``).
 7. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
 """
 
