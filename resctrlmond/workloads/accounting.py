@@ -179,7 +179,7 @@ def _counted(run: _Run) -> _Delta:
         return _Delta(
             max(0, past.carried + end.number - base),
             Quality.ESTIMATED,
-            f"{domain} began from 0 again during the run, or had no counter for a time: some use is missing",
+            f"{domain} began from 0 again, went back, or had no counter for a time: some use is missing",
         )
     if begin is None:
         return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")

@@ -16,10 +16,10 @@ class LastRead(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last readings of one domain: the kernel's text of each event in ``values``.
 
     ``time`` is that of the reading (RFC 3339, UTC), "" if the domain was not read since the baseline.
-    ``inode`` is that of the domain's directory. ``carried`` has each event that restarted from 0, or had no counter
-    for a time, with its count before that. ``known`` has each event without a number in the last reading, with its
-    last number. ``gaps`` names the events for which a reading since the baseline had no number, except if that means
-    that nothing was used.
+    ``inode`` is that of the domain's directory. ``carried`` has each event that decreased, or had no counter for a
+    time, with its count before it restarted from 0; that is 0 if the decrease is too small for a restart. ``known``
+    has each event without a number in the last reading, with its last number. ``gaps`` names the events for which a
+    reading since the baseline had no number, except if that means that nothing was used.
     """
 
     time: str
@@ -34,8 +34,8 @@ class LastRead(msgspec.Struct, frozen=True, omit_defaults=True):
 class Past:
     """The history of one counter between baseline and end.
 
-    ``carried``: its count before it restarted from 0, None if it did not restart. ``known``: its last number, None if
-    the last reading has a number. ``has_gap``: a reading had no number.
+    ``carried``: its count before it restarted from 0, or 0 if it decreased without a restart; None if neither
+    happened. ``known``: its last number, None if the last reading has a number. ``has_gap``: a reading had no number.
     """
 
     carried: int | None = None
@@ -137,6 +137,9 @@ def _carried(
             number = parse_value(str(last.known.get(reading.event, ""))).number
         if reading.value.number is None and (number is not None or not reading.value.says_never_active(of)):
             gaps.add(reading.event)
+        if number is not None and reading.value.number is not None and reading.value.number < number:
+            # A counter that only counts never decreases, so the total is not exact, however small the decrease is.
+            carried.setdefault(reading.event, 0)
         if not of.restarts:
             if reading.value.number is None and number is not None:
                 known[reading.event] = f"{number:f}" if isinstance(number, Decimal) else number
@@ -144,7 +147,7 @@ def _carried(
         # On AMD, a counter that is given to another group reads "Unavailable", and restarts from 0 when it returns.
         counted = int(number or 0)
         # A change of the counter mode creates no new directory, so only the value shows the reset. A smaller decrease
-        # is noise: handled as a reset, it would count the earlier use twice.
+        # may be noise: handled as a reset, it would count the earlier use twice.
         went_back = reading.value.number is not None and reading.value.number * 2 < counted
         is_another = last.inode and reading.inode and last.inode != reading.inode
         # Without a hardware counter (AMD's ABMC) nothing is counted, and the next counter starts from 0. This is
@@ -153,9 +156,6 @@ def _carried(
         if went_back or is_another or is_taken:
             carried[reading.event] = carried.get(reading.event, 0) + counted
             counted = 0
-        elif reading.value.number is not None and reading.value.number * 10 < counted * 9:
-            # Too large for noise, too small for a certain reset: add nothing, but the total is not exact.
-            carried.setdefault(reading.event, 0)
         if reading.value.number is None and counted:
             known[reading.event] = counted
     return carried, known, tuple(sorted(gaps))

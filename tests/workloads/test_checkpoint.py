@@ -230,14 +230,32 @@ def test_a_counter_that_began_from_0_under_the_same_roof_is_seen_by_its_value() 
 
     assert after("100", "20", "30") == {TRAFFIC: 100}
     assert after("100", "20", "30", "5", "9") == {TRAFFIC: 130}
-    assert after("100", "150", "148", "200") == {}
-    # Neither noise nor surely a new beginning: it is marked, and nothing is counted twice.
+    # Noise, or a new beginning: it is marked, and nothing is counted twice.
     assert after("100", "80", "150") == {TRAFFIC: 0}
+    assert after("100", "150", "148", "200") == {TRAFFIC: 0}
     assert after("100", "Unavailable", "200") == {}
     # AMD's counters read so when they are handed to another group, and begin from 0 when they are back.
     assert after("100", "Unavailable", "20") == {TRAFFIC: 100}
     assert after("100", "Unavailable", "Error", "20", "Unavailable", "30") == {TRAFFIC: 100}
     assert after("100", "Unavailable", "Unassigned", "20") == {TRAFFIC: 100}
+
+
+@pytest.mark.parametrize("name", [TRAFFIC, "core_energy"])
+@pytest.mark.parametrize("end", ["950", "999"])
+def test_total_is_not_exact_after_a_counter_went_back(name: str, end: str) -> None:
+    """A decrease of up to a tenth since the last checkpoint was taken for noise, and the total was exact."""
+
+    def read(text: str) -> list[Reading]:
+        return [Reading("d", name, parse_value(text), 7)]
+
+    kept = checkpoint.of_baseline(read("100"), {"d": 7})
+    for text in ("1000", end):
+        kept = checkpoint.with_readings(
+            kept, "now", read(text), lambda: checkpoint.of_baseline(read("100"), {"d": 7})
+        )
+    (total,) = totals(read("100"), read(end), past=checkpoint.past_of(kept))
+    assert (total.number, total.quality) == (int(end) - 100, Quality.ESTIMATED)
+    assert "went back" in total.reason
 
 
 def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
