@@ -123,8 +123,7 @@ def _joined(workload: Workload, member: Member, assignment: Assignment) -> Workl
         assignment.priority,
         fitting=assignment.is_from_runtime,
     )
-    workload = replace(workload, pod_cgroup=assignment.pod_cgroup or workload.pod_cgroup)
-    return workload.with_late(member) if member.late else workload
+    return replace(workload, pod_cgroup=assignment.pod_cgroup or workload.pod_cgroup)
 
 
 def _group_for(ctx: Context, txn: Transaction, where: Membership | None, assignment: Assignment) -> Group:
@@ -252,7 +251,9 @@ def _undo(
 
 def _with_baseline_of(before: Workload, group: Group) -> Group:
     old = before.group(group.folder)
-    return group if old is None else replace(group, baseline=old.baseline, late_reasons=old.late_reasons)
+    if old is None or old.created_ns != group.created_ns:
+        return group  # it was created again in another class, and has another baseline
+    return replace(group, baseline=old.baseline, late_reasons=old.late_reasons)
 
 
 def _hides_joiners(member: Member) -> str:

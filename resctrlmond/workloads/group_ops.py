@@ -141,8 +141,15 @@ def _is_recorded(ctx: Context, found: Found) -> bool:
 def write_baseline(
     ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
 ) -> Group:
-    """Read the begin values, and write them. Return the group, standing."""
+    """Read the begin values, and write them. Return the group, standing.
+
+    A group that is created again in another class keeps the quality of its first baseline and the reasons.
+    """
     ctx.memory.mounted_on[group.nonce] = ctx.tree.mounting()
+    if group.inodes:
+        quality = worst(quality, group.baseline)
+    else:
+        group = replace(group, late_reasons=())  # of another directory, which has been removed
     if quality is not Quality.UNKNOWN:
         group, quality = _cleared(ctx, txn.key, group, quality)
     group = replace(group, created_at=utc_now(), created_ns=boot_ns())
@@ -302,7 +309,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
             with undoing(txn.key):
                 txn.save(before)
             raise
-        create(ctx, txn, moving, group.baseline)
+        create(ctx, txn, moving)
         return txn.workload
     try:
         _relocated(ctx, txn, settled, group, target)

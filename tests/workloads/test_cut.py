@@ -344,6 +344,23 @@ def test_mark_that_cannot_be_written_to_a_full_run_folder_is_not_lost(
     assert Quality.EXACT not in qualities(host)
 
 
+def test_assign_that_fails_in_a_full_run_folder_leaves_the_totals_exact(
+    small_simulation: str, process: Start, small_run: Callable[[int], str]
+) -> None:
+    """The group stayed late without a reason, because of a member that was rejected before it was moved."""
+    host = Host(small_simulation, small_run(1000))
+    child, other = process(), process()
+    host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False))
+    small_run(inodes(host.run))
+    with pytest.raises(NotWritten):
+        host.manager.assign(assignment(CTR, other.pid, "oci", member="c2", late=True))
+    assert qualities(host) == {Quality.EXACT}
+    small_run(1000)
+    host.manager.maintenance.tick()
+    assert qualities(host) == {Quality.EXACT}
+    host.manager.release(CTR, owner="oci")
+
+
 def test_quality_file_is_not_better_while_a_mark_cannot_be_written(
     small_simulation: str, process: Start, small_run: Callable[[int], str]
 ) -> None:

@@ -20,8 +20,9 @@ from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import ROOT_FOLDER, State
 from resctrlmond.workloads.requests import Assignment
-from tests.workloads.conftest import UID, Host, assignment, join
+from tests.workloads.conftest import UID, Host, assignment, join, own_host, when_all_stand
 from tests.workloads.test_cut import CTR, Fuse, cut, forget, fuse
+from tests.workloads.test_interference import react, write
 
 __all__ = ["fuse"]
 
@@ -270,6 +271,23 @@ def test_a_group_that_is_to_be_made_anew_elsewhere_and_cannot_be_removed_is_not_
         host.manager.assign(assignment(CTR, child.pid))
         assert host.tree.membership(child.pid) == Membership("gold", CTR)
         assert [found.ref.class_ for found in host.ours()] == ["gold"]
+
+
+def test_a_group_that_waits_for_an_rmid_in_another_class_keeps_its_mark(tmp_path: Path) -> None:
+    """Linux 6.1 moves no groups, and another program takes the RMID meanwhile. The second baseline was exact."""
+    with own_host(tmp_path, "intel-rdt", 8, kernel="6.1") as host:
+        host.make_class("gold")
+        host.manager.create("k", owner="other")
+        write(host, "mon_groups/k/cpus", "1")
+        react(host)
+        before = host.manager.get("k").first
+        assert before.baseline is Quality.ESTIMATED
+        Control(host.mountpoint).set_faults(
+            Fault(on=Operation.MKDIR, group="gold/mon_groups/k", answer="ENOSPC", times=1)
+        )
+        assert host.manager.move("k", "gold").state is State.PENDING
+        after = when_all_stand(host, "k").first
+        assert (after.class_, after.baseline, after.late_reasons) == ("gold", Quality.ESTIMATED, before.late_reasons)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.accounting import Quality
-from tests.workloads.conftest import Host, assignment
+from resctrlmond.workloads.errors import LimitExceeded
+from tests.workloads.conftest import Host, assignment, own_host
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -71,3 +72,35 @@ def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
     totals = one_rmid.manager.read("k")[2]
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all("tasks that do not belong to it were in the group" in total.reason for total in totals)
+
+
+def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fails(
+    tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux 6.1 moves no groups. The undo restored the quality of the group that had been removed."""
+    stranger = process().pid
+    gold = GroupRef("gold", "k").path
+    create, write_task = Tree.create, Tree.write_task
+
+    def create_occupied(self: Tree, ref: GroupRef, nonce: int) -> Found:
+        found = create(self, ref, nonce)
+        write_task(self, gold, stranger)
+        return found
+
+    def put_again(self: Tree, directory: str, tid: int) -> None:
+        """As a task that forks all the time: another one is in the group each time."""
+        write_task(self, directory, tid)
+        if tid == stranger:
+            write_task(self, gold, tid)
+
+    with own_host(tmp_path, "intel-rdt", 8, kernel="6.1") as host:
+        host.make_class("gold")
+        host.tree.write_task("gold", stranger)
+        assert host.manager.create("k", owner="other").first.baseline is Quality.EXACT
+        monkeypatch.setattr(Tree, "create", create_occupied)
+        monkeypatch.setattr(Tree, "write_task", put_again)
+        monkeypatch.setattr("resctrlmond.workloads.store.MAX_LIVING_MEMBERS", 0)
+        with pytest.raises(LimitExceeded):
+            host.manager.assign(assignment("k", process().pid, class_="gold", allow_class_change=True))
+        after = host.manager.get("k").first
+        assert (after.class_, after.baseline) == ("gold", Quality.ESTIMATED)
