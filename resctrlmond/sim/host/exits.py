@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Self
 
-from resctrlmond.sim.host.forks import numbers_are_the_hosts
+from resctrlmond.sim.host import netlink
 from resctrlmond.sim.kernel.tasks import Exit
 
 _NETLINK_GENERIC = 16
@@ -23,14 +23,10 @@ _TASKSTATS_CMD_GET, _TASKSTATS_CMD_ATTR_REGISTER_CPUMASK = 1, 3
 _TASKSTATS_TYPE_PID, _TASKSTATS_TYPE_STATS, _TASKSTATS_TYPE_AGGR_PID = 1, 3, 4
 _CPU_RUN_VIRTUAL_TOTAL = 72  # its offset in struct taskstats: the scheduler's count, in nanoseconds
 _BROKEN_LAYOUT = 15  # the only version with other fields before it
-_SO_RCVBUFFORCE = 33
-_BUFFER_BYTES = 64 << 20
-_MOST_BYTES = 16 << 10
 
-_NETLINK_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _GENERIC_HEADER = struct.Struct("=BBH")  # command, version, reserved
 _ATTRIBUTE_HEADER = struct.Struct("=HH")  # length, type
-_PAYLOAD_OFFSET = _NETLINK_HEADER.size + _GENERIC_HEADER.size
+_PAYLOAD_OFFSET = netlink.HEADER.size + _GENERIC_HEADER.size
 
 
 def _message(family: int, flags: int, command: int, attribute: int, value: bytes) -> bytes:
@@ -40,7 +36,7 @@ def _message(family: int, flags: int, command: int, attribute: int, value: bytes
         _ATTRIBUTE_HEADER.size + len(value), attribute
     )
     body += value + b"\0" * (-len(value) % 4)
-    return _NETLINK_HEADER.pack(_NETLINK_HEADER.size + len(body), family, flags, 0, 0) + body
+    return netlink.HEADER.pack(netlink.HEADER.size + len(body), family, flags, 0, 0) + body
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -70,36 +66,17 @@ def parse_exit(message: bytes) -> Exit | None:
     return None
 
 
-class ExitRecords:
+class ExitRecords(netlink.Subscription):
     """A subscription to the exits on all CPUs (kernel/taskstats.c).
 
     The record of an exit is in the queue before any process can wait for the thread. It does not have the work of the
-    kernel after that, such as freeing its memory. Records are lost while the queue of 64 MiB is full; ``has_missed``
-    states that some were.
+    kernel after that, such as freeing its memory.
     """
-
-    def __init__(self, records: socket.socket) -> None:
-        self._records = records
-        self.has_missed = False
 
     @classmethod
     def open(cls) -> Self | None:
         """Subscribe. Return None if the kernel refuses: without CAP_NET_ADMIN, or not in the host's namespace."""
-        if not numbers_are_the_hosts():
-            return None
-        try:
-            records = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_GENERIC)
-        except OSError:
-            return None
-        try:
-            records.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
-            records.bind((0, 0))
-            cls._register(records)
-            records.setblocking(False)
-        except OSError:
-            records.close()
-            return None
-        return cls(records)
+        return cls._open(_NETLINK_GENERIC, 0, cls._register)
 
     @staticmethod
     def _register(records: socket.socket) -> None:
@@ -107,38 +84,22 @@ class ExitRecords:
         records.settimeout(5)
         ask = _message(_GENL_ID_CTRL, _NLM_F_REQUEST, _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_NAME, b"TASKSTATS")
         records.send(ask)
-        answer = records.recv(_MOST_BYTES)
+        answer = records.recv(netlink.MAX_BYTES)
         family = dict(attributes(answer[_PAYLOAD_OFFSET:])).get(_CTRL_ATTR_FAMILY_ID)
-        if family is None or _NETLINK_HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:
+        if family is None or netlink.HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         (number,) = struct.unpack("=H", family)
         cpus = f"0-{os.sysconf('SC_NPROCESSORS_CONF') - 1}".encode()
         flags = _NLM_F_REQUEST | _NLM_F_ACK
         records.send(_message(number, flags, _TASKSTATS_CMD_GET, _TASKSTATS_CMD_ATTR_REGISTER_CPUMASK, cpus))
         while True:
-            answer = records.recv(_MOST_BYTES)
-            if _NETLINK_HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:  # success is reported as error 0
-                (code,) = struct.unpack_from("=i", answer, _NETLINK_HEADER.size)
+            answer = records.recv(netlink.MAX_BYTES)
+            if netlink.HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:  # success is reported as error 0
+                (code,) = struct.unpack_from("=i", answer, netlink.HEADER.size)
                 if code:
                     raise OSError(-code, os.strerror(-code))
                 return
 
     def drain(self) -> list[Exit]:
         """Return the exits since the last call, in order."""
-        exits: list[Exit] = []
-        while True:
-            try:
-                message, (sender, _groups) = self._records.recvfrom(_MOST_BYTES)
-            except BlockingIOError:
-                return exits
-            except OSError as failure:
-                if failure.errno != errno.ENOBUFS:  # ENOBUFS reports once that records were lost
-                    raise
-                self.has_missed = True
-                continue
-            if sender == 0 and (found := parse_exit(message)):
-                exits.append(found)
-
-    def close(self) -> None:
-        """End the subscription."""
-        self._records.close()
+        return [found for message in self._received() if (found := parse_exit(message))]
