@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -206,6 +207,26 @@ def when_all_stand(host: Host, key: str) -> Workload:
         time.sleep(0.1)
         host.manager.maintenance.tick()
     return host.manager.get(key)
+
+
+@contextmanager
+def locked(host: Host, key: str) -> Iterator[None]:
+    """Hold the key's transaction in another thread within the context, as a call that hangs in the kernel does."""
+    is_locked, is_over = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with host.manager.context.store.transaction(key):
+            is_locked.set()
+            is_over.wait(60)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    try:
+        assert is_locked.wait(60)
+        yield
+    finally:
+        is_over.set()
+        caller.join()
 
 
 @pytest.fixture

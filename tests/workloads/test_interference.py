@@ -79,9 +79,23 @@ def wait_a_tick() -> None:
         time.sleep(0.001)
 
 
+def ended_pid(process: Start) -> int:
+    """Return the number of a process that has ended."""
+    ended = process()
+    ended.kill()
+    ended.wait()
+    return ended.pid
+
+
 def wait_until_gone(tid: int) -> None:
     while (found := processes.stat(tid)) is not None and not found.is_exiting:
         time.sleep(0.001)
+
+
+def end_thread(puppet: Puppet, tid: int) -> None:
+    """End a thread of the puppet, and wait until the kernel has removed it from its group."""
+    puppet.do(f"end {tid}")
+    wait_until_gone(tid)
 
 
 def react(host: Host) -> None:
@@ -258,8 +272,7 @@ def test_a_task_that_is_moved_out_and_ends_at_once_makes_every_workload_estimate
     thread = ask(puppet, "thread")
     react(host)
     write(host, f"{directory}/tasks".lstrip("/"), thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
+    end_thread(puppet, thread)
     said(host, Quality.ESTIMATED, ENDED)
     said(host, Quality.ESTIMATED, os.path.join(host.mountpoint, directory, "tasks"), "other")
 
@@ -269,8 +282,7 @@ def test_a_task_that_is_moved_to_another_workload_and_ends_at_once_makes_both_es
 ) -> None:
     thread = ask(puppet, "thread")
     write(host, f"{other.first.ref.path}/tasks", thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
+    end_thread(puppet, thread)
     said(host, Quality.ESTIMATED, ENDED)
     said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
 
@@ -313,8 +325,7 @@ def test_a_task_that_was_forked_in_a_class_explains_no_write_to_it(
         is_exact(host)
         thread = ask(puppet, "thread")
         write(host, f"{class_}/tasks", thread)
-        puppet.do(f"end {thread}")
-        wait_until_gone(thread)
+        end_thread(puppet, thread)
         ask(theirs, "fork")
         ask(theirs, "thread")
         said(host, Quality.ESTIMATED, ENDED)
@@ -325,8 +336,7 @@ def test_a_workload_that_is_created_after_the_write_stays_exact(
 ) -> None:
     thread = ask(puppet, "thread")
     write(host, f"{class_}/tasks", thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
+    end_thread(puppet, thread)
     host.manager.assign(assignment("later", process().pid))
     said(host, Quality.ESTIMATED, ENDED)
     is_exact(host, "later")
@@ -337,8 +347,7 @@ def test_a_workload_that_ends_before_anybody_looks_is_estimated(
 ) -> None:
     thread = ask(puppet, "thread")
     write(host, f"{class_}/tasks", thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
+    end_thread(puppet, thread)
     totals = host.manager.release("k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
     assert all(ENDED in total.reason for total in totals)
@@ -353,8 +362,7 @@ def test_a_task_that_ends_before_its_workload_is_looked_at_makes_it_late(
     thread = ask(puppet, "thread")
     write(host, f"{class_}/tasks", thread)
     host.manager.react()
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
+    end_thread(puppet, thread)
     looks._inspect_not_before = 0.0
     said(host, Quality.LATE, TAKEN)
     is_exact(host, "other")
@@ -369,8 +377,7 @@ def test_a_group_that_is_gone_before_anybody_looks_makes_every_workload_estimate
         react(host)
     thread = ask(puppet, "thread")
     write(host, f"{theirs.path}/tasks", thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
+    end_thread(puppet, thread)
     os.rmdir(host.tree.full_path(theirs))
     said(host, Quality.ESTIMATED, GONE)
 
@@ -495,13 +502,11 @@ def test_writes_of_the_daemon_hide_no_write_of_another_program(
     host: Host, workload: Workload, process: Start, puppet: Puppet
 ) -> None:
     """All of them before the daemon reads the events: one that the kernel carries out, and one that it refuses."""
-    ended = process()
-    ended.kill()
-    ended.wait()
+    ended = ended_pid(process)
     react(host)
     host.tree.write_task(workload.first.ref.path, puppet.pid)
     with pytest.raises(NoSuchProcess):
-        host.tree.write_task(workload.first.ref.path, ended.pid)
+        host.tree.write_task(workload.first.ref.path, ended)
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
     said(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
@@ -594,11 +599,11 @@ def open_truncated(host: Host, directory: str) -> int:
     return os.open(os.path.join(host.mountpoint, directory, "tasks"), os.O_WRONLY | os.O_TRUNC)
 
 
-def ended_pid(process: Start) -> int:
-    ended = process()
-    ended.kill()
-    ended.wait()
-    return ended.pid
+def write_refused(fd: int, tid: int) -> None:
+    """Write a task that has ended to an open tasks file, which the kernel refuses, and close the file."""
+    with pytest.raises(ProcessLookupError):
+        os.write(fd, b"%d\n" % tid)
+    os.close(fd)
 
 
 @pytest.mark.parametrize("is_seen_open", [True, False])
@@ -611,9 +616,7 @@ def test_refused_write_with_truncation_is_taken_for_a_write(
     fd = open_truncated(host, class_)
     if is_seen_open:
         host.manager.react()
-    with pytest.raises(ProcessLookupError):
-        os.write(fd, b"%d\n" % tid)
-    os.close(fd)
+    write_refused(fd, tid)
     said(host, Quality.ESTIMATED, ENDED)
 
 
@@ -634,11 +637,8 @@ def test_refused_write_does_not_hide_another_one_through_the_same_file(
     react(host)
     fd = open_truncated(host, class_)
     os.write(fd, b"%d\n" % thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
-    with pytest.raises(ProcessLookupError):
-        os.write(fd, b"%d\n" % tid)
-    os.close(fd)
+    end_thread(puppet, thread)
+    write_refused(fd, tid)
     said(host, Quality.ESTIMATED, ENDED)
 
 
@@ -650,11 +650,8 @@ def test_refused_write_does_not_hide_another_write(
     fd = open_truncated(host, "")
     host.manager.react()
     write(host, f"{class_}/tasks", thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
-    with pytest.raises(ProcessLookupError):
-        os.write(fd, b"%d\n" % tid)
-    os.close(fd)
+    end_thread(puppet, thread)
+    write_refused(fd, tid)
     said(host, Quality.ESTIMATED, ENDED)
 
 
@@ -669,8 +666,7 @@ def test_earlier_refusal_does_not_hide_a_write(
     fd = open_truncated(host, class_)
     host.manager.react()
     os.write(fd, b"%d\n" % thread)
-    puppet.do(f"end {thread}")
-    wait_until_gone(thread)
+    end_thread(puppet, thread)
     os.close(fd)
     said(host, Quality.ESTIMATED, ENDED)
 
@@ -687,8 +683,7 @@ def test_write_through_a_file_that_stays_open_is_judged(
         os.write(fd, b"%d\n" % process().pid)
         is_exact(host)
         os.write(fd, b"%d\n" % thread)
-        puppet.do(f"end {thread}")
-        wait_until_gone(thread)
+        end_thread(puppet, thread)
         said(host, Quality.ESTIMATED, ENDED)
     finally:
         os.close(fd)

@@ -8,7 +8,6 @@ import errno
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +28,7 @@ from resctrlmond.workloads.plan import RECOVERED
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.store import Transaction, encode
 from tests.workloads.builders import workload
-from tests.workloads.conftest import UID, Host, assignment, join
+from tests.workloads.conftest import UID, Host, assignment, join, locked
 
 CTR = "4d" * 32
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -499,21 +498,10 @@ def test_tick_skips_locked_workloads(host: Host, process: Start) -> None:
     host.manager.assign(assignment("other", other.pid, "oci"))
     end(held)
     end(other)
-    holding, let_go = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        with host.manager.context.store.transaction("held"):
-            holding.set()
-            let_go.wait(60)
-
-    verb = threading.Thread(target=hang)
-    verb.start()
-    holding.wait(60)
-    host.manager.maintenance.tick()
-    assert host.manager.get("other").state is State.COMPLETED
-    assert host.manager.get("held").state is State.ACTIVE
-    let_go.set()
-    verb.join()
+    with locked(host, "held"):
+        host.manager.maintenance.tick()
+        assert host.manager.get("other").state is State.COMPLETED
+        assert host.manager.get("held").state is State.ACTIVE
     host.manager.maintenance.tick()
     assert host.manager.get("held").state is State.COMPLETED
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -24,7 +23,7 @@ from resctrlmond.workloads.model import PriorRuns, State
 from resctrlmond.workloads.plan import MAX_RESUME_S, losses_in_a_row, resumes_after_s
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save, total_of, workload
-from tests.workloads.conftest import UID, Host, assignment, own_host
+from tests.workloads.conftest import UID, Host, assignment, locked, own_host
 from tests.workloads.test_cut import CTR, Fuse, cut, forget, fuse
 
 __all__ = ["fuse"]
@@ -171,19 +170,8 @@ def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Pa
         host.manager.assign(assignment("k", process().pid))
         assert unmount(host.mountpoint)
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8):
-        holding, let_go = threading.Event(), threading.Event()
-
-        def call() -> None:
-            with host.manager.context.store.transaction("k"):
-                holding.set()
-                let_go.wait(60)
-
-        caller = threading.Thread(target=call)
-        caller.start()
-        assert holding.wait(60)
-        host.manager.maintenance.tick()
-        let_go.set()
-        caller.join()
+        with locked(host, "k"):
+            host.manager.maintenance.tick()
         assert host.manager.get("k").state is State.ACTIVE
         host.manager.maintenance.tick()
         assert "unmounted and mounted again" in host.manager.get("k").reason
