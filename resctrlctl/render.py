@@ -329,13 +329,15 @@ def _member_text(member: Member) -> str:
 
 
 def _other_fields(struct: msgspec.Struct, shown: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
-    """Yield name, label and text of each field with a value that is neither in ``shown`` nor in NOT_SHOWN.
+    """Yield name, label and text of each field of a reply that is neither in ``shown`` nor in NOT_SHOWN.
 
-    A field that is new in the declaration of the interface is therefore shown without a change here.
+    A field that is new in the declaration of the interface is therefore shown without a change here. A field that has
+    its default is left out, as in the reply; any other value is shown, also 0 and false.
     """
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if value and name not in shown and name not in NOT_SHOWN[type(struct)]:
+    sent = msgspec.to_builtins(struct)
+    for name, sent_name in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
+        if sent_name in sent and name not in shown and name not in NOT_SHOWN[type(struct)]:
+            value = sent[sent_name]
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
             yield name, name.strip("_").replace("_", " ").capitalize(), format_message(text)
 

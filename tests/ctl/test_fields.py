@@ -14,9 +14,12 @@ from msgspec import inspect as shapes
 from msgspec.structs import replace
 
 from resctrlctl.command import main
-from resctrlctl.render import NOT_SHOWN
+from resctrlctl.layout import Sheet
+from resctrlctl.render import NOT_SHOWN, render_workload
 from resctrlmond.api import types
 from resctrlmond.api.verbs import VERBS
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State
 from tests.ctl.fake_manager import FakeManager, error
 
 # For each method whose reply resctrlctl prints: a command line that calls it.
@@ -134,6 +137,44 @@ def test_each_field_of_a_reply_is_shown_or_deliberately_not(
         f"resctrlctl never shows {', '.join(hidden)}: show it in resctrlctl/render.py, or add it to NOT_SHOWN "
         "there, with the reason"
     )
+
+
+class NewGroup(types.Group, frozen=True, kw_only=True):
+    """A group with fields that resctrlctl does not know."""
+
+    new_count: int
+    new_flag: bool = True
+    new_limit: int | None = None
+    new_text: str = ""
+
+
+def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NOT_SHOWN, NewGroup, NOT_SHOWN[types.Group])
+    new = NewGroup(
+        key="k",
+        class_="",
+        state=State.ACTIVE,
+        generation=1,
+        baseline=Quality.EXACT,
+        claims=(),
+        members=(),
+        attributes={},
+        new_count=0,
+    )
+
+    def new_fields(group: types.Group) -> dict[str, tuple[str, ...]]:
+        sheet = render_workload(types.ReadReply(group=group, readings=[], totals=[]))[0]
+        assert isinstance(sheet, Sheet)
+        return {label: values for label, values in sheet.fields if label.startswith("New")}
+
+    assert new_fields(new) == {"New count": ("0",)}
+    changed = replace(new, new_flag=False, new_limit=0, new_text="text")
+    assert new_fields(changed) == {
+        "New count": ("0",),
+        "New flag": ("false",),
+        "New limit": ("0",),
+        "New text": ("text",),
+    }
 
 
 @pytest.mark.parametrize("kind", NOT_SHOWN, ids=lambda kind: kind.__name__)
