@@ -113,7 +113,7 @@ class DaemonHarness:
 
     def _start(self, *tracing: str) -> str:
         machine = self.site.machine
-        while machine.told("", 0.01):
+        while machine.wait_for_notify("", 0.01):
             pass  # what the last daemon said
         with machine.log.open("ab") as log:
             machine.daemon = subprocess.Popen(
@@ -124,7 +124,7 @@ class DaemonHarness:
             )
         deadline = time.monotonic() + 60
         while machine.daemon.poll() is None and time.monotonic() < deadline:
-            if machine.told("READY=1", 0.1):
+            if machine.wait_for_notify("READY=1", 0.1):
                 break
         code = machine.daemon.poll()
         if code is None:

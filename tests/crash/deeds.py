@@ -176,7 +176,7 @@ def _reload(site: Site) -> Callable[[], str]:
         os.kill(site.pid, signal.SIGHUP)
         deadline = time.monotonic() + _WAIT_S
         while not site.is_dead() and time.monotonic() < deadline:
-            if site.machine.told("READY=1", 0.2):
+            if site.machine.wait_for_notify("READY=1", 0.2):
                 return "done"
         return "cut"
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the daemon: its configuration, what it tells the service manager, and its life as a process."""
+"""Tests of the daemon: its configuration, messages to the service manager, and its process from start to stop."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon as a process of its own on a simulated machine, with a service manager's sockets around it."""
+"""The daemon as a process on a simulated machine, with the sockets of a service manager."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from resctrlmond.api.varlink.client import Client
+from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.sim.fuse.mount import Simulation
 
 MANAGER = "org.resctrlmon.Manager"
+StartProcess = Callable[[], "subprocess.Popen[bytes]"]
 
 
 class Machine:
@@ -41,28 +43,37 @@ class Machine:
         self.daemon: subprocess.Popen[bytes] | None = None
 
     def command(self, *options: str) -> list[str]:
-        place = ["--simulate", str(self.top), "--config", str(self.config)]
-        return [sys.executable, "-m", self.module, *place, *options]
+        """Return the command line of a daemon on this machine."""
+        return [
+            sys.executable,
+            "-m",
+            self.module,
+            "--simulate",
+            str(self.top),
+            "--config",
+            str(self.config),
+            *options,
+        ]
 
     def start(self, *wrapper: str, **environment: str) -> None:
-        """Start a daemon and wait until it says that it is ready."""
-        self._begin(*wrapper, **environment)
-        assert self.told("READY=1"), self.log.read_text()
+        """Start a daemon and wait until it is ready."""
+        self._spawn(*wrapper, **environment)
+        assert self.wait_for_notify("READY=1"), self.log.read_text()
 
-    def begin_on(self, listener: socket.socket) -> None:
-        """Start a daemon and pass it a socket as systemd does; not waited for."""
+    def start_with_socket(self, listener: socket.socket) -> None:
+        """Start a daemon with a socket from systemd, and do not wait until it is ready."""
         with contextlib.ExitStack() as stack:
             if listener.fileno() != 3:
                 if Path("/proc/self/fd/3").exists():
-                    kept = os.dup(3)
-                    stack.callback(os.close, kept)
-                    stack.callback(os.dup2, kept, 3)
+                    saved = os.dup(3)
+                    stack.callback(os.close, saved)
+                    stack.callback(os.dup2, saved, 3)
                 os.dup2(listener.fileno(), 3)
-            # LISTEN_PID is the daemon's: set by a shell that then becomes it.
+            # LISTEN_PID must be the pid of the daemon, so a shell sets it and then executes the daemon.
             shell = ("sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh")
-            self._begin(*shell, LISTEN_FDS="1", LISTEN_FDNAMES="varlink")
+            self._spawn(*shell, LISTEN_FDS="1", LISTEN_FDNAMES="varlink")
 
-    def _begin(self, *wrapper: str, **environment: str) -> None:
+    def _spawn(self, *wrapper: str, **environment: str) -> None:
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
                 [*wrapper, *self.command()],
@@ -71,8 +82,11 @@ class Machine:
                 pass_fds=(3,) if "LISTEN_FDNAMES" in environment else (),
             )
 
-    def told(self, wanted: str, timeout_s: float = 60) -> list[str]:
-        """The first message with that line, and those lines; [] if none comes in time."""
+    def wait_for_notify(self, wanted: str, timeout_s: float = 60) -> list[str]:
+        """Wait for a message to the service manager; return the lines of the first that has a line with this prefix.
+
+        Returns [] if there is none in time.
+        """
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             self.notify.settimeout(left)
@@ -84,27 +98,36 @@ class Machine:
                 return lines
         return []
 
+    def reload(self) -> list[str]:
+        """Send SIGHUP and wait until the daemon is ready again; return the lines of its RELOADING message."""
+        assert self.daemon is not None
+        self.daemon.send_signal(signal.SIGHUP)
+        lines = self.wait_for_notify("RELOADING=1")
+        assert lines
+        assert self.wait_for_notify("READY=1")
+        return lines
+
     def kill(self) -> None:
-        """As the kernel kills what takes too much memory: at once."""
+        """Kill the daemon with SIGKILL, as the kernel does if memory is exhausted."""
         assert self.daemon is not None
         self.daemon.kill()
         self.daemon.wait()
         self.daemon = None
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Stop the daemon with SIGTERM, and return its exit code."""
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGTERM)
         code = self.daemon.wait(60)
         self.daemon = None
         return code
 
-    def stop_in_spite_of_hanging_calls(self) -> int:
-        """Send SIGTERM, end the calls that hang in resctrl once the daemon gives them up; return its exit code."""
+    def stop_with_hanging_calls(self) -> int:
+        """Stop a daemon whose calls hang in the kernel: end them once it gives up. Return its exit code."""
         assert self.daemon is not None
         assert self.simulation is not None
         self.daemon.send_signal(signal.SIGTERM)
-        # No process ends while a thread of it hangs in the kernel, so the filesystem is taken away.
+        # A process with a thread that hangs in the kernel cannot end, so end the simulator.
         while "hung in the kernel" not in self.log.read_text():
             time.sleep(0.01)
         os.kill(self.simulation.pid, signal.SIGKILL)
@@ -126,7 +149,7 @@ class Machine:
         return {int(tid) for tid in (self.top / "resctrl" / "mon_groups" / group / "tasks").read_text().split()}
 
     def reaches(self, key: str, state: str, timeout_s: float = 60) -> bool:
-        """Whether the workload comes into that state."""
+        """Wait for a state of a workload; return whether it was reached in time."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.group(key)["state"] == state:
@@ -143,24 +166,44 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     (tmp_path / "resctrl").mkdir()
-    # The machine is closed first: no daemon is left on a tree that goes.
+    # The daemon ends before the simulation that it uses.
     with (
         Simulation(str(tmp_path / "resctrl"), "intel-rdt") as simulation,
-        contextlib.closing(Machine(tmp_path, simulation)) as made,
+        contextlib.closing(Machine(tmp_path, simulation)) as machine,
     ):
-        yield made
+        yield machine
 
 
 @pytest.fixture
-def process() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Makes processes that sleep until the test is over."""
-    made: list[subprocess.Popen[bytes]] = []
+def process() -> Iterator[StartProcess]:
+    """Return a function that starts processes, which sleep until the end of the test."""
+    started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
-        made.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
-        return made[-1]
+        started.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        return started[-1]
 
     yield start
-    for one in made:
-        one.kill()
-        one.wait()
+    for child in started:
+        end(child)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Kill a process and wait for its end."""
+    child.kill()
+    child.wait()
+
+
+def run_daemon(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Run a daemon that does not start; return its exit code and its standard error."""
+    command = [sys.executable, "-m", "resctrlmond", *arguments]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def cgroup_root() -> Path:
+    """Return the mount point of the unified hierarchy."""
+    return Path(next(mount.point for mount in mounts() if mount.fstype == "cgroup2"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file: what is accepted, what is refused and at which line, and that all its texts agree."""
+"""The configuration file: accepted and refused values, lines in errors, and agreement of all texts about it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ FILE = "/etc/test.yaml"
 
 
 def parsed(text: str) -> Config:
+    """Return the configuration in a text."""
     return parse(text.encode(), FILE)
 
 
 def refused(text: str | bytes) -> str:
+    """Return the error for a text."""
     with pytest.raises(ConfigError) as caught:
         parse(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"), FILE)
     assert caught.value.path == FILE
@@ -38,7 +40,7 @@ def refused(text: str | bytes) -> str:
     return str(caught.value)
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults() -> None:
     assert msgspec.structs.asdict(parsed("")) == {
         "resctrl": "/sys/fs/resctrl",
         "runtime_dir": "/run/resctrlmond",
@@ -57,7 +59,7 @@ def test_defaults_are_those_of_the_design() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "\ufeff# with a byte order mark\n", "{}"])
-def test_a_file_that_sets_nothing_is_the_defaults(text: str) -> None:
+def test_file_without_keys_has_the_defaults(text: str) -> None:
     assert parsed(text) == Config()
 
 
@@ -67,20 +69,20 @@ def test_paths_follow_the_runtime_directory_unless_set() -> None:
     assert parsed("runtime_dir: /run/x\ngroups_dir: /run/nri-resctrl-mon").groups_dir == "/run/nri-resctrl-mon"
 
 
-def test_load_a_named_file(tmp_path: Path) -> None:
+def test_file_of_the_command_line_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("linger: 1h 30min\ndbus: no\ngroup: 1000\n")
     assert load(str(file)) == Config(linger=5400.0, dbus=False, group=1000)
 
 
-def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+def test_missing_file_of_the_command_line_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.yaml: cannot read the configuration: .*ENOENT.*--config"):
         load(str(tmp_path / "x.yaml"))
     with pytest.raises(ConfigError, match="EISDIR"):
         load(str(tmp_path))
 
 
-def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_file_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "resctrlmond.yaml"
     monkeypatch.setattr(config, "DEFAULT_PATH", str(file))
     assert load() == Config()
@@ -93,7 +95,7 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("\n# c\nlingr: 5s\n", r"^/etc/test.yaml:3: unknown key 'lingr'. Did you mean linger\?$"),
         (
@@ -176,8 +178,8 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
         ("# \ud800", "not UTF-8"),
     ],
 )
-def test_errors_are_reported_with_file_line_and_remedy(text: str | bytes, says: str) -> None:
-    assert re.search(says, refused(text)), refused(text)
+def test_errors_are_reported_with_file_line_and_remedy(text: str | bytes, expected: str) -> None:
+    assert re.search(expected, refused(text)), refused(text)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ def test_a_time_is_a_finite_number_of_at_most_a_year(text: str) -> None:
 
 
 def test_paths_are_compared_by_component() -> None:
-    """/sys/fs/resctrl-x is not inside /sys/fs/resctrl, nor is /run/resctrlmond/records-old one of our folders."""
+    """/sys/fs/resctrl-x is not inside /sys/fs/resctrl, nor is /run/resctrlmond/records-old a folder of the daemon."""
     apart = "groups_dir: /sys/fs/resctrl-x/groups\nruntime_dir: /sys/fs/resctrl-x\n"
     assert parsed(apart).groups_dir == "/sys/fs/resctrl-x/groups"
     assert parsed("groups_dir: /run/resctrlmond/records-old").groups_dir == "/run/resctrlmond/records-old"
@@ -247,7 +249,7 @@ def test_paths_are_compared_by_component() -> None:
     assert "is in resctrl" in refused("groups_dir: /sys/fs/resctrl/x")
 
 
-def test_the_group_by_number_and_by_name() -> None:
+def test_group_is_a_number_or_a_name() -> None:
     assert parsed("group: 4242").group_id() == 4242
     known = next(entry for entry in grp.getgrall() if entry.gr_gid != 0)
     assert parsed(f"group: {known.gr_name}").group_id() == known.gr_gid
@@ -255,18 +257,18 @@ def test_the_group_by_number_and_by_name() -> None:
         Config(group="no-such-group").group_id()
 
 
-def test_root_s_group_marks_nothing() -> None:
+def test_group_of_root_is_refused() -> None:
     with pytest.raises(ConfigError, match="number 0"):
         Config(group=grp.getgrgid(0).gr_name).group_id()
 
 
-def test_an_empty_key_and_a_key_in_a_flow_mapping() -> None:
+def test_flow_mapping_is_accepted_and_an_empty_key_is_refused() -> None:
     assert parsed("{linger: 2s, dbus: off}") == Config(linger=2.0, dbus=False)
     assert "unknown key ''" in refused("? \n: 1")
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))
-def test_arbitrary_text_never_raises_anything_else(text: str | bytes) -> None:
+def test_arbitrary_text_raises_only_config_errors(text: str | bytes) -> None:
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
         assert isinstance(parse(data, FILE), Config)
@@ -274,7 +276,7 @@ def test_arbitrary_text_never_raises_anything_else(text: str | bytes) -> None:
         assert str(error).startswith(FILE)
 
 
-# What YAML gives a meaning to, so that hostile text gets past the first character.
+# Tokens of YAML, so that random text is not refused at its first character.
 _FRAGMENTS = st.sampled_from(
     [
         *Config.__struct_fields__,
@@ -315,7 +317,7 @@ _FRAGMENTS = st.sampled_from(
 
 
 @given(st.lists(_FRAGMENTS | st.text(max_size=3), max_size=30))
-def test_yaml_like_text_never_raises_anything_else(parts: list[str]) -> None:
+def test_yaml_like_text_raises_only_config_errors(parts: list[str]) -> None:
     try:
         parse("".join(parts).encode("utf-8", "surrogatepass"), FILE)
     except ConfigError as error:
@@ -323,7 +325,7 @@ def test_yaml_like_text_never_raises_anything_else(parts: list[str]) -> None:
 
 
 @given(st.sampled_from(sorted(Config.__struct_fields__)), _FRAGMENTS | st.text(max_size=40))
-def test_any_value_of_any_key_never_raises_anything_else(key: str, value: str) -> None:
+def test_any_value_of_any_key_raises_only_config_errors(key: str, value: str) -> None:
     try:
         parse(f"{key}: {value}\n".encode("utf-8", "surrogatepass"), FILE)
     except ConfigError as error:
@@ -356,8 +358,8 @@ _VALUES = {
 @given(st.fixed_dictionaries({}, optional=_VALUES))
 def test_each_valid_value_round_trips(values: dict[str, object]) -> None:
     written = {key: value[0] if isinstance(value, tuple) else value for key, value in values.items()}
-    meant = {key: value[1] if isinstance(value, tuple) else value for key, value in values.items()}
-    assert parsed(yaml.safe_dump(written, allow_unicode=True)) == msgspec.convert(meant, Config)
+    expected = {key: value[1] if isinstance(value, tuple) else value for key, value in values.items()}
+    assert parsed(yaml.safe_dump(written, allow_unicode=True)) == msgspec.convert(expected, Config)
 
 
 def test_every_key_is_explained_in_docstring_man_page_and_sample() -> None:
@@ -370,16 +372,16 @@ def test_every_key_is_explained_in_docstring_man_page_and_sample() -> None:
     assert set(re.findall(r"^#(\w+): ", sample, re.M)) == keys
 
 
-def test_the_defaults_in_man_page_and_sample_are_the_defaults() -> None:
+def test_man_page_and_sample_have_the_defaults() -> None:
     sample = (ROOT / "systemd/resctrlmond.yaml").read_text()
     assert parsed(sample) == Config()
     assert parsed(re.sub(r"^#(\w+: )", r"\1", sample, flags=re.M)) == Config()
     page = (ROOT / "man/resctrlmond.yaml.5.scd").read_text()
-    told = "\n".join(f"{key}: {value}" for key, value in re.findall(r"^\*(\w+)\*: _(.*)_$", page, re.M))
-    assert parsed(told) == Config()
+    described = "\n".join(f"{key}: {value}" for key, value in re.findall(r"^\*(\w+)\*: _(.*)_$", page, re.M))
+    assert parsed(described) == Config()
 
 
-def test_the_units_and_the_bus_policy_have_the_same_defaults() -> None:
+def test_units_and_bus_policy_have_the_same_defaults() -> None:
     texts = {file.name: file.read_text() for file in (ROOT / "systemd").iterdir()}
     defaults = Config()
     service = texts["resctrlmond.service"]
@@ -391,7 +393,7 @@ def test_the_units_and_the_bus_policy_have_the_same_defaults() -> None:
     assert re.findall(r"^Where=(.*)$", texts["sys-fs-resctrl.mount"], re.M) == [defaults.resctrl]
     assert re.findall(r"^g (\w+) ", texts["resctrlmond.sysusers.conf"], re.M) == [defaults.group]
     policy = ElementTree.fromstring(texts["org.resctrlmon1.dbus.conf"])
-    assert [one.get("group") for one in policy.iter("policy") if one.get("group")] == [defaults.group]
+    assert [rule.get("group") for rule in policy.iter("policy") if rule.get("group")] == [defaults.group]
 
 
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
@@ -403,7 +405,7 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_the_settings_of_groups_are_those_of_the_configuration() -> None:
+def test_settings_of_groups_have_the_values_of_the_configuration() -> None:
     config = Config(group_prefix="rm-", snapshot_ttl=1.0, linger=2.0, pod_linger=3.0, checkpoint_interval=4.0)
     assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0)
     assert group_settings(Config()) == Settings()

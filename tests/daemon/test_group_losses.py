@@ -6,22 +6,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from resctrlctl.command import main
 from resctrlmond.daemon.group_losses import AGAIN_WITHIN_S, WITHIN_S, GroupLosses
-from tests.daemon.conftest import Machine
+from tests.daemon.conftest import Machine, StartProcess
 from tests.wait import wait_until
-
-Start = Callable[[], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def rival(tmp_path: Path) -> Iterator[int]:
-    """A process of that name; whether it is the one that removes groups, nobody can see."""
+    """Start a process with the name of a known program, and return its pid."""
     program = shutil.copy("/bin/sleep", tmp_path / "nri-resctrl-mon")
     with subprocess.Popen([program, "600"]) as running:
         yield running.pid
@@ -29,13 +27,14 @@ def rival(tmp_path: Path) -> Iterator[int]:
 
 
 def problem(machine: Machine) -> str:
+    """Return the problem in Status about lost groups, "" if there is none."""
     return next((text for text in machine.call("Status")["problems"] if "another program removes" in text), "")
 
 
 def test_known_program_that_removes_groups_is_named(
-    machine: Machine, process: Start, rival: int, capsys: pytest.CaptureFixture[str]
+    machine: Machine, process: StartProcess, rival: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """nri-resctrl-mon removes every 30 s each group that has a pod's name and is not in its list."""
+    """Every 30 s, nri-resctrl-mon removes each group that has the name of a pod and is not in its list."""
     machine.start()
     for number in range(3):
         key = f"{number}f8fad5b-d9cb-469f-a165-70867728950e"
@@ -51,6 +50,8 @@ def test_known_program_that_removes_groups_is_named(
 
 
 class Clock:
+    """A clock that the test sets."""
+
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -68,7 +69,7 @@ def test_single_or_rare_losses_are_not_reported() -> None:
         clock.now += WITHIN_S
 
 
-def test_the_same_workload_twice_is_and_is_over_when_nothing_comes_after_it() -> None:
+def test_second_loss_of_a_workload_is_reported_until_no_further_one_follows() -> None:
     clock = Clock()
     losses = GroupLosses(lambda _: False, clock)
     losses.add("k")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``groups_mode``: who may read begin and end values, also after a reload and a restart."""
+"""``groups_mode`` and ``group``: mode and Unix group of begin and end values, also after a reload and a restart."""
 
 from __future__ import annotations
 
-import signal
 import stat
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tests.daemon.conftest import Machine
 
 
 def modes(machine: Machine) -> set[int]:
-    """The modes of all folders with values, the current and the ended runs'."""
+    """Return the modes of all folders with values of current and ended runs."""
     tops = [machine.run / "groups", machine.run / "completed"]
     folders = [*tops, *(path for top in tops for path in top.rglob("*") if path.is_dir() and not path.is_symlink())]
     return {stat.S_IMODE(folder.stat().st_mode) for folder in folders}
@@ -26,26 +25,19 @@ def configure(machine: Machine, mode: str) -> None:
     machine.config.write_text(f"group: 4242\nlog_level: debug\nsnapshot_ttl: 1h\ngroups_mode: {mode}\n")
 
 
-def reload(machine: Machine) -> None:
-    assert machine.daemon is not None
-    machine.daemon.send_signal(signal.SIGHUP)
-    assert machine.told("RELOADING=1")
-    assert machine.told("READY=1")
-
-
-def test_the_mode_holds_for_every_folder_after_start_reload_and_restart(machine: Machine) -> None:
+def test_mode_applies_to_every_folder_after_start_reload_and_restart(machine: Machine) -> None:
     configure(machine, "0750")
     machine.start()
     for _ in range(2):
         machine.call("Create", key="again", claim="me")
         machine.call("Release", key="again", claim="me")
-    machine.call("Create", key="stands", claim="me")
-    assert list((machine.run / "completed").iterdir()), "no run was set aside"
+    machine.call("Create", key="current", claim="me")
+    assert list((machine.run / "completed").iterdir()), "no run was moved to completed/"
     assert modes(machine) == {0o750}
-    assert {path.stat().st_gid for path in (machine.run / "groups" / "stands").iterdir()} == {4242}
+    assert {path.stat().st_gid for path in (machine.run / "groups" / "current").iterdir()} == {4242}
 
     configure(machine, "0700")
-    reload(machine)
+    machine.reload()
     assert modes(machine) == {0o700}
     machine.call("Create", key="later", claim="me")
     machine.call("Release", key="later", claim="me")
@@ -58,7 +50,7 @@ def test_the_mode_holds_for_every_folder_after_start_reload_and_restart(machine:
 
 
 def groups_of(machine: Machine) -> set[int]:
-    """The Unix groups of the records and of all files with values, links aside."""
+    """Return the Unix groups of the records and of all files with values, without links."""
     tops = [machine.run / name for name in ("records", "groups", "completed")]
     found = [*tops, *(path for top in tops for path in top.rglob("*") if not path.is_symlink())]
     return {path.stat().st_gid for path in found}
@@ -69,7 +61,7 @@ def test_records_and_values_of_earlier_starts_get_the_new_group(machine: Machine
     for _ in range(2):
         machine.call("Create", key="again", claim="me")
         machine.call("Release", key="again", claim="me")
-    machine.call("Create", key="stands", claim="me")
+    machine.call("Create", key="current", claim="me")
     machine.stop()
     assert groups_of(machine) == {4242}
     machine.config.write_text("group: 4343\nsnapshot_ttl: 1h\n")
@@ -77,7 +69,7 @@ def test_records_and_values_of_earlier_starts_get_the_new_group(machine: Machine
     assert groups_of(machine) == {4343}
 
 
-def test_a_file_that_a_link_leads_to_keeps_its_group(tmp_path: Path) -> None:
+def test_target_of_a_link_keeps_its_group(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "groups", tmp_path / "elsewhere"
     folder.mkdir()
     elsewhere.mkdir()
@@ -91,7 +83,7 @@ def test_a_file_that_a_link_leads_to_keeps_its_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o700])
-def test_a_folder_that_a_link_leads_to_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+def test_target_of_a_link_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     groups, completed, elsewhere = (tmp_path / name for name in ("groups", "completed", "elsewhere"))
     for folder in (groups, completed, elsewhere):
         folder.mkdir(mode=0o755)

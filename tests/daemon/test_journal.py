@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries as a real datagram socket in the journal's place receives them, and lines on standard error."""
+"""Entries in the journal, received by a real datagram socket in its place, and lines on standard error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG = logging.getLogger("resctrlmond.test")
 
 
 def decoded(data: bytes) -> dict[str, bytes]:
-    """An entry by the protocol's own description; a field that comes twice is an error."""
+    """Return the fields of an entry in the journal's native protocol; a duplicate field is an error."""
     found: dict[str, bytes] = {}
     while data:
         line, data = data.split(b"\n", 1)
@@ -43,7 +43,7 @@ def decoded(data: bytes) -> dict[str, bytes]:
 
 
 class Journal:
-    """A datagram socket that stands for the journal's."""
+    """A datagram socket in the place of the journal's."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -52,13 +52,14 @@ class Journal:
         self.socket.settimeout(5)
 
     def entry(self) -> dict[str, bytes]:
+        """Return the next entry."""
         data, ancillary, flags, _ = self.socket.recvmsg(1 << 20, socket.CMSG_SPACE(4))
         assert not flags & socket.MSG_TRUNC
         assert not ancillary
         return decoded(data)
 
     def entry_in_memory_file(self) -> tuple[dict[str, bytes], int]:
-        """The entry of a datagram that carries nothing but a memfd, and the memfd's seals."""
+        """Return the entry in the memfd of a datagram without data, and the memfd's seals."""
         data, ancillary, _, _ = self.socket.recvmsg(1 << 20, socket.CMSG_SPACE(4))
         assert data == b""
         rights = array.array("i", ancillary[0][2])
@@ -66,7 +67,8 @@ class Journal:
             seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
             return decoded(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)), seals
 
-    def waiting(self) -> list[dict[str, bytes]]:
+    def entries(self) -> list[dict[str, bytes]]:
+        """Return all entries that have arrived."""
         self.socket.setblocking(False)
         found = []
         try:
@@ -79,13 +81,14 @@ class Journal:
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[Journal]:
-    there = Journal(tmp_path / "socket")
-    yield there
-    there.socket.close()
+    receiver = Journal(tmp_path / "socket")
+    yield receiver
+    receiver.socket.close()
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
+def restored_logging() -> Iterator[None]:
+    """Restore the handlers and levels of logging after a test."""
     root, own = logging.getLogger(), logging.getLogger("resctrlmond")
     before = list(root.handlers), root.level, own.level
     yield
@@ -98,6 +101,7 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def to_journal(receiver: Journal, monkeypatch: pytest.MonkeyPatch) -> Journal:
+    """Log to the journal's socket, and return it."""
     status = os.fstat(2)
     monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
     assert setup("debug", socket_path=receiver.path) == "journal"
@@ -111,16 +115,16 @@ def test_format_characters_are_escaped_in_the_journal(to_journal: Journal) -> No
     assert entry["RESCTRLMON_KEY"] == rb"k\u2066"
 
 
-def test_an_entry_has_message_priority_identifier_and_place(to_journal: Journal) -> None:
-    LOG.info("made the group %s", "abc")
+def test_entry_has_message_priority_identifier_and_code_location(to_journal: Journal) -> None:
+    LOG.info("created the group %s", "abc")
     entry = to_journal.entry()
     assert entry.pop("CODE_FILE") == __file__.encode()
     assert int(entry.pop("CODE_LINE")) > 1
     assert entry == {
-        "MESSAGE": b"made the group abc",
+        "MESSAGE": b"created the group abc",
         "PRIORITY": b"6",
         "SYSLOG_IDENTIFIER": b"resctrlmond",
-        "CODE_FUNC": b"test_an_entry_has_message_priority_identifier_and_place",
+        "CODE_FUNC": b"test_entry_has_message_priority_identifier_and_code_location",
     }
 
 
@@ -133,19 +137,19 @@ def test_levels_are_syslog_priorities(to_journal: Journal, level: str, priority:
     assert to_journal.entry()["PRIORITY"] == priority
 
 
-def test_every_level_of_the_configuration_is_one_of_logging() -> None:
+def test_levels_of_the_configuration_are_those_of_logging() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(b"log_level: x", "f")
     assert caught.value.remedy == f"Expected one of {', '.join(journal.LEVELS)}"
 
 
-def test_the_level_is_ours_and_libraries_only_warn(to_journal: Journal) -> None:
+def test_level_applies_to_the_daemon_and_libraries_only_log_warnings(to_journal: Journal) -> None:
     journal.set_level("notice")
     LOG.info("no")
     LOG.log(NOTICE, "yes")
     logging.getLogger("dbus_fast").info("no")
     logging.getLogger("dbus_fast").warning("yes too")
-    assert [entry["MESSAGE"] for entry in to_journal.waiting()] == [b"yes", b"yes too"]
+    assert [entry["MESSAGE"] for entry in to_journal.entries()] == [b"yes", b"yes too"]
     with pytest.raises(KeyError):
         journal.set_level("loud")
 
@@ -179,7 +183,7 @@ def test_fields_of_an_error() -> None:
     assert fields() == {"fields": {}}
 
 
-def test_lines_stay_one_entry(to_journal: Journal) -> None:
+def test_message_of_several_lines_is_a_single_entry(to_journal: Journal) -> None:
     LOG.error("one\nPRIORITY=0\n\ntwo", extra={"fields": {"RESCTRLMON_KEY": "a\nMESSAGE=forged"}})
     entry = to_journal.entry()
     assert entry["MESSAGE"] == b"one\nPRIORITY=0\n\ntwo"
@@ -187,7 +191,7 @@ def test_lines_stay_one_entry(to_journal: Journal) -> None:
     assert entry["PRIORITY"] == b"3"
 
 
-def test_a_traceback_belongs_to_the_message(to_journal: Journal) -> None:
+def test_traceback_is_in_the_message(to_journal: Journal) -> None:
     try:
         raise OSError(5, "broken")
     except OSError:
@@ -210,14 +214,14 @@ def test_fields_cannot_forge_names(to_journal: Journal) -> None:
 
 
 @given(st.text(), st.dictionaries(st.from_regex(r"\A[A-Z][A-Z0-9_]{0,10}\Z"), st.text(), max_size=4))
-def test_any_text_is_decoded_as_it_was_meant(message: str, extra: dict[str, str]) -> None:
+def test_any_text_is_unchanged_by_encoding(message: str, extra: dict[str, str]) -> None:
     entry = decoded(journal._encode(extra | {"MESSAGE": message}))
     assert entry == {
         name: value.encode("utf-8", "backslashreplace") for name, value in (extra | {"MESSAGE": message}).items()
     }
 
 
-def test_a_large_entry_goes_in_a_sealed_memory_file(to_journal: Journal) -> None:
+def test_large_entry_is_sent_in_a_sealed_memfd(to_journal: Journal) -> None:
     before = len(os.listdir("/proc/self/fd"))
     LOG.error("x" * 3_000_000, extra=fields(key="k"))
     entry, seals = to_journal.entry_in_memory_file()
@@ -233,40 +237,40 @@ def test_full_socket_never_blocks_and_the_loss_is_reported(to_journal: Journal) 
         LOG.info("message %d", number)
     LOG.info("large %s", "x" * 3_000_000)
     assert time.monotonic() - started < 5
-    taken = len(to_journal.waiting())
-    assert 0 < taken < 2000
+    received = len(to_journal.entries())
+    assert 0 < received < 2000
     LOG.info("after")
-    told, after = to_journal.waiting()
-    assert told["MESSAGE"].startswith(b"%d messages are missing here" % (2001 - taken))
-    assert told["PRIORITY"] == b"4"
+    report, after = to_journal.entries()
+    assert report["MESSAGE"].startswith(b"%d messages are missing here" % (2001 - received))
+    assert report["PRIORITY"] == b"4"
     assert after["MESSAGE"] == b"after"
     LOG.info("and no more")
-    assert [entry["MESSAGE"] for entry in to_journal.waiting()] == [b"and no more"]
+    assert [entry["MESSAGE"] for entry in to_journal.entries()] == [b"and no more"]
 
 
-def test_a_journal_that_is_made_anew_is_found(to_journal: Journal, tmp_path: Path) -> None:
+def test_journal_that_is_created_again_is_found(to_journal: Journal, tmp_path: Path) -> None:
     to_journal.socket.close()
-    LOG.info("nobody there")
+    LOG.info("nobody listens")
     os.unlink(to_journal.path)
-    LOG.info("nothing there")
-    anew = Journal(tmp_path / "socket")
+    LOG.info("no socket")
+    recreated = Journal(tmp_path / "socket")
     try:
         LOG.info("back")
-        told, back = anew.waiting()
+        report, back = recreated.entries()
     finally:
-        anew.socket.close()
-    assert told["MESSAGE"].startswith(b"2 messages")
+        recreated.socket.close()
+    assert report["MESSAGE"].startswith(b"2 messages")
     assert back["MESSAGE"] == b"back"
 
 
-def test_a_message_that_does_not_fit_its_arguments_harms_nothing(
+def test_message_that_cannot_be_formatted_does_not_affect_others(
     receiver: Journal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handler = JournalHandler("resctrlmond", receiver.path)
     handler.handle(LOG.makeRecord("n", logging.INFO, "f", 1, "%d", ("x",), None))
-    handler.handle(LOG.makeRecord("n", logging.INFO, "f", 1, "still here", (), None))
+    handler.handle(LOG.makeRecord("n", logging.INFO, "f", 1, "next", (), None))
     handler.close()
-    assert [entry["MESSAGE"] for entry in receiver.waiting()] == [b"still here"]
+    assert [entry["MESSAGE"] for entry in receiver.entries()] == [b"next"]
     assert "TypeError" in capsys.readouterr().err
 
 
@@ -282,7 +286,7 @@ def test_stderr_that_is_not_the_journal_gets_plain_lines(
     LOG.log(NOTICE, "three")
     LOG.debug("no")
     assert capsys.readouterr().err == "resctrlmond: warning: one\n  <0>two\\x1b[m\nresctrlmond: notice: three\n"
-    assert receiver.waiting() == []
+    assert receiver.entries() == []
 
 
 def test_journal_without_its_socket_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,19 +306,19 @@ def test_closed_standard_error_is_not_the_journal(receiver: Journal) -> None:
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", program]) == 0
 
 
-def test_a_second_setup_replaces_the_first(to_journal: Journal) -> None:
+def test_second_setup_replaces_the_first(to_journal: Journal) -> None:
     assert setup("info", "resctrlmond-nri", to_journal.path) == "journal"
     LOG.info("once")
-    assert [entry["SYSLOG_IDENTIFIER"] for entry in to_journal.waiting()] == [b"resctrlmond-nri"]
-    ours = [one for one in logging.getLogger().handlers if isinstance(one, JournalHandler | ConsoleHandler)]
-    assert len(ours) == 1
+    assert [entry["SYSLOG_IDENTIFIER"] for entry in to_journal.entries()] == [b"resctrlmond-nri"]
+    own_kinds = JournalHandler | ConsoleHandler
+    assert len([handler for handler in logging.getLogger().handlers if isinstance(handler, own_kinds)]) == 1
 
 
-def test_a_line_that_cannot_be_written_is_lost_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_that_cannot_be_written_does_not_affect_the_next(capsys: pytest.CaptureFixture[str]) -> None:
     handler = ConsoleHandler("resctrlmond")
-    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # its end is refused as well
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # close() fails, too
         handler.stream = full
         handler.handle(logging.LogRecord("x", logging.ERROR, __file__, 1, "lost", (), None))
     handler.stream = sys.stderr
-    handler.handle(logging.LogRecord("x", logging.ERROR, __file__, 1, "told", (), None))
-    assert capsys.readouterr().err == "resctrlmond: error: told\n"
+    handler.handle(logging.LogRecord("x", logging.ERROR, __file__, 1, "written", (), None))
+    assert capsys.readouterr().err == "resctrlmond: error: written\n"

@@ -11,7 +11,7 @@ import pytest
 
 from resctrlmond.known_programs import find_processes
 
-# A process that takes a name, and prints once it has it.
+# Sets the name of the process, prints a line, and sleeps.
 NAMED = (
     "import ctypes, sys, time; ctypes.CDLL(None).prctl(15, sys.argv[1].encode()); print(flush=True); time.sleep(600)"
 )
@@ -34,13 +34,13 @@ NAMES = {
 @pytest.mark.parametrize("user", [0, 65534])
 @pytest.mark.parametrize("name", NAMES)
 def test_only_processes_of_root_with_a_known_name_are_found(name: str, user: int) -> None:
-    # Of the system: other users may not be able to read the Python of the tests.
+    # The Python of the system, because other users may have no access to the Python of the tests.
     command = ["/usr/bin/python3", "-c", NAMED, name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, user=user, group=user, cwd="/") as process:
         try:
             assert process.stdout
             assert process.stdout.readline()
-            found = [one.program.name for one in find_processes() if one.pid == process.pid]
+            found = [known.program.name for known in find_processes() if known.pid == process.pid]
         finally:
             process.kill()
     assert found == ([NAMES[name]] if NAMES[name] and user == 0 else [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's own life: start, ready, reload, watchdog, stop, the ways it does not start, and a kill in between."""
+"""Start, readiness, reload, watchdog and stop of the daemon, failed starts, and restarts after a kill."""
 
 from __future__ import annotations
 
@@ -7,112 +7,80 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.api.varlink.client import Client
 from resctrlmond.daemon.startup import Exit
-from tests.daemon.conftest import MANAGER, Machine
+from tests.daemon.conftest import MANAGER, Machine, StartProcess, end, run_daemon
 from tests.wait import wait_until
 
-Start = Callable[[], "subprocess.Popen[bytes]"]
-CTR = "4d" * 32
+CONTAINER = "4d" * 32
 
 
-def failing(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Exit code and what was said of a daemon that does not start."""
-    command = [sys.executable, "-m", "resctrlmond", *arguments]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
+# -- messages to the service manager
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-
-
-# -- what the service manager sees
-
-
-def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: Start) -> None:
+def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: StartProcess) -> None:
     machine.start(WATCHDOG_USEC="400000")
-    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", endRule="container")
-    assert machine.told("STATUS=1 group")
+    machine.call("Assign", key=CONTAINER, pid=process().pid, claim="engine", endRule="container")
+    assert machine.wait_for_notify("STATUS=1 group")
     for _ in range(3):
-        assert machine.told("WATCHDOG=1")
+        assert machine.wait_for_notify("WATCHDOG=1")
     machine.config.write_text("group: 4242\nlog_level: error\nsnapshot_ttl: 0\n")
-    assert machine.daemon is not None
-    machine.daemon.send_signal(signal.SIGHUP)
-    reloading = machine.told("RELOADING=1")
-    assert any(line.startswith("MONOTONIC_USEC=") for line in reloading)
-    assert machine.told("READY=1")
-    machine.call("Release", key=CTR, claim="engine")
+    assert any(line.startswith("MONOTONIC_USEC=") for line in machine.reload())
+    machine.call("Release", key=CONTAINER, claim="engine")
     wait_until(lambda: machine.call("List")["groups"] == [])
+    assert machine.daemon is not None
     machine.daemon.send_signal(signal.SIGTERM)
-    assert machine.told("STOPPING=1")
-    # Not told again: Python gives the signal back to the kernel before it ends.
+    assert machine.wait_for_notify("STOPPING=1")
+    # No second SIGTERM: Python restores the default handler before it exits, and the signal would kill it.
     assert machine.daemon.wait(60) == Exit.OK
 
 
-def test_a_bad_configuration_leaves_the_old_one(machine: Machine) -> None:
+def test_invalid_configuration_is_not_applied(machine: Machine) -> None:
     machine.start()
     machine.config.write_text("group: 4242\nsnapshot_tll: 5min\n")
-    assert machine.daemon is not None
-    machine.daemon.send_signal(signal.SIGHUP)
-    assert machine.told("RELOADING=1")
-    assert machine.told("READY=1")
+    machine.reload()
     assert "Did you mean snapshot_ttl?" in machine.log.read_text()
     assert machine.call("Status")["mounted"]
     assert machine.stop() == Exit.OK
 
 
-def test_a_bad_configuration_is_a_problem_until_a_good_one_is_read(machine: Machine) -> None:
+def test_invalid_configuration_is_a_problem_until_a_valid_one_is_read(machine: Machine) -> None:
     machine.start()
-    assert machine.daemon is not None
-    for text, wrong in (("group: 4242\nsnapshot_tll: 5min\n", True), ("group: 4242\n", False)):
+    for text, is_invalid in (("group: 4242\nsnapshot_tll: 5min\n", True), ("group: 4242\n", False)):
         machine.config.write_text(text)
-        machine.daemon.send_signal(signal.SIGHUP)
-        assert machine.told("RELOADING=1")
-        assert machine.told("READY=1")
+        machine.reload()
         problems = machine.call("Status")["problems"]
-        assert any("the new configuration is wrong" in problem for problem in problems) == wrong, problems
+        assert any("the new configuration is wrong" in problem for problem in problems) == is_invalid, problems
 
 
 def test_keys_that_require_a_restart_are_reported(machine: Machine) -> None:
     machine.start()
     machine.config.write_text("group: 4343\n")
-    assert machine.daemon is not None
-    machine.daemon.send_signal(signal.SIGHUP)
-    assert machine.told("READY=1")
+    machine.reload()
     assert "group changed: to apply it, restart resctrlmond" in machine.log.read_text()
 
 
-def test_the_original_configuration_again_takes_no_restart(machine: Machine) -> None:
+def test_original_configuration_requires_no_restart(machine: Machine) -> None:
     machine.start()
-    assert machine.daemon is not None
     for group in (4343, 4242):
-        began = machine.log.stat().st_size
+        offset = machine.log.stat().st_size
         machine.config.write_text(f"group: {group}\n")
-        machine.daemon.send_signal(signal.SIGHUP)
-        assert machine.told("RELOADING=1")
-        assert machine.told("READY=1")
-        assert ("group changed" in machine.log.read_text()[began:]) == (group == 4343)
+        machine.reload()
+        assert ("group changed" in machine.log.read_text()[offset:]) == (group == 4343)
 
 
-def test_a_socket_that_systemd_hands_over(machine: Machine) -> None:
-    path = str(machine.top / "handed-over")
+def test_socket_from_systemd_is_used_and_kept(machine: Machine) -> None:
+    path = str(machine.top / "passed")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(16)
-        machine.begin_on(listener)
-    assert machine.told("READY=1")
+        machine.start_with_socket(listener)
+    assert machine.wait_for_notify("READY=1")
     with Client(path) as client:
         assert client.call(f"{MANAGER}.Status")["mounted"]
     assert not os.path.exists(machine.socket)
@@ -120,11 +88,11 @@ def test_a_socket_that_systemd_hands_over(machine: Machine) -> None:
     assert os.path.exists(path)
 
 
-# -- what keeps it from starting
+# -- failed starts
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "words"),
+    ("text", "status", "expected"),
     [
         ("snapshot_tll: 5min", Exit.CONFIG, "bad.yaml:1"),
         ("group: root", Exit.NO_GROUP, "group 'root'"),
@@ -133,32 +101,34 @@ def test_a_socket_that_systemd_hands_over(machine: Machine) -> None:
         ("group: 0", Exit.CONFIG, "bad.yaml:1"),
     ],
 )
-def test_a_wrong_configuration(tmp_path: Path, text: str, status: Exit, words: str) -> None:
+def test_invalid_configuration_is_refused_with_its_exit_code(
+    tmp_path: Path, text: str, status: Exit, expected: str
+) -> None:
     (tmp_path / "bad.yaml").write_text(text + "\n")
-    code, error = failing("--config", str(tmp_path / "bad.yaml"))
+    code, error = run_daemon("--config", str(tmp_path / "bad.yaml"))
     assert code == status
-    assert words in error
+    assert expected in error
 
 
 @pytest.mark.parametrize("option", ["--simulate", "--config"])
-def test_an_empty_path_on_the_command_line_is_refused(option: str) -> None:
-    """With an unset variable, --simulate "$dir" started the daemon of the host."""
-    code, said = failing(option, "")
+def test_empty_path_on_the_command_line_is_refused(option: str) -> None:
+    """With an unset variable, --simulate "$dir" started the daemon on the host's resctrl."""
+    code, stderr = run_daemon(option, "")
     assert code == Exit.USAGE
-    assert f"argument {option}: the value is empty" in said
+    assert f"argument {option}: the value is empty" in stderr
 
 
-def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
+def test_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
     config = tmp_path / "resctrlmond.yaml"
     for text, status in (("log_level: info\n", Exit.OK), ("log_levle: info\n", Exit.CONFIG)):
         config.write_text(f"group: 4242\nruntime_dir: /dev/shm/none\n{text}")
-        code, said = failing("--check-config", "--config", str(config))
+        code, stderr = run_daemon("--check-config", "--config", str(config))
         assert code == status
-        assert ("Did you mean log_level?" in said) == (status == Exit.CONFIG)
+        assert ("Did you mean log_level?" in stderr) == (status == Exit.CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "wanted"),
+    ("text", "status", "expected"),
     [
         ("group: no-such-group-here", Exit.NO_GROUP, "there is no Unix group 'no-such-group-here'"),
         ("group: 4242\nruntime_dir: /proc/none/run", Exit.CONFIG, "runtime_dir is on proc, not on tmpfs"),
@@ -166,72 +136,73 @@ def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
         ("group: 4242\nruntime_dir: /proc/version/run", Exit.CONFIG, "runtime_dir is not a folder"),
     ],
 )
-def test_the_check_of_a_configuration_finds_a_missing_group_and_unusable_folders(
-    tmp_path: Path, text: str, status: Exit, wanted: str
+def test_check_of_a_configuration_finds_a_missing_group_and_unusable_folders(
+    tmp_path: Path, text: str, status: Exit, expected: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(text + "\n")
-    code, said = failing("--check-config", "--config", str(tmp_path / "c.yaml"))
-    assert (code, wanted in said) == (status, True), said
+    code, stderr = run_daemon("--check-config", "--config", str(tmp_path / "c.yaml"))
+    assert (code, expected in stderr) == (status, True), stderr
 
 
 def test_folders_on_two_filesystems_are_refused(tmp_path: Path) -> None:
-    """An ended run is moved from one to the other by rename(2)."""
+    """The daemon moves an ended run from groups_dir to runtime_dir with rename(2)."""
     other = tmp_path / "other"
     other.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", str(other)], check=True)
     try:
         (tmp_path / "c.yaml").write_text(f"group: 4242\nruntime_dir: /dev/shm/none\ngroups_dir: {other}/groups\n")
-        code, said = failing("--check-config", "--config", str(tmp_path / "c.yaml"))
+        code, stderr = run_daemon("--check-config", "--config", str(tmp_path / "c.yaml"))
     finally:
         subprocess.run(["umount", str(other)], check=True)
-    assert (code, "groups_dir is on another filesystem than runtime_dir" in said) == (Exit.CONFIG, True)
+    assert (code, "groups_dir is on another filesystem than runtime_dir" in stderr) == (Exit.CONFIG, True)
 
 
-def test_the_unit_has_a_reload_fail_for_a_wrong_configuration() -> None:
+def test_reload_of_the_unit_fails_for_an_invalid_configuration() -> None:
     unit = (Path(__file__).parents[2] / "systemd" / "resctrlmond.service").read_text(encoding="utf-8")
     assert "\nType=notify-reload\n" in unit
     assert "\nExecReload=/usr/bin/resctrlmond --check-config\n" in unit
 
 
-def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
-    code, said = failing("--config", str(tmp_path / "none.yaml"))
-    assert (code, "none.yaml" in said, "ENOENT" in said) == (Exit.CONFIG, True, True)
+def test_missing_configuration_file_is_refused(tmp_path: Path) -> None:
+    code, stderr = run_daemon("--config", str(tmp_path / "none.yaml"))
+    assert (code, "none.yaml" in stderr, "ENOENT" in stderr) == (Exit.CONFIG, True, True)
 
 
-def test_the_group_is_missing(tmp_path: Path) -> None:
+def test_missing_unix_group_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("group: no-such-group-here\n")
-    code, said = failing("--config", str(tmp_path / "c.yaml"))
-    assert (code, "systemd-sysusers" in said) == (Exit.NO_GROUP, True)
+    code, stderr = run_daemon("--config", str(tmp_path / "c.yaml"))
+    assert (code, "systemd-sysusers" in stderr) == (Exit.NO_GROUP, True)
 
 
 def config(machine: Machine) -> str:
+    """Write a configuration without --simulate for the machine, and return its path."""
     path = machine.top / "real.yaml"
     path.write_text(f"resctrl: {machine.top}/resctrl\nruntime_dir: {machine.top}/run\ngroup: 4242\ndbus: false\n")
     return str(path)
 
 
-def test_a_simulation_is_not_taken_for_the_real_one(machine: Machine) -> None:
-    code, said = failing("--config", config(machine))
-    assert (code, "simulated" in said, "--simulate" in said) == (Exit.NOT_MOUNTED, True, True)
+def test_simulated_resctrl_is_refused_without_simulate(machine: Machine) -> None:
+    code, stderr = run_daemon("--config", config(machine))
+    assert (code, "simulated" in stderr, "--simulate" in stderr) == (Exit.NOT_MOUNTED, True, True)
 
 
-def test_resctrl_is_not_mounted(tmp_path: Path) -> None:
+def test_start_fails_if_resctrl_is_not_mounted(tmp_path: Path) -> None:
     (tmp_path / "resctrl").mkdir()
     path = tmp_path / "c.yaml"
     path.write_text(f"resctrl: {tmp_path}/resctrl\nruntime_dir: {tmp_path}/run\ngroup: 4242\ndbus: false\n")
-    code, said = failing("--config", str(path))
-    assert (code, "mount -t resctrl" in said) == (Exit.NOT_MOUNTED, True)
+    code, stderr = run_daemon("--config", str(path))
+    assert (code, "mount -t resctrl" in stderr) == (Exit.NOT_MOUNTED, True)
     assert os.listdir(tmp_path / "resctrl") == []
 
 
-def test_another_daemon_runs(machine: Machine) -> None:
+def test_second_daemon_is_refused(machine: Machine) -> None:
     machine.start()
-    code, said = failing(*machine.command()[3:])
-    assert (code, "another resctrlmond is running" in said) == (Exit.ALREADY_RUNNING, True)
+    code, stderr = run_daemon(*machine.command()[3:])
+    assert (code, "another resctrlmond is running" in stderr) == (Exit.ALREADY_RUNNING, True)
     assert machine.call("Status")["mounted"]
 
 
-def test_nonsense_from_the_service_manager(machine: Machine) -> None:
+def test_invalid_variables_of_the_service_manager_are_refused(machine: Machine) -> None:
     shell = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *machine.command()]
     environment = {**os.environ, "LISTEN_FDS": "2", "LISTEN_FDNAMES": "varlink"}
     done = subprocess.run(shell, check=False, capture_output=True, text=True, timeout=60, env=environment)
@@ -240,17 +211,17 @@ def test_nonsense_from_the_service_manager(machine: Machine) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    code, said = failing("--simulate", str(tmp_path / "file"))
-    assert (code, "ENOTDIR" in said) == (Exit.FAILURE, True)
+    code, stderr = run_daemon("--simulate", str(tmp_path / "file"))
+    assert (code, "ENOTDIR" in stderr) == (Exit.FAILURE, True)
 
 
-# -- a kill and a stop are the end of nothing
+# -- workloads outlive the daemon
 
 
-def test_assign_of_a_process_by_hand_is_late(machine: Machine, process: Start) -> None:
-    """README's own example said that it was exact."""
+def test_assign_of_a_running_process_is_late(machine: Machine, process: StartProcess) -> None:
+    """The example in README.md was reported as exact."""
     machine.start()
     child = process()
     machine.call("Create", key="mine", claim="me")
@@ -263,46 +234,48 @@ def test_assign_of_a_process_by_hand_is_late(machine: Machine, process: Start) -
     assert all("of CPU time before it was put into the group" in total["reason"] for total in totals)
 
 
-def test_a_killed_daemon_takes_up_its_groups_and_ends_them_rightly(machine: Machine, process: Start) -> None:
+def test_daemon_keeps_its_groups_over_a_kill_and_writes_their_ends(machine: Machine, process: StartProcess) -> None:
     child = process()
     machine.start()
     before = machine.call(
-        "Assign", key=CTR, pid=child.pid, late=False, claim="engine", endRule="container", member="c1"
+        "Assign", key=CONTAINER, pid=child.pid, late=False, claim="engine", endRule="container", member="c1"
     )["group"]
-    place = machine.top / "resctrl" / "mon_groups" / CTR
-    snapshot = machine.run / "groups" / CTR
-    inode, nonce = place.stat().st_ino, place.stat().st_mtime_ns
+    directory = machine.top / "resctrl" / "mon_groups" / CONTAINER
+    snapshot = machine.run / "groups" / CONTAINER
+    inode, nonce = directory.stat().st_ino, directory.stat().st_mtime_ns
     files = {path: path.read_bytes() for path in snapshot.rglob("*.begin")}
     assert files
     machine.kill()
     machine.start()
-    assert machine.group(CTR) == before
-    assert (place.stat().st_ino, place.stat().st_mtime_ns) == (inode, nonce)
+    assert machine.group(CONTAINER) == before
+    assert (directory.stat().st_ino, directory.stat().st_mtime_ns) == (inode, nonce)
     assert {path: path.read_bytes() for path in snapshot.rglob("*.begin")} == files
-    assert machine.tasks(CTR) == {child.pid}
+    assert machine.tasks(CONTAINER) == {child.pid}
     end(child)
-    assert machine.reaches(CTR, "completed")
+    assert machine.reaches(CONTAINER, "completed")
     assert {path.with_suffix(".end") for path in files} == set(snapshot.rglob("*.end"))
     assert (snapshot / "completed_at").exists()
     assert machine.groups() == []
-    assert {total["quality"] for total in machine.call("Read", key=CTR)["totals"]} == {"exact"}
+    assert {total["quality"] for total in machine.call("Read", key=CONTAINER)["totals"]} == {"exact"}
 
 
-def test_members_that_ended_while_it_was_stopped_end_at_the_start(machine: Machine, process: Start) -> None:
+def test_members_that_ended_while_the_daemon_was_stopped_end_at_its_start(
+    machine: Machine, process: StartProcess
+) -> None:
     child = process()
     machine.start()
-    machine.call("Assign", key=CTR, pid=child.pid, claim="engine", endRule="container")
+    machine.call("Assign", key=CONTAINER, pid=child.pid, claim="engine", endRule="container")
     assert machine.stop() == Exit.OK
-    assert machine.groups() == [CTR]
+    assert machine.groups() == [CONTAINER]
     end(child)
     machine.start()
-    assert machine.group(CTR)["state"] == "completed"
+    assert machine.group(CONTAINER)["state"] == "completed"
     assert machine.groups() == []
-    assert list((machine.run / "groups" / CTR).rglob("*.end"))
+    assert list((machine.run / "groups" / CONTAINER).rglob("*.end"))
 
 
-def test_an_end_is_seen_at_once_without_anybody_saying_so(machine: Machine, process: Start) -> None:
-    """By pidfd: the tick that would find it too comes once a second."""
+def test_end_of_a_process_is_detected_at_once_without_a_call(machine: Machine, process: StartProcess) -> None:
+    """The daemon watches a pidfd; the tick would detect the end within a second."""
     machine.start()
     fastest = 9.0
     for number in range(3):
@@ -316,11 +289,11 @@ def test_an_end_is_seen_at_once_without_anybody_saying_so(machine: Machine, proc
     assert fastest < 0.5
 
 
-def test_the_mount_goes_and_the_daemon_stays(machine: Machine, process: Start) -> None:
+def test_daemon_keeps_running_after_an_unmount(machine: Machine, process: StartProcess) -> None:
     machine.start()
-    machine.call("Assign", key=CTR, pid=process().pid, claim="engine", endRule="container")
+    machine.call("Assign", key=CONTAINER, pid=process().pid, claim="engine", endRule="container")
     subprocess.run(["umount", str(machine.top / "resctrl")], check=True)
-    assert machine.reaches(CTR, "lost")
+    assert machine.reaches(CONTAINER, "lost")
     status = machine.call("Status")
     assert not status["mounted"]
     assert status["problems"]
@@ -328,7 +301,7 @@ def test_the_mount_goes_and_the_daemon_stays(machine: Machine, process: Start) -
 
 
 def test_foreign_name_that_is_not_utf8_is_listed(machine: Machine) -> None:
-    """List and Status failed as a whole, for as long as a group or class of such a name stood."""
+    """List and Status failed as long as a group or class with such a name existed."""
     machine.start()
     group = os.fsencode(machine.top) + b"/resctrl/mon_groups/\xff"
     class_ = os.fsencode(machine.top) + b"/resctrl/\xfe"
@@ -342,8 +315,8 @@ def test_foreign_name_that_is_not_utf8_is_listed(machine: Machine) -> None:
     os.rmdir(class_)
 
 
-def test_a_simulation_where_others_may_write_is_refused(tmp_path: Path) -> None:
-    """Who made /tmp/sim before root did had links in it, and a mode of his choice for what they led to."""
+def test_simulation_in_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    """A user who created /tmp/sim before root could make the daemon change the mode of the target of a link."""
     victim = tmp_path / "victim"
     victim.mkdir(0o700)
     top = tmp_path / "sim"
@@ -352,13 +325,13 @@ def test_a_simulation_where_others_may_write_is_refused(tmp_path: Path) -> None:
     top.chmod(0o1777)
     link = tmp_path / "link"
     link.symlink_to(top)
-    places = [top, link]
+    directories = [top, link]
     if os.geteuid() == 0:
-        given_away = tmp_path / "theirs"
-        given_away.mkdir()
-        os.chown(given_away, 65534, 65534)
-        places.append(given_away)
-    for place in places:
-        code, said = failing("--simulate", str(place))
-        assert (code, "because other users can change it" in said) == (Exit.FAILURE, True)
+        foreign = tmp_path / "foreign"
+        foreign.mkdir()
+        os.chown(foreign, 65534, 65534)
+        directories.append(foreign)
+    for directory in directories:
+        code, stderr = run_daemon("--simulate", str(directory))
+        assert (code, "because other users can change it" in stderr) == (Exit.FAILURE, True)
     assert victim.stat().st_mode & 0o777 == 0o700

@@ -16,17 +16,18 @@ import dbus_fast.aio
 import pytest
 
 from resctrlmond.sim.fuse.mount import Simulation
-from tests.api.private_bus import NAME, PROPERTIES, PrivateBus
-
-LOG = "org.freedesktop.LogControl1"
+from tests.api.private_bus import LOG_CONTROL, NAME, PROPERTIES, PrivateBus
 
 
 @pytest.fixture
 def bus(tmp_path: Path) -> Iterator[str]:
-    """The address of a bus with the daemon on it, which logs from warnings on."""
+    """Return the address of a bus with a daemon whose configured log level is warning."""
     (tmp_path / "resctrl").mkdir()
     bus = PrivateBus(tmp_path)
-    with contextlib.closing(Closing(bus)), Simulation(str(tmp_path / "resctrl"), "intel-rdt"):
+    bus.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(bus.stop)
+        stack.enter_context(Simulation(str(tmp_path / "resctrl"), "intel-rdt"))
         command = [sys.executable, "-m", "tests.bench.serve", str(tmp_path)]
         daemon = subprocess.Popen(command, env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": bus.address})
         yield bus.address
@@ -34,16 +35,8 @@ def bus(tmp_path: Path) -> Iterator[str]:
         daemon.wait()
 
 
-class Closing:
-    """Starts a bus, and stops it when it is closed."""
-
-    def __init__(self, bus: PrivateBus) -> None:
-        bus.start()
-        self.close = bus.stop
-
-
-def test_the_level_is_the_one_that_was_set(bus: str) -> None:
-    """It was the configuration's, whatever root had set."""
+def test_log_level_that_root_sets_is_returned(bus: str) -> None:
+    """LogLevel was always that of the configuration, also after root had set another one."""
 
     async def run() -> None:
         client = await dbus_fast.aio.MessageBus(bus_address=bus).connect()
@@ -51,11 +44,11 @@ def test_the_level_is_the_one_that_was_set(bus: str) -> None:
         async def call(member: str, signature: str, *body: object) -> list[object]:
             call = dbus_fast.Message(
                 destination=NAME,
-                path="/org/freedesktop/LogControl1",
+                path=LOG_CONTROL[0],
                 interface=PROPERTIES,
                 member=member,
                 signature=signature,
-                body=[LOG, *body],
+                body=[LOG_CONTROL[1], *body],
             )
             async with asyncio.timeout(60):
                 while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make install`` on the host: what it asks of the host, and that ``make uninstall`` takes everything away again."""
+"""``make install`` on a host: its requirements, its files, and their removal by ``make uninstall``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "packaging" / "check-host"
-# What dpkg-query answers on a host that has every package.
+# A dpkg-query of a host that has every package.
 COMPLETE = """\
 #!/bin/sh
 for package; do :; done
@@ -23,13 +23,13 @@ esac
 """
 
 
-def check(place: Path, release: str, dpkg_query: str = COMPLETE) -> subprocess.CompletedProcess[str]:
-    """Run the check with an os-release file and a dpkg-query of our own: this host is a Debian of its own."""
-    (place / "os-release").write_text(release)
-    (place / "dpkg-query").write_text(dpkg_query)
-    (place / "dpkg-query").chmod(0o755)
-    environment = {"PATH": f"{place}:/usr/bin:/bin"}
-    command = [str(CHECK), str(place / "os-release")]
+def check(directory: Path, release: str, dpkg_query: str = COMPLETE) -> subprocess.CompletedProcess[str]:
+    """Run the check with the given os-release file and dpkg-query in the place of the host's."""
+    (directory / "os-release").write_text(release)
+    (directory / "dpkg-query").write_text(dpkg_query)
+    (directory / "dpkg-query").chmod(0o755)
+    environment = {"PATH": f"{directory}:/usr/bin:/bin"}
+    command = [str(CHECK), str(directory / "os-release")]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -66,20 +66,20 @@ def test_missing_debian_packages_are_named(tmp_path: Path) -> None:
     assert done.stderr.endswith("Install them with: apt install python3-msgspec python3-yaml\n")
 
 
-def test_an_older_systemd_is_refused(tmp_path: Path) -> None:
+def test_older_systemd_is_refused(tmp_path: Path) -> None:
     done = check(tmp_path, "ID=debian\nVERSION_ID=13\n", COMPLETE.replace("257.8", "252.39-1~deb12u1"))
     assert done.returncode == 1
     assert "it needs systemd 253 or later, and this host has 252.39-1~deb12u1." in done.stderr
 
 
-def test_an_installed_debian_package_is_not_overwritten(tmp_path: Path) -> None:
+def test_installed_debian_package_is_not_overwritten(tmp_path: Path) -> None:
     done = check(tmp_path, "ID=debian\nVERSION_ID=13\n", COMPLETE.replace("*python3-resctrlmond) ;;\n", ""))
     assert done.returncode == 1
     assert "the Debian package python3-resctrlmond has the same files" in done.stderr
 
 
 def test_every_python_dependency_is_checked() -> None:
-    """The names in pyproject.toml are those of the Debian packages, less case and "python3-"."""
+    """Names in pyproject.toml differ from those of Debian packages only by case and the prefix "python3-"."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     lists = re.findall(r"^(?:dependencies|nri) = \[(.*?)\]", project, re.DOTALL | re.MULTILINE)
     names = {re.sub("^py", "", name.lower()) for name in re.findall(r'"([A-Za-z-]+)>=', "".join(lists))}
@@ -96,7 +96,7 @@ def test_make_uninstall_removes_what_make_install_installed(tmp_path: Path) -> N
 
     first = make("install")
     assert {"usr/bin/resctrlmond", "usr/lib/systemd/system/resctrlmond.service"} <= set(first)
-    # What needs a library that Debian does not have is not installed: every installed command starts.
+    # The simulator needs a library that Debian does not have, and every installed command must start.
     assert not [name for name in first if "resctrlmond-sim" in name or "/sim/" in name]
     (tmp_path / "usr/lib/python3/dist-packages/resctrlmond/of_an_earlier_version.py").touch()
     assert make("install") == first
@@ -109,16 +109,16 @@ def test_make_uninstall_removes_what_make_install_installed(tmp_path: Path) -> N
     assert (tmp_path / "etc/resctrlmond/resctrlmond.yaml").read_text() == "log_level: debug\n"
 
 
-def test_the_hook_is_renamed_into_place(tmp_path: Path) -> None:
-    """A runtime may execute it during the installation: install(1) unlinks the file before it writes the new one."""
+def test_hook_is_replaced_by_a_rename(tmp_path: Path) -> None:
+    """install(1) unlinks a file before it writes the new one, and a runtime can execute the hook at that moment."""
     install = tmp_path / "install"
     install.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nexec install -p "$@"\n')
     install.chmod(0o755)
-    place = tmp_path / "root"
-    command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={place}", f"INSTALL={install}"]
+    root = tmp_path / "root"
+    command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={root}", f"INSTALL={install}"]
     subprocess.run(command, capture_output=True, timeout=300, check=True)
-    hook = place / "usr/libexec/resctrlmon-oci-hook"
-    links = place / "usr/share/resctrlmond/hooks.d"
+    hook = root / "usr/libexec/resctrlmon-oci-hook"
+    links = root / "usr/share/resctrlmond/hooks.d"
     assert hook.stat().st_mode & 0o777 == 0o755
     assert [path.name for path in hook.parent.iterdir()] == [hook.name]
     assert {path.suffix for path in links.iterdir()} == {".json"}

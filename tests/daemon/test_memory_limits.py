@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of the units leave room for what the daemon allows itself."""
+"""The limits of the units are above the internal limits of the daemon."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _settings(name: str) -> dict[str, str]:
 
 
 def test_the_internal_budget_is_below_the_units_limit() -> None:
-    # A record in memory takes three times its file, and the D-Bus door keeps its properties, too.
+    # A record takes three times its file's size in memory, and the D-Bus server also keeps its properties.
     records = 5 * store.MAX_BYTES_WITH_RESERVE
     replies = budget.MAX_BYTES + budget.MAX_BYTES_PER_UID + budget.MAX_DBUS_BYTES + budget.MAX_DBUS_BYTES_PER_UID
     others = 2 * (pods.MAX_BYTES + replies) + 4 * MAX_LARGE_BODY
     assert records + others < 400 << 20
-    # As much again is left for the values of workloads that live.
+    # The other half is for the values of running workloads.
     assert 2 * ((400 << 20) + early_pruning.MAX_ENDED_BYTES) < 2 << 30
     assert _settings("resctrlmond.service")["MemoryMax"] == "2G"
 
 
-def test_there_are_threads_for_every_lane() -> None:
+def test_unit_allows_the_threads_of_all_lanes() -> None:
     threads = sum(lane.value[1] for lane in workers.Lane)
     assert threads + 8 <= int(_settings("resctrlmond.service")["TasksMax"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that ask for an operator: told once, under their ids, which the catalogue and the manual page explain."""
+"""Messages for an operator: each is logged once, with an id that the catalogue and the manual page explain."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ CATALOG = (ROOT / "systemd" / "resctrlmond.catalog").read_text(encoding="utf-8")
 RECORD = workload("web", class_="gold")
 
 
-class Told:
-    """The entries since it was last asked: level, id and fields."""
+class Log:
+    """The log of the daemon."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
         caplog.set_level(logging.DEBUG, "resctrlmond")
 
-    def __call__(self) -> list[tuple[int, str, dict[str, Any]]]:
+    def take(self) -> list[tuple[int, str, dict[str, Any]]]:
+        """Return level, id and fields of each entry since the last call."""
         entries = [(entry.levelno, getattr(entry, "fields", {})) for entry in self._caplog.records]
         self._caplog.clear()
         return [(level, fields.get("MESSAGE_ID", ""), fields) for level, fields in entries]
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Told:
-    return Told(caplog)
+def log(caplog: pytest.LogCaptureFixture) -> Log:
+    return Log(caplog)
 
 
 @pytest.fixture
@@ -56,44 +57,44 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
         yield Tree.open(str(tmp_path / "resctrl"), allow_simulation=True)
 
 
-def test_waiting_for_an_rmid_is_logged_once_for_each_run(tree: Tree, told: Told) -> None:
+def test_waiting_for_an_rmid_is_logged_once_for_each_run(tree: Tree, log: Log) -> None:
     notices = Notices(tree)
     pending = workload("web", State.PENDING, class_="gold")
     notices.changed("web", pending)
     notices.changed("web", pending.with_group(replace(pending.first, reason="in limbo", in_limbo=True)))
-    assert told() == []
+    assert log.take() == []
     waiting = pending.with_group(replace(pending.first, reason="Out of RMIDs"))
     for _ in range(3):
         notices.changed("web", waiting)
-    ((level, kind, fields),) = told()
+    ((level, kind, fields),) = log.take()
     assert (level, kind) == (logging.WARNING, MessageId.RMIDS_EXHAUSTED)
     assert (fields["RESCTRLMON_KEY"], fields["RESCTRLMON_CLASS"]) == ("web", "gold")
     notices.changed("web", replace(waiting, generation=2))
-    assert [kind for _, kind, _ in told()] == [MessageId.RMIDS_EXHAUSTED]
+    assert [kind for _, kind, _ in log.take()] == [MessageId.RMIDS_EXHAUSTED]
     notices.changed("web", None)
     notices.changed("web", waiting)
-    assert [kind for _, kind, _ in told()] == [MessageId.RMIDS_EXHAUSTED], "a dropped record was remembered"
+    assert [kind for _, kind, _ in log.take()] == [MessageId.RMIDS_EXHAUSTED], "a dropped record was remembered"
 
 
-def test_further_group_that_fails_is_logged_and_its_loss_only_with_the_workload(tree: Tree, told: Told) -> None:
+def test_further_group_that_fails_is_logged_and_its_loss_only_with_the_workload(tree: Tree, log: Log) -> None:
     notices = Notices(tree)
     second = Group(folder="silver", class_="silver", name="web", state=GroupState.FAILED, reason="no such class")
     notices.changed("web", RECORD.with_group(second))
-    assert [(level, kind) for level, kind, _ in told()] == [(logging.ERROR, MessageId.GROUP_FAILED)]
+    assert [(level, kind) for level, kind, _ in log.take()] == [(logging.ERROR, MessageId.GROUP_FAILED)]
     lost = replace(second, state=GroupState.LOST)
     notices.changed("web", workload("web", State.LOST, class_="gold", reason="gone").with_group(lost))
-    assert [(level, kind) for level, kind, _ in told()] == [(logging.WARNING, MessageId.GROUP_LOST)]
+    assert [(level, kind) for level, kind, _ in log.take()] == [(logging.WARNING, MessageId.GROUP_LOST)]
 
 
-def test_unmount_is_logged_once_and_not_for_each_workload(tree: Tree, told: Told) -> None:
+def test_unmount_is_logged_once_and_not_for_each_workload(tree: Tree, log: Log) -> None:
     notices = Notices(tree)
     notices.tick()
-    assert told() == []
+    assert log.take() == []
     assert unmount(tree.path)
     for key in ("one", "two"):
         notices.changed(key, workload(key, State.LOST, reason="unmounted"))
     notices.tick()
-    assert [(level, kind) for level, kind, _ in told()] == [
+    assert [(level, kind) for level, kind, _ in log.take()] == [
         (logging.ERROR, MessageId.UNMOUNTED),
         (logging.INFO, ""),
         (logging.INFO, ""),
@@ -101,11 +102,11 @@ def test_unmount_is_logged_once_and_not_for_each_workload(tree: Tree, told: Told
     with Simulation(tree.path, "intel-rdt"):
         notices.tick()
         notices.tick()
-        assert len(told()) == 1, "that it is mounted again is told, once"
+        assert len(log.take()) == 1, "the new mount is logged once"
 
 
-def test_losses_by_a_new_mount_are_not_those_of_another_program(tree: Tree, told: Told) -> None:
-    """The workloads' groups went with the mount: they were taken for removed by somebody who is to be stopped."""
+def test_losses_by_a_new_mount_are_not_attributed_to_another_program(tree: Tree, log: Log) -> None:
+    """Groups that were lost with an unmount were reported as removed by another program."""
     before = tree.mounting()
     seen_on = dict.fromkeys(("one", "two", "three"), before)
     notices = Notices(tree, lambda group: seen_on[group.name] != tree.mounting())
@@ -114,7 +115,7 @@ def test_losses_by_a_new_mount_are_not_those_of_another_program(tree: Tree, told
     with Simulation(tree.path, "intel-rdt"):
         for key in ("one", "two", "three"):
             notices.changed(key, workload(key, State.LOST, reason="mounted again"))
-        assert [(level, kind) for level, kind, _ in told()] == [
+        assert [(level, kind) for level, kind, _ in log.take()] == [
             (logging.ERROR, MessageId.UNMOUNTED),
             (logging.INFO, ""),
             (logging.INFO, ""),
@@ -124,36 +125,36 @@ def test_losses_by_a_new_mount_are_not_those_of_another_program(tree: Tree, told
         seen_on = dict.fromkeys(seen_on, tree.mounting())
         for key in ("one", "two", "three"):
             notices.changed(key, workload(key, State.LOST, reason="removed", generation=2))
-        assert {kind for _, kind, _ in told()} == {MessageId.GROUP_LOST}
+        assert {kind for _, kind, _ in log.take()} == {MessageId.GROUP_LOST}
         assert "another program removes" in notices.losses.describe()
 
 
-def test_unmount_without_lost_groups_is_logged(tree: Tree, told: Told) -> None:
+def test_unmount_without_lost_groups_is_logged(tree: Tree, log: Log) -> None:
     notices = Notices(tree)
     assert unmount(tree.path)
     notices.tick()
-    assert [kind for _, kind, _ in told()] == [MessageId.UNMOUNTED]
+    assert [kind for _, kind, _ in log.take()] == [MessageId.UNMOUNTED]
 
 
-def test_loss_is_logged_without_free_descriptors_and_no_verb_fails(tree: Tree, told: Told) -> None:
-    """Whether resctrl is mounted could not be told. The error came out of the verb that had noted the loss, and the
-    loss was told nobody."""
+def test_loss_is_logged_without_free_descriptors_and_no_verb_fails(tree: Tree, log: Log) -> None:
+    """The check for the mount failed with EMFILE: the verb that had found the loss failed, and the loss was not
+    logged."""
     notices = Notices(tree)
     with left(0):
         notices.changed("web", workload("web", State.LOST, class_="gold", reason="gone"))
-    assert [(level, kind) for level, kind, _ in told()] == [(logging.WARNING, MessageId.GROUP_LOST)]
+    assert [(level, kind) for level, kind, _ in log.take()] == [(logging.WARNING, MessageId.GROUP_LOST)]
     assert unmount(tree.path)
     with left(0):
         notices.tick()
     notices.tick()
-    assert [kind for _, kind, _ in told()] == [MessageId.UNMOUNTED]
+    assert [kind for _, kind, _ in log.take()] == [MessageId.UNMOUNTED]
 
 
-def test_records_that_cannot_be_read_and_work_that_fails(tree: Tree, told: Told) -> None:
+def test_unreadable_records_and_failed_work_are_logged_with_their_ids(tree: Tree, log: Log) -> None:
     Notices.unreadable(UnreadableRecord("/run/r/k.json", "not a valid record"))
     Notices.unreadable(UnreadableRecord("/run/r/k.json", "version 2", is_of_other_version=True))
     Notices.unfinished("web", KernelRefused("cannot", path="/sys/x", errno=5))
-    damaged, other, failed = told()
+    damaged, other, failed = log.take()
     assert damaged[1:2] + other[1:2] + failed[1:2] == (
         MessageId.RECORD_DAMAGED,
         MessageId.RECORD_OF_OTHER_VERSION,
@@ -163,14 +164,14 @@ def test_records_that_cannot_be_read_and_work_that_fails(tree: Tree, told: Told)
     assert (failed[2]["RESCTRLMON_KEY"], failed[2]["RESCTRLMON_PATH"], failed[2]["ERRNO"]) == ("web", "/sys/x", "5")
 
 
-# -- the catalogue and the page
+# -- the catalogue and the manual page
 
 
 def entries() -> dict[str, str]:
-    """The catalogue's entries, by id."""
-    headed = re.split(r"^-- ([0-9a-f]{32})\n", CATALOG, flags=re.MULTILINE)
-    assert len(set(headed[1::2])) == len(headed[1::2])
-    return dict(zip(headed[1::2], headed[2::2], strict=True))
+    """Return the catalogue's entries, by id."""
+    parts = re.split(r"^-- ([0-9a-f]{32})\n", CATALOG, flags=re.MULTILINE)
+    assert len(set(parts[1::2])) == len(parts[1::2])
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def test_every_id_is_in_catalogue_and_manual_page_and_is_used() -> None:
@@ -184,7 +185,7 @@ def test_every_id_is_in_catalogue_and_manual_page_and_is_used() -> None:
 
 
 @pytest.mark.parametrize("kind", MessageId)
-def test_an_entry_has_what_a_reader_needs(kind: MessageId) -> None:
+def test_entry_has_subject_documentation_and_explanation(kind: MessageId) -> None:
     head, _, text = entries()[kind].partition("\n\n")
     fields = dict(line.split(": ", 1) for line in head.splitlines())
     assert fields.keys() == {"Subject", "Defined-By", "Documentation"}

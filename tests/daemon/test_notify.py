@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a real datagram socket in the service manager's place receives."""
+"""Messages to the service manager, received by a real datagram socket in its place."""
 
 from __future__ import annotations
 
@@ -28,74 +28,75 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 @pytest.fixture
-def told(manager: socket.socket) -> Iterator[Notify]:
-    told = Notify()
-    yield told
-    assert told._notifier is not None
-    told._notifier.socket.close()
+def notifier(manager: socket.socket) -> Iterator[Notify]:
+    notifier = Notify()
+    yield notifier
+    assert notifier._notifier is not None
+    notifier._notifier.socket.close()
 
 
-def waiting(manager: socket.socket) -> list[bytes]:
-    found = []
+def received(manager: socket.socket) -> list[bytes]:
+    """Return the messages that have arrived."""
+    messages = []
     manager.setblocking(False)
     try:
         while True:
-            found.append(manager.recv(4096))
+            messages.append(manager.recv(4096))
     except BlockingIOError:
-        return found
+        return messages
 
 
-def test_ready_and_stopping(manager: socket.socket, told: Notify) -> None:
-    told.ready()
-    told.ready("12 groups")
-    told.stopping()
-    assert waiting(manager) == [b"READY=1", b"READY=1\nSTATUS=12 groups", b"STOPPING=1"]
+def test_ready_and_stopping(manager: socket.socket, notifier: Notify) -> None:
+    notifier.ready()
+    notifier.ready("12 groups")
+    notifier.stopping()
+    assert received(manager) == [b"READY=1", b"READY=1\nSTATUS=12 groups", b"STOPPING=1"]
 
 
-def test_a_start_that_makes_progress_gets_more_time(manager: socket.socket, told: Notify) -> None:
-    """On a starved machine the imports took longer than TimeoutStartSec=, and no start ever succeeded."""
-    told.extend_start()
-    assert waiting(manager) == [b"EXTEND_TIMEOUT_USEC=60000000"]
+def test_start_timeout_is_extended_on_progress(manager: socket.socket, notifier: Notify) -> None:
+    """On a busy machine, the imports took longer than TimeoutStartSec=, and every start failed."""
+    notifier.extend_start()
+    assert received(manager) == [b"EXTEND_TIMEOUT_USEC=60000000"]
 
 
-def test_reloading_carries_its_time(manager: socket.socket, told: Notify) -> None:
+def test_reloading_message_has_a_timestamp(manager: socket.socket, notifier: Notify) -> None:
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-    told.reloading()
+    notifier.reloading()
     after = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     first, second = manager.recv(4096).decode().split("\n")
     assert first == "RELOADING=1"
     assert before <= int(second.removeprefix("MONOTONIC_USEC=")) <= after
 
 
-def test_status_is_one_ascii_line(manager: socket.socket, told: Notify) -> None:
-    told.status("Größe\nMAINPID=1\r\0\x1b " + "x" * 9000)
+def test_status_is_one_ascii_line(manager: socket.socket, notifier: Notify) -> None:
+    notifier.status("Größe\nMAINPID=1\r\0\x1b " + "x" * 9000)
     data = manager.recv(65536)
     assert data.startswith(b"STATUS=Gr??e MAINPID=1 ?? xxx")
     assert len(data) <= 1024 + 7
 
 
 @given(st.text())
-def test_any_status_is_one_assignment(text: str) -> None:
+def test_status_with_any_text_is_a_single_assignment(text: str) -> None:
     line = notify._status(text)
     assert line.startswith("STATUS=")
     assert line.isascii()
     assert line.isprintable()
 
 
-def test_an_abstract_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abstract_socket_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"resctrlmond-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + name)
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name)
-        told = Notify()
-        told.watchdog()
-        assert waiting(listener) == [b"WATCHDOG=1"]
-        assert told._notifier is not None
-        told._notifier.socket.close()
+        notifier = Notify()
+        notifier.watchdog()
+        assert received(listener) == [b"WATCHDOG=1"]
+        assert notifier._notifier is not None
+        notifier._notifier.socket.close()
 
 
-def test_a_manager_that_does_not_read_stalls_nothing_and_still_hears_of_ready(
-    manager: socket.socket, told: Notify
+def test_manager_that_does_not_read_blocks_nothing_and_gets_ready_later(
+    manager: socket.socket, notifier: Notify
 ) -> None:
     filler = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     filler.setblocking(False)
@@ -104,44 +105,46 @@ def test_a_manager_that_does_not_read_stalls_nothing_and_still_hears_of_ready(
         while True:
             filler.send(b"x")
     started = time.monotonic()
-    told.ready("serving")
-    told.status("later")
+    notifier.ready("serving")
+    notifier.status("later")
     assert time.monotonic() - started < 1
-    assert set(waiting(manager)) == {b"x"}
-    told.watchdog()
-    assert waiting(manager) == [b"READY=1\nSTATUS=serving", b"STATUS=later", b"WATCHDOG=1"]
+    assert set(received(manager)) == {b"x"}
+    notifier.watchdog()
+    assert received(manager) == [b"READY=1\nSTATUS=serving", b"STATUS=later", b"WATCHDOG=1"]
 
 
-def test_pending_messages_are_limited(manager: socket.socket, told: Notify) -> None:
+def test_pending_messages_are_limited(manager: socket.socket, notifier: Notify) -> None:
     manager.close()
     for _ in range(1000):
-        told.watchdog()
-    assert len(told._waiting) == 64
+        notifier.watchdog()
+    assert len(notifier._waiting) == 64
 
 
 @pytest.mark.parametrize("address", [None, ""])
-def test_silent_without_a_manager(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+def test_no_message_is_sent_without_a_manager(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     if address is not None:
         monkeypatch.setenv("NOTIFY_SOCKET", address)
-    silent = Notify()
-    silent.ready("x")
-    silent.reloading()
-    silent.status("x")
-    silent.watchdog()
-    silent.stopping()
-    assert not silent._waiting
+    notifier = Notify()
+    notifier.ready("x")
+    notifier.reloading()
+    notifier.status("x")
+    notifier.watchdog()
+    notifier.stopping()
+    assert not notifier._waiting
 
 
 @pytest.mark.parametrize("name", ["none", "x" * 200])
-def test_silent_where_the_socket_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_no_message_is_sent_if_the_socket_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / name))
     with warnings.catch_warnings():
-        # sdnotify leaves a socket that it could not connect to the collector.
+        # sdnotify does not close a socket that it could not connect.
         warnings.simplefilter("ignore", ResourceWarning)
-        silent = Notify()
-    silent.ready("x")
-    assert not silent._waiting
+        notifier = Notify()
+    notifier.ready("x")
+    assert not notifier._waiting
 
 
 @pytest.mark.parametrize(

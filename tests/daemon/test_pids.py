@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process a request means: numbers of the daemon's PID namespace, or a pidfd from any."""
+"""The process of a request: a pid of the daemon's PID namespace, or a pidfd from any namespace."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from resctrlmond.api.varlink.client import VarlinkError
-from tests.daemon.conftest import MANAGER, Machine
+from tests.daemon.conftest import MANAGER, Machine, StartProcess, end
 from tests.wait import wait_until
 
 # Calls the socket with a message and file descriptors, and prints the reply.
@@ -23,7 +22,7 @@ import socket, sys
 path, message, *descriptors = sys.argv[1:]
 with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(path)
-    socket.send_fds(connection, [message.encode() + bytes(1)], [int(one) for one in descriptors])
+    socket.send_fds(connection, [message.encode() + bytes(1)], [int(number) for number in descriptors])
     reply = b""
     while not reply.endswith(bytes(1)):
         reply += connection.recv(65536) or sys.exit("cut")
@@ -32,15 +31,12 @@ print(reply[:-1].decode())
 
 
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
+def child(process: StartProcess) -> subprocess.Popen[bytes]:
+    return process()
 
 
 def assign(machine: Machine, *wrapper: str, descriptors: tuple[int, ...] = (), **parameters: Any) -> dict[str, Any]:
-    """The reply to Assign, called by a process of its own."""
+    """Call Assign in another process, and return the reply."""
     message = json.dumps({"method": f"{MANAGER}.Assign", "parameters": {"key": "k", "claim": "me", **parameters}})
     command = [*wrapper, sys.executable, "-c", _CALL, machine.socket, message, *map(str, descriptors)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, pass_fds=descriptors)
@@ -48,12 +44,12 @@ def assign(machine: Machine, *wrapper: str, descriptors: tuple[int, ...] = (), *
     return reply
 
 
-ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc")
+IN_OTHER_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 
 
-def test_a_pid_of_another_pid_namespace_is_refused(machine: Machine, child: subprocess.Popen[bytes]) -> None:
+def test_pid_of_another_pid_namespace_is_refused(machine: Machine, child: subprocess.Popen[bytes]) -> None:
     machine.start()
-    reply = assign(machine, *ELSEWHERE, pid=child.pid)
+    reply = assign(machine, *IN_OTHER_PID_NAMESPACE, pid=child.pid)
     assert reply["error"] == f"{MANAGER}.PermissionDenied"
     assert "another PID namespace" in reply["parameters"]["message"]
     assert machine.groups() == []
@@ -61,8 +57,8 @@ def test_a_pid_of_another_pid_namespace_is_refused(machine: Machine, child: subp
     assert machine.tasks("k") == {child.pid}
 
 
-@pytest.mark.parametrize("wrapper", [(), ELSEWHERE], ids=["here", "elsewhere"])
-def test_a_pidfd_names_its_process_from_every_pid_namespace(
+@pytest.mark.parametrize("wrapper", [(), IN_OTHER_PID_NAMESPACE], ids=["same namespace", "other namespace"])
+def test_pidfd_identifies_its_process_from_every_pid_namespace(
     machine: Machine, child: subprocess.Popen[bytes], wrapper: tuple[str, ...]
 ) -> None:
     machine.start()
@@ -77,7 +73,7 @@ def test_a_pidfd_names_its_process_from_every_pid_namespace(
         os.close(other)
 
 
-def test_a_descriptor_that_names_no_process_is_refused(machine: Machine, child: subprocess.Popen[bytes]) -> None:
+def test_descriptor_that_is_not_of_a_process_is_refused(machine: Machine, child: subprocess.Popen[bytes]) -> None:
     machine.start()
     other, pidfd = os.open("/dev/null", os.O_RDONLY), os.pidfd_open(child.pid)
     try:
@@ -88,8 +84,7 @@ def test_a_descriptor_that_names_no_process_is_refused(machine: Machine, child: 
             assert reply["parameters"]["message"] == message
         assert "not a pidfd" in assign(machine, descriptors=(other,), pidFd=0)["parameters"]["message"]
         assert "exactly one" in assign(machine, descriptors=(pidfd,), pidFd=0, pid=child.pid)["parameters"]["message"]
-        child.kill()
-        child.wait()
+        end(child)
         assert assign(machine, descriptors=(pidfd,), pidFd=0)["error"] == f"{MANAGER}.NoSuchProcess"
         assert machine.groups() == []
     finally:
@@ -97,7 +92,7 @@ def test_a_descriptor_that_names_no_process_is_refused(machine: Machine, child: 
         os.close(pidfd)
 
 
-def test_no_descriptor_that_was_passed_stays_open(machine: Machine, child: subprocess.Popen[bytes]) -> None:
+def test_passed_descriptors_are_closed(machine: Machine, child: subprocess.Popen[bytes]) -> None:
     machine.start()
     with pytest.raises(VarlinkError):
         machine.call("Assign", key="k", claim="me", pidFd=0)
@@ -112,7 +107,7 @@ def test_no_descriptor_that_was_passed_stays_open(machine: Machine, child: subpr
             assert b"NoSuchGroup" in connection.recv(65536)
         folder = f"/proc/{machine.daemon.pid}/fdinfo"
         wait_until(lambda: all(f"\nPid:\t{child.pid}\n" not in _text(f"{folder}/{fd}") for fd in os.listdir(folder)))
-        # More at once than any method takes: the connection is cut, and everything closed.
+        # With more descriptors than any method takes, the daemon closes them and the connection.
         for _ in range(2):
             socket.send_fds(connection, [b"{"], [pidfd] * 16)
         assert connection.recv(65536) == b""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of Podman, whose OCI state has neither a name nor a kind: both are found beside it."""
+"""Name and kind of Podman's containers, which are not in their OCI state: from conmon and from the control group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INFRA = "5e" * 32
 POD = "6f" * 32
 NOBODY = 65534
 
-# Starts the next process with the rest of its arguments, and waits for it.
+# Executes the arguments after "--" as a child, and waits for it.
 _PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[sys.argv.index('--') + 1:]).returncode)"
 _INIT = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
 
@@ -30,9 +30,9 @@ Start = Callable[..., int]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start the monitor of a container, its runtime and its first process, and return the pid of the last."""
-    made: list[subprocess.Popen[str]] = []
-    # One that nobody can execute too.
+    """Return a function that starts monitor, runtime and init process of a container, and returns the pid of init."""
+    started: list[subprocess.Popen[str]] = []
+    # A Python that other users can execute, too.
     python = os.path.realpath("/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -45,16 +45,16 @@ def start() -> Iterator[Start]:
             runtime = [python, str(script), "--"] * runtimes
             command = [str(program), str(script), *arguments, "--", *runtime, python, "-c", _INIT]
             options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "user": uid}
-            made.append(subprocess.Popen(command, **options))  # type: ignore[call-overload]
-            assert made[-1].stdout
-            return int(made[-1].stdout.readline())
+            started.append(subprocess.Popen(command, **options))  # type: ignore[call-overload]
+            assert started[-1].stdout
+            return int(started[-1].stdout.readline())
 
         yield begin
-        for one in made:
-            one.communicate()
+        for monitor in started:
+            monitor.communicate()
 
 
-def test_the_name_of_a_container_is_its_monitors(start: Start) -> None:
+def test_name_of_a_container_is_an_argument_of_its_monitor(start: Start) -> None:
     pid = start("--api-version", "1", "-c", ID, "-u", ID, "-r", "/usr/bin/crun", "-n", "web", "--runtime-arg", "-n")
     assert container_name(ID, pid) == "web"
 
@@ -68,7 +68,7 @@ def test_the_name_of_a_container_is_its_monitors(start: Start) -> None:
     ],
     ids=["podman", "named by an annotation", "another manager"],
 )
-def test_a_container_of_podman_has_its_name_as_an_attribute(
+def test_container_of_podman_has_its_name_as_an_attribute(
     start: Start, annotations: dict[str, str], names: dict[str, str]
 ) -> None:
     pid = start("-c", ID, "-n", "web")
@@ -76,19 +76,19 @@ def test_a_container_of_podman_has_its_name_as_an_attribute(
     assert _placement(state)[0].attributes == names
 
 
-def test_a_monitor_of_another_container_is_not_believed(start: Start) -> None:
+def test_monitor_of_another_container_is_ignored(start: Start) -> None:
     assert container_name(ID, start("-c", INFRA, "-n", "web")) == ""
 
 
-def test_only_a_monitor_is_believed(start: Start) -> None:
+def test_parent_that_is_not_a_monitor_is_ignored(start: Start) -> None:
     assert container_name(ID, start("-c", ID, "-n", "web", name="sh")) == ""
 
 
-def test_a_monitor_of_another_user_is_not_believed(start: Start) -> None:
+def test_monitor_of_another_user_is_ignored(start: Start) -> None:
     assert container_name(ID, start("-c", ID, "-n", "web", uid=NOBODY)) == ""
 
 
-def test_only_the_parent_of_the_runtime_is_looked_at(start: Start) -> None:
+def test_grandparent_of_the_runtime_is_ignored(start: Start) -> None:
     assert container_name(ID, start("-c", ID, "-n", "web", runtimes=2)) == ""
 
 
@@ -97,10 +97,10 @@ def test_monitor_without_a_name_is_accepted(start: Start, arguments: list[str]) 
     assert container_name(ID, start(*arguments)) in ("", "--")
 
 
-def test_a_process_that_is_gone_has_no_name() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    assert container_name(ID, gone.pid) == ""
+def test_ended_process_has_no_name() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert container_name(ID, ended.pid) == ""
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_a_process_that_is_gone_has_no_name() -> None:
         ("", {}, False),
     ],
 )
-def test_the_infra_container_is_the_one_of_its_pod_that_names_no_other(
+def test_infra_container_is_in_a_pod_and_names_no_other_sandbox(
     cgroup: str, annotations: dict[str, str], expected: bool
 ) -> None:
     assert is_infra(ID, annotations, f"/sys/fs/cgroup{cgroup}") is expected
 
 
-def test_podman_is_known_by_its_annotation() -> None:
+def test_podman_is_recognized_by_its_annotation() -> None:
     assert is_podman({"io.container.manager": "libpod"})
     assert not is_podman({"io.container.manager": "cri-o"})
     assert not is_podman({})

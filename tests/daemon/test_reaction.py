@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of other programs to resctrl are looked for as soon as inotify reports them, and never twice at once."""
+"""The daemon searches for writes of other programs as soon as inotify reports them, in one search at a time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.sim.conftest import Puppet
 
 @contextlib.asynccontextmanager
 async def reacting(react: Callable[[], float], fd: int, rest_s: float = 0.0) -> AsyncIterator[Reaction]:
+    """Yield a started reaction."""
     workers = Workers()
     reaction = Reaction(workers, react, lambda: rest_s, fd)
     try:
@@ -28,38 +29,38 @@ async def reacting(react: Callable[[], float], fd: int, rest_s: float = 0.0) -> 
         workers.close()
 
 
-def test_each_write_is_reacted_to_and_a_pause_is_kept(tmp_path: Path) -> None:
+def test_reaction_is_called_for_each_write_and_after_the_pause_that_it_returns(tmp_path: Path) -> None:
     file = tmp_path / "tasks"
     file.write_text("")
     with contextlib.closing(Inotify()) as inotify:
         inotify.add(str(tmp_path), IN_MODIFY)
-        seen: list[int] = []
-        answers = [0.01, 0.0, 0.0]
+        calls: list[int] = []
+        pauses = [0.01, 0.0, 0.0]
 
         def react() -> float:
-            seen.append(len(inotify.read()))
-            if len(seen) == 3:
+            calls.append(len(inotify.read()))
+            if len(calls) == 3:
                 raise ResctrlError("no resctrl")
-            return answers.pop(0)
+            return pauses.pop(0)
 
-        async def scene() -> None:
+        async def run() -> None:
             async with reacting(react, inotify.fd):
                 file.write_text("1")
-                while len(seen) < 2:
+                while len(calls) < 2:
                     await asyncio.sleep(0.001)
-                assert seen == [1, 0], "once for the write, and once more because it was asked for"
-                # After a failure it goes on.
+                assert calls == [1, 0], "a call for the write, and a call after the returned pause"
+                # Further writes cause calls also after an error.
                 for number in (3, 4):
                     file.write_text("2")
-                    while len(seen) < number:
+                    while len(calls) < number:
                         await asyncio.sleep(0.001)
 
-        answers += [0.0] * 10
-        asyncio.run(asyncio.wait_for(scene(), 60))
+        pauses += [0.0] * 10
+        asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_workload_is_reacted_for_when_it_asks() -> None:
-    async def scene() -> None:
+def test_reaction_is_called_after_wake() -> None:
+    async def run() -> None:
         called = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -72,36 +73,36 @@ def test_a_workload_is_reacted_for_when_it_asks() -> None:
                 await asyncio.to_thread(reaction.wake)
                 await called.wait()
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_writes_during_the_rest_are_not_reacted_to(tmp_path: Path) -> None:
-    """A program that writes to schemata all the time would cost a processor."""
+def test_reaction_is_not_called_for_writes_during_the_rest(tmp_path: Path) -> None:
+    """A program that writes to schemata in a loop would keep a CPU of the daemon busy."""
 
-    async def scene() -> None:
-        seen: list[int] = []
+    async def run() -> None:
+        calls: list[int] = []
         with contextlib.closing(Inotify()) as inotify:
             inotify.add(str(tmp_path), IN_MODIFY)
 
             def react() -> float:
-                seen.append(len(inotify.read()))
+                calls.append(len(inotify.read()))
                 return 0
 
             async with reacting(react, inotify.fd, rest_s=3600.0):
                 for _ in range(20):
                     (tmp_path / "schemata").write_text("1")
-                    while not seen:
+                    while not calls:
                         await asyncio.sleep(0.001)
                     await asyncio.sleep(0.005)
-                assert len(seen) == 1
+                assert len(calls) == 1
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_descriptor_that_comes_later_is_waited_for(tmp_path: Path) -> None:
-    """The host had no inotify instance left at the start."""
+def test_descriptor_can_be_added_later(tmp_path: Path) -> None:
+    """At the start of the daemon, the host may have no free inotify instance."""
 
-    async def scene() -> None:
+    async def run() -> None:
         called = asyncio.Event()
         loop = asyncio.get_running_loop()
         with contextlib.closing(Inotify()) as inotify:
@@ -117,10 +118,10 @@ def test_a_descriptor_that_comes_later_is_waited_for(tmp_path: Path) -> None:
                 (tmp_path / "tasks").write_text("1")
                 await called.wait()
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_the_daemon_marks_a_command_whose_child_is_moved_to_a_class(machine: Machine) -> None:
+def test_command_is_late_if_another_program_moves_its_child_to_a_class(machine: Machine) -> None:
     with contextlib.closing(Puppet()) as puppet:
         machine.start()
         machine.call("Assign", key="k", pid=puppet.pid, claim="me", late=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that are removed are told at once, by the kernel's inotify."""
+"""Removed directories are reported at once, through the kernel's inotify."""
 
 from __future__ import annotations
 
@@ -18,118 +18,122 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from resctrlmond.daemon.removals import Removals
 
 PARENTS = ("kubepods", "kubepods/besteffort", "kubepods/burstable")
-NAMES = ("pod1", "pod2", "pod\udcff")  # the last one is no UTF-8
+NAMES = ("pod1", "pod2", "pod\udcff")  # the last name is not valid UTF-8
 
 
 @pytest.fixture
-def told() -> list[str]:
+def reported() -> list[str]:
     return []
 
 
 @pytest.fixture
-def removals(told: list[str]) -> Iterator[Removals]:
-    with contextlib.closing(Removals(told.append)) as removals:
+def removals(reported: list[str]) -> Iterator[Removals]:
+    with contextlib.closing(Removals(reported.append)) as removals:
         yield removals
 
 
-def made(tmp_path: Path, *names: str) -> list[str]:
+def make_directories(tmp_path: Path, *names: str) -> list[str]:
+    """Create directories, and return their paths."""
     for name in names:
         (tmp_path / name).mkdir(parents=True)
     return [str(tmp_path / name) for name in names]
 
 
-def test_only_removed_directories_are_reported(removals: Removals, told: list[str], tmp_path: Path) -> None:
-    watched, other, forgotten = made(tmp_path, "watched", "other", "forgotten")
+def test_only_removed_directories_are_reported(removals: Removals, reported: list[str], tmp_path: Path) -> None:
+    watched, other, forgotten = make_directories(tmp_path, "watched", "other", "forgotten")
     (tmp_path / "watched-too").write_text("")
     removals.watch(watched)
     removals.watch(forgotten)
     removals.forget(forgotten)
     removals.read()
-    assert told == []
+    assert reported == []
     os.rmdir(other)
     os.rmdir(forgotten)
     (tmp_path / "watched-too").unlink()
     os.rmdir(watched)
     removals.read()
-    assert told == [watched]
+    assert reported == [watched]
     removals.read()
-    assert told == [watched], "told once"
+    assert reported == [watched], "a removal was reported twice"
 
 
-def test_one_that_comes_back_is_still_watched(removals: Removals, told: list[str], tmp_path: Path) -> None:
-    (path,) = made(tmp_path, "pod")
+def test_directory_that_is_created_again_is_still_watched(
+    removals: Removals, reported: list[str], tmp_path: Path
+) -> None:
+    (path,) = make_directories(tmp_path, "pod")
     removals.watch(path)
     for number in (1, 2):
         os.rmdir(path)
         removals.read()
-        assert told == [path] * number
+        assert reported == [path] * number
         os.mkdir(path)
 
 
-def test_the_last_one_forgotten_ends_the_watch_of_its_parent(removals: Removals, tmp_path: Path) -> None:
-    one, two = made(tmp_path, "one", "two")
-    for path in (one, two):
+def test_watch_of_a_parent_ends_with_its_last_watched_directory(removals: Removals, tmp_path: Path) -> None:
+    first, second = make_directories(tmp_path, "first", "second")
+    for path in (first, second):
         removals.watch(path)
-    removals.forget(one)
+    removals.forget(first)
     assert watches(removals) == 1
-    removals.forget(two)
+    removals.forget(second)
     assert watches(removals) == 0
-    removals.forget(two)
+    removals.forget(second)
 
 
-def test_removals_with_the_parent_are_reported(removals: Removals, told: list[str], tmp_path: Path) -> None:
-    one, two = made(tmp_path, "slice/one", "slice/two")
-    for path in (one, two):
+def test_removals_with_the_parent_are_reported(removals: Removals, reported: list[str], tmp_path: Path) -> None:
+    first, second = make_directories(tmp_path, "slice/first", "slice/second")
+    for path in (first, second):
         removals.watch(path)
     shutil.rmtree(tmp_path / "slice")
     removals.read()
-    assert set(told) == {one, two}
-    removals.forget(one)
-    made(tmp_path, "slice/one")
-    removals.watch(one)
-    told.clear()
-    os.rmdir(one)
+    assert set(reported) == {first, second}
+    removals.forget(first)
+    make_directories(tmp_path, "slice/first")
+    removals.watch(first)
+    reported.clear()
+    os.rmdir(first)
     removals.read()
-    assert told == [one], "in a parent made anew"
+    assert reported == [first], "not reported in a parent that was created again"
 
 
-def test_a_parent_that_is_not_there(removals: Removals, tmp_path: Path) -> None:
+def test_watch_in_a_missing_parent_fails(removals: Removals, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="gone"):
         removals.watch(str(tmp_path / "gone" / "pod"))
     removals.forget(str(tmp_path / "gone" / "pod"))
 
 
-def test_events_that_the_kernel_dropped_tell_of_every_path(
-    removals: Removals, told: list[str], tmp_path: Path
+def test_every_path_is_reported_if_the_kernel_dropped_events(
+    removals: Removals, reported: list[str], tmp_path: Path
 ) -> None:
-    """Its queue holds fs.inotify.max_queued_events; the removal of ours is among those it had no room for."""
-    room = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-    ours, stays = made(tmp_path, "ours", "stays")
-    for path in (ours, stays):
+    """The kernel keeps fs.inotify.max_queued_events; here it drops the event of the watched directory."""
+    max_events = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    removed, kept = make_directories(tmp_path, "removed", "kept")
+    for path in (removed, kept):
         removals.watch(path)
-    for number in range(room + 1):
-        # Events that are alike follow each other as one: no two names are.
+    for number in range(max_events + 1):
+        # Different names, because the kernel merges successive equal events.
         os.mkdir(tmp_path / str(number))
         os.rmdir(tmp_path / str(number))
-    os.rmdir(ours)
-    for _ in range(room):
+    os.rmdir(removed)
+    for _ in range(max_events):
         removals.read()
-    assert {ours, stays} == set(told)
+    assert {removed, kept} == set(reported)
 
 
 def watches(removals: Removals) -> int:
+    """Return the number of inotify watches."""
     return Path(f"/proc/self/fdinfo/{removals.fd}").read_text().count("inotify wd")
 
 
 class Churn(RuleBasedStateMachine):
-    """Whatever is made, removed, watched and forgotten: a watched path that goes is told."""
+    """Create, remove, watch and forget directories in any order: each removal of a watched path is reported."""
 
     def __init__(self) -> None:
         super().__init__()
         self.top = tempfile.mkdtemp()
-        self.told: set[str] = set()
-        self.removals = Removals(self.told.add)
-        self.owed: set[str] = set()
+        self.reported: set[str] = set()
+        self.removals = Removals(self.reported.add)
+        self.expected: set[str] = set()
         self.watched: set[str] = set()
 
     def teardown(self) -> None:
@@ -145,17 +149,17 @@ class Churn(RuleBasedStateMachine):
         path = os.path.join(self.top, parent, name)
         if os.path.isdir(path):
             os.rmdir(path)
-            self.owed |= self.watched & {path}
+            self.expected |= self.watched & {path}
 
     @rule(parent=st.sampled_from(PARENTS))
     def remove_all(self, parent: str) -> None:
-        above = os.path.join(self.top, parent) + os.sep
-        if os.path.isdir(above):
-            shutil.rmtree(above)
-            gone = {path for path in self.watched if path.startswith(above)}
-            self.owed |= gone
-            # Its watch went with it: who wants a new one there says so.
-            self.watched -= gone
+        prefix = os.path.join(self.top, parent) + os.sep
+        if os.path.isdir(prefix):
+            shutil.rmtree(prefix)
+            removed = {path for path in self.watched if path.startswith(prefix)}
+            self.expected |= removed
+            # The kernel removed the watch with the parent, so a new directory there requires a new call of watch().
+            self.watched -= removed
 
     @rule(parent=st.sampled_from(PARENTS), name=st.sampled_from(NAMES))
     def watch(self, parent: str, name: str) -> None:
@@ -168,19 +172,19 @@ class Churn(RuleBasedStateMachine):
     @rule(parent=st.sampled_from(PARENTS), name=st.sampled_from(NAMES))
     def forget(self, parent: str, name: str) -> None:
         path = os.path.join(self.top, parent, name)
-        self.look()
+        self.read()
         self.removals.forget(path)
         self.watched.discard(path)
 
     @rule()
-    def look(self) -> None:
+    def read(self) -> None:
         self.removals.read()
-        assert self.owed <= self.told
-        self.told.clear()
-        self.owed.clear()
+        assert self.expected <= self.reported
+        self.reported.clear()
+        self.expected.clear()
 
     @invariant()
-    def no_more_watches_than_parents(self) -> None:
+    def has_no_more_watches_than_parents(self) -> None:
         assert watches(self.removals) <= len({os.path.dirname(path) for path in self.watched})
 
 

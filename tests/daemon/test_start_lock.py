@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook that comes while a daemon starts or stops: it waits for the next daemon, but not for one that hangs."""
+"""A hook waits while the daemon starts or restarts, but not for a daemon that hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,35 +18,32 @@ from resctrlmond.daemon.startup import Exit
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.control.messages import Operation
 from resctrlmond.start_lock import SUFFIX
-from tests.daemon.conftest import Machine
+from tests.daemon.conftest import Machine, StartProcess, end
 from tests.wait import wait_until
-
-Start = Callable[[], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def listener(machine: Machine) -> Iterator[socket.socket]:
-    """The socket that systemd keeps while daemons come and go."""
+    """Return a listening socket that stays open while daemons restart, as that of a systemd socket unit."""
     machine.run.mkdir(exist_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
-        made.bind(machine.socket)
-        made.listen(64)
-        yield made
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(machine.socket)
+        listener.listen(64)
+        yield listener
 
 
-def slow_next_start(machine: Machine, process: Start, seconds: int) -> None:
-    """Kill the daemon. The kernel needs so many seconds for a counter that the next one reads before it is ready."""
+def slow_next_start(machine: Machine, process: StartProcess, seconds: int) -> None:
+    """Kill the daemon, and slow down a counter that the next daemon reads during its start."""
     child = process()
     machine.call("Assign", key="slow", pid=child.pid, claim="engine", endRule="container")
     machine.kill()
-    child.kill()
-    child.wait()
+    end(child)
     slow = Fault(on=Operation.READ, group="mon_groups/slow", milliseconds=seconds * 1000, times=1)
     Control(str(machine.top / "resctrl")).set_faults(slow)
 
 
 def is_locked(machine: Machine) -> bool:
-    """Whether a daemon holds its start lock."""
+    """Return whether a daemon holds the start lock."""
     try:
         file = os.open(machine.socket + SUFFIX, os.O_RDONLY)
     except FileNotFoundError:
@@ -61,7 +58,7 @@ def is_locked(machine: Machine) -> bool:
 
 
 def hook(machine: Machine, container: str, pid: int, *options: str) -> subprocess.Popen[bytes]:
-    """The hook of a container, which waits for the daemon."""
+    """Start the hook of a container."""
     command = [sys.executable, "-IS", oci_hook.__file__, "createRuntime", "--socket", machine.socket, *options]
     state = {"ociVersion": "1.0.2", "id": container, "status": "created", "pid": pid, "bundle": "/b"}
     run = subprocess.Popen([*command, "--strict"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -73,60 +70,65 @@ def hook(machine: Machine, container: str, pid: int, *options: str) -> subproces
 
 
 @contextlib.contextmanager
-def hooked(machine: Machine, container: str, pid: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_hook(machine: Machine, container: str, pid: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the hook of a container, and wait for its end."""
     with hook(machine, container, pid, *options) as run:
         yield run
 
 
 def test_a_container_that_starts_while_the_daemon_starts_is_in_its_group(
-    machine: Machine, process: Start, listener: socket.socket
+    machine: Machine, process: StartProcess, listener: socket.socket
 ) -> None:
-    """The first container after a stop of the service waited 2 s in vain, and ran unmonitored."""
-    machine.begin_on(listener)
-    assert machine.told("READY=1")
+    """The hook of the first container after a stop of the service gave up after 2 s, and the container ran
+    unmonitored."""
+    machine.start_with_socket(listener)
+    assert machine.wait_for_notify("READY=1")
     slow_next_start(machine, process, 3)
-    machine.begin_on(listener)
+    machine.start_with_socket(listener)
     wait_until(lambda: is_locked(machine))
     child = process()
-    with hooked(machine, "early", child.pid, "--timeout", "1", "--start-timeout", "60") as run:
+    with running_hook(machine, "early", child.pid, "--timeout", "1", "--start-timeout", "60") as run:
         assert run.communicate(timeout=60) == (None, b"")
-    assert machine.told("READY=1")
+    assert machine.wait_for_notify("READY=1")
     assert machine.tasks("early") == {child.pid}
     assert not is_locked(machine)
 
 
 def test_a_container_that_starts_while_the_daemon_restarts_is_in_its_group(
-    machine: Machine, process: Start, listener: socket.socket
+    machine: Machine, process: StartProcess, listener: socket.socket
 ) -> None:
-    machine.begin_on(listener)
-    assert machine.told("READY=1")
+    machine.start_with_socket(listener)
+    assert machine.wait_for_notify("READY=1")
     for number in range(3):
         children = [process() for _ in range(4)]
-        # Some reach the daemon that stops, the others the socket.
+        # The first two hooks can reach the daemon that stops; the others wait at the socket for the next one.
         with contextlib.ExitStack() as stack:
             options = ("--timeout", "20", "--start-timeout", "60")
             runs = [
-                stack.enter_context(hooked(machine, f"c{number}{i}", children[i].pid, *options)) for i in range(2)
+                stack.enter_context(running_hook(machine, f"c{number}{i}", children[i].pid, *options))
+                for i in range(2)
             ]
             assert machine.stop() == Exit.OK
-            runs += [stack.enter_context(hooked(machine, f"c{number}{i}", children[i].pid, *options)) for i in (2, 3)]
-            machine.begin_on(listener)
+            runs += [
+                stack.enter_context(running_hook(machine, f"c{number}{i}", children[i].pid, *options)) for i in (2, 3)
+            ]
+            machine.start_with_socket(listener)
             for run in runs:
                 assert run.communicate(timeout=60) == (None, b"")
-        assert machine.told("READY=1")
+        assert machine.wait_for_notify("READY=1")
         for i, child in enumerate(children):
             assert machine.tasks(f"c{number}{i}") == {child.pid}
 
 
-def test_a_start_that_hangs_in_the_kernel_keeps_no_hook_waiting(
-    machine: Machine, process: Start, listener: socket.socket
+def test_hook_does_not_wait_for_a_start_that_hangs_in_the_kernel(
+    machine: Machine, process: StartProcess, listener: socket.socket
 ) -> None:
-    machine.begin_on(listener)
-    assert machine.told("READY=1")
+    machine.start_with_socket(listener)
+    assert machine.wait_for_notify("READY=1")
     slow_next_start(machine, process, 25)
-    machine.begin_on(listener)
+    machine.start_with_socket(listener)
     wait_until(lambda: is_locked(machine))
-    with hooked(machine, "early", process().pid, "--timeout", "1", "--start-timeout", "3600") as run:
-        _, said = run.communicate(timeout=60)
-    assert b"gave up waiting for resctrlmond after 1 s" in said
-    assert not machine.told("READY=1", 0.01), "the start hangs still"
+    with running_hook(machine, "early", process().pid, "--timeout", "1", "--start-timeout", "3600") as run:
+        _, stderr = run.communicate(timeout=60)
+    assert b"gave up waiting for resctrlmond after 1 s" in stderr
+    assert not machine.wait_for_notify("READY=1", 0.01), "the start no longer hangs"

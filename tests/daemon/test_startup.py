@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the daemon does not start: each reason has an exit code of its own, and keeps its words."""
+"""Each reason for which the daemon does not start has its own exit code, and its message is kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_debian_13_testing_and_sid_are_not_refused(release: dict[str, str]) -> N
 
 
 def test_a_runtime_folder_that_is_not_in_memory_is_refused() -> None:
-    # /proc stands for a disk: every machine has it, and a machine's disks may all be tmpfs.
+    # Every host has /proc; a host may have no disk, with tmpfs on every mount point.
     with pytest.raises(ConfigError) as caught:
         check_in_memory("runtime_dir", "/proc")
     assert "runtime_dir is on proc, not on tmpfs" in str(caught.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls that do not come back: what does not need them goes on."""
+"""System calls that hang in the kernel delay only the work that needs them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ import math
 import os
 import subprocess
 import threading
-from collections.abc import Callable
 
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.daemon.ticker import Ticker
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.control.messages import Operation
-from tests.daemon.conftest import Machine
-
-Start = Callable[[], "subprocess.Popen[bytes]"]
+from tests.daemon.conftest import Machine, StartProcess, end
 
 
-def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_stop(
-    machine: Machine, process: Start
-) -> None:
-    """The verbs shared eight threads: as many that hung in the kernel stopped every answer, and the tick."""
+def test_eight_stuck_calls_block_neither_list_nor_status_nor_a_stop(machine: Machine, process: StartProcess) -> None:
+    """With eight threads for all verbs, eight calls that hung in the kernel blocked every reply, and the tick."""
     machine.start()
     machine.call("Assign", key="before", pid=process().pid)
     machine.call("Status")
@@ -39,7 +34,7 @@ def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_sto
     callers = [threading.Thread(target=hang, args=(number,)) for number in range(9)]
     for caller in callers:
         caller.start()
-    # All have written their records down, so they are at the kernel, or behind one that is.
+    # The records are written, so the calls are in the kernel, or wait for a thread.
     while len([group for group in machine.call("List")["groups"] if group["state"] == "pending"]) < 8:
         pass
     assert machine.group("before")["state"] == "active"
@@ -48,39 +43,38 @@ def test_eight_stuck_calls_keep_neither_list_nor_status_from_answering_nor_a_sto
     assert status["mounted"]
     assert (status["rmidsUsed"], status["classes"]) == (2, [""])
     assert any("no answer since" in problem for problem in status["problems"])
-    assert machine.stop_in_spite_of_hanging_calls() == Exit.OK
+    assert machine.stop_with_hanging_calls() == Exit.OK
     for caller in callers:
         caller.join(20)
     assert len(ended) == 9
 
 
-def test_a_start_that_hangs_says_at_what_and_a_stop_does_not_wait_for_it(machine: Machine, process: Start) -> None:
-    """Nobody could see why there was no daemon, and SIGTERM waited until systemd killed it."""
+def test_start_that_hangs_reports_its_workload_and_can_be_stopped(machine: Machine, process: StartProcess) -> None:
+    """The cause of the missing daemon was not visible, and SIGTERM waited until systemd killed the daemon."""
     machine.start()
     child = process()
     machine.call("Assign", key="hangs", pid=child.pid, claim="engine", endRule="container")
     machine.kill()
-    child.kill()
-    child.wait()
-    while machine.told("", 0.01):
-        pass  # what the first one said
+    end(child)
+    while machine.wait_for_notify("", 0.01):
+        pass  # messages of the first daemon
     hang = Fault(on=Operation.READ, group="mon_groups/hangs", milliseconds=60_000, times=1)
     Control(str(machine.top / "resctrl")).set_faults(hang)
-    began = machine.log.stat().st_size
+    offset = machine.log.stat().st_size
     with machine.log.open("ab") as log:
         machine.daemon = subprocess.Popen(
             machine.command(), env={**os.environ, "NOTIFY_SOCKET": machine.notify_path}, stderr=log
         )
-    assert machine.told("STATUS=") == [f"STATUS=opening resctrl at {machine.top}/resctrl"]
-    (status,) = machine.told("STATUS=")
+    assert machine.wait_for_notify("STATUS=") == [f"STATUS=opening resctrl at {machine.top}/resctrl"]
+    (status,) = machine.wait_for_notify("STATUS=")
     assert status.startswith("STATUS=recovering, now at hangs:")
-    assert machine.stop_in_spite_of_hanging_calls() == Exit.OK
-    assert machine.told("STOPPING=1")
-    assert "ready:" not in machine.log.read_text()[began:], "it stopped before the recovery was done"
+    assert machine.stop_with_hanging_calls() == Exit.OK
+    assert machine.wait_for_notify("STOPPING=1")
+    assert "ready:" not in machine.log.read_text()[offset:], "the daemon finished the recovery before it stopped"
 
 
-def test_a_door_that_cannot_be_opened_leaves_none_open(machine: Machine) -> None:
-    """What was opened before stayed open, and its threads were waited for."""
+def test_daemon_that_cannot_listen_closes_its_other_interfaces(machine: Machine) -> None:
+    """The interfaces that were open stayed open, and the daemon waited for their threads."""
     machine.run.mkdir(exist_ok=True)
     machine.run.joinpath("org.resctrlmon.Manager").mkdir()
     with machine.log.open("ab") as log:
@@ -92,13 +86,13 @@ def test_a_door_that_cannot_be_opened_leaves_none_open(machine: Machine) -> None
     assert "resctrlmond: info: stopped\n" in text
 
 
-def test_hanging_tick_is_left_and_reported() -> None:
-    """The first of them hangs: others go on beside it, until no thread is left for one more."""
+def test_hanging_tick_is_reported_and_further_ticks_run() -> None:
+    """Further ticks run in other threads, until no thread is free."""
     go_on = threading.Event()
-    begun: list[int] = []
+    started: list[int] = []
 
     def tick() -> None:
-        begun.append(len(begun))
+        started.append(len(started))
         go_on.wait(60)
 
     async def run() -> None:
@@ -107,7 +101,7 @@ def test_hanging_tick_is_left_and_reported() -> None:
         for number in range(Lane.UPKEEP.value[1]):
             assert not ticker.is_stuck
             ticker.step()
-            while len(begun) <= number:
+            while len(started) <= number:
                 await asyncio.sleep(0.001)
         assert "has hung since" in ticker.problem
         ticker.step()
@@ -117,34 +111,34 @@ def test_hanging_tick_is_left_and_reported() -> None:
         while ticker.is_stuck or ticker.problem:
             await asyncio.sleep(0.001)
         ticker.step()
-        while len(begun) <= Lane.UPKEEP.value[1]:
+        while len(started) <= Lane.UPKEEP.value[1]:
             await asyncio.sleep(0.001)
         assert workers.close() == 0
 
     asyncio.run(run())
 
 
-def test_a_tick_that_is_long_but_goes_on_does_not_hang() -> None:
-    """A tick over workloads with thousands of control groups each took longer than one may: the next ones began
-    beside it and took as long, until no thread was left and the watchdog ended the daemon."""
+def test_long_tick_that_makes_progress_does_not_count_as_hanging() -> None:
+    """A tick over workloads with thousands of control groups took so long that further ticks were started, until no
+    thread was free and the watchdog ended the daemon."""
     go_on = threading.Event()
-    begun: list[int] = []
-    went_on = math.inf  # at any time later than the last look
+    started: list[int] = []
+    progress_s = math.inf  # the time of the last progress: later than any check
 
     def tick() -> None:
-        begun.append(len(begun))
+        started.append(len(started))
         go_on.wait(60)
 
     async def run() -> None:
-        nonlocal went_on
+        nonlocal progress_s
         workers = Workers()
-        ticker = Ticker(workers, tick, hangs_s=0, last_progress=lambda: went_on)
+        ticker = Ticker(workers, tick, hangs_s=0, last_progress=lambda: progress_s)
         ticker.step()
-        while not begun:
+        while not started:
             await asyncio.sleep(0.001)
         ticker.step()
-        assert (len(begun), ticker.problem) == (1, "")
-        went_on = 0.0
+        assert (len(started), ticker.problem) == (1, "")
+        progress_s = 0.0
         ticker.step()
         assert "has hung since" in ticker.problem
         go_on.set()
@@ -155,13 +149,13 @@ def test_a_tick_that_is_long_but_goes_on_does_not_hang() -> None:
     asyncio.run(run())
 
 
-def test_a_lane_that_is_full_holds_up_no_other() -> None:
+def test_full_lane_does_not_block_other_lanes() -> None:
     go_on = threading.Event()
 
     async def run() -> None:
         workers = Workers()
         stuck = [asyncio.ensure_future(workers.run(Lane.CHANGE, go_on.wait, 60)) for _ in range(9)]
-        await asyncio.sleep(0)  # what is done at once is not waited for, and those have not begun yet
+        await asyncio.sleep(0)  # let the tasks start
         for lane in set(Lane) - {Lane.CHANGE}:
             assert await workers.run(lane, lambda: "done") == "done"
         assert workers.close(0) == 8

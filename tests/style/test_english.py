@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docstrings, comments and names are plain English, in all directories that have been rewritten."""
+"""Docstrings, comments, names, documents and commit subjects are plain English."""
 
 from __future__ import annotations
 
@@ -9,29 +9,11 @@ import pytest
 
 from .english import ROOT, check, check_document, check_subject, directories, documents, findings, modules
 
-# Directories that are not rewritten yet; "/" at the end includes the directories below. A directory that passes must
-# be removed from this list, and none is added.
-TO_DO = ("tests/daemon",)
 
-
-def covered(entry: str) -> list[str]:
-    """Return the directories of an entry of TO_DO."""
-    return [name for name in directories() if name == entry or (entry.endswith("/") and f"{name}/".startswith(entry))]
-
-
-LEFT = {name for entry in TO_DO for name in covered(entry)}
-
-
-@pytest.mark.parametrize("directory", [name for name in directories() if name not in LEFT])
+@pytest.mark.parametrize("directory", directories())
 def test_directory_has_plain_english(directory: str) -> None:
     found = [finding for path in modules(directory) for finding in findings(path)]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("entry", [entry for entry in TO_DO if covered(entry)])
-def test_directory_to_do_still_has_findings(entry: str) -> None:
-    found = [path for directory in covered(entry) for path in modules(directory) if findings(path)]
-    assert found, f"remove {entry} from TO_DO"
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def _claim(owner: Owner) -> str:
 class _Patient(Machine):
     """It is started often, on a machine that has much to do."""
 
-    def told(self, wanted: str, timeout_s: float = 120) -> list[str]:
-        return super().told(wanted, timeout_s)
+    def wait_for_notify(self, wanted: str, timeout_s: float = 120) -> list[str]:
+        return super().wait_for_notify(wanted, timeout_s)
 
 
 class Door:
