@@ -42,7 +42,7 @@ class Notices:
         for group in workload.groups:
             event = (workload.generation, group.folder, group.state)
             is_end = group.state is GroupState.FAILED or (group.state is GroupState.LOST and not group.folder)
-            # RMIDs in limbo become usable by themselves in a second or two.
+            # RMIDs in limbo become usable without an action of the administrator.
             is_waiting = group.state is GroupState.PENDING and bool(group.reason) and not group.in_limbo
             if (is_end or is_waiting) and event not in self._logged.setdefault(key, set()):
                 self._logged[key].add(event)

@@ -88,7 +88,7 @@ class ClassMismatch(ResctrlError):
 
 
 class RmidsExhausted(ResctrlError):
-    """No RMID is free. ``in_limbo``: freed RMIDs wait until their cache lines drain (EBUSY); retry in 1 to 2 s."""
+    """No RMID is free. ``in_limbo``: freed RMIDs wait until their cache lines drain (EBUSY); retry after a second."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ _GONE = frozenset({errno_.ENODEV, errno_.ENOENT, errno_.ENOTDIR, errno_.ESTALE, 
 def no_rmid_remedy(in_limbo: bool) -> str:
     """Return what to do if no RMID is free; ``in_limbo``: freed RMIDs wait until their cache lines drain."""
     if in_limbo:
-        return "RMIDs that were freed become available again in 1 to 2 s"
+        return "RMIDs that were freed become available again after at least 1 s, when their cache lines are gone"
     return (
         "Release a workload that is not needed: 'resctrlctl list' shows every monitoring group, which holds one RMID"
     )

@@ -200,7 +200,7 @@ def machine(top: Path, profile: str, rmids: int = 16, **options: int) -> Iterato
 
 
 def when_all_stand(host: Host, key: str) -> Workload:
-    """The workload when no group of it waits any more: RMIDs are in limbo for a second or two."""
+    """Wait until no group of a workload is pending, and return the workload: limbo lasts at least a second."""
     deadline = time.monotonic() + 240
     while any(group.state is GroupState.PENDING for group in host.manager.get(key).groups):
         assert time.monotonic() < deadline

@@ -38,7 +38,7 @@ def small(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def limbo(tmp_path: Path) -> Iterator[Host]:
-    """One RMID beside root's, which stays in limbo for a second when it is given back."""
+    """One RMID beside root's, which stays in limbo for at least a second after it is freed."""
     with own_host(tmp_path, "intel-rdt", 2) as host:
         yield host
 
