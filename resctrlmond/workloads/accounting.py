@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
 from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
-from resctrlmond.workloads.caveats import is_reallocated
 from resctrlmond.workloads.checkpoint import Past
 
 
@@ -96,6 +95,7 @@ def totals(
     missed: Mapping[str, str] | None = None,
     past: Mapping[tuple[str, str], Past] | None = None,
     caveats: Mapping[str, str] | None = None,
+    is_reallocated: bool = False,
 ) -> list[Total]:
     """Return the total of each cumulative event between two readings of one group, in order of the event's name.
 
@@ -103,7 +103,8 @@ def totals(
     because each of them goes offline and restarts from 0 separately. ``baseline`` is the quality of the begin
     readings; no total is better. ``missed`` has, by domain, the reason for which its end values are missing or older
     than those of other domains. ``past`` is the history of counters between the two readings, by domain and event.
-    ``caveats`` has, by event, the reason for which its total cannot be exact.
+    ``caveats`` has, by event, the reason for which its total cannot be exact. ``is_reallocated``: the hardware gives
+    the group's bandwidth counters to other RMIDs too.
     """
     missed, past, caveats = missed or {}, past or {}, caveats or {}
     before = {(reading.domain, reading.event): reading.value for reading in begin}
@@ -131,7 +132,7 @@ def totals(
                     known,
                     was_active=domain in had_past | has_past,
                     had_past=domain in had_past,
-                    is_reallocated=is_reallocated(caveats.get(name, "")),
+                    is_reallocated=is_reallocated,
                 )
                 deltas.setdefault(name, []).append(_delta(run))
         return [

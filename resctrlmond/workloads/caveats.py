@@ -32,11 +32,6 @@ def of_mode(readings: Iterable[Reading], mode: Mode) -> dict[str, str]:
     return {name: _REALLOCATED for name in sorted({reading.event for reading in readings}) if event(name).restarts}
 
 
-def is_reallocated(caveat: str) -> bool:
-    """Return whether an event with that caveat restarts from 0 each time its RMID gets a counter of another RMID."""
-    return _REALLOCATED in caveat
-
-
 def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     """Return ``known``, the caveats of a group by event, with one more for each event whose configuration changed.
 

@@ -584,17 +584,21 @@ def _with_caveats(ctx: Context, group: Group, readings: Sequence[Reading]) -> Gr
     """Return the group with the caveats of these readings. Raises NotRead."""
     now = caveats.of_simulation(readings, ctx.tree.inexact())
     if any(event(reading.event).restarts for reading in readings):
-        now = caveats.together(caveats.of_mode(readings, ctx.tree.bandwidth_mode()), now)
+        mode = ctx.tree.bandwidth_mode()
+        now = caveats.together(caveats.of_mode(readings, mode), now)
+        group = replace(group, is_reallocated=group.is_reallocated or mode is Mode.REALLOCATED)
     found = caveats.together(group.caveats, now)
     if group.transactions:
         found = caveats.with_change(found, group.transactions, ctx.tree.transactions())
-    return group if found == group.caveats else replace(group, caveats=found)
+    return replace(group, caveats=found)
 
 
 def _save_caveats(txn: Transaction, group: Group) -> Group:
     """Save the group's caveats, because the mode may be another one at its end."""
     saved = txn.workload.group(group.folder)
-    return group if saved is None or saved.caveats == group.caveats else txn.save_group(group)
+    if saved is None or (saved.caveats, saved.is_reallocated) == (group.caveats, group.is_reallocated):
+        return group
+    return txn.save_group(group)
 
 
 def readings(ctx: Context, workload: Workload) -> Live:

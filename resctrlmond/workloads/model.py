@@ -9,6 +9,7 @@ import msgspec
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality, worst
 
 VERSION = 1
@@ -177,13 +178,19 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     workload's snapshot folder; each other group has its files in ``classes/FOLDER`` below that. ``class_`` is the
     control group ("" is the root class), ``name`` the name of the directory. ``nonce`` is the modification time (ns)
     that the daemon gave the directory. With ``boot_id`` it identifies it. ``in_limbo``: the group waits for an RMID,
-    and RMIDs in limbo will become free. ``baseline`` is the quality of the begin values, ``late_reasons`` are the
-    reasons if that is not exact. ``inodes`` are those of the domains' directories at the baseline, by domain, and
-    ``transactions`` is what the bandwidth events counted then (``Tree.transactions``). ``caveats`` are reasons, by
-    event, for which a total cannot be exact. ``unassigned``: the domains and bandwidth events for which the group is
-    to get a counter as soon as one is free. ``created_ns`` and ``completed_ns`` are ``created_at`` and
-    ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the order of the RMID queue are computed from
-    these.
+    and RMIDs in limbo will become free.
+
+    ``baseline`` is the best quality that a total of the group can have: at first the quality of the begin values,
+    lowered when a task is found to have run outside, for example. ``late_reasons`` are the reasons if it is not
+    exact. ``caveats`` are reasons, by event, for which a total of that event only cannot be exact.
+    ``is_reallocated``: the hardware gives the group's bandwidth counters to other RMIDs too
+    (``Mode.REALLOCATED``), or did so during the run. ``unassigned``: the domains and bandwidth events for which the
+    group is to get a counter as soon as one is free.
+
+    ``inodes`` are those of the domains' directories at the baseline, by domain; there are none before it.
+    ``transactions`` is what the bandwidth events counted then (``Tree.transactions``). ``created_ns`` and
+    ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
+    order of the RMID queue are computed from these.
     """
 
     folder: str = ""
@@ -197,6 +204,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     baseline: Quality = Quality.UNKNOWN
     late_reasons: tuple[str, ...] = ()
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
+    is_reallocated: bool = False
     inodes: dict[str, int] = msgspec.field(default_factory=dict)
     transactions: dict[str, str] = msgspec.field(default_factory=dict)
     unassigned: tuple[tuple[str, str], ...] = ()
@@ -258,7 +266,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
 
     @property
     def first(self) -> Group:
-        """The first group."""
+        """The group that the run began with. Its state is that of the run."""
         return self.groups[0]
 
     @property
@@ -351,7 +359,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         workload = self
         for member in self.living:
             if member.joining:
-                workload = workload.with_late(member, f"{member.id} is being put into its group")
+                workload = workload.with_late(member, reasons.joins(member))
         return workload
 
     # -- members

@@ -6,7 +6,10 @@ They are text for people. Code adds, compares and removes whole reasons, and doe
 
 from __future__ import annotations
 
-from resctrlmond.workloads.model import Member
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resctrlmond.workloads.model import Member
 
 # -- a member ran before it was in the group
 
@@ -23,6 +26,11 @@ def ran_before(member: Member) -> str:
         return text
     count = member.descendants_outside
     return f"{text}; {'1 descendant' if count == 1 else f'{count} descendants'} stayed outside"
+
+
+def joins(member: Member) -> str:
+    """Return the reason for an Assign that has not ended: its caller may have let the process run."""
+    return f"{member.id} is being put into its group"
 
 
 def not_awaited(member: Member) -> str:

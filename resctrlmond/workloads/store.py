@@ -338,7 +338,9 @@ def _with_marks(workload: Workload, marked: Mapping[int, Group]) -> Workload:
         # A group that waits for an RMID has no baseline that could be marked.
         if other is None or GroupState.PENDING in (group.state, other.state):
             continue
-        workload = workload.with_group(replace(group, caveats=other.caveats | group.caveats))
+        is_reallocated = group.is_reallocated or other.is_reallocated
+        merged = replace(group, caveats=other.caveats | group.caveats, is_reallocated=is_reallocated)
+        workload = workload.with_group(merged)
         for why in other.late_reasons or ("",):
             workload = workload.made_worse(group, other.baseline, why)
     return workload

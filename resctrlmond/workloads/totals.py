@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, Total, added, totals, worst
+from resctrlmond.workloads.checkpoint import Checkpoint
 from resctrlmond.workloads.model import Group, GroupState, PriorRuns, Workload
 from resctrlmond.workloads.snapshot import Snapshots
 
@@ -30,7 +31,7 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str
             part = _so_far(snapshots, place, group, live[place])
         else:
             part = _ended(snapshots, place, group, "" if group.folder else completed_at)
-        parts.append(_with_late_reasons(group, part))
+        parts.append(part)
     if workload.prior_runs is not None:
         parts.append(_of_prior_runs(workload.prior_runs, parts))
     missing = [group for group in workload.groups[1:] if group not in counted] if counted else []
@@ -41,7 +42,7 @@ def at_baseline(workload: Workload, readings: Sequence[Reading]) -> list[Total]:
     """Return the totals at the baseline, which are the ``readings`` of the first group."""
     workload = workload.as_reported()
     first = workload.first
-    part = _with_late_reasons(first, totals(readings, readings, first.baseline, caveats=first.caveats))
+    part = _totals(first, readings, readings)
     return part if workload.prior_runs is None else added([part, _of_prior_runs(workload.prior_runs, [part])])
 
 
@@ -80,7 +81,7 @@ def _so_far(snapshots: Snapshots, place: str, group: Group, live: Sequence[Readi
     }
     readings = checkpoint.readings_of(now)
     begin = _begin(snapshots, place, group, readings)
-    return totals(begin, readings, group.baseline, missed=missed, past=checkpoint.past_of(now), caveats=group.caveats)
+    return _totals(group, begin, readings, missed, now)
 
 
 def _ended(snapshots: Snapshots, place: str, group: Group, completed_at: str = "") -> list[Total]:
@@ -95,15 +96,29 @@ def _ended(snapshots: Snapshots, place: str, group: Group, completed_at: str = "
             missed[domain] = f"{group.reason}; " + (f"last read at {time}" if time else "never read before")
         elif time and time != completed_at:
             missed[domain] = f"{domain} went offline, last read at {time}"
-    past = checkpoint.past_of(last_read)
-    return totals(begin, end, group.baseline, missed=missed, past=past, caveats=group.caveats)
+    return _totals(group, begin, end, missed, last_read)
 
 
-def _with_late_reasons(group: Group, totals: list[Total]) -> list[Total]:
-    """Return the totals of a group, each with the reasons for which its baseline is late."""
+def _totals(
+    group: Group,
+    begin: Iterable[Reading],
+    end: Iterable[Reading],
+    missed: Mapping[str, str] | None = None,
+    last_read: Checkpoint | None = None,
+) -> list[Total]:
+    """Return the totals of a group between two readings, each with the reasons for which its baseline is late."""
+    found = totals(
+        begin,
+        end,
+        group.baseline,
+        missed=missed,
+        past=checkpoint.past_of(last_read or {}),
+        caveats=group.caveats,
+        is_reallocated=group.is_reallocated,
+    )
     return [
         dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.late_reasons))))
-        for total in totals
+        for total in found
     ]
 
 
