@@ -52,9 +52,9 @@ class ReplyBudget:
 
     @contextlib.asynccontextmanager
     async def lease(self, uid: int, size: int) -> AsyncIterator[Lease]:
-        """Wait for ``size`` bytes, at most the share of a user, and reserve them. 0 never waits."""
+        """Wait for ``size`` bytes, at most the share of a user, and reserve them."""
         size = min(size, self._most_per_uid)
-        while size and not self._has_room(uid, size):
+        while not self._has_room(uid, size):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)
             try:

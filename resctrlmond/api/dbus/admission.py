@@ -15,8 +15,7 @@ The checks of a call, in order:
 4. The D-Bus library decodes the message.
 5. ``objects.Objects.resolve``: the object, the interface, the method and its signature; the rights
    (``access.Policy``). This check decides: that of steps 2 and 3 only keeps calls from being decoded.
-6. ``server._Connection``: unread replies of the user and ``budget.ReplyBudget``. Calls of root that change something
-   do not wait.
+6. ``server._Connection``: for calls that only read, unread replies of the user and ``budget.ReplyBudget``.
 7. ``values.request``: the types of the arguments.
 8. ``verbs.Service``: for readers a free thread (``workers.Lane``).
 9. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
@@ -238,7 +237,7 @@ class Admission:
     def _forward(self, call: HeldCall, caller: Caller) -> None:
         sender = call.header.sender
         self._forwarded.setdefault(sender, deque()).append(Admitted(caller, sender, call.descriptors))
-        self._start(call.forward())
+        self._start(self._gate.deliver(call.data))
 
     def _drop(self, call: HeldCall, error: Exception | None) -> None:
         self._forget(call.header.sender)

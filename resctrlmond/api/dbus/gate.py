@@ -16,6 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
@@ -180,19 +181,18 @@ class MessageSizes:
             yield fields.destination, whole + frame.body_bytes
 
 
+@dataclass(frozen=True, slots=True)
 class HeldCall:
-    """A method call that is complete but not decoded."""
+    """A method call that is complete but not decoded: its header, all its bytes, and its descriptors."""
 
-    def __init__(self, header: Header, data: bytes, descriptors: tuple[Descriptor, ...], gate: Gate) -> None:
-        self.header = header
-        self.descriptors = descriptors
-        self.size = len(data)
-        self._data = data
-        self._gate = gate
+    header: Header
+    data: bytes
+    descriptors: tuple[Descriptor, ...]
 
-    async def forward(self) -> None:
-        """Send the call to the library, which decodes it. Do nothing if the connection has ended."""
-        await self._gate.deliver(self._data)
+    @property
+    def size(self) -> int:
+        """Return the number of its bytes."""
+        return len(self.data)
 
 
 class Gate:
@@ -267,7 +267,7 @@ class Gate:
                 os.unlink(path)
 
     async def deliver(self, data: bytes) -> None:
-        """Send a whole message to the library, after those before it."""
+        """Send a whole message to the library, after those before it. Do nothing if the connection has ended."""
         with contextlib.suppress(OSError):
             async with self._delivering:
                 if self._library is not None:
@@ -364,7 +364,7 @@ class Gate:
         descriptors = self._taken_descriptors()
         message = start + fields + body
         if frame.kind == METHOD_CALL:
-            self.on_call(HeldCall(header, message, descriptors, self))
+            self.on_call(HeldCall(header, message, descriptors))
         else:
             await self.deliver(message)
 

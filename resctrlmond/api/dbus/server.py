@@ -245,8 +245,8 @@ class _Connection:
             target = self._objects.resolve(call, caller)
             size = target.reply_bytes
             is_trusted = self._service.policy.is_privileged(caller)
-            # Calls of root that change something never wait for unread replies.
-            async with self._lease(caller.uid, size, is_limited=bool(size) or not is_trusted):
+            # Calls that change something never wait for unread replies.
+            async with self._lease(caller.uid, size) if size else contextlib.nullcontext():
                 signature, body = await self._objects.answer(target, call, caller)
                 async with contextlib.nullcontext() if is_trusted else self._pace.turn(self._bus, body):
                     if wants_reply(call):
@@ -264,14 +264,13 @@ class _Connection:
             self._admission.end(admitted)
 
     @contextlib.asynccontextmanager
-    async def _lease(self, uid: int, size: int, *, is_limited: bool) -> AsyncIterator[None]:
+    async def _lease(self, uid: int, size: int) -> AsyncIterator[None]:
         """Reserve memory for a reply, after the user has read enough earlier replies. Raises DBusError."""
         while True:
-            if is_limited:
-                # Before the memory is reserved, which other users need.
-                await self._unread.room(uid)
+            # Before the memory is reserved, which other users need.
+            await self._unread.room(uid)
             async with self._budget.lease(uid, size):
-                if is_limited and self._unread.is_full(uid):
+                if self._unread.is_full(uid):
                     continue  # other replies were sent to the user meanwhile
                 yield
                 return

@@ -8,7 +8,7 @@ The checks of a call, from the bytes of the socket to the call of the manager:
 3. ``messages.decode_call``: the JSON object of a varlink call.
 4. ``service.Service.resolve``: the interface and the method exist; the caller may call the method
    (``access.Policy``, only here); then the types of the parameters.
-5. ``budget.ReplyBudget``: memory for the reply. Calls that change something do not wait for it.
+5. ``budget.ReplyBudget``: for calls that only read, memory for the reply.
 6. ``verbs.Service``: for readers a free thread (``workers.Lane``).
 7. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
 """
@@ -165,25 +165,23 @@ class Connection:
         if call.oneway:
             caller = dataclasses.replace(caller, waits=lambda: False)
         async with contextlib.AsyncExitStack() as stack:
-            lease = await self._leased(stack, method.reply_bytes)
+            lease = await self._lease(stack, method.reply_bytes) if method.reply_bytes else None
             if call.more and method.stream is not None:
                 await self._answer_stream(call.method, method.stream(parameters, caller))
                 return
             reply = await self._outcome(call.method, method.handler(parameters, caller))
-            if not call.oneway:
+            if lease is not None:
                 lease.shrink(len(bytes(reply.parameters)))
+            if not call.oneway:
                 await self._send(reply)
 
-    async def _leased(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
-        """Wait for a lease. If the peer closes the connection meanwhile, end the task: only calls that read wait."""
-        entering = stack.enter_async_context(self._budget.lease(self.caller.uid, size))
-        if not size:
-            return await entering
+    async def _lease(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
+        """Wait for memory for a reply. If the peer closes the connection meanwhile, end the task."""
         task = asyncio.current_task()
         assert task is not None
         self._interruptible = True
         with self._hangups.watching(self._socket, task.cancel):
-            lease = await entering
+            lease = await stack.enter_async_context(self._budget.lease(self.caller.uid, size))
         self._interruptible = False
         return lease
 

@@ -126,7 +126,10 @@ class Service:
         Raises VarlinkError if there is no such method or the parameters do not fit, the errors of ``check``, and
         ProtocolError if the parameters are not JSON.
         """
-        method = self._method(call.method)
+        interface, _, name = call.method.rpartition(".")
+        method = self._interface(interface).methods.get(name)
+        if method is None:
+            raise VarlinkError(wire.METHOD_NOT_FOUND, {"method": call.method})
         if method.check is not None:
             method.check(caller)
         if call.upgrade:
@@ -135,14 +138,6 @@ class Service:
             return method, wire.decode_parameters(call.parameters, method.parameters)
         except msgspec.ValidationError as error:
             raise VarlinkError(wire.INVALID_PARAMETER, {"parameter": wire.parameter_at_fault(error)}) from error
-
-    def _method(self, full_name: str) -> Method[Any]:
-        interface_name, _, name = full_name.rpartition(".")
-        interface = self._interface(interface_name)
-        try:
-            return interface.methods[name]
-        except KeyError:
-            raise VarlinkError(wire.METHOD_NOT_FOUND, {"method": full_name}) from None
 
     def _interface(self, name: str) -> Interface:
         try:
