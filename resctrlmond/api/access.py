@@ -22,14 +22,13 @@ class Access(enum.Enum):
 class Caller:
     """The caller of a verb, with the credentials of its connection, never of the message.
 
-    ``groups`` includes ``gid``. ``pid`` may belong to another process by now. ``pid_namespaces`` is the number of
-    nested PID namespaces in which the caller has a pid, beginning with the daemon's own: 1 is the daemon's own, 0 is
-    unknown. ``descriptors`` came with the message. ``waits`` returns whether the caller still waits for the reply; it
-    can be called from any thread.
+    ``groups`` includes the primary group. ``pid`` may belong to another process by now. ``pid_namespaces`` is the
+    number of nested PID namespaces in which the caller has a pid, beginning with the daemon's own: 1 is the daemon's
+    own, 0 is unknown. ``descriptors`` came with the message. ``waits`` returns whether the caller still waits for the
+    reply; it can be called from any thread.
     """
 
     uid: int
-    gid: int
     groups: frozenset[int]
     pid: int
     waits: Callable[[], bool] = field(default=lambda: True, compare=False)

@@ -69,7 +69,7 @@ def caller_of(connection: socket.socket) -> tuple[Caller, Presence]:
         namespaces = _pid_namespaces(pid, pidfd)
     presence = Presence(connection, pidfd)
     groups = _groups(connection) | {gid}
-    return Caller(uid, gid, groups, pid, waits=presence.waits, pid_namespaces=namespaces), presence
+    return Caller(uid, groups, pid, waits=presence.waits, pid_namespaces=namespaces), presence
 
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:

@@ -205,10 +205,10 @@ def test_exit_code_of_an_unknown_error_is_failure() -> None:
 
 
 ROOT, OWNER, READER, NOBODY = (
-    Caller(0, 0, frozenset({0}), 1),
-    Caller(1000, 1000, frozenset({1000}), 1),
-    Caller(1001, 1001, frozenset({1001, 77}), 1),
-    Caller(65534, 65534, frozenset({65534}), 1),
+    Caller(0, frozenset({0}), 1),
+    Caller(1000, frozenset({1000}), 1),
+    Caller(1001, frozenset({1001, 77}), 1),
+    Caller(65534, frozenset({65534}), 1),
 )
 
 
@@ -220,7 +220,7 @@ ROOT, OWNER, READER, NOBODY = (
         (READER, {Access.READ}),
         (NOBODY, set()),
         # Root's group is not root.
-        (Caller(65534, 0, frozenset({0}), 1), set()),
+        (Caller(65534, frozenset({0}), 1), set()),
     ],
 )
 @pytest.mark.parametrize("access", Access)

@@ -33,7 +33,7 @@ type Item (number: int)
 method Echo(text: string, someNumber: ?int, nested: ?[string]Item) -> (text: string)
 
 # Returns the credentials of the caller.
-method WhoAmI() -> (pid: int, uid: int, gid: int, groups: []int)
+method WhoAmI() -> (pid: int, uid: int, groups: []int)
 
 # Fails in a given way.
 method Fail(how: string) -> ()
@@ -100,7 +100,6 @@ class Number(msgspec.Struct):
 class Credentials(msgspec.Struct):
     pid: int
     uid: int
-    gid: int
     groups: list[int]
 
 
@@ -117,7 +116,7 @@ class Handlers:
         return Text(parameters.text)
 
     async def who_am_i(self, parameters: NoParameters, caller: Caller) -> Credentials:
-        return Credentials(caller.pid, caller.uid, caller.gid, sorted(caller.groups))
+        return Credentials(caller.pid, caller.uid, sorted(caller.groups))
 
     async def fail(self, parameters: Fail, caller: Caller) -> Text | None:
         match parameters.how:

@@ -259,7 +259,7 @@ class Machine:
         key, (pid, thread) = next(self._keys), self.start_with_thread()
         self.control.steal(thread, "gold")
         self.assign(key, self.start())
-        caller = Caller(0, 0, frozenset({0}), os.getpid(), pid_namespaces=1)
+        caller = Caller(0, frozenset({0}), os.getpid(), pid_namespaces=1)
         request = types.AssignRequest(key=key, pid=pid, claim=OWNER, late=True)
         reply = VERBS["Assign"].run(self.host.manager, request, caller)
         assert isinstance(reply, types.AssignReply)

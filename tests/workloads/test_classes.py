@@ -270,7 +270,7 @@ def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, proc
     tight.make_class("gold")
     tight.make_class("silver")
     tight.manager.create("other", owner="a")
-    caller = Caller(0, 0, frozenset({0}), os.getpid(), pid_namespaces=1)
+    caller = Caller(0, frozenset({0}), os.getpid(), pid_namespaces=1)
 
     def assign(pid: int) -> types.Reply:
         return VERBS["Assign"].run(tight.manager, types.AssignRequest(key=UID, pid=pid, late=True), caller)

@@ -13,7 +13,6 @@ from resctrlmond.resctrl import processes
 # A unique name with its credentials is some hundred bytes. The bus has at most 2048 connections (dbus-daemon(1),
 # max_completed_connections), unless it is configured otherwise.
 _MOST = 2048
-_UNKNOWN_GROUP = -1
 
 
 class Callers:
@@ -57,12 +56,11 @@ class Callers:
 def _caller(credentials: dict[str, Any]) -> Caller:
     if "UnixUserID" not in credentials:
         raise DBusError("org.freedesktop.DBus.Error.AccessDenied", "the bus does not know the caller")
-    # The groups are sorted, so the primary group is unknown. Without groups from the bus, the caller has none.
+    # Without groups from the bus, the caller has none.
     groups = credentials["UnixGroupIDs"].value if "UnixGroupIDs" in credentials else []
     pid = credentials["ProcessID"].value if "ProcessID" in credentials else 0
     return Caller(
         uid=credentials["UnixUserID"].value,
-        gid=groups[0] if groups else _UNKNOWN_GROUP,
         groups=frozenset(groups),
         pid=pid,
         pid_namespaces=processes.pid_namespaces(pid) if pid else 0,
