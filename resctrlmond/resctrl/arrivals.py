@@ -41,7 +41,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class _Snapshot:
+class _Listing:
     """The threads in a directory at a time (clock ticks since boot).
 
     ``has_all_older``: the directory was not listed, and each thread that had started by then counts as listed.
@@ -63,7 +63,7 @@ class Arrivals:
         self._guard = threading.Lock()
         # Held for moments only, never while the kernel lists tasks.
         self._changing = threading.Lock()
-        self._listings: dict[str, _Snapshot] = {}
+        self._listings: dict[str, _Listing] = {}
 
     def __len__(self) -> int:
         return len(self._listings)
@@ -76,12 +76,12 @@ class Arrivals:
     def begin_unread(self, directory: str) -> None:
         """Begin without listing the directory: threads that have started by now are not arrivals."""
         with self._changing:
-            self._listings[directory] = _Snapshot(boot_ticks(), set(), has_all_older=True)
+            self._listings[directory] = _Listing(boot_ticks(), set(), has_all_older=True)
 
     def begin_empty(self, directory: str) -> None:
         """Begin with an empty list for a new directory, which is watched already. Does not wait for other lists."""
         with self._changing:
-            self._listings[directory] = _Snapshot(boot_ticks(), set())
+            self._listings[directory] = _Listing(boot_ticks(), set())
 
     def keep(self, watched: Callable[[], Container[str]]) -> None:
         """Drop the lists of all directories except the watched ones."""
@@ -97,7 +97,7 @@ class Arrivals:
         Raises NotRead.
         """
         with self._guard:
-            before = self._listings.get(directory) or _Snapshot(0, set())
+            before = self._listings.get(directory) or _Listing(0, set())
             now = self._list(directory)
             if now is None:
                 return []
@@ -109,10 +109,10 @@ class Arrivals:
                 other.tids -= {arrival.tid for arrival in arrived if not _includes(place, arrival.where)}
             return arrived
 
-    def _list(self, directory: str) -> _Snapshot | None:
+    def _list(self, directory: str) -> _Listing | None:
         at, known = boot_ticks(), self._listings.get(directory)
         try:
-            listed = _Snapshot(at, set(self._tree.tasks_in(directory)))
+            listed = _Listing(at, set(self._tree.tasks_in(directory)))
         except (NoSuchGroup, NotMounted):
             with self._changing:
                 # Not the list of a directory that was created there meanwhile.
@@ -127,7 +127,7 @@ class Arrivals:
 class _Comparison:
     """Compares the tasks of one directory with its list ``before``."""
 
-    def __init__(self, tree: Tree, directory: str, before: _Snapshot, listings: dict[str, _Snapshot]) -> None:
+    def __init__(self, tree: Tree, directory: str, before: _Listing, listings: dict[str, _Listing]) -> None:
         self.tree = tree
         self.directory = directory
         self.before = before

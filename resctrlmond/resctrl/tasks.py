@@ -26,11 +26,13 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 # The next pass finds a thread that was started between the listing and the write. After this many passes, a process
 # that starts threads faster than they can be moved is given up, and the result has the threads that are left.
 MAX_PASSES = 10
+# The start time of each thread that was moved, and where it was before, by its number: for put_back().
+Origins = dict[int, tuple[int, Membership]]
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The result of a sweep: the number of ``moved`` threads and of ``passes``, and the threads that are outside.
+    """The result of a move: the number of ``moved`` threads and of ``passes``, and the threads that are outside.
 
     ``elsewhere``: threads in other monitoring groups, which are moved only with ``take_over``. ``left``: threads that
     are outside after the last pass. ``astray``: threads of other classes, by class, with ``among``.
@@ -49,7 +51,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class MoveOptions:
     """Options of a move into a group.
 
     ``take_over``: move threads of other monitoring groups too, if ``may_take`` returns true for the group.
@@ -57,8 +59,8 @@ class How:
     ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
     kernel refuses a thread of another class (ClassMismatch).
     ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and threads in
-    other classes are returned in ``Moved.astray`` instead of raising. ``first`` is called before the first thread is
-    moved, if there is one. ``past`` receives the start time and membership of each moved thread, for ``put_back``.
+    other classes are returned in ``Moved.astray`` instead of raising. ``before_first`` is called before the first
+    thread is moved, if there is one. ``origins`` receives each moved thread, for ``put_back``.
     """
 
     take_over: bool = False
@@ -66,14 +68,14 @@ class How:
     own: Collection[Membership] = frozenset()
     through_class: bool = False
     among: Collection[GroupRef] | None = None
-    first: Callable[[], object] | None = None
-    past: dict[int, tuple[int, Membership]] | None = None
+    before_first: Callable[[], object] | None = None
+    origins: Origins | None = None
 
 
-PLAINLY = How()
+NO_OPTIONS = MoveOptions()
 
 
-def move_process(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY) -> Moved:
+def move_process(tree: Tree, process: Process, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
     """Move every thread of ``process`` into the group.
 
     Raises NoSuchProcess if the process ended before anything was moved, ProcessChanged if it ended meanwhile.
@@ -82,18 +84,18 @@ def move_process(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY
     def belongs(tid: int) -> bool:
         return os.path.exists(f"/proc/{process.pid}/task/{tid}") and not process.has_ended()
 
-    return _move_held(process, _Sweep(tree, ref, belongs, how), process.threads)
+    return _move_held(process, _Move(tree, ref, belongs, options), process.threads)
 
 
-def _move_held(process: Process, sweep: _Sweep, listing: Callable[[], Collection[int]]) -> Moved:
-    moved = sweep.run(listing)
+def _move_held(process: Process, move: _Move, listing: Callable[[], Collection[int]]) -> Moved:
+    moved = move.run(listing)
     if process.has_ended():
         kind = ProcessChanged if moved.moved else NoSuchProcess
-        raise kind(f"process {process.pid} ended while it was moved", path=sweep.tree.full_path(sweep.ref))
+        raise kind(f"process {process.pid} ended while it was moved", path=move.tree.full_path(move.ref))
     return moved
 
 
-def move_tree(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY) -> Moved:
+def move_tree(tree: Tree, process: Process, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
     """Move every thread of ``process`` and of its descendants into the group, until nothing new is found.
 
     A child that is forked meanwhile starts in its parent's group, or is found by the next pass. A descendant whose
@@ -108,10 +110,10 @@ def move_tree(tree: Tree, process: Process, ref: GroupRef, how: How = PLAINLY) -
         is_own = os.path.exists(f"/proc/{process.pid}/task/{tid}") or processes.is_descendant(tid, process.pid)
         return is_own and not process.has_ended()
 
-    return _move_held(process, _Sweep(tree, ref, belongs, how), listing)
+    return _move_held(process, _Move(tree, ref, belongs, options), listing)
 
 
-def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> Moved:
+def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
     """Move every thread of the control group and all below it into the group. It may be empty or removed."""
 
     @functools.cache
@@ -123,18 +125,18 @@ def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, how: How = PLAINLY) -> M
     def belongs(tid: int) -> bool:
         return is_member()(tid)
 
-    sweep = _Sweep(tree, ref, belongs, how)
-    return sweep.run(lambda: cgroups.tasks(cgroup))
+    move = _Move(tree, ref, belongs, options)
+    return move.run(lambda: cgroups.tasks(cgroup))
 
 
-def put_back(tree: Tree, past: Mapping[int, tuple[int, Membership]]) -> bool:
-    """Undo moves as far as possible: move each thread of ``past`` back to its former group.
+def put_back(tree: Tree, origins: Origins) -> bool:
+    """Undo moves as far as possible: move each thread of ``origins`` back to its former group.
 
     Returns whether a thread may have run in the group; it has not if the kernel refused all moves. Does not raise,
     because the caller reports the error for which it undoes the moves.
     """
     may_have_run = False
-    for tid, (start_time, before) in past.items():
+    for tid, (start_time, before) in origins.items():
         was_moved = True
         with contextlib.suppress(ResctrlError):
             now = processes.stat(tid)
@@ -148,13 +150,13 @@ def put_back(tree: Tree, past: Mapping[int, tuple[int, Membership]]) -> bool:
     return may_have_run
 
 
-class _Sweep:
-    def __init__(self, tree: Tree, ref: GroupRef, belongs: Callable[[int], bool], how: How) -> None:
+class _Move:
+    def __init__(self, tree: Tree, ref: GroupRef, belongs: Callable[[int], bool], options: MoveOptions) -> None:
         self.tree = tree
         self.ref = ref
         self.belongs = belongs
-        self.how = how
-        self.targets = {Membership(home.class_, home.name) for home in (ref, *(how.among or ()))}
+        self.options = options
+        self.targets = {Membership(home.class_, home.name) for home in (ref, *(options.among or ()))}
         self.elsewhere: set[int] = set()
         self.astray: dict[str, set[int]] = {}
 
@@ -164,8 +166,8 @@ class _Sweep:
             outside = self.outside(listing())
             if not outside:
                 return self.result(moved, number)
-            if number == 1 and self.how.first is not None:
-                self.how.first()
+            if number == 1 and self.options.before_first is not None:
+                self.options.before_first()
             moved += sum(self.move(tid, before) for tid, before in outside.items())
         left = frozenset(self.outside(listing()))
         return self.result(moved, MAX_PASSES, left)
@@ -186,9 +188,9 @@ class _Sweep:
                 continue
             if where in self.targets:
                 continue
-            if where.group and where not in self.how.own and not self.how.take_over:
+            if where.group and where not in self.options.own and not self.options.take_over:
                 self.elsewhere.add(tid)
-            elif self.how.among is not None and where.class_ != self.ref.class_:
+            elif self.options.among is not None and where.class_ != self.ref.class_:
                 self.astray.setdefault(where.class_, set()).add(tid)
             else:
                 found[tid] = where
@@ -200,19 +202,19 @@ class _Sweep:
         first = processes.stat(tid)
         if first is None or not self.belongs(tid):
             return False
-        if before.group and before not in self.how.own and not self.how.may_take(before):
+        if before.group and before not in self.options.own and not self.options.may_take(before):
             return False
-        if self.how.past is not None:
-            self.how.past.setdefault(tid, (first.start_time, before))
+        if self.options.origins is not None:
+            self.options.origins.setdefault(tid, (first.start_time, before))
         try:
-            if self.how.through_class and before.class_ != self.ref.class_:
+            if self.options.through_class and before.class_ != self.ref.class_:
                 self.tree.write_task(self.ref.class_, tid)
             self.tree.write_task(self.ref.path, tid)
         except NoSuchProcess:
             return False
         except KernelRefused as error:
             if error.errno == errno.EINVAL and self.tree.membership(tid).class_ != self.ref.class_:
-                if self.how.among is not None:
+                if self.options.among is not None:
                     return False  # it has changed class meanwhile; the next pass finds it
                 # Another program's command, or even its read of a file, may clear last_cmd_status before this process
                 # reads it. The membership shows the reason.

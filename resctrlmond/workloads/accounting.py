@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
 from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
-from resctrlmond.workloads.checkpoint import Past
+from resctrlmond.workloads.checkpoint import CounterHistory
 
 
 class Quality(enum.StrEnum):
@@ -59,7 +59,7 @@ class _Run:
     begin: Value | None
     end: Value | None
     missed: str
-    past: Past
+    past: CounterHistory
     was_active: bool
     had_past: bool
     is_reallocated: bool
@@ -71,7 +71,7 @@ _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 _EXACTLY = Context(prec=64)
 # The begin value of a counter whose domain was offline at the baseline.
 _NOT_ONLINE = Value(Status.ERROR, "not online")
-_NOTHING = Past()
+_NOTHING = CounterHistory()
 # A reset counter restarts from 0. A decrease by at most this fraction is noise, not a reset.
 _NOISE = Decimal("0.01")
 
@@ -93,7 +93,7 @@ def totals(
     baseline: Quality = Quality.EXACT,
     *,
     missed: Mapping[str, str] | None = None,
-    past: Mapping[tuple[str, str], Past] | None = None,
+    past: Mapping[tuple[str, str], CounterHistory] | None = None,
     caveats: Mapping[str, str] | None = None,
     is_reallocated: bool = False,
 ) -> list[Total]:

@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable
 
 from resctrlmond.resctrl.errors import NoSuchProcess, undoing
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tasks import How, Moved, put_back
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, put_back
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
-from resctrlmond.workloads.placement import Past, spread, why_outside
+from resctrlmond.workloads.placement import spread, why_outside
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
-from resctrlmond.workloads.resume import living
+from resctrlmond.workloads.resume import continue_run
 from resctrlmond.workloads.runs import add_group, check_has_rmid, claimed, move_empty, new_run, start_run
 from resctrlmond.workloads.store import Transaction
 from resctrlmond.workloads.target import Target, check_free
@@ -30,7 +30,7 @@ def assign(
     ctx: Context, txn: Transaction, target: Target, where: Membership | None, assignment: Assignment
 ) -> Assigned:
     """Put the target, whose first task is at ``where``, into the workload. See ``Manager.assign``."""
-    before = living(ctx, txn)
+    before = continue_run(ctx, txn)
     check_free(before, where, assignment)
     if assignment.late is False and _outside(ctx, before, target.children()):
         assignment = dataclasses.replace(assignment, late=True)  # a process has no child before it runs
@@ -53,7 +53,7 @@ def assign(
         # With its member in the first record: a claim that brought no member may never end.
         workload = _joined(workload, replace(member, joining=True), assignment)
         start_run(ctx, txn, workload, ended, may_wait=assignment.may_wait, use_reserve=assignment.is_from_runtime)
-    past: list[tuple[int, Past]] = []
+    origins: list[tuple[int, Origins]] = []
     try:
         if before is not None:
             if not assignment.may_wait:
@@ -71,7 +71,7 @@ def assign(
         txn.save(replace(workload, follows_class=False))
         if waits:
             return Assigned(txn.workload, Moved(0, 0, left=outside))
-        moved = _move(ctx, txn, member, target, assignment, past=past)
+        moved = _move(ctx, txn, member, target, assignment, origins=origins)
         # As saved: tasks that were found in other classes made it late.
         member = replace(
             txn.workload.member(member.id) or member,
@@ -92,10 +92,10 @@ def assign(
         return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
         # The group must not keep tasks of a member that was rejected.
-        used = {nonce for nonce, here in reversed(past) if put_back(ctx.tree, here)}
+        used = {nonce for nonce, here in reversed(origins) if put_back(ctx.tree, here)}
         with undoing(txn.key):
             if is_known:
-                _undo(ctx, txn, before, ended, member, was_outside=any(here for _, here in past))
+                _undo(ctx, txn, before, ended, member, was_outside=any(here for _, here in origins))
             else:
                 _undo(ctx, txn, before, ended, member, used=used)
         raise
@@ -152,21 +152,21 @@ def _move(
     target: Target,
     assignment: Assignment,
     *,
-    past: list[tuple[int, Past]],
+    origins: list[tuple[int, Origins]],
 ) -> Moved:
-    """Move the member's tasks. ``past`` gets the nonce of each group, and where the tasks were before."""
+    """Move the member's tasks. ``origins`` gets the nonce of each group, and where the tasks were before."""
 
-    def move(ref: GroupRef, how: How) -> Moved:
-        here: Past = {}
-        past.append((next((group.nonce for group in txn.workload.groups if group.ref == ref), 0), here))
-        return target.move(ref, dataclasses.replace(how, past=here, may_take=ctx.take_over.marker(txn.key)))
+    def move(ref: GroupRef, options: MoveOptions) -> Moved:
+        here: Origins = {}
+        origins.append((next((group.nonce for group in txn.workload.groups if group.ref == ref), 0), here))
+        return target.move(ref, dataclasses.replace(options, origins=here, may_take=ctx.take_over.marker(txn.key)))
 
     if assignment.class_ == FOLLOW:
         return spread(ctx, txn, member, move)
     # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
     own = txn.workload.memberships
-    how = How(take_over=member.take_over, own=own, through_class=member.allow_class_change)
-    return move(txn.workload.group_of(member).ref, how)
+    options = MoveOptions(take_over=member.take_over, own=own, through_class=member.allow_class_change)
+    return move(txn.workload.group_of(member).ref, options)
 
 
 def _judged(

@@ -31,7 +31,7 @@ class LastRead(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class CounterHistory:
     """The history of one counter between baseline and end.
 
     ``carried``: its count before it restarted from 0, or 0 if it decreased without a restart; None if neither
@@ -161,10 +161,10 @@ def _carried(
     return carried, known, tuple(sorted(gaps))
 
 
-def past_of(checkpoint: Checkpoint) -> dict[tuple[str, str], Past]:
+def histories(checkpoint: Checkpoint) -> dict[tuple[str, str], CounterHistory]:
     """Return the history of each counter with a restart, a gap or a missing number, by domain and event."""
     return {
-        (domain, name): Past(
+        (domain, name): CounterHistory(
             last.carried.get(name), parse_value(str(last.known.get(name, ""))).number, name in last.gaps
         )
         for domain, last in checkpoint.items()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import EndRule, Workload
 from resctrlmond.workloads.requests import FOLLOW
-from resctrlmond.workloads.resume import living
+from resctrlmond.workloads.resume import continue_run
 from resctrlmond.workloads.runs import check_has_rmid, claimed, move_empty, new_run, start_run
 from resctrlmond.workloads.store import Transaction
 
@@ -25,7 +25,7 @@ def create(
     priority: int | None,
 ) -> Workload:
     """Create the workload without a task, or claim the existing one. See ``Manager.create``."""
-    workload = living(ctx, txn)
+    workload = continue_run(ctx, txn)
     if workload is None:
         ended = txn.find()
         workload = new_run(ctx, txn, "" if class_ == FOLLOW else class_, follows_class=class_ == FOLLOW)

@@ -44,7 +44,7 @@ class _Thread:
 
 
 @dataclass(slots=True)
-class _Snapshot:
+class _Listing:
     """The threads in the groups of one run at a time (clock ticks since boot)."""
 
     generation: int
@@ -61,7 +61,7 @@ class Inspector:
     def __init__(self, tree: Tree, on_departure: Callable[[Membership], None]) -> None:
         self._tree = tree
         self._on_departure = on_departure
-        self._listings: dict[str, _Snapshot] = {}
+        self._listings: dict[str, _Listing] = {}
 
     def forget(self, key: str) -> None:
         """Drop the list of a workload that has ended."""
@@ -78,7 +78,7 @@ class Inspector:
         before = self._listings.get(workload.key)
         if before is not None and before.generation != workload.generation:
             before = None
-        now = _Snapshot(workload.generation, boot_ticks())
+        now = _Listing(workload.generation, boot_ticks())
         for group in workload.standing:
             for tid in self._tree.tasks(group.ref):
                 thread = before.threads.get(tid) if before is not None else None
@@ -97,7 +97,7 @@ class Inspector:
         return workload
 
     def _was_moved_in(
-        self, workload: Workload, group: Group, tid: int, thread: _Thread, before: _Snapshot | None
+        self, workload: Workload, group: Group, tid: int, thread: _Thread, before: _Listing | None
     ) -> bool:
         """Whether a thread that is new in the group ran outside before, and the daemon did not move it."""
         start = thread.start_time
@@ -113,7 +113,7 @@ class Inspector:
             for member in workload.members
         )
 
-    def _folders_left(self, workload: Workload, before: _Snapshot | None, now: _Snapshot) -> set[str]:
+    def _folders_left(self, workload: Workload, before: _Listing | None, now: _Listing) -> set[str]:
         """Return the folders of the groups that a task has left: a task that was listed, or was forked there."""
         own = workload.memberships
 

@@ -285,7 +285,7 @@ class Manager:
         check_word("claim", owner)
         check_word("kind", kind)
         with self._store.transaction(key) as txn:
-            workload = resume.known_living(self.context, txn)
+            workload = resume.require_run(self.context, txn)
             known = workload.member(member)
             if known is None or not (known.is_living and known.has_tasks):
                 workload = workload.with_member(Member(id=member, kind=kind, owner=owner, started_at=utc_now()))
@@ -340,7 +340,7 @@ class Manager:
         """Move the workload to another class; its RMID and counters stay. Raises NoSuchClass, KernelRefused."""
         key, class_ = canonical_key(key), valid_class(class_)
         with self._store.transaction(key) as txn:
-            workload = resume.known_living(self.context, txn)
+            workload = resume.require_run(self.context, txn)
             if not self.tree.has_class(class_):
                 raise self.tree.no_such_class(class_)
             if workload.first.class_ == class_:

@@ -18,7 +18,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move_cgroup, move_process, move_tree
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.clock import utc_now
@@ -29,10 +29,8 @@ from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
 
-# The start time of each thread that was moved, and where it was: for put_back().
-Past = dict[int, tuple[int, Membership]]
 # Moves the tasks of one member into a group.
-Move = Callable[[GroupRef, How], Moved]
+Move = Callable[[GroupRef, MoveOptions], Moved]
 
 
 def sweep(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
@@ -203,10 +201,12 @@ def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
     if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
         return Moved(0, 0)
     if member.cgroup:
-        return spread(ctx, txn, member, lambda ref, how: move_cgroup(ctx.tree, member.cgroup, ref, how), late=True)
+        return spread(
+            ctx, txn, member, lambda ref, options: move_cgroup(ctx.tree, member.cgroup, ref, options), late=True
+        )
     move = move_tree if member.include_descendants else move_process
     with Process.open(member.pid, member.start_time) as process:
-        return spread(ctx, txn, member, lambda ref, how: move(ctx.tree, process, ref, how), late=True)
+        return spread(ctx, txn, member, lambda ref, options: move(ctx.tree, process, ref, options), late=True)
 
 
 def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, move: Move, *, late: bool) -> Moved:
@@ -216,17 +216,17 @@ def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, mov
         workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
         txn.save(workload.with_late(replace(member, folder=group.folder), reasons.ran_outside(member)))
 
-    past: Past = {}
-    how = How(
+    origins: Origins = {}
+    options = MoveOptions(
         take_over=member.take_over,
         may_take=ctx.take_over.marker(txn.key),
         through_class=member.allow_class_change,
         among=None if member.allow_class_change else [standing.ref for standing in txn.workload.standing],
-        first=mark_late if late else None,
-        past=past if late else None,
+        before_first=mark_late if late else None,
+        origins=origins if late else None,
     )
-    moved = move(group.ref, how)
-    for _, before in past.values():
+    moved = move(group.ref, options)
+    for _, before in origins.values():
         ctx.interference.found_outside(before)
     return moved
 

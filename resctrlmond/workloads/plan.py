@@ -56,14 +56,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class StartPlan:
     """The start-up plan: steps for every workload that is not over, and our directories without a record."""
 
     steps: tuple[Step, ...]
     leftovers: tuple[Found, ...]
 
 
-def recover(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, boot_id: str) -> Recovery:
+def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, boot_id: str) -> StartPlan:
     """Match groups with the directories that have our mark (``gid``): by nonce, wherever they are.
 
     A group of another boot matches nothing, because its directory ended with that boot.
@@ -85,7 +85,7 @@ def recover(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, boot
                 own.append(Step(_what(None, group, found, same_boot), workload.key, group))
         # The run ends with any of its groups.
         steps += [step for step in own if step.do is Do.LOSE][:1] or own
-    return Recovery(tuple(steps), tuple(ours.values()))
+    return StartPlan(tuple(steps), tuple(ours.values()))
 
 
 def _what(workload: Workload | None, group: Group, found: Found | None, same_boot: bool) -> Do:

@@ -18,7 +18,7 @@ from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.model import ROOT_FOLDER, Claim, EndRule, Group, Workload, replace
-from resctrlmond.workloads.plan import RECOVERED, Do, Step, recover, why_late
+from resctrlmond.workloads.plan import RECOVERED, Do, Step, plan_start, why_late
 from resctrlmond.workloads.store import Transaction, UnreadableRecord
 from resctrlmond.workloads.validation import canonical_key
 
@@ -39,7 +39,7 @@ def _until_the_first_tick() -> bool:
 
 
 class Recovery:
-    """Carries out the start-up plan (``plan.recover``).
+    """Carries out the start-up plan (``plan.plan_start``).
 
     ``unreadable`` are the records that could not be read. ``at`` is the path or the workload at work.
     """
@@ -57,7 +57,7 @@ class Recovery:
         for workload in ctx.store.all():
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 ends.mark_unseen_end(ctx, txn)
-        plan = recover(ctx.store.all(), ctx.tree.scan(), ctx.mark.gid, ctx.mark.boot_id)
+        plan = plan_start(ctx.store.all(), ctx.tree.scan(), ctx.mark.gid, ctx.mark.boot_id)
         # An error with one workload must not keep the others from being served: the next tick tries it again.
         for step in plan.steps:
             with self._reported(step.key, problems), ctx.store.transaction(step.key) as txn:

@@ -14,10 +14,11 @@ from resctrlmond.workloads.runs import new_run, start_run
 from resctrlmond.workloads.store import Transaction
 
 
-def living(ctx: Context, txn: Transaction) -> Workload | None:
-    """Return the workload if its run is not over.
+def continue_run(ctx: Context, txn: Transaction) -> Workload | None:
+    """Return the workload if its run goes on, else None.
 
-    Complete a run that ends, close one that has ended unnoticed, and resume one that was interrupted.
+    First complete a run that is ending, record the loss of one whose group is gone, and start another run for one
+    that was lost and is still claimed.
     """
     workload = txn.find()
     if workload is not None and workload.state is State.ENDING:
@@ -32,9 +33,9 @@ def living(ctx: Context, txn: Transaction) -> Workload | None:
     return None if workload is None or workload.state.is_over else workload
 
 
-def known_living(ctx: Context, txn: Transaction) -> Workload:
+def require_run(ctx: Context, txn: Transaction) -> Workload:
     """Return the workload, whose run is not over. Raises NoSuchGroup."""
-    workload = living(ctx, txn) or txn.workload
+    workload = continue_run(ctx, txn) or txn.workload
     if workload.state.is_over:
         raise NoSuchGroup(f"the workload {txn.key} has ended ({workload.state})")
     return workload

@@ -12,7 +12,7 @@ from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, move_tree
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process, move_tree
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest
@@ -57,7 +57,7 @@ class Target(Protocol):
     def descendants(self) -> list[int]:
         """Return the descendant processes that are not part of the target."""
 
-    def move(self, ref: GroupRef, how: How) -> Moved:
+    def move(self, ref: GroupRef, options: MoveOptions) -> Moved:
         """Move all tasks into the group ``ref``; see resctrlmond.resctrl.tasks."""
 
     def member(self, assignment: Assignment) -> Member:
@@ -136,9 +136,9 @@ class _Process:
         # Descendants in the process's own control group are found by that control group.
         return [] if self._with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
 
-    def move(self, ref: GroupRef, how: How) -> Moved:
+    def move(self, ref: GroupRef, options: MoveOptions) -> Moved:
         move = move_tree if self._with_descendants else move_process
-        return move(self._tree, self._process, ref, how)
+        return move(self._tree, self._process, ref, options)
 
     def member(self, assignment: Assignment) -> Member:
         return Member(
@@ -181,8 +181,8 @@ class _Cgroup:
     def descendants(self) -> list[int]:
         return []
 
-    def move(self, ref: GroupRef, how: How) -> Moved:
-        return move_cgroup(self._tree, self._path, ref, how)
+    def move(self, ref: GroupRef, options: MoveOptions) -> Moved:
+        return move_cgroup(self._tree, self._path, ref, options)
 
     def member(self, assignment: Assignment) -> Member:
         # Tasks of a control group ran before the assignment.

@@ -112,7 +112,7 @@ def _totals(
         end,
         group.baseline,
         missed=missed,
-        past=checkpoint.past_of(last_read or {}),
+        past=checkpoint.histories(last_read or {}),
         caveats=group.caveats,
         is_reallocated=group.is_reallocated,
     )

@@ -47,7 +47,7 @@ def _record(data: bytes) -> None:
 def _checkpoint(data: bytes) -> None:
     found = checkpoint.decode(data)
     checkpoint.readings_of(found)
-    checkpoint.past_of(found)
+    checkpoint.histories(found)
     assert checkpoint.decode(checkpoint.encode(found)) == found
 
 

@@ -216,8 +216,8 @@ MUTANTS = (
     Mutant(
         "a failed Assign leaves the tasks that it moved",
         _WORKLOADS + "assign.py",
-        "for nonce, here in reversed(past) if put_back(ctx.tree, here)}",
-        "for nonce, here in reversed(past)}",
+        "for nonce, here in reversed(origins) if put_back(ctx.tree, here)}",
+        "for nonce, here in reversed(origins)}",
         "tests/workloads/test_follow.py tests/workloads",
     ),
     Mutant(
@@ -379,7 +379,7 @@ MUTANTS = (
     Mutant(
         "threads in other groups are taken over unasked",
         _RESCTRL + "tasks.py",
-        "if where.group and where not in self.how.own and not self.how.take_over:",
+        "if where.group and where not in self.options.own and not self.options.take_over:",
         "if False:",
         "tests/resctrl/test_tasks.py tests/resctrl",
     ),

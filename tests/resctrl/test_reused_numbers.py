@@ -11,7 +11,7 @@ import pytest
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process, put_back
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process, put_back
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 from .conftest import Make
@@ -128,7 +128,7 @@ def test_a_stranger_of_another_class_goes_back_to_it(
     # Through the class of the group, which changes the stranger's allocation until it is given back.
     reuser.victim, reuser.reuse = puppet.pid, reuse
     with Process.open(puppet.pid) as held, pytest.raises(NoSuchProcess):
-        move_process(reuser, held, make("a"), How(through_class=True))
+        move_process(reuser, held, make("a"), MoveOptions(through_class=True))
     assert reuser.membership(puppet.pid) == Membership(class_, "theirs")
 
 
@@ -172,7 +172,7 @@ def test_undoing_moves_leaves_a_stranger_that_received_the_number_where_it_is(
     """The process that was moved has ended, and its number is a stranger's: the stranger was moved in its stead."""
     ref = make("a")
     past: dict[int, tuple[int, Membership]] = {}
-    move_process(tree, held, ref, How(past=past))
+    move_process(tree, held, ref, MoveOptions(origins=past))
     assert set(past) == {puppet.pid}
     puppet.kill()
     pause_for_start_time()
@@ -188,7 +188,7 @@ def test_undoing_moves_puts_each_thread_back_where_it_was(
     thread = puppet.make("thread")
     tree.write_task(before.path, thread)
     past: dict[int, tuple[int, Membership]] = {}
-    move_process(tree, held, after, How(take_over=True, past=past))
+    move_process(tree, held, after, MoveOptions(take_over=True, origins=past))
     assert set(tree.tasks(after)) == {puppet.pid, thread}
     put_back(tree, past)
     assert tree.membership(puppet.pid) == Membership("", "")

@@ -14,7 +14,7 @@ from resctrlmond.resctrl import tasks
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess, ProcessChanged
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import How, Moved, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 from .conftest import Make
@@ -171,7 +171,7 @@ def test_threads_in_other_groups_are_taken_over_when_asked(
 ) -> None:
     other = puppet.make("thread")
     tree.write_task(make("b").path, other)
-    assert move_process(tree, held, make("a"), How(take_over=True)) == Moved(2, 2)
+    assert move_process(tree, held, make("a"), MoveOptions(take_over=True)) == Moved(2, 2)
     assert where(tree, {puppet.pid, other}) == {HERE}
 
 
@@ -230,9 +230,9 @@ def test_a_process_goes_through_the_class_when_asked(
     tree: Tree, make: Make, class_: str, puppet: Puppet, held: Process
 ) -> None:
     thread = puppet.make("thread")
-    assert move_process(tree, held, make("a", class_), How(through_class=True)) == Moved(2, 2)
+    assert move_process(tree, held, make("a", class_), MoveOptions(through_class=True)) == Moved(2, 2)
     assert where(tree, {puppet.pid, thread}) == {Membership(class_, "a")}
-    assert move_process(tree, held, make("b"), How(take_over=True, through_class=True)) == Moved(2, 2)
+    assert move_process(tree, held, make("b"), MoveOptions(take_over=True, through_class=True)) == Moved(2, 2)
     assert where(tree, {puppet.pid, thread}) == {Membership("", "b")}
 
 
@@ -282,7 +282,7 @@ def test_threads_in_threaded_cgroups_are_moved(tree: Tree, make: Make, cgroup: s
             file.write(text)
     assert move_cgroup(tree, f"{cgroup}/t", make("b")) == Moved(1, 2)
     assert tree.membership(thread) == Membership("", "b")
-    assert move_cgroup(tree, cgroup, make("a"), How(take_over=True)) == Moved(3, 2)
+    assert move_cgroup(tree, cgroup, make("a"), MoveOptions(take_over=True)) == Moved(3, 2)
     assert where(tree, {puppet.pid, thread, other}) == {HERE}
 
 

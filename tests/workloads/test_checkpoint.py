@@ -253,7 +253,7 @@ def test_total_is_not_exact_after_a_counter_went_back(name: str, end: str) -> No
         kept = checkpoint.with_readings(
             kept, "now", read(text), lambda: checkpoint.of_baseline(read("100"), {"d": 7})
         )
-    (total,) = totals(read("100"), read(end), past=checkpoint.past_of(kept))
+    (total,) = totals(read("100"), read(end), past=checkpoint.histories(kept))
     assert (total.number, total.quality) == (int(end) - 100, Quality.ESTIMATED)
     assert "went back" in total.reason
 

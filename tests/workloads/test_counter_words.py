@@ -45,7 +45,7 @@ def read_in_turn(event: str, *texts: str) -> Total:
     kept: checkpoint.Checkpoint = {}
     for row in rows[1:]:
         kept = checkpoint.with_readings(kept, "now", row, lambda: checkpoint.of_baseline(rows[0], {"d": 7}))
-    (found,) = totals(rows[0], rows[-1], past=checkpoint.past_of(kept))
+    (found,) = totals(rows[0], rows[-1], past=checkpoint.histories(kept))
     return found
 
 
@@ -184,7 +184,7 @@ def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> No
 
 
 @pytest.mark.parametrize("word", ["Unavailable", "Error", "Unassigned"])
-def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_past_of_its_rmid(
+def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_histories_its_rmid(
     tmp_path: Path, process: Start, word: str
 ) -> None:
     """All that the RMID had ever used on the package was reported as estimated energy of this workload."""

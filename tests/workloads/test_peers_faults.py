@@ -104,6 +104,6 @@ def test_a_dip_of_a_counter_adds_nothing() -> None:
     kept: checkpoint.Checkpoint = {}
     for number in (150, 148, 200):
         kept = checkpoint.with_readings(kept, "now", read(number))
-    (total,) = totals(read(100), checkpoint.readings_of(kept), past=checkpoint.past_of(kept))
+    (total,) = totals(read(100), checkpoint.readings_of(kept), past=checkpoint.histories(kept))
     # The kernel's counters never decrease, so a total after a decrease is not exact.
     assert (total.number, total.quality) == (100, Quality.ESTIMATED)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.model import Claim, EndRule, Group, Member, State, Workload
-from resctrlmond.workloads.plan import OCI, RECOVERED, Do, claims_over, recover, waiting
+from resctrlmond.workloads.plan import OCI, RECOVERED, Do, claims_over, plan_start, waiting
 from tests.workloads.builders import workload
 
 GID, BOOT = 7, "this-boot"
@@ -49,7 +49,7 @@ def found(nonce: int = 1, gid: int = GID, class_: str = "", name: str = "k") -> 
     ],
 )
 def test_each_record_has_one_step(one: Workload, tree: list[Found], do: Do) -> None:
-    [step] = recover([one], tree, GID, BOOT).steps
+    [step] = plan_start([one], tree, GID, BOOT).steps
     assert (step.do, step.key, step.group) == (do, one.key, one.first)
 
 
@@ -81,7 +81,7 @@ def test_queue_has_pending_workloads_in_order() -> None:
 def test_ended_workloads_need_nothing_and_groups_without_a_record_are_left_over() -> None:
     over = [record(state, key=state) for state in State if state.is_over]
     ours, foreign = found(nonce=9, name="ours"), found(nonce=8, gid=0, name="foreign")
-    plan = recover(over, [ours, foreign], GID, BOOT)
+    plan = plan_start(over, [ours, foreign], GID, BOOT)
     assert plan.steps == ()
     assert plan.leftovers == (ours,)
 
@@ -95,7 +95,7 @@ def test_no_group_is_given_to_two_and_foreign_ones_to_nobody(
 ) -> None:
     records = [record(state, nonce, boot, key=f"k{i}") for i, (state, nonce, boot) in enumerate(states)]
     tree = [found(nonce, gid, class_, f"k{i}") for i, (nonce, gid, class_) in enumerate(groups)]
-    plan = recover(records, tree, GID, BOOT)
+    plan = plan_start(records, tree, GID, BOOT)
     kept = [step.group.nonce for step in plan.steps if step.do in (Do.KEEP, Do.BASELINE)]
     assert len(set(kept)) == len(kept)
     assert not set(kept) & {one.nonce for one in plan.leftovers}
