@@ -140,19 +140,6 @@ def test_the_default_mode_counts_everything_and_has_no_counters_to_show(lab: Lab
     assert counter(lab, "a") == "Unassigned"
 
 
-@pytest.mark.parametrize(
-    ("written", "status"),
-    [("x\n", "Unsupported assign mode\n"), ("mbm_event\n", "mbm_event mode is not supported\n")],
-)
-def test_a_machine_without_assignable_counters_knows_the_default_mode_only(written: str, status: str) -> None:
-    lab = Lab("intel-rdt")
-    assert refused(lambda: lab.write(INFO + "mbm_assign_mode", written)) == "EINVAL"
-    assert lab.status == status
-    assert refused(lambda: lab.write(INFO + "mbm_assign_mode", "default")) == "EINVAL"
-    lab.write(INFO + "mbm_assign_mode", "default\n")
-    assert lab.status == "ok\n"
-
-
 def test_without_assignment_at_mkdir_new_groups_have_none(lab: Lab) -> None:
     assert refused(lambda: lab.write(INFO + "mbm_assign_on_mkdir", "2")) == "EINVAL"
     assert lab.status == "mbm_assign_on_mkdir: Invalid input\n"

@@ -96,14 +96,6 @@ def test_masks_have_no_holes_unless_the_machine_allows_them(lab: Lab) -> None:
     assert sparse.read("schemata") == "L3:0=5\n"
 
 
-def test_linux_6_12_says_nothing_of_a_missing_newline() -> None:
-    lab = Lab("intel-rdt", kernel="6.12")
-    with pytest.raises(OSError):
-        lab.write("tasks", "soil")
-    said = lab.status
-    assert refusal(lab, "schemata", "L3:0=1") == refusal(lab, "mode", "shareable") == ("EINVAL", said)
-
-
 @pytest.mark.parametrize(
     ("profile", "numbers"),
     [

@@ -74,62 +74,10 @@ def test_task_lists_are_split_at_commas(text: str, tokens: list[str]) -> None:
     assert list(task_tokens(text)) == tokens
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "status"),
-    [
-        ("abc", "EINVAL", "Task list parsing error pid abc\n"),
-        ("1,,2", "EINVAL", "Task list parsing error pid \n"),
-        ("1\n100\n", "EINVAL", "Task list parsing error pid 1\n100\n"),
-        ("-1", "EINVAL", "Invalid pid -1\n"),
-        ("99999", "ESRCH", "No task 99999\nError while processing task 99999\n"),
-    ],
-)
-def test_the_kernels_words_for_a_bad_list(lab: Lab, text: str, code: str, status: str) -> None:
-    assert refusal(lab, "mon_groups/a/tasks", text) == (code, status)
-
-
-@pytest.mark.parametrize("text", ["", "\n"])
-def test_an_empty_list_does_nothing_but_clear_the_status(lab: Lab, text: str) -> None:
+def test_empty_write_only_clears_the_status(lab: Lab) -> None:
     refusal(lab, "tasks", "abc")
-    lab.write("mon_groups/a/tasks", text)
+    lab.write("mon_groups/a/tasks", "")
     assert lab.status == "ok\n"
-
-
-def test_tasks_before_the_failing_one_stay_moved_and_those_after_do_not_move(lab: Lab) -> None:
-    first, last = lab.tasks.fork(), lab.tasks.fork()
-    assert refusal(lab, "mon_groups/a/tasks", f"{first},4444,{last}")[0] == "ESRCH"
-    assert lab.tids("mon_groups/a") == {first}
-
-
-def test_zero_is_the_caller(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", "0", Caller(0, 0, tid))
-    assert lab.tids("mon_groups/a") == {tid}
-
-
-def test_a_foreign_task_needs_root_or_its_own_user(lab: Lab) -> None:
-    own, foreign = lab.tasks.fork(uid=1000), lab.tasks.fork(uid=1001)
-    user = Caller(1000, 1000, own)
-    lab.write("mon_groups/a/tasks", str(own), user)
-    code, status = refusal(lab, "mon_groups/a/tasks", str(foreign), user)
-    assert (code, status) == (
-        "EPERM",
-        f"No permission to move task {foreign}\nError while processing task {foreign}\n",
-    )
-    assert lab.tids("mon_groups/a") == {own}
-
-
-def test_a_monitoring_group_takes_only_tasks_of_its_own_class(lab: Lab) -> None:
-    lab.mkdir("c1")
-    lab.mkdir("c1/mon_groups/k")
-    tid = lab.tasks.fork()
-    assert refusal(lab, "c1/mon_groups/k/tasks", str(tid)) == (
-        "EINVAL",
-        f"Can't move task to different control group\nError while processing task {tid}\n",
-    )
-    lab.write("c1/tasks", str(tid))
-    lab.write("c1/mon_groups/k/tasks", str(tid))
-    assert lab.model.task_groups(tid) == "res:c1\nmon:k\n"
 
 
 def test_writing_to_a_control_group_takes_a_task_out_of_its_monitoring_group(lab: Lab) -> None:
@@ -141,36 +89,6 @@ def test_writing_to_a_control_group_takes_a_task_out_of_its_monitoring_group(lab
     assert lab.model.task_groups(tid) == "res:c1\nmon:\n"
     lab.write("tasks", str(tid))
     assert lab.model.task_groups(tid) == "res:/\nmon:\n"
-
-
-def test_moving_between_groups_of_one_class_is_direct(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.write("mon_groups/b/tasks", str(tid))
-    assert (lab.tids("mon_groups/a"), lab.tids("mon_groups/b")) == (set(), {tid})
-
-
-def test_control_groups_list_the_tasks_of_their_monitoring_groups_too(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    assert lab.tids("") == {1, tid}
-
-
-def test_monitoring_only_lists_no_tasks_in_root() -> None:
-    lab = Lab("monitoring-only")
-    lab.mkdir("mon_groups/a")
-    lab.write("mon_groups/a/tasks", str(lab.tasks.fork()))
-    assert lab.read("tasks") == ""
-    assert len(lab.tids("mon_groups/a")) == 1
-
-
-def test_only_the_written_thread_moves(lab: Lab) -> None:
-    leader = lab.tasks.fork()
-    worker = lab.tasks.fork(leader, thread=True)
-    lab.write("mon_groups/a/tasks", str(worker))
-    assert lab.tids("mon_groups/a") == {worker}
-    lab.write("mon_groups/b/tasks", str(leader))
-    assert (lab.tids("mon_groups/a"), lab.tids("mon_groups/b")) == ({worker}, {leader})
 
 
 def test_children_and_threads_made_later_follow_and_earlier_ones_do_not(lab: Lab) -> None:
