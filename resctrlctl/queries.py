@@ -131,19 +131,21 @@ def show(args: argparse.Namespace, output: Output) -> int:
     """Print each workload with its counters and totals; return the exit status of the first one that fails."""
     source = Source(args, output)
     result = OK
-    for index, key in enumerate(args.key):
+    printed = False
+    for key in args.key:
         try:
             replies = _read(source, key)
         except CommandError as error:
             print_error(str(error))
             result = result or error.status
             continue
-        for number, reply in enumerate(replies):
+        for reply in replies:
             if output.json is not Json.OFF:
                 output.print_json(reply)
                 continue
-            if index or number:
+            if printed:
                 output.print_line("")
+            printed = True
             if isinstance(reply, ReadForeignReply):
                 output.print_blocks(render.render_foreign(reply))
             else:
