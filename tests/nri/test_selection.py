@@ -124,6 +124,7 @@ def test_selector_as_text() -> None:
         ("\ntelemetry:\n  prometheus:\n    enabled: true\n", "f:2: telemetry is not a key of this adapter"),
         ("namespace: [a]", "f:1: unknown key 'namespace'.*Did you mean namespaces"),
         ("namespaces: shop", "f:1: namespaces is not a list"),
+        ('namespaces: ""', "f:1: namespaces is not a list"),
         ("annotations: [a, '']", "f:1: an annotation has no name"),
         ("annotations: {a: b}", "f:1: annotations is not a list"),
         ("namespaces: [[a]]", "f:1: a namespace is a list"),
