@@ -12,7 +12,7 @@ from resctrlmond.workloads.pods import MAX_CONTAINERS, MAX_SANDBOXES, ReportedCo
 from resctrlmond.workloads.pods import Sandbox as NotedSandbox
 from resctrlmond.workloads.validation import attribute_value
 
-# A request has at most 2 MiB (api/connection.py).
+# A request has at most 2 MiB (api/varlink/connection.py).
 _CHUNK_BYTES = 512 * 1024
 # Kubernetes allows names and values of 63 characters; other clients of a runtime can set any length. These limits in
 # bytes keep the largest sandbox within one request.

@@ -273,7 +273,10 @@ class Process:
 
     @classmethod
     def of_pidfd(cls, descriptor: Descriptor) -> Self:
-        """Take over a pidfd. Raises ValueError if it is not the pidfd of a process, NoSuchProcess, NotRead."""
+        """Open the process of a pidfd, which remains the caller's.
+
+        Raises ValueError if it is not the pidfd of a process, NoSuchProcess, NotRead.
+        """
         numbers = pidfd_numbers(descriptor.fileno())
         if not numbers:
             raise NoSuchProcess("the process of the pidfd has ended, or is in no PID namespace of this host")
