@@ -135,7 +135,7 @@ _REMEDIES = {
     errno_.EMFILE: "resctrlmond has as many open files as it may: see LimitNOFILE= of its unit",
     errno_.ENFILE: "The host has as many open files as it can: see /proc/sys/fs/file-nr and 'lsof'",
     errno_.ENOMEM: "The kernel is out of memory: see 'free -m' and the kernel's log",
-    errno_.EIO: "The kernel's log (journalctl -k) may say more; what has passed by then is tried again",
+    errno_.EIO: "The kernel's log (journalctl -k) may show the cause",
 }
 
 
