@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the doors."""
+"""Tests of the interfaces: varlink and D-Bus."""

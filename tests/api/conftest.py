@@ -31,7 +31,7 @@ from tests.workloads.builders import save, workload
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[Manager]:
-    """A manager on a simulated resctrl, shared by all tests of a module."""
+    """Yield a manager on a simulated resctrl, shared by all tests of a module."""
     with tempfile.TemporaryDirectory() as top:
         for name in ("resctrl", "records", "groups", "completed"):
             os.mkdir(os.path.join(top, name))
@@ -75,7 +75,7 @@ def _errors_are_declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def private_bus() -> Iterator[PrivateBus]:
-    """A bus that tests can start and stop."""
+    """Yield a bus that tests can start and stop."""
     with tempfile.TemporaryDirectory() as folder:
         bus = PrivateBus(Path(folder))
         yield bus
@@ -101,14 +101,14 @@ def host(
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RunningServer]:
-    """A varlink server with the interface for tests."""
+    """Yield a varlink server with the interface for tests."""
     with running(str(tmp_path / "socket")) as server:
         yield server
 
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that sleeps."""
+    """Start a process that sleeps, and end it after the test."""
     child = subprocess.Popen(["sleep", "60"])
     yield child
     child.kill()

@@ -191,7 +191,7 @@ def test_caller_that_reads_its_replies_is_not_limited(host: BusHost, monkeypatch
 
 @pytest.fixture
 def blind(host: BusHost) -> Iterator[BusHost]:
-    """A host whose bus does not report unread bytes."""
+    """Yield a host whose bus does not report unread bytes."""
     with contextlib.ExitStack() as stack:
         folder = Path(host.bus.folder) / "blind"
         folder.mkdir(exist_ok=True)
