@@ -159,7 +159,9 @@ def _move(
     def move(ref: GroupRef, options: MoveOptions) -> Moved:
         here: Origins = {}
         origins.append((next((group.nonce for group in txn.workload.groups if group.ref == ref), 0), here))
-        return target.move(ref, dataclasses.replace(options, origins=here, may_take=ctx.take_over.marker(txn.key)))
+        return target.move(
+            ref, dataclasses.replace(options, origins=here, may_take=ctx.take_over.may_take_for(txn.key))
+        )
 
     if assignment.class_ == FOLLOW:
         return spread(ctx, txn, member, move)
@@ -245,7 +247,7 @@ def _undo(
         restored = restored.with_member(late).with_late(late, reasons.outside_until_again(late))
     for group in restored.standing:
         if group.nonce in used:
-            restored = restored.made_worse(group, Quality.ESTIMATED, reasons.rejected(member))
+            restored = restored.downgraded(group, Quality.ESTIMATED, reasons.rejected(member))
     txn.save(restored)
 
 

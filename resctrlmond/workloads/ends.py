@@ -33,7 +33,7 @@ def settle(ctx: Context, txn: Transaction) -> Workload | None:
     claims = txn.workload.claims
     if all(claim.owner in over for claim in claims) and any(claim.ends is EndRule.MEMBERS for claim in claims):
         # Its owner did not release it at its end.
-        _mark_late_end(ctx, txn, caveats.LATE_END)
+        _add_late_end(ctx, txn, caveats.LATE_END)
     for owner in over:
         txn.save(group_ops.without_claim(txn.workload, owner))
     workload = txn.workload
@@ -44,23 +44,23 @@ def settle(ctx: Context, txn: Transaction) -> Workload | None:
     return workload
 
 
-def mark_unseen_end(ctx: Context, txn: Transaction) -> None:
-    """Mark the totals of a workload that ended while no daemon ran, because its end values are read too late.
+def add_unseen_end(ctx: Context, txn: Transaction) -> None:
+    """Add a caveat to a workload that ended while no daemon ran, because its end values are read too late.
 
     For the start, before anything ends.
     """
     workload = txn.find()
     if workload is not None and _has_ended_unseen(ctx, workload):
-        _mark_late_end(ctx, txn, caveats.UNSEEN_END)
+        _add_late_end(ctx, txn, caveats.UNSEEN_END)
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
     """Complete an end that failed before: what ran since then in the groups is counted too."""
-    _mark_late_end(ctx, txn, caveats.LATE_END)
+    _add_late_end(ctx, txn, caveats.LATE_END)
     return group_ops.finish(ctx, txn, txn.workload.reason)
 
 
-def _mark_late_end(ctx: Context, txn: Transaction, why: str) -> None:
+def _add_late_end(ctx: Context, txn: Transaction, why: str) -> None:
     workload = txn.workload
     # A process that a member left behind may run in the group. None can if the end is that of a control group or of a
     # PID namespace.

@@ -165,7 +165,7 @@ def write_baseline(
     inodes = {reading.domain: reading.inode for reading in readings}
     group = replace(group, state=GroupState.STANDING, reason="", in_limbo=False, baseline=quality, inodes=inodes)
     for why in why_late:
-        group = group.made_worse(Quality.LATE, why)
+        group = group.downgraded(Quality.LATE, why)
     workload = txn.workload.with_group(group)
     qualities = None if group.folder else text(at_baseline(workload, readings))
     live = ctx.tree.full_path(group.ref)
@@ -194,7 +194,7 @@ def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Gr
                 ctx.tree.write_task(ctx.tree.membership(tid).class_, tid)
                 moved += 1
     why = reasons.strangers(len(strangers))
-    return group.made_worse(quality, why), worst(quality, Quality.ESTIMATED)
+    return group.downgraded(quality, why), worst(quality, Quality.ESTIMATED)
 
 
 # -- find and move
@@ -379,7 +379,7 @@ def finish(ctx: Context, txn: Transaction, reason: str, *, without_claim: str = 
 
 def _end_others(ctx: Context, txn: Transaction, reason: str) -> None:
     for folder in [group.folder for group in txn.workload.groups[1:]]:
-        # The end of another group may have saved a mark of this one.
+        # The end of another group may have saved a downgrade of this one.
         group = txn.workload.group(folder)
         if group is not None and not group.state.is_over:
             _end_group(ctx, txn, group, reason)

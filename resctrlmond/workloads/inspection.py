@@ -74,7 +74,7 @@ class Inspector:
         return thread is not None and thread.start_time == arrival.start_time
 
     def inspect(self, workload: Workload) -> Workload:
-        """Return the workload with a mark on each group whose tasks were moved. Raises NoSuchGroup, NotMounted."""
+        """Return the workload with each group downgraded whose tasks were moved. Raises NoSuchGroup, NotMounted."""
         before = self._listings.get(workload.key)
         if before is not None and before.generation != workload.generation:
             before = None
@@ -88,11 +88,11 @@ class Inspector:
                         continue
                     thread = _Thread(processes.leader(tid), found.start_time, group.folder)
                     if self._was_moved_in(workload, group, tid, thread, before):
-                        workload = marked(workload, group, Quality.ESTIMATED, reasons.MOVED_IN)
+                        workload = downgraded_and_logged(workload, group, Quality.ESTIMATED, reasons.MOVED_IN)
                 now.threads[tid] = replace(thread, folder=group.folder) if thread.folder != group.folder else thread
         for folder in self._folders_left(workload, before, now):
             group = workload.group(folder) or workload.first
-            workload = marked(workload, group, Quality.LATE, reasons.MOVED_OUT)
+            workload = downgraded_and_logged(workload, group, Quality.LATE, reasons.MOVED_OUT)
         self._listings[workload.key] = now
         return workload
 
@@ -149,9 +149,9 @@ class Inspector:
         return left
 
 
-def marked(workload: Workload, group: Group, quality: Quality, reason: str) -> Workload:
+def downgraded_and_logged(workload: Workload, group: Group, quality: Quality, reason: str) -> Workload:
     """Return the workload with the group's quality lowered, and log the reason if it is new."""
-    worse = workload.made_worse(group, quality, reason)
+    worse = workload.downgraded(group, quality, reason)
     if worse != workload:
         log.warning("%s: %s", workload.key, reason)
     return worse

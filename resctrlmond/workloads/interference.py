@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mark groups whose tasks or CPUs another program changes.
+"""Lower the quality of groups whose tasks or CPUs another program changes.
 
 A total is exact only if every task of the workload was in its group all the time, and no other task was. Another
 program can break this by a write to resctrl, so the daemon watches all of resctrl with inotify:
@@ -35,7 +35,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.attribution import Attribution, Groups, Writes
-from resctrlmond.workloads.inspection import Inspector, marked
+from resctrlmond.workloads.inspection import Inspector, downgraded_and_logged
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import Group, State, Workload
 from resctrlmond.workloads.store import Store, Transaction
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 Guard = Callable[[str], AbstractContextManager[None]]
 
-# A workload in another state is marked by its end.
-_MARKED = (State.PENDING, State.ACTIVE, State.IDLE)
+# The end of a workload in another state saves its downgrades.
+_UNFINISHED = (State.PENDING, State.ACTIVE, State.IDLE)
 
 # After an inspection of all workloads, pause for this multiple of its CPU time: writes of other programs, however
 # frequent, cost 5% of one processor at most.
@@ -62,7 +62,7 @@ _MAX_STALE_LISTS = 100
 
 
 class Interference:
-    """Watches the tree, inspects workloads after writes of other programs, and marks their groups.
+    """Watches the tree, inspects workloads after writes of other programs, and downgrades their groups.
 
     ``wake`` is called when events were read that require a call of ``react``. Thread-safe.
     """
@@ -76,8 +76,9 @@ class Interference:
         self._guard = threading.Lock()
         self._react_lock = threading.Lock()
         self._events_lock = threading.Lock()
-        # By workload and nonce: the marks that are not saved yet, because a call may have locked the workload.
-        self._pending_marks: dict[str, dict[int, set[tuple[Quality, str]]]] = {}
+        # By workload and nonce: the downgrades (quality and reason) that are not saved yet, because a call may have
+        # locked the workload.
+        self._pending_downgrades: dict[str, dict[int, set[tuple[Quality, str]]]] = {}
         # The workloads to inspect after a write, and whether events were missed, so that CPUs are inspected too.
         self._to_inspect: dict[str, bool] = {}
         self._inspect_not_before = 0.0
@@ -110,7 +111,7 @@ class Interference:
             self._foreign = None
 
     def react(self, guard: Guard, inspect: Callable[[Transaction, bool], None]) -> float:
-        """Mark the groups that were written to, and inspect all workloads after a write to a tasks file.
+        """Downgrade the groups that were written to, and inspect all workloads after a write to a tasks file.
 
         ``guard`` handles the errors of one workload, by its key. ``inspect`` gets a transaction, and whether events
         were missed. Returns the seconds until the next call; 0 if it is due only after the next write. For ``rest_s``
@@ -126,14 +127,14 @@ class Interference:
             self._process_writes()
             rest_s = _PAUSE_FACTOR * (time.thread_time() - begun)
             self.rest_s = min(_MAX_REST_S, max(_MIN_REST_S, rest_s))
-            is_busy = self._mark_all(guard)
+            is_busy = self._save_all_downgrades(guard)
             if self._to_inspect and time.monotonic() >= self._inspect_not_before:
                 begun = time.thread_time()
                 self._inspect_all(guard, inspect)
                 self._inspect_not_before = time.monotonic() + max(
                     _MIN_PAUSE_S, _PAUSE_FACTOR * (time.thread_time() - begun)
                 )
-                is_busy = self._mark_all(guard)
+                is_busy = self._save_all_downgrades(guard)
             now = time.monotonic()
             again = [_RETRY_S] if is_busy else []
             if self._to_inspect:
@@ -144,15 +145,15 @@ class Interference:
         finally:
             self._react_lock.release()
 
-    def _mark_all(self, guard: Guard) -> bool:
-        """Save the pending marks. Returns whether a call has locked one of the workloads."""
+    def _save_all_downgrades(self, guard: Guard) -> bool:
+        """Save the pending downgrades of all workloads. Returns whether a call has locked one of the workloads."""
         is_busy = False
-        for key in list(self._pending_marks):
+        for key in list(self._pending_downgrades):
             with guard(key), self._store.transaction_if_free(key) as txn:
                 is_busy |= txn is None
                 workload = txn.find() if txn is not None else None
-                if txn is not None and workload is not None and workload.state in _MARKED:
-                    self._save_marks(txn)
+                if txn is not None and workload is not None and workload.state in _UNFINISHED:
+                    self._save_downgrades(txn)
         return is_busy
 
     def _inspect_all(self, guard: Guard, inspect: Callable[[Transaction, bool], None]) -> None:
@@ -168,18 +169,18 @@ class Interference:
         with self._guard:
             unexplained = self._attribution.pop_unexplained()
         for writes in unexplained:
-            self._add_marks(writes.groups, self._reason(writes))
+            self._add_downgrades(writes.groups, self._reason(writes))
 
     def _inspect_one(self, txn: Transaction, inspect: Callable[[], None]) -> None:
-        """Inspect a workload, and mark it for its tasks that were seen outside. Raises what ``inspect`` raises."""
+        """Inspect a workload, and downgrade it if its tasks were seen outside. Raises what ``inspect`` raises."""
         departed = self._departed.pop(txn.key, [])
         try:
             if any(map(self._has_ended, departed)):
-                self._add_mark(txn.key, Quality.LATE, reasons.MOVED_OUT)
+                self._add_downgrade(txn.key, Quality.LATE, reasons.MOVED_OUT)
             inspect()
         except Exception as error:
             # A task that was moved may end before the next inspection.
-            self._add_mark(txn.key, Quality.ESTIMATED, reasons.not_inspected(error))
+            self._add_downgrade(txn.key, Quality.ESTIMATED, reasons.not_inspected(error))
             raise
         finally:
             with self._guard:
@@ -187,7 +188,7 @@ class Interference:
         workload = txn.find()
         if workload is not None and any(self._is_outside(workload, arrival) for arrival in departed):
             # The inspection has not found it, for example for lack of descriptors, and it may end soon.
-            self._add_mark(txn.key, Quality.LATE, reasons.MOVED_OUT)
+            self._add_downgrade(txn.key, Quality.LATE, reasons.MOVED_OUT)
 
     def _has_ended(self, arrival: Arrival) -> bool:
         now = processes.stat(arrival.tid)
@@ -208,7 +209,7 @@ class Interference:
         return self._has_trouble or any(member.pid and not member.cgroup for member in workload.members)
 
     def inspect(self, txn: Transaction, *, is_thorough: bool = False) -> None:
-        """Inspect the workload's groups, and mark those whose tasks another program has moved.
+        """Inspect the workload's groups, and downgrade those whose tasks another program has moved.
 
         ``is_thorough``: events were missed, so inspect the CPUs of the groups too. Raises NoSuchGroup, NotMounted.
         """
@@ -223,7 +224,7 @@ class Interference:
         self._to_inspect.pop(key, None)
         self._departed.pop(key, None)
         with self._guard:
-            self._pending_marks.pop(key, None)
+            self._pending_downgrades.pop(key, None)
             self._attribution.inspected(key)
 
     # -- creation and end of a group
@@ -242,21 +243,21 @@ class Interference:
         if self._process_writes(is_end=True):
             self.wake()
         if self._departed.pop(txn.key, None):
-            self._add_mark(txn.key, Quality.LATE, reasons.MOVED_OUT)
+            self._add_downgrade(txn.key, Quality.LATE, reasons.MOVED_OUT)
         if txn.key in self._to_inspect or self._has_trouble:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
                 txn.save(self._inspector.inspect(txn.workload))
 
     def after_last_reading(self, txn: Transaction, group: Group) -> Group:
-        """Save the marks of all writes until now, and return the group with its marks."""
+        """Save the downgrades by all writes until now, and return the group with them."""
         if self._process_writes(is_end=True):
             self.wake()
         with self._guard:
             unexplained = self._attribution.unexplained_for(txn.key, group.nonce)
         for writes in unexplained:
-            self._add_marks({txn.key: frozenset({group.nonce})}, self._reason(writes))
+            self._add_downgrades({txn.key: frozenset({group.nonce})}, self._reason(writes))
         txn.save_group(group)
-        self._save_marks(txn)
+        self._save_downgrades(txn)
         with contextlib.suppress(NoSuchGroup, NotMounted):  # removed, so it has no CPUs
             txn.save(self._with_cpus(txn.workload, group))
         return txn.workload.group(group.folder) or group
@@ -306,7 +307,7 @@ class Interference:
     def _process_writes(self, *, is_end: bool = False) -> bool:
         """Read the events, and list the directories that were written to. Returns whether there were events.
 
-        ``is_end``: a workload ends and cannot be marked later, so do not wait for a pause.
+        ``is_end``: a workload ends and cannot be downgraded later, so do not wait for a pause.
         """
         is_new = self._read_events()
         if self._foreign is None or not self._attribution.has_open or not self._list_lock.acquire(blocking=is_end):
@@ -345,7 +346,7 @@ class Interference:
         for directory, what in _files(written):
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
-                self._add_marks({key: frozenset({nonce})}, reasons.written(what))
+                self._add_downgrades({key: frozenset({nonce})}, reasons.written(what))
         for directory in sorted(written.created):
             self._arrivals.begin_empty(directory)
             with self._guard:
@@ -364,7 +365,7 @@ class Interference:
             with self._guard:
                 self._attribution.add_removed(directory, groups, since)
         if written.is_lost:
-            self._add_marks(self._groups_that_may_lose_tasks_to(""), reasons.EVENTS_LOST)
+            self._add_downgrades(self._groups_that_may_lose_tasks_to(""), reasons.EVENTS_LOST)
             self._list_all(foreign)
         if written.tasks or written.missed or written.is_incomplete:
             # A task that was moved to one group has left another.
@@ -401,7 +402,7 @@ class Interference:
             try:
                 self._find_departed(arrivals)
             except NotRead as error:
-                self._add_marks(self._groups_that_may_lose_tasks_to(directory), reasons.not_inspected(error))
+                self._add_downgrades(self._groups_that_may_lose_tasks_to(directory), reasons.not_inspected(error))
             with self._guard:
                 self._attribution.add_arrivals(directory, [arrival.tid for arrival in arrivals])
 
@@ -432,18 +433,18 @@ class Interference:
             return reasons.removed_unseen(path)
         return reasons.moved_unseen(os.path.join(path, "tasks"))
 
-    def _add_mark(self, key: str, quality: Quality, why: str) -> None:
-        """Add a pending mark to all groups of a workload."""
+    def _add_downgrade(self, key: str, quality: Quality, why: str) -> None:
+        """Add a pending downgrade of all groups of a workload."""
         workload = self._store.get(key)
         if workload is not None:
-            self._add_marks({key: frozenset(group.nonce for group in workload.standing)}, why, quality)
+            self._add_downgrades({key: frozenset(group.nonce for group in workload.standing)}, why, quality)
 
-    def _add_marks(self, groups: Groups, why: str, quality: Quality = Quality.ESTIMATED) -> None:
-        """Add a pending mark to groups."""
+    def _add_downgrades(self, groups: Groups, why: str, quality: Quality = Quality.ESTIMATED) -> None:
+        """Add a pending downgrade of groups."""
         with self._guard:
             for key, nonces in groups.items():
                 for nonce in nonces:
-                    self._pending_marks.setdefault(key, {}).setdefault(nonce, set()).add((quality, why))
+                    self._pending_downgrades.setdefault(key, {}).setdefault(nonce, set()).add((quality, why))
 
     def _owner(self, directory: str) -> tuple[str, int] | None:
         """Return the key and nonce of the workload's group in this directory, None if it is not a workload's."""
@@ -469,21 +470,21 @@ class Interference:
             return None
         return next(((key, group.nonce) for key, group in own if group.nonce == found.nonce), None)
 
-    def _save_marks(self, txn: Transaction) -> None:
-        """Save the pending marks of the workload."""
+    def _save_downgrades(self, txn: Transaction) -> None:
+        """Save the pending downgrades of the workload."""
         with self._guard:
-            pending = self._pending_marks.pop(txn.key, {})
+            pending = self._pending_downgrades.pop(txn.key, {})
         try:
             workload = txn.workload
             for group in workload.groups:
                 for quality, why in sorted(pending.get(group.nonce, ())):
-                    workload = marked(workload, group, quality, why)
+                    workload = downgraded_and_logged(workload, group, quality, why)
             txn.save(workload)
         except Exception:
             with self._guard:
-                kept = self._pending_marks.setdefault(txn.key, {})
-                for nonce, marks in pending.items():
-                    kept.setdefault(nonce, set()).update(marks)
+                kept = self._pending_downgrades.setdefault(txn.key, {})
+                for nonce, downgrades in pending.items():
+                    kept.setdefault(nonce, set()).update(downgrades)
             raise
 
     # -- without events
@@ -494,7 +495,7 @@ class Interference:
 
     def _with_cpus(self, workload: Workload, group: Group) -> Workload:
         cpus = self._tree.cpus(group.ref)
-        return marked(workload, group, Quality.ESTIMATED, reasons.has_cpus(cpus)) if cpus else workload
+        return downgraded_and_logged(workload, group, Quality.ESTIMATED, reasons.has_cpus(cpus)) if cpus else workload
 
 
 def _files(written: Written) -> Iterator[tuple[str, str]]:

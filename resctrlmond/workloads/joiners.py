@@ -41,7 +41,7 @@ class Joiners:
     def begin(self, workload: Workload, member: Member) -> Workload:
         """Record the CPU time that the control group of a new member used before, without that of the member's init.
 
-        Mark the group late if the control group has no CPU time (cgroup v1).
+        Make the group late if the control group has no CPU time (cgroup v1).
         """
         if not member.cgroup or member.id in workload.other_cpu_ns:
             return workload
@@ -60,7 +60,7 @@ class Joiners:
         return self._with_other(workload, member, used - tree.ns)
 
     def look_at_empty(self, workload: Workload, member: Member) -> Workload:
-        """Mark the group late if tasks ran unseen in the control group of a member that has no process.
+        """Make the group late if tasks ran unseen in the control group of a member that has no process.
 
         The caller knows that the control group has no task, or has a task that was not moved.
         """
@@ -78,13 +78,13 @@ class Joiners:
         return workload.with_late(member, why)
 
     def look(self, workload: Workload, member: Member) -> Workload:
-        """Mark the member's group late if processes from outside used CPU time in the member's control group.
+        """Make the member's group late if processes from outside used CPU time in the member's control group.
 
         These are processes other than the member's init and its descendants.
         """
         before = workload.other_cpu_ns.get(member.id)
         if not member.pid:
-            # A task that is in the control group now was moved, and the move marked the group.
+            # A task that is in the control group now was moved, and the move made the group late.
             is_empty = before is not None and not cgroups.is_populated(member.cgroup)
             return self.look_at_empty(workload, member) if is_empty else workload
         home = workload.group_of(member)
@@ -130,7 +130,7 @@ class Joiners:
         return workload.with_late(member, why)
 
     def _look_outside(self, workload: Workload, member: Member, before: int, tree: TreeTime) -> Workload:
-        """Mark the group late if the member's processes used CPU time outside its control group.
+        """Make the group late if the member's processes used CPU time outside its control group.
 
         CPU time inside the control group is in both amounts, so their difference decreases only by use outside.
         """

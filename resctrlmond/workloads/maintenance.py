@@ -85,7 +85,7 @@ class Maintenance:
         self._forget_failures()
 
     def react(self) -> float:
-        """Mark what other programs have written to resctrl; see ``Interference.react``."""
+        """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
 
         def inspect(txn: Transaction, is_thorough: bool) -> None:
             placement.sweep(self._ctx, txn)

@@ -138,7 +138,7 @@ class Manager:
         return self.context.interference.fd
 
     def react(self) -> float:
-        """Mark what other programs have written to resctrl.
+        """Downgrade workloads after writes of other programs to resctrl.
 
         Returns after how many seconds it is to be called again; 0 if only after the next event.
         """
@@ -232,8 +232,8 @@ class Manager:
     def assign(self, assignment: Assignment) -> Assigned:
         """Put a process with its threads, or a control group, into the workload's group; create that if needed.
 
-        A call that fails changes nothing: a group that was created for it is removed again. Only marks stay: of a
-        baseline that was found to be late, and of groups in which tasks of a rejected member ran. Raises what
+        A call that fails changes nothing: a group that was created for it is removed again. Only downgrades stay: of
+        a baseline that was found to be late, and of groups in which tasks of a rejected member ran. Raises what
         ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
         """
         key = canonical_key(assignment.key)
@@ -370,7 +370,7 @@ class Manager:
         while (workload := self._store.known(key)).state not in _ENDED:
             try:
                 readings = group_ops.readings(self.context, workload)
-                # A mark is saved before the task that it is about is counted, so it is in the workload as it is now.
+                # A downgrade is saved before the use that it is about is counted, so the workload has it now.
                 now = self._store.known(key)
                 if [group.nonce for group in now.standing] != [group.nonce for group in workload.standing]:
                     continue

@@ -218,8 +218,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
         """The directory in resctrl."""
         return GroupRef(self.class_, self.name)
 
-    def made_worse(self, quality: Quality, why: str = "") -> Group:
-        """Return the group with a baseline that is no better than ``quality``.
+    def downgraded(self, quality: Quality, why: str = "") -> Group:
+        """Return the group with a baseline that is no better than ``quality``, for the reason ``why``.
 
         The first MAX_LATE_REASONS reasons are kept.
         """
@@ -341,14 +341,14 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         """Return the workload without the group of that folder."""
         return replace(self, groups=tuple(group for group in self.groups if group.folder != folder))
 
-    def made_worse(self, group: Group, quality: Quality, why: str) -> Workload:
+    def downgraded(self, group: Group, quality: Quality, why: str) -> Workload:
         """Return the workload with a baseline of one of its groups that is no better than ``quality``."""
         now = self.group(group.folder)
-        return self if now is None else self.with_group(now.made_worse(quality, why))
+        return self if now is None else self.with_group(now.downgraded(quality, why))
 
     def with_late(self, member: Member, why: str = "") -> Workload:
         """Return the workload with a late baseline of the group that the member counts in, for the reason ``why``."""
-        return self.made_worse(self.group_of(member), Quality.LATE, why)
+        return self.downgraded(self.group_of(member), Quality.LATE, why)
 
     def as_reported(self) -> Workload:
         """Return the workload with a late baseline for each group that a member is being put into.

@@ -155,7 +155,7 @@ def spread(ctx: Context, txn: Transaction, member: Member, move: Move, *, late: 
                 txn.save(txn.workload.with_late(member, reasons.in_no_group(member, class_)))
             raise
         if late and not more.moved:
-            # They ended, or left, before they could be moved, and nothing has marked the group.
+            # They ended, or left, before they could be moved, and nothing has made the group late.
             txn.save(txn.workload.with_late(replace(member, folder=group.folder), reasons.ran_outside(member)))
         moved = _together(more, moved)
     return moved
@@ -210,7 +210,7 @@ def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
 
 
 def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, move: Move, *, late: bool) -> Moved:
-    def mark_late() -> None:
+    def make_late() -> None:
         # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
         # them is counted.
         workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
@@ -219,10 +219,10 @@ def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, mov
     origins: Origins = {}
     options = MoveOptions(
         take_over=member.take_over,
-        may_take=ctx.take_over.marker(txn.key),
+        may_take=ctx.take_over.may_take_for(txn.key),
         through_class=member.allow_class_change,
         among=None if member.allow_class_change else [standing.ref for standing in txn.workload.standing],
-        before_first=mark_late if late else None,
+        before_first=make_late if late else None,
         origins=origins if late else None,
     )
     moved = move(group.ref, options)
@@ -258,7 +258,7 @@ def why_outside(workload: Workload, moved: Moved) -> str:
 
 
 def _saved(txn: Transaction, member: Member) -> Member:
-    """Return the member as it was saved last: a sweep that failed may have marked it."""
+    """Return the member as it was saved last: a sweep that failed may have made it late."""
     return txn.workload.member(member.id) or member
 
 

@@ -169,7 +169,7 @@ def not_inspected(error: Exception) -> str:
 
 MOVED_OUT = "another program moved tasks out of the group, and what they use outside is not counted"
 MOVED_IN = "another program moved tasks into the group, and their use is counted"
-MARK_NOT_SAVED = "resctrlmond ended before it could save a reason for which the total is not exact"
+DOWNGRADE_NOT_SAVED = "resctrlmond ended before it could save a reason for which the total is not exact"
 EVENTS_LOST = (
     "writes of other programs to resctrl were not seen, because they were too many or because the kernel's events "
     "could not be read; a task may have been moved"

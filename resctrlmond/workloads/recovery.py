@@ -56,7 +56,7 @@ class Recovery:
         problems = [Problem(str(item), functools.partial(self._is_kept, item)) for item in self.unreadable]
         for workload in ctx.store.all():
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
-                ends.mark_unseen_end(ctx, txn)
+                ends.add_unseen_end(ctx, txn)
         plan = plan_start(ctx.store.all(), ctx.tree.scan(), ctx.mark.gid, ctx.mark.boot_id)
         # An error with one workload must not keep the others from being served: the next tick tries it again.
         for step in plan.steps:
@@ -125,7 +125,7 @@ class Recovery:
                 placement.adopt(ctx, txn, group_ops.write_baseline(ctx, txn, group, quality, late))
             case Do.FINISH:
                 # Again, because an error kept it from being written before.
-                ends.mark_unseen_end(ctx, txn)
+                ends.add_unseen_end(ctx, txn)
                 group_ops.finish(ctx, txn, group.reason)
             case Do.LOSE:
                 group_ops.lose(ctx, txn, "the group was gone when resctrlmond started")

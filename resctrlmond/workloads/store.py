@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of all workloads: one record file for each under /run, and a copy in memory for readers.
 
-A workload is changed in a transaction only. Each change is on disk before it is visible, except a mark of a group
-that could not be written, for example because /run is full. Such a mark is kept in memory, and is in each later
-record. Until it is written, the mode of the record file states that there is one: a change of mode needs no space.
+A workload is changed in a transaction only, and each change is on disk before it is visible. The exception is a
+downgrade, that is, a lower quality of a group with its reason. If it cannot be written, for example because /run is
+full, it is kept in memory, and is in each later record. Until it is written, the mode of the record file states that
+there is one: a change of mode needs no space.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from resctrlmond.workloads.validation import canonical_key, valid_class
 _SUFFIX = ".json"
 _SET_ASIDE = ".unreadable"
 _MODE = 0o640
-# Set while a mark of the workload is not in its record.
-_HAS_UNSAVED_MARK = stat.S_ISVTX
+# Set while a downgrade of the workload is not in its record.
+_HAS_UNSAVED_DOWNGRADE = stat.S_ISVTX
 # More than any pod or unit has. A runtime or an agent that never ends its members reaches it.
 MAX_LIVING_MEMBERS = 1000
 MAX_CLAIMS = 64
@@ -67,8 +68,8 @@ class Transaction:
     def save(self, workload: Workload) -> Workload:
         """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.
 
-        Return the workload as written: with the marks that could not be written before. When this returns, the change
-        survives a crash.
+        Return the workload as written: with the downgrades that could not be written before. When this returns, the
+        change survives a crash.
         """
         assert workload.key == self.key
         return self._store._save(workload)
@@ -95,7 +96,7 @@ class Store:
 
     ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
     ``before_save`` is called before a record is written, with the workload of the last record and the new one.
-    ``on_unsaved`` is called with the key after a mark could not be written.
+    ``on_unsaved`` is called with the key after a downgrade could not be written.
     """
 
     def __init__(self, folder: str) -> None:
@@ -104,7 +105,7 @@ class Store:
         self.before_save: Callable[[Workload | None, Workload], None] = lambda _before, _workload: None
         self.on_unsaved: Callable[[str], None] = lambda _key: None
         self._workloads: dict[str, Workload] = {}
-        # By key: the workloads with marks that could not be written.
+        # By key: the workloads with downgrades that could not be written.
         self._unsaved: dict[str, _Unsaved] = {}
         # The size of each record in bytes.
         self._sizes: dict[str, int] = {}
@@ -189,7 +190,7 @@ class Store:
         before = self._workloads.get(workload.key)
         unsaved = self._unsaved.get(workload.key)
         if unsaved is not None:
-            workload = _with_marks(workload, unsaved.marked)
+            workload = _with_downgrades(workload, unsaved.downgraded)
         elif before == workload:
             return workload
         path = self._path(workload.key)
@@ -201,9 +202,9 @@ class Store:
                 write_file(path, data, mode=_MODE)
         except ResctrlError:
             if before == workload:
-                return workload  # its marks are kept already
+                return workload  # its downgrades are kept already
             if before is not None:
-                self._keep_marks(before, workload)
+                self._keep_downgrades(before, workload)
             raise
         self._unsaved.pop(workload.key, None)
         self._sizes[workload.key] = len(data)
@@ -213,19 +214,19 @@ class Store:
 
     @property
     def unsaved(self) -> list[str]:
-        """The keys of the workloads with a mark that could not be written. The next save writes it."""
+        """The keys of the workloads with a downgrade that could not be written. The next save writes it."""
         return list(self._unsaved)
 
-    def _keep_marks(self, before: Workload, workload: Workload) -> None:
-        """Keep the marks of a workload that could not be saved."""
-        kept = _with_marks(before, _by_nonce(workload))
+    def _keep_downgrades(self, before: Workload, workload: Workload) -> None:
+        """Keep the downgrades of a workload that could not be saved."""
+        kept = _with_downgrades(before, _by_nonce(workload))
         if kept == before:
             return
         unsaved = self._unsaved.get(before.key)
         self._unsaved[before.key] = _Unsaved(before if unsaved is None else unsaved.on_disk, _by_nonce(kept))
         self._workloads[before.key] = kept
         with contextlib.suppress(OSError):
-            os.chmod(self._path(before.key), _MODE | _HAS_UNSAVED_MARK)
+            os.chmod(self._path(before.key), _MODE | _HAS_UNSAVED_DOWNGRADE)
         with contextlib.suppress(ResctrlError):
             self.on_unsaved(before.key)
         self.on_change(before.key, kept)
@@ -273,22 +274,22 @@ class Store:
                 unreadable.append(item)
             else:
                 self._sizes[item.key] = len(encode(item))
-                self._workloads[item.key] = self._with_unsaved_marks(item)
+                self._workloads[item.key] = self._with_unsaved_downgrades(item)
         return unreadable
 
-    def _with_unsaved_marks(self, workload: Workload) -> Workload:
-        """Return a workload of the last daemon. If that could not write a mark, all groups are estimated."""
+    def _with_unsaved_downgrades(self, workload: Workload) -> Workload:
+        """Return a workload of the last daemon. If that could not write a downgrade, all groups are estimated."""
         path = self._path(workload.key)
         with reading("look at a record", path):
-            has_unsaved_mark = os.stat(path).st_mode & _HAS_UNSAVED_MARK
-        if not has_unsaved_mark:
+            has_unsaved_downgrade = os.stat(path).st_mode & _HAS_UNSAVED_DOWNGRADE
+        if not has_unsaved_downgrade:
             return workload
-        marked = workload
+        downgraded = workload
         for group in workload.groups:
             if group.state is not GroupState.PENDING:
-                marked = marked.made_worse(group, Quality.ESTIMATED, reasons.MARK_NOT_SAVED)
-        self._unsaved[workload.key] = _Unsaved(workload, _by_nonce(marked))
-        return marked
+                downgraded = downgraded.downgraded(group, Quality.ESTIMATED, reasons.DOWNGRADE_NOT_SAVED)
+        self._unsaved[workload.key] = _Unsaved(workload, _by_nonce(downgraded))
+        return downgraded
 
     def read_all(self) -> Iterator[Workload | UnreadableRecord]:
         """Read all records, in order of the key, without keeping them.
@@ -321,28 +322,28 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """The workload of the last record, and its groups with the marks that this record lacks, by nonce."""
+    """The workload of the last record, and its groups with the downgrades that this record lacks, by nonce."""
 
     on_disk: Workload
-    marked: dict[int, Group]
+    downgraded: dict[int, Group]
 
 
 def _by_nonce(workload: Workload) -> dict[int, Group]:
     return {group.nonce: group for group in workload.groups if group.nonce}
 
 
-def _with_marks(workload: Workload, marked: Mapping[int, Group]) -> Workload:
-    """Return the workload with the marks that its groups have in ``marked``, by nonce."""
+def _with_downgrades(workload: Workload, downgraded: Mapping[int, Group]) -> Workload:
+    """Return the workload with the downgrades that its groups have in ``downgraded``, by nonce."""
     for group in workload.groups:
-        other = marked.get(group.nonce)
-        # A group that waits for an RMID has no baseline that could be marked.
+        other = downgraded.get(group.nonce)
+        # A group that waits for an RMID has no baseline that could be downgraded.
         if other is None or GroupState.PENDING in (group.state, other.state):
             continue
         is_reallocated = group.is_reallocated or other.is_reallocated
         merged = replace(group, caveats=other.caveats | group.caveats, is_reallocated=is_reallocated)
         workload = workload.with_group(merged)
         for why in other.late_reasons or ("",):
-            workload = workload.made_worse(group, other.baseline, why)
+            workload = workload.downgraded(group, other.baseline, why)
     return workload
 
 

@@ -15,11 +15,10 @@ from resctrlmond.workloads.store import Store
 
 
 class TakeOver:
-    """The lock order for a take-over, in which the workload that loses a task is marked late before the task moves.
+    """Makes the workload that loses a task late, before the other workload takes the task.
 
-    Marking needs a transaction of the losing workload while that of the taking workload is open. Two threads cannot
-    deadlock, because only the thread that has the ``turn`` waits for a second transaction, and it acquired the turn
-    before its first transaction.
+    This needs transactions of both workloads at once. Two threads cannot deadlock, because only the thread that has
+    the ``turn`` waits for a second transaction, and it acquired the turn before its first one.
     """
 
     def __init__(self, store: Store) -> None:
@@ -32,28 +31,28 @@ class TakeOver:
         with self._turn:
             yield
 
-    def marker(self, key: str) -> Callable[[Membership], bool]:
+    def may_take_for(self, key: str) -> Callable[[Membership], bool]:
         """Return the function to call before the workload ``key`` takes a task out of a group.
 
-        The function marks the workload of that group late in its record, and returns whether the task may be taken
+        The function makes the workload of that group late in its record, and returns whether the task may be taken
         now. It returns False if another thread has the turn: the task stays where it is until a later sweep.
         """
-        marked: set[Membership] = set()
+        downgraded: set[Membership] = set()
 
-        def mark(where: Membership) -> bool:
-            if where not in marked:
+        def may_take(where: Membership) -> bool:
+            if where not in downgraded:
                 if not self._turn.acquire(blocking=False):
                     return False
                 try:
-                    self._mark(key, where)
+                    self._downgrade_owner(key, where)
                 finally:
                     self._turn.release()
-                marked.add(where)
+                downgraded.add(where)
             return True
 
-        return mark
+        return may_take
 
-    def _mark(self, key: str, where: Membership) -> None:
+    def _downgrade_owner(self, key: str, where: Membership) -> None:
         ref = GroupRef(where.class_, where.group)
         owner = next((workload for workload in self._store.all() if workload.group_at(ref) is not None), None)
         if owner is None or owner.key == key:
@@ -62,4 +61,4 @@ class TakeOver:
             workload = txn.find()
             group = workload.group_at(ref) if workload is not None else None
             if group is not None:
-                txn.save_group(group.made_worse(Quality.LATE, reasons.taken_over(key)))
+                txn.save_group(group.downgraded(Quality.LATE, reasons.taken_over(key)))

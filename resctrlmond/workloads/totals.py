@@ -156,7 +156,7 @@ def _of_prior_runs(prior_runs: PriorRuns, parts: Iterable[list[Total]]) -> list[
 
 
 def _without(total: Total, missing: Iterable[Group]) -> Total:
-    """Return the total, marked as incomplete for each class in which the workload had tasks but no group."""
+    """Return the total, estimated, with a reason for each class in which the workload had tasks but no group."""
     for group in missing:
         reason = f"class {group.class_ or '/'} is not included: {group.reason}"
         reason = f"{total.reason}; {reason}" if total.reason else reason

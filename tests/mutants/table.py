@@ -47,14 +47,14 @@ MUTANTS = (
     Mutant(
         "a task that is moved out and ends before it is seen leaves its workload exact",
         _WORKLOADS + "interference.py",
-        "            self._add_marks(writes.groups, self._reason(writes))\n",
+        "            self._add_downgrades(writes.groups, self._reason(writes))\n",
         "            pass\n",
         "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
-        "a mark that could not be written is lost",
+        "a downgrade that could not be written is lost",
         _WORKLOADS + "store.py",
-        "                self._keep_marks(before, workload)\n",
+        "                self._keep_downgrades(before, workload)\n",
         "                pass\n",
         "tests/workloads/test_cut.py tests/workloads",
     ),
@@ -280,7 +280,7 @@ MUTANTS = (
     Mutant(
         "a workload that ended while no daemon ran is exact",
         _WORKLOADS + "recovery.py",
-        " as txn:\n                ends.mark_unseen_end(ctx, txn)\n",
+        " as txn:\n                ends.add_unseen_end(ctx, txn)\n",
         " as txn:\n                pass\n",
         "tests/workloads/test_unseen_end.py tests/workloads",
     ),
@@ -350,8 +350,8 @@ MUTANTS = (
     Mutant(
         "the workload that lost a task to a take-over is exact",
         _WORKLOADS + "takeover.py",
-        "txn.save_group(group.made_worse(",
-        "(group.made_worse(",
+        "txn.save_group(group.downgraded(",
+        "(group.downgraded(",
         "tests/workloads",
     ),
     # -- resctrl

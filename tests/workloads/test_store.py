@@ -378,7 +378,7 @@ def is_flagged(store: Store) -> bool:
 @pytest.mark.parametrize("kind", [NotWritten, NotRead])
 def test_a_mark_is_kept_whatever_error_prevents_its_write(store: Store, kind: type[ResctrlError]) -> None:
     exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
-    fail(store, exact.made_worse(exact.first, Quality.LATE, "why"), kind("full", errno=errno.EMFILE))
+    fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), kind("full", errno=errno.EMFILE))
     known = store.known("k")
     assert (known.first.baseline, known.first.late_reasons, is_flagged(store)) == (Quality.LATE, ("why",), True)
     save(store, replace(exact, priority=3))
@@ -390,7 +390,7 @@ def test_a_mark_is_kept_whatever_error_prevents_its_write(store: Store, kind: ty
 
 def test_a_mark_that_the_last_daemon_could_not_write_makes_the_next_one_estimate(store: Store) -> None:
     exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
-    fail(store, exact.made_worse(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
+    fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
     again = Store(store.folder)
     assert again.load() == []
     assert again.known("k").first.baseline is Quality.ESTIMATED
@@ -415,7 +415,7 @@ def test_a_group_that_was_not_created_marks_nothing_when_it_is(store: Store) -> 
 def test_a_group_is_returned_with_the_marks_that_were_written_with_it(store: Store) -> None:
     """The caller saved the group without them again, and the mark was lost."""
     exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
-    fail(store, exact.made_worse(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
+    fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), NotWritten("full", errno=errno.ENOSPC))
     with store.transaction("k") as txn:
         group = txn.save_group(replace(exact.first, reason="ends"))
         txn.save_group(replace(group, state=GroupState.ENDING))

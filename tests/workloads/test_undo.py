@@ -164,7 +164,7 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
         # As by a task of the member that was found in another class.
         write_task(directory, tid)
         record = host.manager.get("k")
-        save(host.manager.context.store, record.made_worse(record.first, Quality.LATE, "ran in another class"))
+        save(host.manager.context.store, record.downgraded(record.first, Quality.LATE, "ran in another class"))
         puppet.kill()
 
     monkeypatch.setattr(host.tree, "write_task", moved)
