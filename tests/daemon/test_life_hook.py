@@ -25,7 +25,7 @@ from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.resctrl import processes
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
+from resctrlmond.sim.messages import Operation
 from tests.daemon.conftest import MANAGER, Machine, StartProcess, cgroup_root, end
 from tests.wait import wait_until
 

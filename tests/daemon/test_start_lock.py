@@ -16,7 +16,7 @@ import pytest
 from resctrlmond import oci_hook
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
+from resctrlmond.sim.messages import Operation
 from resctrlmond.start_lock import SUFFIX
 from tests.daemon.conftest import Machine, StartProcess, end
 from tests.wait import wait_until

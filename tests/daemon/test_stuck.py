@@ -13,7 +13,7 @@ from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.daemon.ticker import Ticker
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
+from resctrlmond.sim.messages import Operation
 from tests.daemon.conftest import Machine, StartProcess, end
 
 

@@ -23,8 +23,8 @@ from resctrlmond.nri.rate_limit import BURST, INTERVAL_S
 from resctrlmond.nri.selection import Selection
 from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
-from resctrlmond.sim.control.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.fuse.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
+from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State

@@ -16,7 +16,7 @@ from resctrlmond.api import types
 from resctrlmond.nri.manager import Away, Manager
 from resctrlmond.nri.messages import Event
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
+from resctrlmond.sim.messages import Operation
 from tests.nri.conftest import UID, Node
 
 # The runtime's own limit for a response; it disconnects a slower plugin.

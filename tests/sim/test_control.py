@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from resctrlmond.resctrl.counters import Status, read_mon_data
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import ACT, FAULT, TRUTH, VIRTUAL, Operation, Used
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL, Operation, Used
 from tests.conformance.actors import outcome
 from tests.sim.conftest import Mounted, Puppet
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from resctrlmond.sim.host.cpusets import cpu_list, cpu_mask, parse_cpu_list, parse_cpu_mask
+from resctrlmond.sim.kernel.cpusets import cpu_list, cpu_mask, parse_cpu_list, parse_cpu_mask
 from tests.sim.virtual import Lab
 
 GIB = 1 << 30

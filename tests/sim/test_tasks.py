@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from resctrlmond.sim.host.cpusets import cpu_list, cpu_mask
 from resctrlmond.sim.kernel.commands import parse_int, task_tokens
+from resctrlmond.sim.kernel.cpusets import cpu_list, cpu_mask
 from resctrlmond.sim.kernel.tree import Caller
 from tests.sim.virtual import ROOT, Lab
 

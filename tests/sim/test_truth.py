@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from resctrlmond.sim.control import truth as ledger
 from resctrlmond.sim.host.virtual import VirtualTasks
+from resctrlmond.sim.kernel import truth as ledger
 from tests.sim.virtual import Lab
 
 PLACES = st.sampled_from(["", "mon_groups/a", "mon_groups/b", "c", "c/mon_groups/k"])

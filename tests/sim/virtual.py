@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from resctrlmond.sim.host.clock import Clock
 from resctrlmond.sim.host.virtual import VirtualTasks
+from resctrlmond.sim.kernel.clock import Clock
 from resctrlmond.sim.kernel.groups import Group
 from resctrlmond.sim.kernel.model import Resctrl
 from resctrlmond.sim.kernel.tree import Caller, Directory, File, Node, lookup

@@ -20,10 +20,10 @@ import msgspec
 
 from resctrlmond.resctrl.counters import parse_value
 from resctrlmond.sim.control.client import Control
-from resctrlmond.sim.control.messages import TRUTH, VIRTUAL, Truth, Virtual
 from resctrlmond.sim.control.orders import Orders
-from resctrlmond.sim.host.clock import Stopwatch
+from resctrlmond.sim.kernel.clock import Stopwatch
 from resctrlmond.sim.kernel.tree import Directory, File
+from resctrlmond.sim.messages import TRUTH, VIRTUAL, Truth, Virtual
 from resctrlmond.workloads.validation import is_pod_uid
 from tests.sim.virtual import Lab
 from tests.truth.script import CPUS

@@ -14,8 +14,8 @@ from resctrlmond.resctrl.errors import ClassMismatch, KernelRefused, OutOfResour
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import ROOT_FOLDER, State

@@ -14,7 +14,7 @@ import pytest
 from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
+from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, totals
 from resctrlmond.workloads.model import State

@@ -15,8 +15,8 @@ from resctrlmond.resctrl.errors import RmidsExhausted
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads import clock
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import InvalidRequest

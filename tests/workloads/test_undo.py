@@ -15,7 +15,7 @@ import pytest
 from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.sim.control.messages import Operation
+from resctrlmond.sim.messages import Operation
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import write_file, writing
 from resctrlmond.workloads.errors import NotWritten

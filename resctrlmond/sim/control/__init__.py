@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control of a running simulation: faults, orders, and the true figures."""
+"""Orders of root to a running simulation, and a Python interface to give them."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resctrlmond.sim.control import messages
-from resctrlmond.sim.control.messages import ACT, FAULT, TRUTH, VIRTUAL, Fault, Truth
+from resctrlmond.sim import messages
+from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL, Fault, Truth
 
 __all__ = ["Control", "Fault", "Truth"]
 

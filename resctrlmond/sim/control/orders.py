@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from resctrlmond.sim.control import messages
-from resctrlmond.sim.control.messages import ACT, FAULT, TRUTH, VIRTUAL
-from resctrlmond.sim.host.clock import Stopwatch
+from resctrlmond.sim import messages
 from resctrlmond.sim.host.virtual import VirtualTasks
+from resctrlmond.sim.kernel.clock import Stopwatch
 from resctrlmond.sim.kernel.model import Resctrl
 from resctrlmond.sim.kernel.tree import Caller, Directory, Node, error, lookup
+from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 
 # The largest value of an extended attribute (XATTR_SIZE_MAX, linux/limits.h).
 MOST_BYTES = 65_536

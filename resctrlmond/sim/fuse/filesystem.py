@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from resctrlmond.sim.control.messages import Operation
 from resctrlmond.sim.control.orders import Orders
-from resctrlmond.sim.host.clock import Stopwatch
 from resctrlmond.sim.host.procs import ProcTable
 from resctrlmond.sim.host.virtual import VirtualTasks
+from resctrlmond.sim.kernel.clock import Stopwatch
 from resctrlmond.sim.kernel.model import Resctrl
 from resctrlmond.sim.kernel.tree import READ, SEARCH, WRITE, Caller, Directory, File, Node, error, lookup
+from resctrlmond.sim.messages import Operation
 
 SIMULATION_ATTRIBUTE = "user.resctrlmond.simulation"
 MODALIAS_ATTRIBUTE = "user.resctrlmond.modalias"

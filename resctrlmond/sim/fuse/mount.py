@@ -22,9 +22,9 @@ from typing import Any, Self
 
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.fuse.filesystem import Filesystem
-from resctrlmond.sim.host.clock import Clock, Stopwatch
 from resctrlmond.sim.host.procs import ProcTable
 from resctrlmond.sim.host.virtual import VirtualTasks
+from resctrlmond.sim.kernel.clock import Clock, Stopwatch
 from resctrlmond.sim.kernel.model import Resctrl
 from resctrlmond.sim.profiles import Kernel, Profile, profile_named
 

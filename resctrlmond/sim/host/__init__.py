@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's processes, CPUs and clock, real or virtual."""
+"""The tasks of the host, real or virtual."""

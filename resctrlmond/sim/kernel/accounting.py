@@ -7,9 +7,9 @@ import collections
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
-from resctrlmond.sim.control.truth import Ledger
 from resctrlmond.sim.kernel.counters import Counters
 from resctrlmond.sim.kernel.tasks import DEFAULT, Member, Tasks, TaskTable
+from resctrlmond.sim.kernel.truth import Ledger
 from resctrlmond.sim.profiles import Profile
 
 SAMPLE_SECONDS = 0.05

@@ -6,8 +6,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Mapping
 
-from resctrlmond.sim.host.cpusets import parse_cpu_list, parse_cpu_mask
 from resctrlmond.sim.kernel.commands import CommandStatus
+from resctrlmond.sim.kernel.cpusets import parse_cpu_list, parse_cpu_mask
 from resctrlmond.sim.kernel.groups import Group
 from resctrlmond.sim.kernel.tree import error
 

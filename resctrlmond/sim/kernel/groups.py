@@ -8,7 +8,7 @@ import errno
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from resctrlmond.sim.host.cpusets import cpu_list, cpu_mask
+from resctrlmond.sim.kernel.cpusets import cpu_list, cpu_mask
 from resctrlmond.sim.kernel.domains import Domain, Domains
 from resctrlmond.sim.kernel.tasks import Ids
 from resctrlmond.sim.kernel.tree import Caller, Directory, File, Show, Store, error

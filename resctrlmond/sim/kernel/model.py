@@ -6,18 +6,16 @@ from __future__ import annotations
 import errno
 from functools import partial
 
-from resctrlmond.sim.control.faults import Faults
-from resctrlmond.sim.control.messages import Operation, Truth
-from resctrlmond.sim.control.truth import Ledger
-from resctrlmond.sim.host.clock import Clock
 from resctrlmond.sim.kernel.abmc import Assignments
 from resctrlmond.sim.kernel.accounting import Accounting
 from resctrlmond.sim.kernel.allocation import Allocation
 from resctrlmond.sim.kernel.bmec import Configurations
+from resctrlmond.sim.kernel.clock import Clock
 from resctrlmond.sim.kernel.commands import CommandStatus
 from resctrlmond.sim.kernel.counters import Counters
 from resctrlmond.sim.kernel.cpus import Cpus
 from resctrlmond.sim.kernel.domains import Domain, Domains
+from resctrlmond.sim.kernel.faults import Faults
 from resctrlmond.sim.kernel.groups import Group, GroupFiles, Handlers, NodeFactory
 from resctrlmond.sim.kernel.hotplug import Hotplug
 from resctrlmond.sim.kernel.info import InfoFiles
@@ -26,6 +24,8 @@ from resctrlmond.sim.kernel.readings import Readings
 from resctrlmond.sim.kernel.rmids import RmidPool
 from resctrlmond.sim.kernel.tasks import DEFAULT, Ids, TaskTable
 from resctrlmond.sim.kernel.tree import Caller, Directory, Node, error, walk
+from resctrlmond.sim.kernel.truth import Ledger
+from resctrlmond.sim.messages import Operation, Truth
 from resctrlmond.sim.profiles import HARDWARE_LAG_SECONDS, Event, Kind, Profile
 
 _LAGS = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from resctrlmond.sim.control.faults import Faults
 from resctrlmond.sim.kernel.abmc import Assignments
 from resctrlmond.sim.kernel.bmec import Configurations
 from resctrlmond.sim.kernel.counters import Counters, format_raw
 from resctrlmond.sim.kernel.domains import Domain, Domains
+from resctrlmond.sim.kernel.faults import Faults
 from resctrlmond.sim.kernel.groups import Group
 from resctrlmond.sim.kernel.overflow import Key, Overflow
 from resctrlmond.sim.profiles import Event, Kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clocks of a simulation."""
+"""The clock of a simulation, real or ahead of the host's."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from resctrlmond.sim.control.messages import WORDS, Fault, Operation
 from resctrlmond.sim.kernel.tree import error
+from resctrlmond.sim.messages import WORDS, Fault, Operation
 
 
 class Faults:

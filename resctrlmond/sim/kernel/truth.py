@@ -7,8 +7,8 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
-from resctrlmond.sim.control.messages import RmidTruth, TaskTruth, Truth, Used
 from resctrlmond.sim.kernel.counters import NS, Counters
+from resctrlmond.sim.messages import RmidTruth, TaskTruth, Truth, Used
 from resctrlmond.sim.profiles import CORE_ENERGY, MBM_TOTAL, Profile
 
 MOST_TASKS = 10_000
