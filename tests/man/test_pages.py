@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
@@ -23,6 +24,7 @@ from resctrlmond.nri.rate_limit import BURST, INTERVAL_S
 from resctrlmond.nri.selection import Selection
 from resctrlmond.resctrl.counters import EVENTS, Status
 from resctrlmond.sim import __main__ as simulator
+from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.filesystem import INEXACT_ATTRIBUTE, MODALIAS_ATTRIBUTE, RMIDS_ATTRIBUTE, TASK_ATTRIBUTE
 from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
@@ -75,6 +77,15 @@ def test_the_pages_and_the_catalogue_agree_on_a_group_that_somebody_removed() ->
 def exit_codes(page: Path) -> set[int]:
     """The exit codes that have a paragraph."""
     return {int(code) for code in re.findall(r"^\*([0-9]+)\*$", section(page, "EXIT STATUS"), re.MULTILINE)}
+
+
+def test_page_of_the_simulator_names_modules_and_a_class_that_exist() -> None:
+    orders = " ".join(section(SIMULATOR, "ORDERS").split())
+    names = re.search(r"_([\w.]+)_ describes\. The class _(\w+)_ in _([\w.]+)_ ", orders)
+    assert names, orders
+    described, control, client = names.groups()
+    assert importlib.import_module(described).FAULT == FAULT
+    assert getattr(importlib.import_module(client), control) is Control
 
 
 def warnings(roff: bytes) -> str:
