@@ -62,8 +62,8 @@ def finish_again(ctx: Context, txn: Transaction) -> Workload:
 
 def _add_late_end(ctx: Context, txn: Transaction, why: str) -> None:
     workload = txn.workload
-    # A process that a member left behind may run in the group. None can if the end is that of a control group or of a
-    # PID namespace.
+    # Processes that a member has started may run on in the group after its end, unless its control group or its PID
+    # namespace ended with it.
     others = [member.id for member in workload.members if _may_leave_processes(member)]
     for group in workload.standing if others else ():
         place = workload.place(group)

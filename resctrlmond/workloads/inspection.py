@@ -3,9 +3,10 @@
 
 Each inspection lists the tasks of the groups and compares them with the previous inspection of the same run:
 
-- A task that was in a group, is alive, and is in no group of the workload now was moved out: the group becomes late.
-- So was a descendant of a task of an exact group, if it is outside: it started in the group.
-- A new task that is older than the previous inspection was moved in: the group becomes estimated.
+- A task that was in a group and now runs in no group of the workload was moved out. The group becomes late.
+- A process outside that a task of an exact group has started was moved out too, because it started in the group.
+- A task that is new in a group, but started before the previous inspection, was moved in. The group becomes
+  estimated.
 
 Moves by the daemon are not counted. Limits: a task that was moved out and has ended is not found, nor is one that was
 moved out and back between two inspections.

@@ -7,12 +7,13 @@ program can break this by a write to resctrl, so the daemon watches all of resct
 - A write to the tasks or cpus file of a workload's group makes the group estimated.
 - A write to any tasks file may have moved a task out of a workload's group. All workloads are inspected, and a group
   that a task has left becomes late (``inspection.py``).
-- A write that no living task explains makes each workload estimated that may have lost a task (``attribution.py``).
+- If the task that was moved has ended before it is found, each workload that may have had it becomes estimated
+  (``attribution.py``).
 
 Without inotify, each sweep inspects all workloads. Then a task that was moved and has ended is not found.
 
-Limits: a write that the kernel refuses counts as a write if the program opened the file with O_TRUNC, as shells do: a
-refused list of tasks may have moved some.
+Limits: a write that the kernel refuses counts as a write if the program opened the file with O_TRUNC, as shells do,
+because the kernel may have moved the first tasks of a list before it refused a later one.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
 
-# A process that joins a container from outside (podman exec) is not a child of its init. The control group is
-# searched for such processes this often.
+# The interval of sweeps, which search the control groups of members for tasks outside their groups. A process that
+# joins a container from outside (podman exec) is not a child of its init, so it starts there.
 SWEEP_S = 5.0
 
 

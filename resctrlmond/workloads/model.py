@@ -94,9 +94,9 @@ class EndRule(enum.StrEnum):
     get the totals. *resctrlctl run* uses this rule.
     """
     CONTAINER = "container"
-    """The claim on a pod ends with the pod's control group. If that is not known, the claim ends _pod_linger_ after
-    the last member. The claim on another workload ends _linger_ after the last member. If its owner has added no
-    member, only the end of the control group ends a claim. The hook uses this rule.
+    """A claim on a pod ends with the pod's control group, or, if that is not known, _pod_linger_ after the last
+    member. A claim on another workload ends _linger_ after the last member. The end of the last member does not end
+    the claim of an owner that has added no member. The hook uses this rule.
     """
     TASKS = "tasks"
     """The claim ends with the last task in the group. The daemon uses this rule for a group whose record was lost,
@@ -303,8 +303,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
 
     @property
     def is_torn(self) -> bool:
-        """Whether a group other than the first one ends. If the run does not end, that group was lost, and the run
-        with it.
+        """Whether a group other than the first one is ending or has ended.
+
+        If the run itself is not ending, that group was lost, and the run is lost with it.
         """
         ends = (GroupState.LOST, GroupState.COMPLETED, GroupState.ENDING)
         return any(group.state in ends for group in self.groups[1:])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Move the tasks of members into groups: each into the group of its class, also tasks that join later."""
+"""Move the tasks of members into groups: each into the group of its class.
+
+A sweep does this again every few seconds, to find tasks that joined a member from outside, such as *podman exec*.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ Move = Callable[[GroupRef, MoveOptions], Moved]
 
 
 def sweep(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
-    """Move tasks that joined the members from outside, and follow tasks that were moved to another class.
+    """Search the members for tasks outside the workload's groups, and move these into the group of their class.
 
     ``is_last``: the workload ends now, so no later sweep finds the tasks that this one misses.
     """
@@ -85,7 +88,7 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
 
 
 def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
-    """Move the members of a group into it that was created after them. Their baseline is late."""
+    """Move the living members of a group that was just created into it. They ran before, so its baseline is late."""
     if group.state is GroupState.PENDING:
         return
     for member in txn.workload.living:

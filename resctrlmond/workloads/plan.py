@@ -197,8 +197,9 @@ def claims_over(
 def _holds_pod(workload: Workload, claim: Claim) -> bool:
     """Whether a living member keeps the claim on a pod whose control group is gone.
 
-    A member of another owner without tasks is known by name only: it ends by that owner's word, which this claim does
-    not wait for. While the pod's control group exists the pod keeps its RMID: its next container may start soon.
+    A member without tasks, such as a sandbox that is known by name only, keeps only the claim of its own owner: no
+    other owner can end it. While the control group exists the claim lasts, because the pod's next container may start
+    soon.
     """
     return any(member.owner == claim.owner or member.has_tasks for member in workload.living)
 

@@ -55,7 +55,7 @@ def ended_outside(member: Member) -> str:
 
 def ran_between(member: Member) -> str:
     """Return the reason for a control group that has tasks again, for example after the restart of a service."""
-    return f"{member.id} ran outside the group between its return and the next check of its control group"
+    return f"tasks of {member.id} started again, and ran outside the group until its control group was checked"
 
 
 # -- tasks of a member are, or were, outside

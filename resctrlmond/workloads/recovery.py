@@ -70,7 +70,7 @@ class Recovery:
             with self._reported(workload.key, problems), ctx.store.transaction(workload.key) as txn:
                 self._complete(txn)
         with self._reported(ctx.snapshots.groups, problems, lambda: True):  # the next start tries it again
-            ctx.snapshots.sweep()
+            ctx.snapshots.remove_incomplete()
         return problems
 
     @contextlib.contextmanager
@@ -124,7 +124,7 @@ class Recovery:
                     quality = Quality.UNKNOWN
                 placement.adopt(ctx, txn, group_ops.write_baseline(ctx, txn, group, quality, late))
             case Do.FINISH:
-                # Again, because an error kept it from being written before.
+                # The first call may have failed to write it.
                 ends.add_unseen_end(ctx, txn)
                 group_ops.finish(ctx, txn, group.reason)
             case Do.LOSE:

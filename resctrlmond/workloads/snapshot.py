@@ -384,7 +384,7 @@ class Snapshots:
             os.unlink(path)
         os.mkdir(path, self._mode)
 
-    def sweep(self) -> None:
+    def remove_incomplete(self) -> None:
         """Remove incomplete snapshots. Call it only while no other thread writes. Raises NotWritten."""
         with writing(self.groups):
             for name in os.listdir(self.groups):

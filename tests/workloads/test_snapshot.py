@@ -93,7 +93,7 @@ def test_files_of_an_interrupted_begin_are_replaced_and_removed(snapshots: Snaps
         (half / "core_energy.begin").write_text("999\n")
     snapshots.begin("k", OLD, "/live", values("1"))
     assert not [name for name in contents(snapshots.path("k")) if "mon_L3_07" in name]
-    snapshots.sweep()
+    snapshots.remove_incomplete()
     assert os.listdir(snapshots.groups) == ["k"]
 
 
