@@ -163,6 +163,31 @@ def test_calls_of_a_reader_wait_in_a_queue_that_root_does_not_share(
     asyncio.run(run())
 
 
+def test_queued_calls_get_no_reply_when_the_server_stops(host: BusHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library replied to them that the interface has no such method."""
+
+    async def run() -> None:
+        go_on = threading.Event()
+        look = host.manager._watcher.look
+        monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
+        read = ("call", NAME, ROOT, MANAGER, "List")
+        async with host.serving() as server:
+            admission = server._connection._admission
+            reads = [asyncio.ensure_future(host.busctl(*read, uid=NOBODY, groups=(READERS,))) for _ in range(8)]
+            try:
+                assert await eventually(lambda: len(admission._queues.get(NOBODY, ())) == 4)
+                closing = asyncio.create_task(server.close())
+                assert await eventually(lambda: admission._gate.wants_call != admission._wants)
+            finally:
+                go_on.set()
+            await closing
+            answers = await asyncio.gather(*reads, return_exceptions=True)
+            assert sum("data" in str(answer) for answer in answers) == 4, answers
+            assert sum("without replying" in str(answer) for answer in answers) == 4, answers
+
+    asyncio.run(run())
+
+
 def test_call_that_its_sender_is_not_allowed_is_never_decoded(host: BusHost) -> None:
     async def run() -> None:
         async with host.serving() as server:

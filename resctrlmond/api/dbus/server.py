@@ -150,6 +150,7 @@ class _Connection:
         self._objects = objects
         self._callers = Callers(bus)
         self._calls: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         self._refusals: deque[tuple[Header, Exception]] = deque()
         self._has_refusals = asyncio.Event()
         self._unread = Unread(bus, self._callers)
@@ -180,7 +181,7 @@ class _Connection:
 
     async def close(self) -> None:
         """Wait for the replies to running calls, and disconnect."""
-        self._bus.remove_message_handler(self._on_message)
+        self._is_closing = True
         await self._admission.close()
         if self._calls:
             await asyncio.wait(self._calls, timeout=_GRACE_S)
@@ -197,6 +198,9 @@ class _Connection:
     def _on_message(self, message: Message) -> bool:
         """Handle a message; return False to leave it to the library: replies, and calls of the interface Peer."""
         if message.message_type is MessageType.METHOD_CALL and message.sender:
+            if self._is_closing:
+                # The bus sends an error when the connection ends. The library would reply that there is no method.
+                return True
             admitted = self._admission.begin(message.sender)
             if message.interface == PEER:
                 self._admission.end(admitted)
