@@ -114,7 +114,7 @@ class Verb:
 class Service:
     """Runs verbs for the interfaces: waits for a thread, and calls the manager.
 
-    Each interface checks the access of the caller, in one place (``varlink.service.Service.resolve`` and
+    Each interface checks the access of the caller, in one place (``varlink.methods.Methods.resolve`` and
     ``dbus.objects.Objects.resolve``), before it calls a method of this class or of the manager.
     """
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from resctrlmond.api.varlink.methods import Method
 from resctrlmond.api.varlink.server import Interface, Server
-from resctrlmond.api.varlink.service import Method
 from tests.api.varlink_server import DESCRIPTION, NAME, Echo, RawClient, RunningServer, is_serving, running
 from tests.wait import wait_until
 

@@ -6,7 +6,7 @@ The checks of a call, from the bytes of the socket to the call of the manager:
 1. ``server.Server``: room for another connection of this user and process, when the connection is accepted.
 2. ``messages.FrameBuffer``: the length of the message, by the rights of the peer, and the number of descriptors.
 3. ``messages.decode_call``: the JSON object of a varlink call.
-4. ``service.Service.resolve``: the interface and the method exist; the caller may call the method
+4. ``methods.Methods.resolve``: the interface and the method exist; the caller may call the method
    (``access.Policy``, only here); then the types of the parameters.
 5. ``budget.ReplyBudget``: for calls that only read, memory for the reply.
 6. ``verbs.Service``: for readers a free thread (``workers.Lane``).
@@ -32,7 +32,7 @@ from resctrlmond.api.errors import name_of, parameters
 from resctrlmond.api.peer import Presence, is_trusted
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import Call, FrameBuffer, Reply, VarlinkError
-from resctrlmond.api.varlink.service import Service
+from resctrlmond.api.varlink.methods import Methods
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.processes import Descriptor
 
@@ -79,7 +79,7 @@ class Connection:
         caller: Caller,
         presence: Presence,
         *,
-        service: Service,
+        methods: Methods,
         limits: Limits,
         hangups: HangupWatch,
         internal_error: str,
@@ -89,7 +89,7 @@ class Connection:
         self.caller = caller
         self._presence = presence
         self._socket = connection
-        self._service = service
+        self._methods = methods
         self._limits = limits
         self._hangups = hangups
         self._internal_error = internal_error
@@ -156,7 +156,7 @@ class Connection:
 
     async def _answer(self, call: Call, descriptors: tuple[Descriptor, ...]) -> None:
         try:
-            method, parameters = self._service.resolve(call, self.caller)
+            method, parameters = self._methods.resolve(call, self.caller)
         except (VarlinkError, ResctrlError) as error:
             if not call.oneway:
                 await self._send(_error_reply(error))

@@ -16,7 +16,7 @@ from resctrlmond.api.connections import HangupWatch, has_left
 from resctrlmond.api.peer import caller_of, credentials, is_trusted
 from resctrlmond.api.varlink.connection import Connection, Limits
 from resctrlmond.api.varlink.messages import VarlinkError
-from resctrlmond.api.varlink.service import Interface, Method, Service
+from resctrlmond.api.varlink.methods import Interface, Method, Methods
 
 __all__ = ["Interface", "Limits", "Method", "Server", "VarlinkError"]
 
@@ -52,7 +52,7 @@ class Server:
         budget: ReplyBudget | None = None,
     ) -> None:
         self._budget = budget or ReplyBudget()
-        self._service = Service(interfaces, vendor=vendor, product=product, version=version, url=url)
+        self._methods = Methods(interfaces, vendor=vendor, product=product, version=version, url=url)
         self._limits = limits or Limits()
         self._internal_error = internal_error
         self._hangups: HangupWatch | None = None
@@ -148,7 +148,7 @@ class Server:
             connection,
             caller,
             presence,
-            service=self._service,
+            methods=self._methods,
             limits=self._limits,
             hangups=self._hangups,
             internal_error=self._internal_error,

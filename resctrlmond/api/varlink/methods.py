@@ -16,7 +16,7 @@ from resctrlmond.api.varlink.messages import Call, VarlinkError
 P = TypeVar("P", bound=msgspec.Struct)
 
 _SERVICE_DESCRIPTION = """\
-# What every varlink service tells about itself.
+# The description that every varlink service gives of itself.
 interface org.varlink.service
 
 # Who made the service, what it is, and the names of its interfaces.
@@ -105,8 +105,8 @@ class _Description(msgspec.Struct):
     description: str
 
 
-class Service:
-    """The interfaces of a server, with ``org.varlink.service``."""
+class Methods:
+    """The methods of all interfaces of a server, with ``org.varlink.service``."""
 
     def __init__(self, interfaces: Iterable[Interface], *, vendor: str, product: str, version: str, url: str) -> None:
         own = Interface(
