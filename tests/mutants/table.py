@@ -441,6 +441,20 @@ MUTANTS = (
         "tests/api",
     ),
     Mutant(
+        "the access to varlink methods is not checked",
+        _API + "varlink/methods.py",
+        "if method.check is not None:",
+        "if False:",
+        "tests/api/test_access.py tests/api",
+    ),
+    Mutant(
+        "the access of D-Bus calls is checked by the header only, before they are decoded",
+        _API + "dbus/server.py",
+        "self._objects.resolve(call, caller)",
+        "self._objects._target(call)",
+        "tests/api/test_access.py tests/api",
+    ),
+    Mutant(
         "an annotation that holds no UID is passed over",
         _API + "oci.py",
         "if name and not is_pod_uid(uid):",
