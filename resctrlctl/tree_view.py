@@ -104,7 +104,7 @@ class TreeView:
     def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> ReadReply:
         live: Live = {found.ref.name: self.tree.read(found.ref)}
         if workload:
-            places = {group.nonce: workload.place(group) for group in workload.groups}
+            places = {group.nonce: workload.subfolder(group) for group in workload.groups}
             marked = [other for other in scanned if other.gid == self.gid and other.nonce in places]
             live = {places[other.nonce]: self.tree.read(other.ref) for other in marked}
         return ReadReply(

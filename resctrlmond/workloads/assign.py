@@ -245,7 +245,7 @@ def _undo(
     if was_outside:
         late = replace(restored.member(member.id) or member, late=True)
         restored = restored.with_member(late).with_late(late, reasons.outside_until_again(late))
-    for group in restored.standing:
+    for group in restored.existing_groups:
         if group.nonce in used:
             restored = restored.downgraded(group, Quality.ESTIMATED, reasons.rejected(member))
     txn.save(restored)

@@ -22,9 +22,9 @@ from resctrlmond.workloads.takeover import TakeOver
 class Memory:
     """Facts about groups, kept until the daemon ends.
 
-    ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the places whose
-    links to live counters could not be changed after their group moved. ``occupants`` is a task that was found in a
-    group, by its directory.
+    ``mounted_on`` is the mount on which a group was found last, by its nonce. ``stale_links`` are the snapshots
+    (``Workload.subfolder``) whose links to live counters could not be changed after their group moved. ``occupants``
+    is a task that was found in a group, by its directory.
     """
 
     mounted_on: dict[int, Mounting] = field(default_factory=dict)

@@ -65,10 +65,10 @@ def _add_late_end(ctx: Context, txn: Transaction, why: str) -> None:
     # Processes that a member has started may run on in the group after its end, unless its control group or its PID
     # namespace ended with it.
     others = [member.id for member in workload.members if _may_leave_processes(member)]
-    for group in workload.standing if others else ():
-        place = workload.place(group)
-        if not ctx.snapshots.is_complete(place):
-            begin = ctx.snapshots.begin_values(place)
+    for group in workload.existing_groups if others else ():
+        subfolder = workload.subfolder(group)
+        if not ctx.snapshots.is_complete(subfolder):
+            begin = ctx.snapshots.begin_values(subfolder)
             found = caveats.with_late_end(group.caveats, begin, why, others[-1])
             workload = workload.with_group(replace(group, caveats=found))
     txn.save(workload)
@@ -107,7 +107,7 @@ def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:
     if workload.state is State.ENDING:
         return True
     with_members = all(claim.ends in (EndRule.MEMBERS, EndRule.CONTAINER) for claim in workload.claims)
-    if not (workload.standing and workload.claims and with_members) or workload.pod_cgroup:
+    if not (workload.existing_groups and workload.claims and with_members) or workload.pod_cgroup:
         return False
     return all(map(has_ended, workload.living)) if workload.living else bool(_ended_claims(ctx, workload))
 
@@ -118,7 +118,7 @@ def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
         workload,
         pod_is_gone=bool(workload.pod_cgroup) and not cgroups.is_there(workload.pod_cgroup),
         group_is_empty=workload.has_claim_until(EndRule.TASKS)
-        and all(_is_empty(ctx, group.ref) for group in workload.standing),
+        and all(_is_empty(ctx, group.ref) for group in workload.existing_groups),
         linger_s=settings.linger_s,
         pod_linger_s=settings.pod_linger_s,
     )

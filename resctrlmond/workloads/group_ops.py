@@ -65,7 +65,7 @@ def create(
     why_late: Sequence[str] = (),
     may_wait: bool = True,
 ) -> Group:
-    """Create the group's directory, and write its baseline. Return the group, standing.
+    """Create the group's directory, and write its baseline. Return the group, in state STANDING.
 
     ``why_late`` are the reasons for which the baseline is late, if it is. The record is on disk before the directory
     exists, and the baseline before a task can join. If no RMID is free, the group stays pending, with the reason;
@@ -117,16 +117,16 @@ def _create_directory(ctx: Context, group: Group, quality: Quality) -> tuple[Fou
         ctx.interference.watch(group.ref)
         return found, quality
     except GroupExists as error:
-        standing = ctx.tree.find(group.ref)
-        if standing is None:
+        existing = ctx.tree.find(group.ref)
+        if existing is None:
             raise
-        if standing.gid != ctx.mark.gid:
+        if existing.gid != ctx.mark.gid:
             raise ForeignGroup(
                 "a monitoring group with this name exists already: another program created it",
-                path=standing.path,
+                path=existing.path,
                 remedy="Choose another key, or remove the group if it is not needed",
             ) from error
-        if _is_recorded(ctx, standing):
+        if _is_recorded(ctx, existing):
             raise  # of another key: from before group_prefix was changed, or renamed to this name
         # It has our mark and no record: a crash came between two steps, or the record was lost.
         begin_quality = worst(quality, Quality.UNKNOWN) if ctx.tree.tasks(group.ref) else quality
@@ -134,14 +134,14 @@ def _create_directory(ctx: Context, group: Group, quality: Quality) -> tuple[Fou
 
 
 def _is_recorded(ctx: Context, found: Found) -> bool:
-    others = [other for workload in ctx.store.all() for other in workload.standing]
+    others = [other for workload in ctx.store.all() for other in workload.existing_groups]
     return any(other.ref == found.ref or other.nonce == found.nonce for other in others)
 
 
 def write_baseline(
     ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
 ) -> Group:
-    """Read the begin values, and write them. Return the group, standing.
+    """Read the begin values, and write them. Return the group, in state STANDING.
 
     A group that is created again in another class keeps the quality of its first baseline and the reasons.
     """
@@ -169,7 +169,7 @@ def write_baseline(
     workload = txn.workload.with_group(group)
     qualities = None if group.folder else text(at_baseline(workload, readings))
     live = ctx.tree.full_path(group.ref)
-    ctx.snapshots.begin(workload.place(group), group.created_at, live, readings, qualities)
+    ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings, qualities)
     return txn.save_group(group)
 
 
@@ -244,14 +244,14 @@ def follow(ctx: Context, txn: Transaction) -> Workload:
 
     One group that is gone is enough: the totals would lack what it counted.
     """
-    for group in txn.workload.standing:
+    for group in txn.workload.existing_groups:
         follow_group(ctx, txn, group)
     _check_whole(txn.workload)
     return txn.workload
 
 
 def follow_group(ctx: Context, txn: Transaction, group: Group) -> Group:
-    """Find the group, and record its place if another program renamed it. Raises NoSuchGroup."""
+    """Find the group, and record its new path if another program renamed it. Raises NoSuchGroup."""
     found = find(ctx, group)
     if found.ref == group.ref:
         return group
@@ -325,7 +325,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
 
 
 def _relocated(ctx: Context, txn: Transaction, workload: Workload, group: Group, ref: GroupRef) -> Group:
-    """Save the workload with its group at another place."""
+    """Save the workload with its group at another path."""
     group = replace(group, class_=ref.class_, name=ref.name)
     try:
         relink(ctx, workload, group)
@@ -337,16 +337,16 @@ def _relocated(ctx: Context, txn: Transaction, workload: Workload, group: Group,
 
 def relink(ctx: Context, workload: Workload, group: Group) -> None:
     """Point the links of the group's snapshot at its directory. Raises NotWritten, NotRead."""
-    place = workload.place(group)
-    ctx.memory.stale_links.add(place)
-    ctx.snapshots.relink(place, ctx.tree.full_path(group.ref))
-    ctx.memory.stale_links.discard(place)
+    subfolder = workload.subfolder(group)
+    ctx.memory.stale_links.add(subfolder)
+    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref))
+    ctx.memory.stale_links.discard(subfolder)
 
 
 def relink_stale(ctx: Context, workload: Workload) -> None:
     """Repeat each ``relink`` of the workload's groups that failed. Raises NotWritten, NotRead."""
-    for group in workload.standing:
-        if workload.place(group) in ctx.memory.stale_links:
+    for group in workload.existing_groups:
+        if workload.subfolder(group) in ctx.memory.stale_links:
             relink(ctx, workload, group)
 
 
@@ -396,14 +396,14 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
         return
     if group.state is not GroupState.ENDING:
         group = txn.save_group(replace(group, state=GroupState.ENDING, reason=reason))
-    place = txn.workload.place(group)
-    if not ctx.snapshots.is_complete(place):
+    subfolder = txn.workload.subfolder(group)
+    if not ctx.snapshots.is_complete(subfolder):
         try:
             group = follow_group(ctx, txn, group)
-            if ctx.snapshots.is_bare(place):
+            if ctx.snapshots.is_bare(subfolder):
                 # Somebody removed its files. It ends nevertheless, and no total is computed from the rest.
                 group = txn.save_group(replace(group, baseline=Quality.UNKNOWN))
-                ctx.snapshots.make_anew(place)
+                ctx.snapshots.make_anew(subfolder)
             time.sleep(REPORTING_LAG_S)
             group = _write_end(ctx, txn, group, GroupState.COMPLETED, group.reason)
         except (NoSuchGroup, NotMounted) as error:
@@ -415,16 +415,16 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
 
 def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, reason: str) -> Group:
     """Read the last values, and write them as those of a group that ends with ``state``."""
-    place = txn.workload.place(group)
-    ctx.snapshots.keep_no_more(place)
+    subfolder = txn.workload.subfolder(group)
+    ctx.snapshots.keep_no_more(subfolder)
     readings, now = ctx.tree.read(group.ref), utc_now()
     group = _save_caveats(txn, _with_caveats(ctx, group, readings))
     group = ctx.interference.after_last_reading(txn, group)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
     # went offline has its last value there too.
-    last = ctx.snapshots.checkpoint(place, now, readings, group.inodes)
+    last = ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes)
     over = replace(group, state=state, reason=reason)
-    ctx.snapshots.end(place, now, last, _sealing(ctx, txn, over, now))
+    ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, now))
     return group
 
 
@@ -444,18 +444,18 @@ def lose(ctx: Context, txn: Transaction, reason: str) -> Workload:
 
 
 def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
-    place = txn.workload.place(group)
-    if ctx.snapshots.exists(place) and not ctx.snapshots.is_complete(place):
+    subfolder = txn.workload.subfolder(group)
+    if ctx.snapshots.exists(subfolder) and not ctx.snapshots.is_complete(subfolder):
         try:
-            standing = follow_group(ctx, txn, group)
+            existing = follow_group(ctx, txn, group)
         except (NoSuchGroup, NotMounted):
-            standing = None
-        if standing is not None:
-            group = _write_end(ctx, txn, standing, GroupState.LOST, reason)
+            existing = None
+        if existing is not None:
+            group = _write_end(ctx, txn, existing, GroupState.LOST, reason)
         else:
-            now, last = utc_now(), readings_of(ctx.snapshots.last_read(place))
+            now, last = utc_now(), readings_of(ctx.snapshots.last_read(subfolder))
             over = replace(group, state=GroupState.LOST, reason=reason)
-            ctx.snapshots.end(place, now, last, _sealing(ctx, txn, over, now))
+            ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, now))
     _remove_directory(ctx, group)
     _close(ctx, txn, group, GroupState.LOST, reason)
 
@@ -473,7 +473,7 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
     forgotten = [group] if group.folder else workload.groups
     for over in forgotten:
         ctx.memory.mounted_on.pop(over.nonce, None)
-        ctx.memory.stale_links.discard(workload.place(over))
+        ctx.memory.stale_links.discard(workload.subfolder(over))
 
 
 def _with_ended_claims(ctx: Context, workload: Workload) -> Workload:
@@ -544,7 +544,7 @@ def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
     elif group.state is GroupState.PENDING:
         _remove_incomplete(ctx, group)
     ctx.memory.mounted_on.pop(group.nonce, None)
-    ctx.snapshots.delete(txn.workload.place(group))
+    ctx.snapshots.delete(txn.workload.subfolder(group))
 
 
 # -- counters
@@ -553,9 +553,9 @@ def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
 def checkpoint(ctx: Context, txn: Transaction) -> None:
     """Keep the current values, for the case that another program removes a group. Raises NoSuchGroup, NotWritten."""
     live = {}
-    for group in txn.workload.standing:
+    for group in txn.workload.existing_groups:
         readings = _read(ctx, txn.workload, group, must_keep=True)
-        live[txn.workload.place(group)] = readings
+        live[txn.workload.subfolder(group)] = readings
         _save_caveats(txn, _with_caveats(ctx, group, readings))
     ctx.quality.update(txn.workload, live)
 
@@ -606,7 +606,7 @@ def readings(ctx: Context, workload: Workload) -> Live:
     if not workload.state.has_group or _has_ends(ctx, workload):
         return {}
     _check_whole(workload)
-    return {workload.place(group): _read(ctx, workload, group) for group in workload.standing}
+    return {workload.subfolder(group): _read(ctx, workload, group) for group in workload.existing_groups}
 
 
 def _read(ctx: Context, workload: Workload, group: Group, *, must_keep: bool = False) -> list[Reading]:
@@ -617,7 +617,7 @@ def _read(ctx: Context, workload: Workload, group: Group, *, must_keep: bool = F
     begun_ns = time.monotonic_ns()
     found = ctx.tree.read(find(ctx, group).ref)
     with contextlib.nullcontext() if must_keep else contextlib.suppress(NotWritten):
-        ctx.snapshots.keep_read(group.created_at, begun_ns, workload.place(group), found, group.inodes)
+        ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, group.inodes)
     return found
 
 
@@ -626,8 +626,8 @@ def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:
     if _has_ends(ctx, workload):
         return used(ctx.snapshots, workload, {})
     for group in workload.groups:
-        if (place := workload.place(group)) in live:
-            workload = workload.with_group(_with_caveats(ctx, group, live[place]))
+        if (subfolder := workload.subfolder(group)) in live:
+            workload = workload.with_group(_with_caveats(ctx, group, live[subfolder]))
     found = used(ctx.snapshots, workload, live)
     if live:
         ctx.quality.witness(workload, live, found)

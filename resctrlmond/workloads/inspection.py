@@ -80,7 +80,7 @@ class Inspector:
         if before is not None and before.generation != workload.generation:
             before = None
         now = _Listing(workload.generation, boot_ticks())
-        for group in workload.standing:
+        for group in workload.existing_groups:
             for tid in self._tree.tasks(group.ref):
                 thread = before.threads.get(tid) if before is not None else None
                 if thread is None:
@@ -137,7 +137,7 @@ class Inspector:
             if tid not in now.threads and not was_moved_by_daemon and has_left(tid, thread.start_time):
                 left.add(thread.folder)
         # No task of an exact group has run outside, so each process that it has started began in the group.
-        for group in workload.standing:
+        for group in workload.existing_groups:
             if group.baseline is Quality.EXACT and group.folder not in left:
                 pids = {thread.pid for thread in now.threads.values() if thread.folder == group.folder}
                 pids.update(

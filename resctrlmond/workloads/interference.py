@@ -197,7 +197,7 @@ class Interference:
 
     def _is_outside(self, workload: Workload, arrival: Arrival) -> bool:
         """Whether the thread is, or may be, in none of the workload's groups, although a total is still exact."""
-        if all(group.baseline is not Quality.EXACT for group in workload.standing):
+        if all(group.baseline is not Quality.EXACT for group in workload.existing_groups):
             return False
         try:
             return self._tree.membership(arrival.tid) not in workload.memberships
@@ -215,7 +215,7 @@ class Interference:
         ``is_thorough``: events were missed, so inspect the CPUs of the groups too. Raises NoSuchGroup, NotMounted.
         """
         workload = txn.workload
-        for group in workload.standing if is_thorough or self._has_trouble else ():
+        for group in workload.existing_groups if is_thorough or self._has_trouble else ():
             workload = self._with_cpus(workload, group)
         txn.save(self._inspector.inspect(workload))
 
@@ -371,7 +371,7 @@ class Interference:
         if written.tasks or written.missed or written.is_incomplete:
             # A task that was moved to one group has left another.
             for workload in self._store.all():
-                if workload.standing:
+                if workload.existing_groups:
                     is_thorough = written.is_incomplete or self._to_inspect.get(workload.key, False)
                     self._to_inspect[workload.key] = is_thorough
         return True
@@ -384,10 +384,10 @@ class Interference:
         place = place_of(directory)
         return {
             workload.key: frozenset(
-                group.nonce for group in workload.standing if not place.group or group.class_ == place.class_
+                group.nonce for group in workload.existing_groups if not place.group or group.class_ == place.class_
             )
             for workload in self._store.all()
-            if workload.standing and workload.members
+            if workload.existing_groups and workload.members
         }
 
     def _list_written(self) -> None:
@@ -409,7 +409,7 @@ class Interference:
 
     def _find_departed(self, arrivals: list[Arrival]) -> None:
         """Find which of these tasks belong to workloads, and inspect these workloads soon. Raises NotRead."""
-        workloads = [workload for workload in self._store.all() if workload.standing] if arrivals else []
+        workloads = [workload for workload in self._store.all() if workload.existing_groups] if arrivals else []
         of_cgroup = {member.cgroup: workload for workload in workloads for member in workload.living if member.cgroup}
         of_process = {
             (member.pid, member.start_time): workload
@@ -438,7 +438,7 @@ class Interference:
         """Add a pending downgrade of all groups of a workload."""
         workload = self._store.get(key)
         if workload is not None:
-            self._add_downgrades({key: frozenset(group.nonce for group in workload.standing)}, why, quality)
+            self._add_downgrades({key: frozenset(group.nonce for group in workload.existing_groups)}, why, quality)
 
     def _add_downgrades(self, groups: Groups, why: str, quality: Quality = Quality.ESTIMATED) -> None:
         """Add a pending downgrade of groups."""

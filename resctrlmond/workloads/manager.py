@@ -372,7 +372,9 @@ class Manager:
                 readings = group_ops.readings(self.context, workload)
                 # A downgrade is saved before the use that it is about is counted, so the workload has it now.
                 now = self._store.known(key)
-                if [group.nonce for group in now.standing] != [group.nonce for group in workload.standing]:
+                if [group.nonce for group in now.existing_groups] != [
+                    group.nonce for group in workload.existing_groups
+                ]:
                     continue
                 found = now, summed(readings), group_ops.totals(self.context, now, readings)
             except (ResctrlError, FileNotFoundError):

@@ -282,14 +282,14 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         return self.first.reason
 
     @property
-    def standing(self) -> tuple[Group, ...]:
+    def existing_groups(self) -> tuple[Group, ...]:
         """The groups that have a directory in resctrl."""
         return tuple(group for group in self.groups if group.state.has_directory)
 
     @property
     def memberships(self) -> frozenset[Membership]:
         """The memberships that tasks of these groups have."""
-        return frozenset(Membership(group.class_, group.name) for group in self.standing)
+        return frozenset(Membership(group.class_, group.name) for group in self.existing_groups)
 
     @property
     def worst_baseline(self) -> Quality:
@@ -310,8 +310,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         ends = (GroupState.LOST, GroupState.COMPLETED, GroupState.ENDING)
         return any(group.state in ends for group in self.groups[1:])
 
-    def place(self, group: Group) -> str:
-        """The path of a group's files below the folder of snapshots."""
+    def subfolder(self, group: Group) -> str:
+        """The path of the group's files below the folder ``groups/`` of all snapshots."""
         return f"{self.key}/classes/{group.folder}" if group.folder else self.key
 
     def group(self, folder: str) -> Group | None:
@@ -325,7 +325,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
 
     def group_at(self, ref: GroupRef) -> Group | None:
         """The group whose directory that is."""
-        return next((group for group in self.standing if group.ref == ref), None)
+        return next((group for group in self.existing_groups if group.ref == ref), None)
 
     def group_of(self, member: Member) -> Group:
         """The group that the member counts in: the first one if its own could not be created."""

@@ -224,7 +224,7 @@ def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, mov
         take_over=member.take_over,
         may_take=ctx.take_over.may_take_for(txn.key),
         through_class=member.allow_class_change,
-        among=None if member.allow_class_change else [standing.ref for standing in txn.workload.standing],
+        among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],
         before_first=make_late if late else None,
         origins=origins if late else None,
     )

@@ -146,7 +146,7 @@ def lacking_counters(workloads: Iterable[Workload]) -> list[InWorkload]:
     return _in_order(
         InWorkload(workload, group)
         for workload in workloads
-        for group in workload.standing
+        for group in workload.existing_groups
         if group.unassigned and group.state is not GroupState.ENDING
     )
 

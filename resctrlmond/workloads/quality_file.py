@@ -70,16 +70,16 @@ class QualityFiles:
                 return
             try:
                 for group in workload.groups:
-                    if (place := workload.place(group)) in live:
-                        files.note_gaps(place, live[place], group.inodes)
+                    if (subfolder := workload.subfolder(group)) in live:
+                        files.note_gaps(subfolder, live[subfolder], group.inodes)
                 self._write(workload.key, worse(files.quality(workload.key), now))
             except NotWritten as error:
                 log.warning("%s: %s", workload.key, error)
                 files.remove_quality(workload.key)
 
-    def _write(self, place: str, now: str) -> None:
-        if self._snapshots.quality(place) != now:
-            self._snapshots.write_quality(place, now)
+    def _write(self, subfolder: str, now: str) -> None:
+        if self._snapshots.quality(subfolder) != now:
+            self._snapshots.write_quality(subfolder, now)
 
 
 def text(totals: Iterable[Total]) -> str:

@@ -97,7 +97,7 @@ class Recovery:
 
     def _is_adopted(self, key: str, found: Found) -> bool:
         workload = self._ctx.store.get(key)
-        return workload is not None and any(group.nonce == found.nonce for group in workload.standing)
+        return workload is not None and any(group.nonce == found.nonce for group in workload.existing_groups)
 
     def _carry_out(self, txn: Transaction, step: Step) -> None:
         ctx = self._ctx
@@ -109,7 +109,7 @@ class Recovery:
             case Do.KEEP:
                 if not group.folder:
                     placement.rejoin(ctx, txn)  # for all groups
-                # A new place may have been recorded before the links were changed (ENOSPC, EIO).
+                # A new path may have been recorded before the links were changed (ENOSPC, EIO).
                 now = txn.workload.group(group.folder)
                 if now is not None and now.state.has_directory:
                     group_ops.relink(ctx, txn.workload, now)

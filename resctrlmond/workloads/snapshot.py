@@ -29,8 +29,8 @@ _QUALITY = "quality"
 class Snapshots:
     """The folders ``groups/KEY/`` of current runs and ``completed/KEY/GENERATION/`` of earlier runs.
 
-    A ``place`` is the path of a group's folder below ``groups/``: KEY for the first group of a workload,
-    ``KEY/classes/FOLDER`` for each other group (see ``Workload.place``).
+    A ``subfolder`` is the path of a group's folder below ``groups/``: KEY for the first group of a workload,
+    ``KEY/classes/FOLDER`` for each other group (see ``Workload.subfolder``).
 
     Each folder has the files ``created_at``; ``completed_at``, which is written last: if it exists, all end values
     do; ``quality``, of the whole workload, so only in the folder of the first group;
@@ -51,7 +51,7 @@ class Snapshots:
         # Protects the checkpoint and the file ``quality``, which threads without a transaction of the key change too.
         # Held only while files on a tmpfs are read or written, never during an access to resctrl.
         self.lock = threading.RLock()
-        # By place: the time.monotonic_ns() after the readings of the checkpoint; infinite after the final reading.
+        # By subfolder: the time.monotonic_ns() after the readings of its checkpoint; infinite after the last reading.
         self._read_until: dict[str, float] = {}
 
     def set_mode(self, mode: int) -> None:
@@ -64,43 +64,43 @@ class Snapshots:
                     with contextlib.suppress(FileNotFoundError):
                         os.chmod(directory, mode)
 
-    def path(self, place: str) -> str:
-        """Return the path of the folder of a place in the current run."""
-        return os.path.join(self.groups, place)
+    def path(self, subfolder: str) -> str:
+        """Return the absolute path of a subfolder."""
+        return os.path.join(self.groups, subfolder)
 
-    def exists(self, place: str) -> bool:
-        """Return whether the place has a snapshot, complete with all begin values. Raises NotRead."""
-        return stat.S_ISDIR(_mode(self.path(place)))
+    def exists(self, subfolder: str) -> bool:
+        """Return whether the subfolder has a snapshot, complete with all begin values. Raises NotRead."""
+        return stat.S_ISDIR(_mode(self.path(subfolder)))
 
-    def is_bare(self, place: str) -> bool:
+    def is_bare(self, subfolder: str) -> bool:
         """Return whether the begin values are missing because they were removed from outside. Raises NotRead."""
-        return not any(_mode(os.path.join(self.path(place), name)) for name in ("created_at", "mon_data"))
+        return not any(_mode(os.path.join(self.path(subfolder), name)) for name in ("created_at", "mon_data"))
 
-    def make_anew(self, place: str) -> None:
-        """Create the folder of a place again, without begin values, after it was removed from outside.
+    def make_anew(self, subfolder: str) -> None:
+        """Create a subfolder again, without begin values, after it was removed from outside.
 
         Raises NotWritten.
         """
-        with writing(self.path(place)):
-            self._make_folder(self.path(place))
+        with writing(self.path(subfolder)):
+            self._make_folder(self.path(subfolder))
 
-    def is_complete(self, place: str) -> bool:
+    def is_complete(self, subfolder: str) -> bool:
         """Return whether all end values are written. Raises NotRead."""
-        return stat.S_ISREG(_mode(os.path.join(self.path(place), "completed_at")))
+        return stat.S_ISREG(_mode(os.path.join(self.path(subfolder), "completed_at")))
 
     def begin(
-        self, place: str, created_at: str, live: str, readings: Iterable[Reading], quality: str | None = None
+        self, subfolder: str, created_at: str, live: str, readings: Iterable[Reading], quality: str | None = None
     ) -> None:
         """Write the begin values in one step; ``live`` is the path of the group's directory in resctrl.
 
         ``quality`` is the text of the file ``quality``; None for a group that is not the workload's first one.
-        The files of an interrupted run at the place are replaced. Raises NotWritten.
+        The files of an interrupted run in the subfolder are replaced. Raises NotWritten.
         """
-        new = os.path.join(self.groups, f".{place.partition('/')[0]}.new")
-        path = self.path(place)
+        new = os.path.join(self.groups, f".{subfolder.partition('/')[0]}.new")
+        path = self.path(subfolder)
         with writing(new):
             try:
-                self._read_until.pop(place, None)
+                self._read_until.pop(subfolder, None)
                 self._begin(new, created_at, live, readings)
                 if quality is not None:
                     write_file(os.path.join(new, _QUALITY), quality.encode())
@@ -122,14 +122,14 @@ class Snapshots:
             _write_value(folder, reading, _BEGIN, written)
             os.symlink(_live(live, reading), os.path.join(folder, reading.event))
 
-    def relink(self, place: str, live: str) -> None:
+    def relink(self, subfolder: str, live: str) -> None:
         """Point the links to the live counters at the group's directory, which may have moved to another class.
 
         A correct link is kept, so the call can be repeated after an error. Raises NotWritten, NotRead.
         """
-        with writing(self.path(place)):
-            for reading in self.begin_values(place):
-                folder = os.path.join(self.path(place), "mon_data", reading.domain)
+        with writing(self.path(subfolder)):
+            for reading in self.begin_values(subfolder):
+                folder = os.path.join(self.path(subfolder), "mon_data", reading.domain)
                 link, target = os.path.join(folder, reading.event), _live(live, reading)
                 with contextlib.suppress(FileNotFoundError):
                     if _is_link(link) and os.readlink(link) == target:
@@ -141,21 +141,21 @@ class Snapshots:
                 os.rename(new, link)
 
     def checkpoint(
-        self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int] | None = None
+        self, subfolder: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int] | None = None
     ) -> list[Reading]:
         """Save readings that were taken at ``time`` in the checkpoint, and return the last readings of all domains.
 
         Domains without a new reading keep their last ones. ``inodes`` are those of the domains' directories at the
         baseline. Raises NotWritten.
         """
-        path = os.path.join(self.path(place), _CHECKPOINT)
+        path = os.path.join(self.path(subfolder), _CHECKPOINT)
         with self.lock, writing(path):
-            last = self.last_read_with(place, time, readings, inodes or {})
+            last = self.last_read_with(subfolder, time, readings, inodes or {})
             write_file(path, checkpoint.encode(last))
         return checkpoint.readings_of(last)
 
     def keep_read(
-        self, created_at: str, begun_ns: int, place: str, readings: Sequence[Reading], inodes: Mapping[str, int]
+        self, created_at: str, begun_ns: int, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]
     ) -> None:
         """Save readings in the checkpoint if the run that was created at ``created_at`` still goes on.
 
@@ -165,43 +165,46 @@ class Snapshots:
         """
         ended_ns = time.monotonic_ns()
         with self.lock:
-            is_newer = begun_ns >= self._read_until.get(place, 0)
-            if is_newer and not self.is_complete(place) and self.created_at(place) == created_at:
-                self.checkpoint(place, utc_now(), readings, inodes)
-                self._read_until[place] = ended_ns
+            is_newer = begun_ns >= self._read_until.get(subfolder, 0)
+            if is_newer and not self.is_complete(subfolder) and self.created_at(subfolder) == created_at:
+                self.checkpoint(subfolder, utc_now(), readings, inodes)
+                self._read_until[subfolder] = ended_ns
 
-    def keep_no_more(self, place: str) -> None:
+    def keep_no_more(self, subfolder: str) -> None:
         """Let later calls of ``keep_read`` drop their readings, because the final reading begins."""
         with self.lock:
-            self._read_until[place] = math.inf
+            self._read_until[subfolder] = math.inf
 
     def last_read_with(
-        self, place: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int]
+        self, subfolder: str, time: str, readings: Iterable[Reading], inodes: Mapping[str, int]
     ) -> Checkpoint:
         """Return the checkpoint as it would be with these readings added, without writing it. Raises NotRead."""
         return checkpoint.with_readings(
-            self.last_read(place), time, readings, lambda: checkpoint.of_baseline(self.begin_values(place), inodes)
+            self.last_read(subfolder),
+            time,
+            readings,
+            lambda: checkpoint.of_baseline(self.begin_values(subfolder), inodes),
         )
 
-    def note_gaps(self, place: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> None:
+    def note_gaps(self, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> None:
         """Save which events cannot be exact because of these readings, but not their values. Raises NotWritten."""
-        path = os.path.join(self.path(place), _CHECKPOINT)
+        path = os.path.join(self.path(subfolder), _CHECKPOINT)
         with self.lock, writing(path):
-            before = self.last_read(place)
-            after = self.last_read_with(place, "", readings, inodes)
-            if gaps := checkpoint.new_gaps(before, after, readings, self.begin_values(place)):
+            before = self.last_read(subfolder)
+            after = self.last_read_with(subfolder, "", readings, inodes)
+            if gaps := checkpoint.new_gaps(before, after, readings, self.begin_values(subfolder)):
                 write_file(path, checkpoint.encode(checkpoint.with_gaps(before, gaps)))
 
-    def last_read(self, place: str) -> Checkpoint:
+    def last_read(self, subfolder: str) -> Checkpoint:
         """Return the checkpoint, which includes domains that are offline; {} if there is none. Raises NotRead."""
         try:
-            return checkpoint.decode(read_file(os.path.join(self.path(place), _CHECKPOINT)))
+            return checkpoint.decode(read_file(os.path.join(self.path(subfolder), _CHECKPOINT)))
         except OSError:
             return {}
 
     def end(
         self,
-        place: str,
+        subfolder: str,
         completed_at: str,
         readings: Sequence[Reading],
         sealing: AbstractContextManager[None] | None = None,
@@ -210,7 +213,7 @@ class Snapshots:
 
         ``completed_at`` is written within the context ``sealing``. Raises NotWritten.
         """
-        top = self.path(place)
+        top = self.path(subfolder)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
             for folder in folders.values():
@@ -227,42 +230,42 @@ class Snapshots:
             with sealing or contextlib.nullcontext():
                 write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
 
-    def quality(self, place: str) -> str:
+    def quality(self, subfolder: str) -> str:
         """Return the text of the run's file ``quality``, "" if there is none. Raises NotRead."""
         try:
-            return read_file(os.path.join(self.path(place), _QUALITY)).decode("utf-8", "replace")
+            return read_file(os.path.join(self.path(subfolder), _QUALITY)).decode("utf-8", "replace")
         except OSError:
             return ""
 
-    def write_quality(self, place: str, text: str) -> None:
+    def write_quality(self, subfolder: str, text: str) -> None:
         """Replace the run's file ``quality``. Raises NotWritten."""
-        path = os.path.join(self.path(place), _QUALITY)
+        path = os.path.join(self.path(subfolder), _QUALITY)
         with writing(path):
             write_file(path, text.encode())
 
-    def remove_quality(self, place: str) -> None:
+    def remove_quality(self, subfolder: str) -> None:
         """Remove the run's file ``quality``; ignore errors."""
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self.path(place), _QUALITY))
+            os.unlink(os.path.join(self.path(subfolder), _QUALITY))
 
-    def created_at(self, place: str) -> str:
+    def created_at(self, subfolder: str) -> str:
         """Return the time at which the begin values were read; "" if there are none. Raises NotRead."""
-        return _text(os.path.join(self.path(place), "created_at"))
+        return _text(os.path.join(self.path(subfolder), "created_at"))
 
-    def completed_at(self, place: str) -> str:
+    def completed_at(self, subfolder: str) -> str:
         """Return the time at which the end values were read; "" if there are none yet. Raises NotRead."""
-        return _text(os.path.join(self.path(place), "completed_at"))
+        return _text(os.path.join(self.path(subfolder), "completed_at"))
 
-    def begin_values(self, place: str) -> list[Reading]:
+    def begin_values(self, subfolder: str) -> list[Reading]:
         """Return the readings of the baseline; [] if there is none. Raises NotRead."""
-        return self._values(place, _BEGIN)
+        return self._values(subfolder, _BEGIN)
 
-    def end_values(self, place: str) -> list[Reading]:
+    def end_values(self, subfolder: str) -> list[Reading]:
         """Return the final readings; [] if there are none. Raises NotRead."""
-        return self._values(place, _END)
+        return self._values(subfolder, _END)
 
-    def _values(self, place: str, suffix: str) -> list[Reading]:
-        top = os.path.join(self.path(place), "mon_data")
+    def _values(self, subfolder: str, suffix: str) -> list[Reading]:
+        top = os.path.join(self.path(subfolder), "mon_data")
         found = []
         with errors.reading("list the saved values", top):
             for directory, folders, names in os.walk(top, onerror=_refused):
@@ -303,12 +306,12 @@ class Snapshots:
         """Return the path of the folder of an earlier run."""
         return os.path.join(self.completed, key, str(generation))
 
-    def delete(self, place: str) -> None:
-        """Remove the snapshot of a place, and of all places below it, if there is one. Raises NotWritten."""
-        for known in [known for known in self._read_until.copy() if (known + "/").startswith(place + "/")]:
+    def delete(self, subfolder: str) -> None:
+        """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
+        for known in [known for known in self._read_until.copy() if (known + "/").startswith(subfolder + "/")]:
             del self._read_until[known]
-        with writing(self.path(place)):
-            _remove(self.path(place))
+        with writing(self.path(subfolder)):
+            _remove(self.path(subfolder))
 
     def has_set_aside(self, key: str) -> bool:
         """Return whether ``completed/`` has earlier runs of that key."""

@@ -13,7 +13,7 @@ from resctrlmond.workloads.checkpoint import Checkpoint
 from resctrlmond.workloads.model import Group, GroupState, PriorRuns, Workload
 from resctrlmond.workloads.snapshot import Snapshots
 
-# The readings of each group of a workload, by its place.
+# The readings of each group of a workload, by its subfolder.
 Live = Mapping[str, Sequence[Reading]]
 
 
@@ -23,14 +23,14 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str
     ``completed_at`` is the time at which the end values of the first group were read, if its file does not exist yet.
     """
     workload = workload.as_reported()
-    counted = [group for group in workload.groups if snapshots.exists(workload.place(group))]
+    counted = [group for group in workload.groups if snapshots.exists(workload.subfolder(group))]
     parts = []
     for group in counted:
-        place = workload.place(group)
-        if place in live:
-            part = _so_far(snapshots, place, group, live[place])
+        subfolder = workload.subfolder(group)
+        if subfolder in live:
+            part = _so_far(snapshots, subfolder, group, live[subfolder])
         else:
-            part = _ended(snapshots, place, group, "" if group.folder else completed_at)
+            part = _ended(snapshots, subfolder, group, "" if group.folder else completed_at)
         parts.append(part)
     if workload.prior_runs is not None:
         parts.append(_of_prior_runs(workload.prior_runs, parts))
@@ -47,18 +47,18 @@ def at_baseline(workload: Workload, readings: Sequence[Reading]) -> list[Total]:
 
 
 def remembered(snapshots: Snapshots, workload: Workload) -> dict[str, list[Reading]]:
-    """Return the last readings on disk of each group without end values, by its place.
+    """Return the last readings on disk of each group without end values, by its subfolder.
 
     A domain that was offline at the group's last reading is left out.
     """
     found = {}
     for group in workload.groups:
-        place = workload.place(group)
-        if not group.state.is_over and not snapshots.is_complete(place):
-            last_read = snapshots.last_read(place)
+        subfolder = workload.subfolder(group)
+        if not group.state.is_over and not snapshots.is_complete(subfolder):
+            last_read = snapshots.last_read(subfolder)
             newest = max((last.time for last in last_read.values()), default="")
             here = {domain: last for domain, last in last_read.items() if newest and last.time == newest}
-            found[place] = checkpoint.readings_of(here) or snapshots.begin_values(place)
+            found[subfolder] = checkpoint.readings_of(here) or snapshots.begin_values(subfolder)
     return found
 
 
@@ -71,24 +71,24 @@ def summed(live: Live) -> list[Reading]:
     return [Reading(domain, event, added_values(of)) for (domain, event), of in sorted(values.items())]
 
 
-def _so_far(snapshots: Snapshots, place: str, group: Group, live: Sequence[Reading]) -> list[Total]:
+def _so_far(snapshots: Snapshots, subfolder: str, group: Group, live: Sequence[Reading]) -> list[Total]:
     """Return the current totals of a group. A domain without a ``live`` reading counts up to its last reading."""
-    now = snapshots.last_read_with(place, "", live, group.inodes)
+    now = snapshots.last_read_with(subfolder, "", live, group.inodes)
     here = {reading.domain for reading in live}
     missed = {
         domain: f"{domain} went offline, last read at {now[domain].time or group.created_at}"
         for domain in now.keys() - here
     }
     readings = checkpoint.readings_of(now)
-    begin = _begin(snapshots, place, group, readings)
+    begin = _begin(snapshots, subfolder, group, readings)
     return _totals(group, begin, readings, missed, now)
 
 
-def _ended(snapshots: Snapshots, place: str, group: Group, completed_at: str = "") -> list[Total]:
+def _ended(snapshots: Snapshots, subfolder: str, group: Group, completed_at: str = "") -> list[Total]:
     """Return the totals of a group up to its end values. Values that are older than the end have a reason."""
-    end = snapshots.end_values(place)
-    begin = _begin(snapshots, place, group, end)
-    last_read, completed_at = snapshots.last_read(place), completed_at or snapshots.completed_at(place)
+    end = snapshots.end_values(subfolder)
+    begin = _begin(snapshots, subfolder, group, end)
+    last_read, completed_at = snapshots.last_read(subfolder), completed_at or snapshots.completed_at(subfolder)
     missed = {}
     for domain in {reading.domain for reading in begin} | last_read.keys():
         time = last_read[domain].time if domain in last_read else ""
@@ -122,13 +122,13 @@ def _totals(
     ]
 
 
-def _begin(snapshots: Snapshots, place: str, group: Group, end: Iterable[Reading]) -> list[Reading]:
+def _begin(snapshots: Snapshots, subfolder: str, group: Group, end: Iterable[Reading]) -> list[Reading]:
     """Return the begin values, with an error in place of each value whose file has disappeared since the baseline.
 
     Without the error the domain would look like a domain that came online later: it would count from 0, and so
     include the use of other workloads before the baseline.
     """
-    found = snapshots.begin_values(place)
+    found = snapshots.begin_values(subfolder)
     known = {(reading.domain, reading.event) for reading in found}
     gone = [
         Reading(reading.domain, reading.event, Value(Status.ERROR, "no file"))

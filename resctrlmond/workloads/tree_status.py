@@ -97,11 +97,11 @@ class TreeWatcher:
     def _see(self, time: str) -> TreeStatus:
         try:
             capacity = tuple(self._tree.capacity())
-            classes, standing = tuple(self._tree.classes()), self._tree.scan()
+            classes, existing = tuple(self._tree.classes()), self._tree.scan()
             bandwidth = self._tree.bandwidth()
         except NotMounted as error:
             return TreeStatus(time, unmounted=error)
-        foreign = tuple(found for found in standing if found.gid != self._gid)
+        foreign = tuple(found for found in existing if found.gid != self._gid)
         # Each class (including the root class) and each monitoring group uses an RMID.
-        used = len(classes) + len(standing)
+        used = len(classes) + len(existing)
         return TreeStatus(time, used, foreign, classes, capacity, bandwidth, inexact=self._tree.inexact())

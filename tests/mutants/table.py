@@ -137,11 +137,11 @@ MUTANTS = (
         "the group is removed before its end is written",
         _WORKLOADS + "group_ops.py",
         """\
-    if not ctx.snapshots.is_complete(place):
+    if not ctx.snapshots.is_complete(subfolder):
         try:
 """,
         """\
-    if not ctx.snapshots.is_complete(place):
+    if not ctx.snapshots.is_complete(subfolder):
         ctx.tree.remove(group.ref)
         try:
 """,
@@ -230,7 +230,7 @@ MUTANTS = (
     Mutant(
         "links still lead to the old class after a move",
         _WORKLOADS + "group_ops.py",
-        "    ctx.snapshots.relink(place, ctx.tree.full_path(group.ref))\n",
+        "    ctx.snapshots.relink(subfolder, ctx.tree.full_path(group.ref))\n",
         "",
         "tests/workloads/test_classes.py tests/workloads",
     ),
@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant(
         "a late read replaces newer values",
         _WORKLOADS + "snapshot.py",
-        "is_newer = begun_ns >= self._read_until.get(place, 0)",
+        "is_newer = begun_ns >= self._read_until.get(subfolder, 0)",
         "is_newer = True",
         "tests/workloads/test_checkpoint.py tests/workloads",
     ),

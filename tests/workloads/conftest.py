@@ -90,9 +90,9 @@ class Host:
     def check_records(self, records: list[Workload]) -> None:
         """Check that each marked group has one record, and each record its groups."""
         standing = {(found.ref, found.nonce) for found in self.ours()}
-        wanted = {(group.ref, group.nonce) for record in records for group in record.standing}
+        wanted = {(group.ref, group.nonce) for record in records for group in record.existing_groups}
         assert standing == wanted
-        for place, group in [(record.place(group), group) for record in records for group in record.groups]:
+        for place, group in [(record.subfolder(group), group) for record in records for group in record.groups]:
             files = [name for name in self.files(place) if not name.startswith("classes/")]
             begun = [name for name in files if name.endswith(".begin")]
             # One that was released while it waited.
@@ -114,7 +114,7 @@ class Host:
         for record in records:
             assert not record.is_torn or record.state.is_over, record
             # An ended workload leaves no group in any class.
-            assert not (record.state.is_over and record.standing), record
+            assert not (record.state.is_over and record.existing_groups), record
         assert not [name for name in self.folder("groups") if name.startswith(".")]
 
     def check_quality(self, record: Workload) -> None:

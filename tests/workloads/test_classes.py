@@ -124,7 +124,7 @@ def test_a_group_that_was_moved_while_the_daemon_was_down_is_not_forgotten_for_t
     host.check()
     done = host.manager.release(UID, owner="nri")
     assert {total.quality for total in done.totals} == {Quality.EXACT}
-    assert len({done.workload.place(group) for group in done.workload.groups}) == 3
+    assert len({done.workload.subfolder(group) for group in done.workload.groups}) == 3
     assert host.ours() == []
     host.check()
 
@@ -365,7 +365,7 @@ def join(manager: Manager, pid: int) -> None:
 
 def ends_are_whole(host: Host, record: Workload) -> bool:
     snapshots = host.manager.context.snapshots
-    return all(snapshots.is_complete(record.place(group)) for group in record.groups)
+    return all(snapshots.is_complete(record.subfolder(group)) for group in record.groups)
 
 
 def test_with_the_records_lost_both_groups_are_adopted(host: Host, process: Start) -> None:
