@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import secrets
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -25,26 +29,72 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for name in ("DBUS_SESSION_BUS_ADDRESS", "RESCTRLMOND_SOCKET", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(name, None)
 
-OWN = pytest.StashKey[Path]()
+KEPT = 3  # directories of failed runs
+PREFIX = "resctrlmond-tests-"
+FOR_TESTS = "t"  # pytest creates it for the first test that uses it
+
+_OWN = pytest.StashKey[Path]()
+_LOCK = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each run a directory of its own.
+    """Name the run's own directory. It is created later, because --help and --markers have no session.
 
     pytest's default is a directory that all runs share, where it removes those of earlier runs, and fails if a run
     that was killed left a mount in them.
     """
     if config.option.basetemp is None:
-        config.stash[OWN] = Path(tempfile.mkdtemp(prefix="tests-"))
-        config.option.basetemp = config.stash[OWN] / "t"
+        # Sorted by name, runs are in the order of their starts.
+        name = f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+        config.stash[_OWN] = Path(tempfile.gettempdir()).resolve() / name
+        config.option.basetemp = config.stash[_OWN] / FOR_TESTS
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Create the run's directory, and lock it against removal by other runs."""
+    stash = session.config.stash
+    if _OWN in stash:
+        stash[_OWN].mkdir(mode=0o700)
+        stash[_LOCK] = os.open(stash[_OWN], os.O_RDONLY)
+        fcntl.flock(stash[_LOCK], fcntl.LOCK_EX)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Remove the directory of a run that passed; that of a run that failed is kept to be read."""
-    own = session.config.stash.get(OWN, None)
-    if own is not None and exitstatus == pytest.ExitCode.OK:
-        session.config.add_cleanup(lambda: _remove(own))
+    """Remove the run's directory. If tests failed, keep it to be read, and remove those of older failed runs."""
+    stash = session.config.stash
+    if _LOCK in stash:
+        passed = exitstatus == pytest.ExitCode.OK
+        session.config.add_cleanup(lambda: _clean_up(stash[_OWN], stash[_LOCK], passed=passed))
+
+
+def _clean_up(own: Path, lock: int, *, passed: bool) -> None:
+    if passed or not (own / FOR_TESTS).exists():
+        _remove(own)
+    os.close(lock)
+    # A run that starts now has perhaps no lock yet, but then no directory for tests either.
+    runs = sorted(path.parent for path in own.parent.glob(f"{PREFIX}*/{FOR_TESTS}"))
+    for path in [path for path in runs if not _is_in_use(path)][:-KEPT]:
+        _remove(path)
+
+
+def _is_in_use(own: Path) -> bool:
+    """Whether the directory is of a run that has not ended, or of another user, or has a mount below it."""
+    escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", f"{own}/")
+    with open("/proc/self/mountinfo", errors="surrogateescape", newline="\n") as table:
+        if any(line.split(" ")[4].startswith(escaped) for line in table):
+            return True
+    try:
+        lock = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # ENOENT: another run has removed it. EACCES, ELOOP: another user created it.
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(lock).st_uid != os.getuid()
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
 
 
 def _remove(own: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +14,14 @@ import pytest
 
 from resctrlmond.sim.fuse.mount import Simulation
 
+from .conftest import FOR_TESTS, KEPT, PREFIX
+
 ROOT = Path(__file__).parents[1]
+
+
+def directories(parent: Path) -> list[Path]:
+    """List the directories of test runs, oldest first."""
+    return sorted(parent.glob(f"{PREFIX}*"))
 
 
 def test_signals_that_nohup_and_a_background_job_ignore_have_their_defaults_again() -> None:
@@ -55,3 +63,45 @@ def test_a_run_has_a_directory_of_its_own_whatever_earlier_runs_left(tmp_path: P
     assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0 if passes else 1, False), done.stdout
     own = Path((tmp_path / "own").read_text())
     assert (own.is_relative_to(tmp_path), own.exists()) == (True, not passes)
+    assert len(directories(tmp_path)) == (0 if passes else 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--help"], 0),
+        (["--markers"], 0),
+        (["tests/missing.py"], 4),
+        (["tests/test_conftest.py", "-k", "no-such-test"], 5),
+    ],
+)
+def test_run_without_tests_leaves_no_directory(tmp_path: Path, arguments: list[str], status: int) -> None:
+    command = [sys.executable, "-m", "pytest", *arguments]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_last_failed_runs_are_kept_and_those_in_use(tmp_path: Path) -> None:
+    place = tmp_path / "a place"
+    earlier = [place / f"{PREFIX}2026010{day}-000000-00" for day in range(1, 8)]
+    for path in earlier:
+        (path / FOR_TESTS / "resctrl").mkdir(parents=True)
+    starting = place / f"{PREFIX}20260108-000000-00"
+    starting.mkdir()
+    test = tmp_path / "test_one.py"
+    test.write_text("def test_one(tmp_path):\n    assert False\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", str(test)]
+    running = os.open(earlier[1], os.O_RDONLY)
+    try:
+        fcntl.flock(running, fcntl.LOCK_EX)
+        with Simulation(str(earlier[0] / FOR_TESTS / "resctrl"), "intel-rdt"):
+            subprocess.run(
+                command, cwd=ROOT, env=os.environ | {"TMPDIR": str(place)}, stdout=subprocess.DEVNULL, check=False
+            )
+    finally:
+        os.close(running)
+    *others, own = directories(place)
+    assert others == [*earlier[:2], *earlier[-(KEPT - 1) :], starting]
+    assert (own / FOR_TESTS).exists()
