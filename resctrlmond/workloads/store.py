@@ -306,12 +306,12 @@ class Store:
                 continue
             path = os.path.join(self.folder, name)
             try:
-                workload = decode(read_file(path), path)
+                workload = decode(_read(path), path)
                 if workload.key + _SUFFIX != name:
                     raise UnreadableRecord(path, f"is about another workload, {workload.key!r}")
             except (UnreadableRecord, NotRead, OSError) as error:
-                # A lack of memory or descriptors passes. A page of /run that is lost (EIO) stays lost, and must not
-                # keep the other workloads from being served.
+                # A lack of memory or descriptors passes. A page of /run that is lost (EIO again) stays lost, and must
+                # not keep the other workloads from being served.
                 if isinstance(error, NotRead) and error.errno != errno.EIO:
                     raise
                 self._unreadable.add(path)
@@ -345,6 +345,19 @@ def _with_downgrades(workload: Workload, downgraded: Mapping[int, Group]) -> Wor
         for why in other.late_reasons or ("",):
             workload = workload.downgraded(group, other.baseline, why)
     return workload
+
+
+def _read(path: str) -> bytes:
+    """Return the content of a record, read a second time after EIO. Raises NotRead.
+
+    An error that passes must not cost a workload its group: a group without a record and without tasks is removed.
+    """
+    try:
+        return read_file(path)
+    except NotRead as error:
+        if error.errno != errno.EIO:
+            raise
+    return read_file(path)
 
 
 class UnreadableRecord(Exception):

@@ -18,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
+from resctrlmond.workloads import store as store_module
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.atomic_files import read_file
 from resctrlmond.workloads.clock import boot_ns, boot_ns_at, utc_now
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import (
@@ -211,6 +213,24 @@ def test_unreadable_records_are_reported_kept_and_do_not_hide_others(
     kept = os.lstat(f"{path}.unreadable")
     assert (kept.st_ino, kept.st_size) == (before.st_ino, before.st_size)
     assert [item for item in Store(str(tmp_path)).read_all() if isinstance(item, Workload)] == [RECORD, good]
+
+
+@pytest.mark.parametrize("failures, is_read", [(1, True), (2, False)])
+def test_a_record_is_read_again_after_an_input_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, is_read: bool
+) -> None:
+    """A group without a record and without tasks was removed, although the error had passed."""
+    save(Store(str(tmp_path)), RECORD)
+    left = iter(range(failures))
+
+    def fail(path: str) -> bytes:
+        if next(left, None) is not None:
+            raise NotRead("cannot read", path=path, errno=errno.EIO)
+        return read_file(path)
+
+    monkeypatch.setattr(store_module, "read_file", fail)
+    (item,) = Store(str(tmp_path)).read_all()
+    assert isinstance(item, Workload) == is_read
 
 
 def test_missing_records_folder_is_reported() -> None:
