@@ -304,7 +304,7 @@ def test_without_a_counter_nothing_is_0() -> None:
     assert carried("100", "Unassigned", "Unassigned", "20", "Unassigned") == {TRAFFIC: 120}
     assert carried("Unassigned", "20") == {TRAFFIC: 0}
     begin, end = ([Reading("d", TRAFFIC, parse_value(text))] for text in ("Unassigned", "20"))
-    past = {("d", TRAFFIC): checkpoint.Past(carried=0, has_gap=True)}
+    past = {("d", TRAFFIC): checkpoint.CounterHistory(carried=0, has_gap=True)}
     (assigned_later,) = totals(begin, end, past=past)
     assert (assigned_later.number, assigned_later.quality) == (20, Quality.ESTIMATED)
     (gone,) = totals(end, begin, past=past)

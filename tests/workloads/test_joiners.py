@@ -125,7 +125,7 @@ def cpu_time_told(said: str) -> float:
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "restart of the daemon"])
 def test_a_process_that_joined_and_ended_between_two_looks_is_marked(host: Host, init: Init, meanwhile: str) -> None:
-    """It was missing without a mark."""
+    """It was missing, and the total was exact."""
     assign(host, init)
     host.manager.maintenance.sweep(CTR)
     assert host.manager.get(CTR).first.baseline is Quality.EXACT

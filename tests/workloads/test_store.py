@@ -420,7 +420,7 @@ def test_a_mark_that_the_last_daemon_could_not_write_makes_the_next_one_estimate
 
 
 def test_a_group_that_was_not_created_marks_nothing_when_it_is(store: Store) -> None:
-    """While a group waits for an RMID its baseline is unknown, and that is not a mark."""
+    """While a group waits for an RMID its baseline is unknown, and that is not a downgrade."""
     waits = save(store, workload("k", nonce=1, boot_id="b"))
     waits = save(store, waits.with_group(replace(waits.first, state=GroupState.PENDING, baseline=Quality.UNKNOWN)))
     begun = replace(waits.first, state=GroupState.STANDING, baseline=Quality.LATE, late_reasons=("why",))
