@@ -26,7 +26,7 @@ def measured(host: Host) -> list[Row]:
         with host.daemon(), Client(host.varlink) as client, threaded(1) as pid:
             found += [
                 *rows.hook(host, client, pid),
-                *rows.is_living(host, client, pid),
+                *rows.lives(host, client, pid),
                 *nri.starts(host),
                 *rows.listing(host, client),
             ]
