@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import os
-
 from resctrlmond.api import types
+from resctrlmond.api.text import text
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
@@ -51,11 +50,6 @@ _MEMBER_FIELDS = tuple(name for name in types.Member.__struct_fields__ if name !
 def member(of: Member) -> types.Member:
     """Convert a member of a workload."""
     return types.Member(snapshot_folder=of.folder, **{name: getattr(of, name) for name in _MEMBER_FIELDS})
-
-
-def text(name: str) -> str:
-    """Return the name of a file with escapes for bytes that are not UTF-8, because JSON is."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def foreign(found: Found) -> types.Foreign:

@@ -14,11 +14,9 @@ from typing import Annotated
 
 import msgspec
 
-from resctrlmond.resctrl.bandwidth import Mode
-from resctrlmond.resctrl.counters import Kind, Status
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.pods import ContainerState, Report, Sandbox
+from resctrlmond.resctrl.kinds import Kind, Mode, Status
+from resctrlmond.workloads.reports import ContainerState, Report, Sandbox
+from resctrlmond.workloads.states import EndRule, Quality, State
 
 FOLLOW = "follow"
 

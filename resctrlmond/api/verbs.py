@@ -18,6 +18,7 @@ from resctrlmond.api.errors import name_of
 from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, pages
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.pods import pods_of
+from resctrlmond.api.text import text
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
 from resctrlmond.resctrl.errors import (
@@ -362,7 +363,7 @@ def _status(manager: Manager, _request: types.NoParameters, _caller: Caller) -> 
         in_limbo=in_limbo,
         groups=sum(workload.state.has_group for workload in workloads),
         foreign=[translate.foreign(found) for found in seen.foreign],
-        classes=[translate.text(class_) for class_ in seen.classes],
+        classes=[text(class_) for class_ in seen.classes],
         capacity=[types.Capacity(resource=one.resource, rmids=one.rmids, events=one.events) for one in seen.capacity],
         bandwidth=translate.bandwidth(seen.bandwidth) if seen.bandwidth else None,
         problems=problems,

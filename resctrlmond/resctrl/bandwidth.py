@@ -3,20 +3,13 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from dataclasses import dataclass, field
 
+from resctrlmond.resctrl.kinds import Mode
 
-class Mode(enum.StrEnum):
-    """The way in which RMIDs get bandwidth counters."""
-
-    DEDICATED = "dedicated"
-    """Each RMID has its own counter."""
-    ASSIGNED = "assigned"
-    """The kernel assigns counters to groups (_mbm_event_)."""
-    REALLOCATED = "reallocated"
-    """The processor takes counters from one RMID for another and resets them, so no total is exact."""
+# Declared in a module that clients can import without this one.
+__all__ = ["Mode"]
 
 
 @dataclass(frozen=True, slots=True)

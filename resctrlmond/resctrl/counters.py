@@ -12,17 +12,10 @@ from dataclasses import dataclass, field
 from decimal import Context, Decimal, localcontext
 
 from resctrlmond.resctrl.errors import LACKS
+from resctrlmond.resctrl.kinds import Kind, Status
 
-
-class Kind(enum.StrEnum):
-    """The meaning of the difference of two values."""
-
-    GAUGE = "gauge"
-    """The difference has no meaning."""
-    CUMULATIVE = "cumulative"
-    """The difference is the use between the two readings."""
-    UNKNOWN = "unknown"
-    """This version does not know the event."""
+# Declared in a module that clients can import without this one.
+__all__ = ["Kind", "Status"]
 
 
 class Unavailable(enum.Enum):
@@ -91,19 +84,6 @@ def offered(mon_features: str) -> tuple[str, ...]:
     """
     names = mon_features.split()
     return tuple(name for name in names if name.removesuffix("_config") == name)
-
-
-class Status(enum.StrEnum):
-    """Whether a value is a number, or the reason why not. A value that is not a number is not 0."""
-
-    OK = "ok"
-    """The value is a number."""
-    UNAVAILABLE = "unavailable"
-    """The kernel wrote "Unavailable": it has no number now."""
-    ERROR = "error"
-    """The kernel wrote "Error" or a text that is not a number, or the file could not be read."""
-    UNASSIGNED = "unassigned"
-    """The kernel wrote "Unassigned": the group has no counter for this event."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import errno as errno_
-import logging
 import os
 from collections.abc import Iterator
-
-_log = logging.getLogger(__name__)
-
 
 # Invisible characters that change how others are displayed: Unicode's categories Cf, Zl and Zp. U+202E reverses the
 # text after it, U+200B makes two different names look the same.
@@ -226,12 +222,3 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
     if number in _RESOURCES:
         return make(OutOfResources, remedy_for(number))
     return make(KernelRefused)
-
-
-@contextlib.contextmanager
-def undoing(what: str) -> Iterator[None]:
-    """Log an error of the body, which undoes a failed call, so that it does not hide the error of the call."""
-    try:
-        yield
-    except (ResctrlError, OSError) as error:
-        _log.error("%s: cannot undo what a failed call did: %s", printable(what), error)

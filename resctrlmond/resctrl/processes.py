@@ -6,9 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import select
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from resctrlmond.resctrl.errors import NoSuchProcess, not_read
 
@@ -25,8 +24,7 @@ _NS_PER_TICK = 10**9 // TICKS_PER_S
 _MOST_GENERATIONS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """The parent process, flags and start time (clock ticks since boot) in /proc/TID/stat."""
 
     parent: int

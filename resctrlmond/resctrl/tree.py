@@ -16,6 +16,7 @@ from resctrlmond.resctrl import bandwidth, counters, errors
 from resctrlmond.resctrl.foreign_writes import OwnWrites
 from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
+from resctrlmond.resctrl.undo import undoing
 
 DEFAULT_PATH = "/sys/fs/resctrl"
 # Extended attribute by which the simulator identifies itself.
@@ -285,7 +286,7 @@ class Tree:
         except (errors.NoSuchGroup, errors.NotMounted):
             raise
         except errors.ResctrlError:
-            with errors.undoing(path):
+            with undoing(path):
                 self.remove(ref)
             raise
 

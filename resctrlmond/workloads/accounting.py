@@ -3,28 +3,16 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
 from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
 from resctrlmond.workloads.checkpoint import CounterHistory
+from resctrlmond.workloads.states import Quality
 
-
-class Quality(enum.StrEnum):
-    """How far a total can be trusted."""
-
-    EXACT = "exact"
-    """Everything was counted, from before the first task until the counters were read."""
-    LATE = "late"
-    """Some use is missing: the workload, or a task that joined it from outside, had already run when it was put into
-    the group, or a task was outside the group.
-    """
-    ESTIMATED = "estimated"
-    """A missing reading was replaced by a rule, or the counter may not be right; see *reason* of *Total*."""
-    UNKNOWN = "unknown"
-    """There is no number."""
+# Declared in a module that clients can import without this one.
+__all__ = ["Quality"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable
 
-from resctrlmond.resctrl.errors import NoSuchProcess, undoing
+from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, put_back
 from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context

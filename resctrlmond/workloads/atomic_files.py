@@ -8,7 +8,8 @@ import errno
 import os
 from collections.abc import Iterator
 
-from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for, undoing
+from resctrlmond.resctrl.errors import LACKS, not_read, remedy_for
+from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads.errors import NotWritten
 
 # A record or snapshot file has a few kilobytes: the daemon does not write a file that is larger than this.

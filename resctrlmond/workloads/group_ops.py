@@ -24,9 +24,9 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
     RmidsExhausted,
     printable,
-    undoing,
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
+from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads import caveats, reasons
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.checkpoint import readings_of

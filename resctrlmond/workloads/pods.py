@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,7 +11,11 @@ import msgspec
 
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import InvalidRequest, LimitExceeded
+from resctrlmond.workloads.reports import ContainerState, Report, ReportedContainer, Sandbox
 from resctrlmond.workloads.validation import canonical_key, check_attributes, check_member_id, check_word
+
+# Declared in a module that clients can import without this one.
+__all__ = ["ContainerState", "Report", "ReportedContainer", "Sandbox"]
 
 # Ten times the pods of a kubelet (--max-pods is 110; a replaced sandbox counts until its removal).
 MAX_SANDBOXES = 2000
@@ -22,70 +25,12 @@ MAX_OWNERS = 16
 MAX_BYTES = 16 * 1024 * 1024
 
 
-class ContainerState(enum.StrEnum):
-    """The state of a container, in the words of CRI and NRI."""
-
-    CREATED = "created"
-    """The container does not execute its program yet."""
-    RUNNING = "running"
-    """The container executes its program."""
-    PAUSED = "paused"
-    """The container runtime has paused the container."""
-    STOPPED = "stopped"
-    """The container has ended."""
-    UNKNOWN = "unknown"
-    """The container runtime does not know the state."""
-
-
-class ReportedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """A container, as an owner reports it."""
-
-    id: str
-    """The id of the container."""
-    name: str
-    """The name of the container."""
-    state: ContainerState
-    """The state of the container."""
-    pid: int | None = None
-    """Its first process."""
-    reason: str | None = None
-    """Why the container is in no group."""
-
-
-class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """A pod's sandbox with its containers, as an owner reports it."""
-
-    id: str
-    """The id of the sandbox."""
-    uid: str
-    """The UID of the pod; "" if it has none: the id of the sandbox is the key of the workload then."""
-    name: str
-    """The name of the pod."""
-    namespace: str
-    """The namespace of the pod."""
-    labels: dict[str, str]
-    """The labels of the pod."""
-    containers: list[ReportedContainer]
-    """The containers of the sandbox."""
-    reason: str | None = None
-    """Why the pod has no group."""
-
-
 class Noted(NamedTuple):
     """A sandbox, the key of its workload, and its size in bytes as JSON."""
 
     key: str
     sandbox: Sandbox
     size: int = 0
-
-
-class Report(msgspec.Struct, frozen=True, rename="camel"):
-    """The last report of an owner."""
-
-    owner: str
-    """The owner that reported."""
-    reported_at: str
-    """When it reported."""
 
 
 class Inventory:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted, no_rmid_remedy, undoing
+from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted, no_rmid_remedy
+from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from resctrlmond.resctrl.processes import Descriptor
+if TYPE_CHECKING:
+    from resctrlmond.resctrl.processes import Descriptor
 
 # Parameters to encode: a struct, or a dict whose keys are used unchanged.
 Parameters: TypeAlias = msgspec.Struct | dict[str, Any]

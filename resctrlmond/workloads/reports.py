@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods as owners report them. Clients import this module, so it imports little."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class ContainerState(enum.StrEnum):
+    """The state of a container, in the words of CRI and NRI."""
+
+    CREATED = "created"
+    """The container does not execute its program yet."""
+    RUNNING = "running"
+    """The container executes its program."""
+    PAUSED = "paused"
+    """The container runtime has paused the container."""
+    STOPPED = "stopped"
+    """The container has ended."""
+    UNKNOWN = "unknown"
+    """The container runtime does not know the state."""
+
+
+class ReportedContainer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A container, as an owner reports it."""
+
+    id: str
+    """The id of the container."""
+    name: str
+    """The name of the container."""
+    state: ContainerState
+    """The state of the container."""
+    pid: int | None = None
+    """Its first process."""
+    reason: str | None = None
+    """Why the container is in no group."""
+
+
+class Sandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A pod's sandbox with its containers, as an owner reports it."""
+
+    id: str
+    """The id of the sandbox."""
+    uid: str
+    """The UID of the pod; "" if it has none: the id of the sandbox is the key of the workload then."""
+    name: str
+    """The name of the pod."""
+    namespace: str
+    """The namespace of the pod."""
+    labels: dict[str, str]
+    """The labels of the pod."""
+    containers: list[ReportedContainer]
+    """The containers of the sandbox."""
+    reason: str | None = None
+    """Why the pod has no group."""
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel"):
+    """The last report of an owner."""
+
+    owner: str
+    """The owner that reported."""
+    reported_at: str
+    """When it reported."""

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States, end rules and qualities of workloads. Clients import this module, so it imports little."""
+
+from __future__ import annotations
+
+import enum
+
+
+class State(enum.StrEnum):
+    """The state of a workload."""
+
+    PENDING = "pending"
+    """The workload waits for its group, most often because no RMID is free; see *reason* and *inLimbo* of *Group*.
+    The daemon retries by itself.
+    """
+    ACTIVE = "active"
+    """The workload has a group and members."""
+    IDLE = "idle"
+    """The workload has a group but no members."""
+    ENDING = "ending"
+    """The end values are being written."""
+    COMPLETED = "completed"
+    """The workload has ended. The end values are written, and kept for _snapshot_ttl_."""
+    LOST = "lost"
+    """The run has ended because somebody else removed the group or unmounted resctrl. The values that were read last
+    are the end values. While the workload is claimed, the daemon begins another run.
+    """
+    FAILED = "failed"
+    """The run has ended because the group could not be created; see *reason* of *Group*."""
+
+    @property
+    def has_group(self) -> bool:
+        """Whether a workload in this state has a directory in resctrl."""
+        return self in (State.ACTIVE, State.IDLE, State.ENDING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is over: only its snapshot and totals remain."""
+        return self in (State.COMPLETED, State.LOST, State.FAILED)
+
+
+class EndRule(enum.StrEnum):
+    """The rule by which a claim ends. Every claim also ends when its owner releases it."""
+
+    RELEASE = "release"
+    """The claim ends only when its owner releases it."""
+    MEMBERS = "members"
+    """The claim ends 10 seconds after the workload's last member, so that the owner has time to release the claim and
+    get the totals. *resctrlctl run* uses this rule.
+    """
+    CONTAINER = "container"
+    """A claim on a pod ends with the pod's control group, or, if that is not known, _pod_linger_ after the last
+    member. A claim on another workload ends _linger_ after the last member. The end of the last member does not end
+    the claim of an owner that has added no member. The hook uses this rule.
+    """
+    TASKS = "tasks"
+    """The claim ends with the last task in the group. The daemon uses this rule for a group whose record was lost,
+    and refuses it in a request.
+    """
+
+
+class Quality(enum.StrEnum):
+    """How far a total can be trusted."""
+
+    EXACT = "exact"
+    """Everything was counted, from before the first task until the counters were read."""
+    LATE = "late"
+    """Some use is missing: the workload, or a task that joined it from outside, had already run when it was put into
+    the group, or a task was outside the group.
+    """
+    ESTIMATED = "estimated"
+    """A missing reading was replaced by a rule, or the counter may not be right; see *reason* of *Total*."""
+    UNKNOWN = "unknown"
+    """There is no number."""
