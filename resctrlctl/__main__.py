@@ -6,7 +6,7 @@ import signal
 
 def main() -> int:
     """Run the command; return its exit status."""
-    # The other imports take a third of a second, in which Ctrl-C would print a traceback. With the default action,
+    # The other imports take a tenth of a second, in which Ctrl-C would print a traceback. With the default action,
     # the shell sees that SIGINT ended the process. In a background job, the shell ignores SIGINT; keep that.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

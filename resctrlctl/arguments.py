@@ -6,16 +6,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
 
-from resctrlctl import control, hooks, queries, run
-from resctrlctl.child import OWN_FAILURE
-from resctrlctl.daemon import SOCKET, USAGE
+from resctrlctl.defaults import CLAIM, HOOKS_DIR, SOCKET
+from resctrlctl.errors import OWN_FAILURE, PROGRAM, USAGE
+from resctrlctl.width import terminal_width
 from resctrlmond import __version__
-from resctrlmond.api.types import FOLLOW
 from resctrlmond.arguments import not_empty
 
+TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
     from _typeshed import SupportsWrite
 
 _DESCRIPTION = "Show and control the workloads that resctrlmond monitors, and run a command as a workload."
@@ -48,6 +49,12 @@ example:
 _JSON = "--json"
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        # argparse would import shutil for the width, for each option that is added.
+        super().__init__(prog, width=terminal_width() - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser. For a wrong command line it prints ``hint`` and exits with ``usage_status``."""
 
@@ -56,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         # No abbreviated options: a later version may have another option with the same beginning.
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         # argparse ignores errors when it writes its help to standard output.
@@ -71,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line; return its options and arguments, with the function of the verb as ``verb``.
+    """Parse the command line; return its options and arguments, with the name of the verb as ``verb``.
 
     Exits if the command line is wrong.
     """
@@ -84,11 +91,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args.parser.error(f"unknown argument: {unknown[0]}")
     if not all(map(_is_text, own)):
         args.parser.error("an argument is not UTF-8")
-    if args.verb is run.run:
+    if args.verb == "run":
         if not command:
             args.parser.error("the command is missing")
         args.command = command
-    if args.verb is control.assign and args.tree and args.pid is None:
+    if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     return args
 
@@ -109,22 +116,23 @@ def _is_text(word: str) -> bool:
 
 def build() -> Parser:
     """Return the parser with all verbs."""
-    parser = Parser(prog="resctrlctl", description=_DESCRIPTION, epilog=_EPILOG, parents=[_common(first=True)])
-    parser.add_argument("--version", action="version", version=f"resctrlctl {__version__}")
+    parser = Parser(prog=PROGRAM, description=_DESCRIPTION, epilog=_EPILOG, parents=[_common(first=True)])
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for name, (summary, function, arguments) in VERBS.items():
+    common = _common(first=False)
+    for name, (summary, _, arguments) in VERBS.items():
         verb = verbs.add_parser(
             name,
             prog=f"resctrlctl {name}",
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
-            epilog=_RUN_EPILOG if function is run.run else None,
-            parents=[_common(first=False)],
+            epilog=_RUN_EPILOG if name == "run" else None,
+            parents=[common],
         )
-        if function is run.run:
+        if name == "run":
             verb.usage_status = OWN_FAILURE
             verb.hint = "; give the command after --, for example: resctrlctl run -- make -j8"
-        verb.set_defaults(verb=function, parser=verb)
+        verb.set_defaults(verb=name, parser=verb)
         arguments(verb)
     return parser
 
@@ -260,8 +268,8 @@ def _hooks(verb: argparse.ArgumentParser) -> None:
         "--hooks-dir",
         type=not_empty,
         metavar="PATH",
-        default=hooks.TARGET,
-        help=f"the directory that the runtimes read (default: {hooks.TARGET})",
+        default=HOOKS_DIR,
+        help=f"the directory that the runtimes read (default: {HOOKS_DIR})",
     )
 
 
@@ -284,7 +292,7 @@ def _class(verb: argparse.ArgumentParser) -> None:
         dest="class_",
         type=not_empty,
         metavar="CLASS",
-        help=f"the class (control group) of resctrl; / is the root (default: {FOLLOW}, the class of the tasks)",
+        help="the class (control group) of resctrl; / is the root (default: follow, the class of the tasks)",
     )
 
 
@@ -293,8 +301,8 @@ def _claim(verb: argparse.ArgumentParser) -> None:
         "--claim",
         type=not_empty,
         metavar="OWNER",
-        default=control.CLAIM,
-        help=f"the owner of the claim (default: {control.CLAIM})",
+        default=CLAIM,
+        help=f"the owner of the claim (default: {CLAIM})",
     )
 
 
@@ -336,19 +344,20 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-# Each verb: its summary, its function, and the function that adds its arguments.
+# Each verb: its summary, the module and name of its function, which is imported when the verb is called, and the
+# function that adds its arguments.
 VERBS = {
     "list": (
         "list the monitored workloads, then the monitoring groups of other programs",
-        queries.list_groups,
+        "queries:list_groups",
         _list,
     ),
-    "show": ("show workloads with their counters and what they used", queries.show, _show),
-    "status": ("show the state of resctrlmond and of the machine", queries.status, _no_arguments),
-    "create": ("create a workload with an empty group", control.create, _create),
-    "assign": ("move a process or a control group into a workload's group", control.assign, _assign),
-    "release": ("end a claim; the workload ends with its last claim", control.release, _release),
-    "move": ("move a workload's group to another class, with its counters", control.move, _move),
-    "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", hooks.hooks, _hooks),
-    "run": ("run a command as a workload, and print what it used", run.run, _run),
+    "show": ("show workloads with their counters and what they used", "queries:show", _show),
+    "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
+    "create": ("create a workload with an empty group", "control:create", _create),
+    "assign": ("move a process or a control group into a workload's group", "control:assign", _assign),
+    "release": ("end a claim; the workload ends with its last claim", "control:release", _release),
+    "move": ("move a workload's group to another class, with its counters", "control:move", _move),
+    "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "hooks:hooks", _hooks),
+    "run": ("run a command as a workload, and print what it used", "run:run", _run),
 }

@@ -11,13 +11,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NoReturn
 
+import msgspec
+
+from resctrlctl.errors import OWN_FAILURE
 from resctrlmond.resctrl import processes
 
-# The exit statuses of env(1), nice(1) and timeout(1).
-OWN_FAILURE = 125
+# The exit statuses of env(1), nice(1) and timeout(1), beside OWN_FAILURE.
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
 # The status that a shell reports for a process that SIGKILL ended.
@@ -47,8 +48,7 @@ _SI_KERNEL = 0x80
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(msgspec.Struct, frozen=True):
     """The exit status of a command as a shell reports it (128 + n for signal n), and its times in seconds.
 
     ``user_s`` and ``system_s`` include the descendants that were waited for (getrusage(2)).

@@ -8,11 +8,9 @@ import io
 import os
 import sys
 
-from resctrlctl.arguments import parse
-from resctrlctl.daemon import CommandError
-from resctrlctl.output import Json, Output, print_error
-from resctrlctl.run import run
-from resctrlmond.api.errors import FAILURE
+from resctrlctl.errors import PROGRAM, CommandError, print_error
+from resctrlmond import __version__
+from resctrlmond.api.exit_codes import FAILURE
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     _prepare_streams()
     try:
         try:
-            status = _call_verb(sys.argv[1:] if argv is None else argv)
+            status = _call(sys.argv[1:] if argv is None else argv)
         except CommandError as error:
             print_error(str(error))
             status = error.status
@@ -35,15 +33,21 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def _call_verb(argv: list[str]) -> int:
+def _call(argv: list[str]) -> int:
+    if argv == ["--version"]:
+        # Scripts ask often: argparse takes as long to import as Python to start.
+        print(f"{PROGRAM} {__version__}")
+        return 0
+    from resctrlctl.arguments import parse  # noqa: PLC0415
+
     try:
         args = parse(argv)
     except SystemExit as ended:  # from argparse, after --help or for a wrong command line
         return int(ended.code or 0)
-    to_terminal = sys.stderr.isatty() and not args.output if args.verb is run else sys.stdout.isatty()
-    mode = args.json if args.json != "auto" else "pretty" if to_terminal else "short"
-    output = Output(Json(mode), legend=not args.no_legend, quiet=args.quiet, full=args.full)
-    return int(args.verb(args, output))
+    # --help and a wrong command line need none of these modules, and no types of the interface.
+    from resctrlctl.verb_call import call_verb  # noqa: PLC0415
+
+    return call_verb(args)
 
 
 def _prepare_streams() -> None:

@@ -7,16 +7,14 @@ import argparse
 import contextlib
 import os
 
-from resctrlctl.daemon import OK, Daemon
+from resctrlctl.daemon import Daemon
+from resctrlctl.errors import OK
 from resctrlctl.format import format_count
 from resctrlctl.output import Json, Output
 from resctrlctl.render import describe_state, format_class, render_totals
 from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.processes import Descriptor
-
-# The default owner of claims on the command line.
-CLAIM = "cli"
 
 _IN_OTHER_GROUPS = "they are in other monitoring groups. Use --take-over to take them out"
 _STAY_IN_CLASS = (

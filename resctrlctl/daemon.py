@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
+from resctrlctl.defaults import INTERFACE, SOCKET
+from resctrlctl.errors import CommandError, DaemonDown, Disconnected
 from resctrlctl.format import format_message
-from resctrlmond.api.errors import DENIED, FAILURE, NOT_RUNNING, exit_code
+from resctrlmond.api.exit_codes import DENIED, NOT_RUNNING, exit_code
 from resctrlmond.api.varlink.client import Client, DaemonUnavailable
 from resctrlmond.api.varlink.messages import ProtocolError, VarlinkError
-
-INTERFACE = "org.resctrlmon.Manager"
-SOCKET = f"/run/resctrlmond/{INTERFACE}"
-
-# The other exit statuses are in resctrlmond.api.errors, with their errors.
-OK = 0
-USAGE = 2
 
 # Assign lists a large control group repeatedly until it finds no new task, which takes seconds.
 _TIMEOUT_S = 30.0
@@ -34,28 +28,7 @@ _OTHER_VERSION = "If resctrlmond was updated, restart it: systemctl restart resc
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class CommandError(Exception):
-    """An error message of one sentence, and the exit status of resctrlctl.
-
-    ``name`` is the name of the varlink error without its interface; "" if the daemon did not return one.
-    """
-
-    def __init__(self, message: str, status: int = FAILURE, name: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.name = name
-
-
-class DaemonDown(CommandError):
-    """No process listens on the socket."""
-
-
-class Disconnected(CommandError):
-    """The daemon closed the connection before its reply: it was stopped, or it refuses further connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class Daemon:
+class Daemon(msgspec.Struct, frozen=True):
     """resctrlmond behind its socket. Each call has a connection of its own, and takes at most ``timeout_s``."""
 
     socket: str = SOCKET

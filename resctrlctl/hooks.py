@@ -10,16 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from resctrlctl.daemon import OK, CommandError
+from resctrlctl.errors import OK, CommandError
 from resctrlctl.layout import Column, Row, Table
 from resctrlctl.output import Json, Output
-from resctrlmond.api.errors import DENIED
+from resctrlmond.api.exit_codes import DENIED
 from resctrlmond.resctrl.errors import printable
 
-# The directory of the installed hook files, and the directory that the runtimes read by default (oci-hooks(5)). Both
-# runtimes read a directory in /etc only if their configuration names it.
+# The directory of the installed hook files.
 SOURCE = "/usr/share/resctrlmond/hooks.d"
-TARGET = "/usr/share/containers/oci/hooks.d"
 
 _ACTIONS = {"enable": "enable the hooks", "disable": "disable the hooks", "status": "show the hooks"}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 _GAP = "  "
 # No column is cut to less than this, whatever the width: a key must stay recognizable.
@@ -23,24 +24,21 @@ class Tone(enum.Enum):
     BAD = "bad"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """The heading of a column, and whether its cells are aligned right, as numbers are."""
 
     heading: str
     right: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One cell for each column of the table."""
 
     cells: tuple[str, ...]
     tone: Tone = Tone.NORMAL
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """Columns and rows; ``footer`` is a summary in words, "" for none."""
 
     columns: tuple[Column, ...]
@@ -48,8 +46,7 @@ class Table:
     footer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
+class Sheet(msgspec.Struct, frozen=True):
     """A title, and labelled lines below it. Each further value of a label has a line without a label."""
 
     title: str

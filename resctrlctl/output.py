@@ -3,21 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import json
 import os
-import shutil
 import sys
-from dataclasses import dataclass
-from typing import TextIO
 
 import msgspec
 
+from resctrlctl.errors import print_error
 from resctrlctl.layout import Block, to_text
-from resctrlmond.resctrl.errors import printable
-
-PROGRAM = "resctrlctl"
+from resctrlctl.width import terminal_width
 
 
 class Json(enum.Enum):
@@ -28,8 +22,7 @@ class Json(enum.Enum):
     PRETTY = "pretty"
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """The output of one run of resctrlctl. The fields are the options of the same names."""
 
     json: Json = Json.OFF
@@ -77,19 +70,18 @@ def encode(reply: object, form: Json) -> str:
     if text.isprintable():
         return text
     return "".join(
-        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
-        for character in text
+        character if character.isprintable() or character == "\n" else _escape(character) for character in text
     )
 
 
-def print_error(text: str, out: TextIO | None = None) -> None:
-    """Print the program's name and a message, made printable, as one line on standard error. Ignore errors."""
-    with contextlib.suppress(OSError):  # EBADF if it is closed, EIO after a hang-up of the terminal
-        print(f"{PROGRAM}: {printable(text)}", file=out or sys.stderr, flush=True)
+def _escape(character: str) -> str:
+    # JSON writes a character above U+FFFF as the two surrogates of UTF-16 (RFC 8259, section 7).
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
 def _width() -> int | None:
     # Output to a pipe or a file is cut only if the user sets COLUMNS.
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
-        return shutil.get_terminal_size().columns
+        return terminal_width()
     return None

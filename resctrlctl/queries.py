@@ -7,12 +7,13 @@ import argparse
 import glob
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from resctrlctl import render
-from resctrlctl.daemon import OK, SOCKET, CommandError, Daemon, DaemonDown
-from resctrlctl.output import Json, Output, print_error
-from resctrlctl.tree_view import RUN, TreeView
-from resctrlmond.api.pods import pods_of
+from resctrlctl.daemon import Daemon
+from resctrlctl.defaults import SOCKET
+from resctrlctl.errors import OK, CommandError, DaemonDown, print_error
+from resctrlctl.output import Json, Output
 from resctrlmond.api.types import (
     Foreign,
     ForeignRequest,
@@ -25,7 +26,9 @@ from resctrlmond.api.types import (
     StatusReply,
 )
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.resctrl.tree import DEFAULT_PATH
+
+if TYPE_CHECKING:
+    from resctrlctl.tree_view import TreeView
 
 
 class Source:
@@ -38,8 +41,7 @@ class Source:
     def __init__(self, args: argparse.Namespace, output: Output) -> None:
         self._daemon = Daemon(args.socket)
         self._output = output
-        # The records in /run are about the machine's own resctrl filesystem only.
-        self._view = None if args.root is None else self._open(args.root, simulation=True, run="")
+        self._view = None if args.root is None else self._open(args.root)
 
     def groups(self) -> ListReply:
         """Return the workloads and the foreign groups."""
@@ -65,7 +67,7 @@ class Source:
                 )
             except DaemonDown as error:
                 self._view = self._fall_back(error)
-        return ListPodsReply(pods=pods_of((), self._view.groups().groups), reported=[])
+        return self._view.pods()
 
     def read(self, key: str) -> ReadReply:
         """Return a workload with its counters and totals."""
@@ -90,11 +92,19 @@ class Source:
         # The daemon of another socket, such as that of a simulation, does not serve this machine's resctrl.
         if self._daemon.socket != SOCKET:
             raise error
-        self._output.note(f"resctrlmond is not running: read from {DEFAULT_PATH}")
-        return self._open(DEFAULT_PATH, simulation=False, run=RUN)
+        return self._open(None)
 
-    def _open(self, root: str, *, simulation: bool, run: str) -> TreeView:
-        view, notes = TreeView.open(root, simulation=simulation, run=run)
+    def _open(self, root: str | None) -> TreeView:
+        """Open the resctrl filesystem at ``root``; None: that of the machine, with the daemon's records."""
+        # The view imports the daemon's lower layers, which take longer than all of resctrlctl.
+        from resctrlctl import tree_view  # noqa: PLC0415
+
+        if root is None:
+            self._output.note(f"resctrlmond is not running: read from {tree_view.ROOT}")
+            view, notes = tree_view.TreeView.open(tree_view.ROOT, simulation=False, run=tree_view.RUN)
+        else:
+            # The records in /run are about the machine's own resctrl filesystem only.
+            view, notes = tree_view.TreeView.open(root, simulation=True, run="")
         for note in notes:
             self._output.note(note)
         return view

@@ -27,10 +27,10 @@ from resctrlmond.api.types import (
     StatusReply,
     Total,
 )
-from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.model import State
-from resctrlmond.workloads.pods import ContainerState, Report
+from resctrlmond.resctrl.kinds import Mode
+from resctrlmond.workloads.reports import ContainerState, Report
+from resctrlmond.workloads.states import State
 
 # All other states have the normal tone.
 _TONES = {

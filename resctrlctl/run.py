@@ -15,16 +15,17 @@ from typing import TextIO, TypeAlias
 
 import msgspec
 
-from resctrlctl.child import KILLED, OWN_FAILURE, CannotExecute, CommandResult, HeldChild
-from resctrlctl.daemon import CommandError, Daemon, Disconnected
+from resctrlctl.child import KILLED, CannotExecute, CommandResult, HeldChild
+from resctrlctl.daemon import Daemon
+from resctrlctl.errors import OWN_FAILURE, CommandError, Disconnected, print_error
 from resctrlctl.format import format_count, format_message
 from resctrlctl.layout import Column, Row, Table, to_text
-from resctrlctl.output import Json, Output, encode, print_error
+from resctrlctl.output import Json, Output, encode
 from resctrlctl.render import format_class, format_total
 from resctrlmond.api import types
-from resctrlmond.api.translate import text
+from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.model import EndRule
+from resctrlmond.workloads.states import EndRule
 from resctrlmond.workloads.validation import attribute_value
 
 # The owner of the claim. If resctrlctl is killed, resctrlmond ends this claim some time after the command.

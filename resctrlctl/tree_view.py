@@ -9,19 +9,23 @@ import grp
 import os
 from dataclasses import dataclass, field
 
-from resctrlctl.daemon import CommandError
+from resctrlctl.errors import CommandError
 from resctrlmond.api import translate
-from resctrlmond.api.errors import NO_SUCH_WORKLOAD, name_of
-from resctrlmond.api.types import Foreign, Group, ListReply, ReadForeignReply, ReadReply, Total
+from resctrlmond.api.errors import name_of
+from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
+from resctrlmond.api.pods import pods_of
+from resctrlmond.api.types import Foreign, Group, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Total
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
-from resctrlmond.resctrl.tree import Found, Tree
-from resctrlmond.workloads.accounting import Quality
-from resctrlmond.workloads.model import State, Workload, replace
+from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
+from resctrlmond.workloads.model import Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.states import Quality, State
 from resctrlmond.workloads.store import Store
 from resctrlmond.workloads.totals import Live, summed, used
 
 MARK = "resctrlmon"
+# The machine's own resctrl filesystem, and the daemon's directory with its records.
+ROOT = DEFAULT_PATH
 RUN = "/run/resctrlmond"
 
 
@@ -68,6 +72,10 @@ class TreeView:
         listed += [_from_workload(workload) for key, workload in self.records.items() if key not in keys]
         foreign = [translate.foreign(found) for found in scanned if found.gid != self.gid]
         return ListReply(groups=listed, foreign=foreign)
+
+    def pods(self) -> ListPodsReply:
+        """Return the reply of ``ListPods``, with only the pods that have a group. Raises CommandError."""
+        return ListPodsReply(pods=pods_of((), self.groups().groups), reported=[])
 
     def read(self, key: str) -> ReadReply:
         """Return the reply of ``Read``. Raises CommandError, with status 4 if there is no such workload."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all errors: their names over varlink and D-Bus, descriptions, exit codes and fields."""
+"""The table of all errors: their names over varlink and D-Bus, descriptions and fields."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
+from resctrlmond.api.exit_codes import DBUS_PREFIX, VARLINK_PREFIX, exit_code
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.types import ErrorParameters, ExhaustedParameters
 from resctrlmond.resctrl.cgroups import NoSuchCgroup
@@ -41,24 +42,19 @@ from resctrlmond.workloads.errors import (
     NotWritten,
 )
 
-VARLINK_PREFIX = "org.resctrlmon.Manager."
-DBUS_PREFIX = "org.resctrlmon1.Error."
-
-FAILURE = 1
-NOT_RUNNING = 3
-NO_SUCH_WORKLOAD = 4
-NO_RMID = 5
-DENIED = 77
-
 
 @dataclass(frozen=True, slots=True)
 class ErrorName:
-    """An error: its name without the prefix of an interface, its meaning, resctrlctl's exit code and its fields."""
+    """An error: its name without the prefix of an interface, its meaning and its fields."""
 
     name: str
     description: str
-    exit_code: int = FAILURE
     parameters: type[ErrorParameters] = ErrorParameters
+
+    @property
+    def exit_code(self) -> int:
+        """Return resctrlctl's exit code."""
+        return exit_code(self.name)
 
     @property
     def varlink(self) -> str:
@@ -71,13 +67,12 @@ class ErrorName:
         return DBUS_PREFIX + self.name
 
 
-# To add an error, add a row here. The name of the error is the name of the class.
+# To add an error, add a row here, and its exit code to exit_codes.py. The name of the error is the name of the class.
 ERRORS: dict[type[ResctrlError], ErrorName] = {
     NoSuchGroup: ErrorName(
         "NoSuchGroup",
         "There is no such workload, its group was removed during the call, or it has ended (*Get*, *Read* and "
         "*Release* answer until _snapshot_ttl_ is over).",
-        exit_code=NO_SUCH_WORKLOAD,
     ),
     InvalidKey: ErrorName(
         "InvalidKey",
@@ -114,7 +109,6 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     NoSuchClaim: ErrorName(
         "NoSuchClaim",
         "The workload exists, but the owner has no claim on it.",
-        exit_code=NO_SUCH_WORKLOAD,
     ),
     ClassMismatch: ErrorName(
         "ClassMismatch",
@@ -127,18 +121,15 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     RmidsExhausted: ErrorName(
         "RmidsExhausted",
         "No RMID is free.",
-        exit_code=NO_RMID,
         parameters=ExhaustedParameters,
     ),
     NoSuchProcess: ErrorName(
         "NoSuchProcess",
         "The process does not exist.",
-        exit_code=NO_SUCH_WORKLOAD,
     ),
     NoSuchCgroup: ErrorName(
         "NoSuchCgroup",
         "There is no such control group.",
-        exit_code=NO_SUCH_WORKLOAD,
     ),
     ProcessChanged: ErrorName(
         "ProcessChanged",
@@ -147,12 +138,10 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
     NotMounted: ErrorName(
         "NotMounted",
         "resctrl is not mounted.",
-        exit_code=NOT_RUNNING,
     ),
     MonitoringUnavailable: ErrorName(
         "MonitoringUnavailable",
         "resctrl is mounted but does not monitor.",
-        exit_code=NOT_RUNNING,
     ),
     GroupExists: ErrorName(
         "GroupExists",
@@ -166,7 +155,6 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
         "PermissionDenied",
         "The caller may not do this, or the process cannot be monitored for any caller: process 1, a kernel "
         "thread or *resctrlmond* itself.",
-        exit_code=DENIED,
     ),
     KernelRefused: ErrorName(
         "KernelRefused",
@@ -188,17 +176,10 @@ ERRORS: dict[type[ResctrlError], ErrorName] = {
 INTERNAL_ERROR = "InternalError"
 INTERNAL_ERROR_DESCRIPTION = "A bug in *resctrlmond*. The error has no fields; the journal has the details."
 
-_EXIT_CODES = {row.name: row.exit_code for row in ERRORS.values()} | {INTERNAL_ERROR: FAILURE}
-
 
 def name_of(error: ResctrlError) -> ErrorName:
     """Return the row for the type of an error."""
     return ERRORS[type(error)]
-
-
-def exit_code(name: str) -> int:
-    """Return resctrlctl's exit code for an error name, with or without the prefix of an interface; 1 if unknown."""
-    return _EXIT_CODES.get(name.removeprefix(VARLINK_PREFIX).removeprefix(DBUS_PREFIX), FAILURE)
 
 
 def parameters(error: ResctrlError) -> dict[str, Any]:

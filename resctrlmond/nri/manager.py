@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from resctrlmond import journal
-from resctrlmond.api.errors import VARLINK_PREFIX
+from resctrlmond.api.exit_codes import VARLINK_PREFIX
 from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
 from resctrlmond.message_ids import MessageId
 

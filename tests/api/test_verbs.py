@@ -19,7 +19,7 @@ import pytest
 from varlink import scanner
 
 import resctrlmond
-from resctrlmond.api import errors, types
+from resctrlmond.api import errors, exit_codes, types
 from resctrlmond.api.access import Access, Caller, Policy
 from resctrlmond.api.dbus.server import NameTaken
 from resctrlmond.api.varlink.interfaces import description
@@ -195,13 +195,17 @@ def test_parameters_of_an_error_agree_with_the_description(kind: type[ResctrlErr
     assert row.varlink == f"{MANAGER}.{row.name}"
     assert row.dbus == f"org.resctrlmon1.Error.{row.name}"
     for name in (row.name, row.varlink, row.dbus):
-        assert errors.exit_code(name) == row.exit_code
+        assert exit_codes.exit_code(name) == row.exit_code
     assert row.exit_code not in (0, 2)
 
 
 def test_exit_code_of_an_unknown_error_is_failure() -> None:
-    assert errors.exit_code("org.varlink.service.MethodNotFound") == errors.FAILURE
-    assert errors.exit_code("InternalError") == errors.FAILURE
+    assert exit_codes.exit_code("org.varlink.service.MethodNotFound") == exit_codes.FAILURE
+    assert exit_codes.exit_code("InternalError") == exit_codes.FAILURE
+
+
+def test_exit_codes_belong_to_errors() -> None:
+    assert exit_codes.EXIT_CODES.keys() <= {row.name for row in errors.ERRORS.values()}
 
 
 ROOT, OWNER, READER, NOBODY = (

@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 from msgspec import inspect as shapes
 
-from resctrlmond.api import errors, types, verbs
+from resctrlmond.api import errors, exit_codes, types, verbs
 from resctrlmond.api.access import Access
 
 
@@ -93,7 +93,7 @@ def all_errors() -> list[Error]:
     """All errors, in the order of their table."""
     rows = [Error(row.name, row.description, row.exit_code, fields(row.parameters)) for row in errors.ERRORS.values()]
     last = errors.INTERNAL_ERROR
-    return [*rows, Error(last, errors.INTERNAL_ERROR_DESCRIPTION, errors.exit_code(last), ())]
+    return [*rows, Error(last, errors.INTERNAL_ERROR_DESCRIPTION, exit_codes.exit_code(last), ())]
 
 
 def common_fields() -> tuple[Field, ...]:

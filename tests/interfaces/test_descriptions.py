@@ -11,7 +11,7 @@ import pytest
 
 from resctrlmond.api.dbus import interfaces as bus
 from resctrlmond.api.dbus import values as dbus_values
-from resctrlmond.api.errors import DBUS_PREFIX, VARLINK_PREFIX
+from resctrlmond.api.exit_codes import DBUS_PREFIX, VARLINK_PREFIX
 from resctrlmond.api.verbs import VERBS
 from tests.interfaces import declaration, pages
 from tests.interfaces.__main__ import outdated

@@ -23,7 +23,8 @@ from resctrlmond.api.dbus.objects import LogControl, Objects
 from resctrlmond.api.dbus.pace import Pace
 from resctrlmond.api.dbus.signals import Announcer
 from resctrlmond.api.dbus.unread import Unread
-from resctrlmond.api.errors import DBUS_PREFIX, ERRORS, name_of
+from resctrlmond.api.errors import ERRORS, name_of
+from resctrlmond.api.exit_codes import DBUS_PREFIX
 from resctrlmond.api.verbs import Service
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.model import Workload

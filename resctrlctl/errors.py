@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of resctrlctl, its exit statuses, and messages on standard error. Imports almost nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from resctrlmond.api.exit_codes import FAILURE
+from resctrlmond.resctrl.errors import printable
+
+TYPE_CHECKING = False  # importing typing takes longer than this module
+if TYPE_CHECKING:
+    from typing import TextIO
+
+PROGRAM = "resctrlctl"
+
+# The other exit statuses are in resctrlmond.api.exit_codes.
+OK = 0
+USAGE = 2
+# The verb run: resctrlctl fails before the command starts, as with env(1), nice(1) and timeout(1).
+OWN_FAILURE = 125
+
+
+class CommandError(Exception):
+    """An error message of one sentence, and the exit status of resctrlctl.
+
+    ``name`` is the name of the varlink error without its interface; "" if the daemon did not return one.
+    """
+
+    def __init__(self, message: str, status: int = FAILURE, name: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.name = name
+
+
+class DaemonDown(CommandError):
+    """No process listens on the socket."""
+
+
+class Disconnected(CommandError):
+    """The daemon closed the connection before its reply: it was stopped, or it refuses further connections."""
+
+
+def print_error(text: str, out: TextIO | None = None) -> None:
+    """Print the program's name and a message, made printable, as one line on standard error. Ignore errors."""
+    with contextlib.suppress(OSError):  # EBADF if it is closed, EIO after a hang-up of the terminal
+        print(f"{PROGRAM}: {printable(text)}", file=out or sys.stderr, flush=True)

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Call the function of a verb, with its options and its output."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from resctrlctl.arguments import VERBS
+from resctrlctl.output import Json, Output
+
+
+def call_verb(args: argparse.Namespace) -> int:
+    """Import the module of the verb, call its function, and return the exit status."""
+    to_terminal = sys.stderr.isatty() and not args.output if args.verb == "run" else sys.stdout.isatty()
+    mode = args.json if args.json != "auto" else "pretty" if to_terminal else "short"
+    output = Output(Json(mode), legend=not args.no_legend, quiet=args.quiet, full=args.full)
+    module, _, function = VERBS[args.verb][1].partition(":")
+    return int(getattr(importlib.import_module(f"resctrlctl.{module}"), function)(args, output))

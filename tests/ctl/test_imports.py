@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""resctrlctl imports only the modules that its verb needs: all of the time until a verb begins is imports."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resctrlctl.arguments import VERBS
+from tests.ctl.conftest import ROOT
+from tests.ctl.fake_manager import FakeManager
+
+MAIN = "import sys; from resctrlctl.__main__ import main; main(); print('modules:', *sys.modules, file=sys.stderr)"
+# The lower layers, which only the daemon and the view without it need, and modules of which one costs milliseconds.
+ENGINE = {
+    "resctrlmond.resctrl.tree",
+    "resctrlmond.resctrl.counters",
+    "resctrlmond.resctrl.bandwidth",
+    "resctrlmond.resctrl.mounts",
+    "resctrlmond.workloads.model",
+    "resctrlmond.workloads.accounting",
+    "resctrlmond.workloads.pods",
+    "resctrlmond.workloads.snapshot",
+    "resctrlmond.workloads.store",
+    "resctrlmond.workloads.manager",
+    "resctrlmond.api.errors",
+    "resctrlmond.api.translate",
+    "resctrlmond.api.verbs",
+    "resctrlmond.daemon",
+    "resctrlctl.tree_view",
+    "asyncio",
+    "bz2",
+    "ctypes",
+    "dataclasses",
+    "dbus_fast",
+    "json",
+    "logging",
+    "lzma",
+    "rich",
+    "shutil",
+    "subprocess",
+    "yaml",
+}
+VERB_MODULES = {"resctrlctl.queries", "resctrlctl.control", "resctrlctl.hooks", "resctrlctl.run"}
+# Modules that no command line needs before its verb is called.
+INTERFACE = {
+    "msgspec",
+    "socket",
+    "threading",
+    "typing",
+    "resctrlctl.daemon",
+    "resctrlctl.output",
+    "resctrlmond.api.types",
+}
+
+
+def imported(*arguments: str) -> set[str]:
+    """Return the modules that resctrlctl imports for a command line."""
+    # Without the module site, because the .pth files of an environment for development import modules too.
+    packages = str(Path(msgspec.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", MAIN, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), packages])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    modules = set(done.stderr.rpartition("modules:")[2].split())
+    assert "resctrlctl.command" in modules, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return modules
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["run", "--help"], ["bogus"], ["list", "--bogus"]], ids=" ".join
+)
+def test_version_help_and_errors_import_no_verb(arguments: list[str]) -> None:
+    modules = imported("--socket", "/none", *arguments)
+    assert sorted(modules & (ENGINE | VERB_MODULES | INTERFACE)) == []
+
+
+def test_version_alone_does_not_import_the_parser() -> None:
+    modules = imported("--version")
+    assert sorted(modules & (ENGINE | VERB_MODULES | INTERFACE | {"argparse", "resctrlctl.arguments"})) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [(["list"], "queries"), (["show", "web"], "queries"), (["release", "web"], "control")],
+    ids=["list", "show", "release"],
+)
+def test_verb_imports_neither_the_engine_nor_other_verbs(
+    arguments: list[str], module: str, manager: FakeManager
+) -> None:
+    manager.add("web")
+    modules = imported("--socket", manager.socket, *arguments)
+    assert modules & VERB_MODULES == {f"resctrlctl.{module}"}
+    assert sorted(modules & (ENGINE | {"threading"})) == []
+
+
+def test_run_imports_neither_the_engine_nor_other_verbs(manager: FakeManager) -> None:
+    modules = imported("--socket", manager.socket, "run", "--", "true")
+    assert modules & VERB_MODULES == {"resctrlctl.run"}
+    assert sorted(modules & ENGINE) == []
+
+
+def test_table_of_verbs_names_functions() -> None:
+    for name, (_, place, _) in VERBS.items():
+        module, _, function = place.partition(":")
+        assert callable(getattr(importlib.import_module(f"resctrlctl.{module}"), function)), name
