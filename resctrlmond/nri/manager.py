@@ -93,7 +93,7 @@ class Manager:
         """
         if not self._complaint:
             log.warning(
-                "containers start unmonitored for now: %s",
+                "containers start anyway, and may be unmonitored for now: %s",
                 text,
                 extra=journal.fields(error, message_id=MessageId.UNMONITORED),
             )

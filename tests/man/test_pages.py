@@ -74,6 +74,13 @@ def test_the_pages_and_the_catalogue_agree_on_a_group_that_somebody_removed() ->
         assert re.search("again after a delay", text), text
 
 
+def test_no_text_claims_that_a_container_starts_unmonitored() -> None:
+    """resctrlmond may process a request after the hook or the NRI plugin has stopped waiting for the reply."""
+    for path in (*PAGES, ROOT / "systemd" / "resctrlmond.catalog"):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        assert not re.search(r"(?i)containers? .{0,20}starts? unmonitored|it starts? unmonitored", text), path.name
+
+
 def exit_codes(page: Path) -> set[int]:
     """The exit codes that have a paragraph."""
     return {int(code) for code in re.findall(r"^\*([0-9]+)\*$", section(page, "EXIT STATUS"), re.MULTILINE)}
