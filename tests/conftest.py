@@ -10,7 +10,6 @@ import secrets
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ for name in ("DBUS_SESSION_BUS_ADDRESS", "RESCTRLMOND_SOCKET", "MAKEFLAGS", "MFL
     os.environ.pop(name, None)
 
 KEPT = 3  # directories of failed runs
-PREFIX = "resctrlmond-tests-"
+PREFIX = "rmond-"
 FOR_TESTS = "t"  # pytest creates it for the first test that uses it
 
 _OWN = pytest.StashKey[Path]()
@@ -45,9 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     that was killed left a mount in them.
     """
     if config.option.basetemp is None:
-        # Sorted by name, runs are in the order of their starts.
-        name = f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-        config.stash[_OWN] = Path(tempfile.gettempdir()).resolve() / name
+        # Short, because tests create sockets below it, whose path has at most 107 bytes (sun_path of unix(7)).
+        config.stash[_OWN] = Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{secrets.token_hex(4)}"
         config.option.basetemp = config.stash[_OWN] / FOR_TESTS
 
 
@@ -73,9 +71,16 @@ def _clean_up(own: Path, lock: int, *, passed: bool) -> None:
         _remove(own)
     os.close(lock)
     # A run that starts now has perhaps no lock yet, but then no directory for tests either.
-    runs = sorted(path.parent for path in own.parent.glob(f"{PREFIX}*/{FOR_TESTS}"))
-    for path in [path for path in runs if not _is_in_use(path)][:-KEPT]:
+    runs = [path.parent for path in own.parent.glob(f"{PREFIX}*/{FOR_TESTS}")]
+    for path in sorted((path for path in runs if not _is_in_use(path)), key=_start, reverse=True)[KEPT:]:
         _remove(path)
+
+
+def _start(own: Path) -> float:
+    try:
+        return own.stat().st_mtime
+    except FileNotFoundError:  # Another run has removed it.
+        return 0
 
 
 def _is_in_use(own: Path) -> bool:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 def directories(parent: Path) -> list[Path]:
     """List the directories of test runs, oldest first."""
-    return sorted(parent.glob(f"{PREFIX}*"))
+    return sorted(parent.glob(f"{PREFIX}*"), key=lambda path: path.stat().st_mtime)
 
 
 def test_signals_that_nohup_and_a_background_job_ignore_have_their_defaults_again() -> None:
@@ -85,10 +85,10 @@ def test_run_without_tests_leaves_no_directory(tmp_path: Path, arguments: list[s
 
 def test_last_failed_runs_are_kept_and_those_in_use(tmp_path: Path) -> None:
     place = tmp_path / "a place"
-    earlier = [place / f"{PREFIX}2026010{day}-000000-00" for day in range(1, 8)]
-    for path in earlier:
+    *earlier, starting = (place / f"{PREFIX}{name}" for name in "ehbcfgad")
+    for time, path in enumerate(earlier):
         (path / FOR_TESTS / "resctrl").mkdir(parents=True)
-    starting = place / f"{PREFIX}20260108-000000-00"
+        os.utime(path, (time, time))
     starting.mkdir()
     test = tmp_path / "test_one.py"
     test.write_text("def test_one(tmp_path):\n    assert False\n")
@@ -105,3 +105,4 @@ def test_last_failed_runs_are_kept_and_those_in_use(tmp_path: Path) -> None:
     *others, own = directories(place)
     assert others == [*earlier[:2], *earlier[-(KEPT - 1) :], starting]
     assert (own / FOR_TESTS).exists()
+    assert len(own.name) <= 14, "the path of a socket below it has at most 107 bytes"
