@@ -15,6 +15,7 @@ from resctrlmond.arguments import not_empty
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any, NoReturn
 
     from _typeshed import SupportsWrite
@@ -83,7 +84,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Exits if the command line is wrong.
     """
     own, command = _split(argv)
-    parser = build()
+    parser = build(own)
     # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
     args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
     # argparse would report this with the main parser, which has neither the verb's name nor its exit status.
@@ -114,8 +115,12 @@ def _is_text(word: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
-def build() -> Parser:
-    """Return the parser with all verbs."""
+def build(words: Iterable[str] = ()) -> Parser:
+    """Return the parser with all verbs; with ``words``, only the verbs among them have their arguments.
+
+    Adding all arguments of all verbs takes longer than parsing a command line.
+    """
+    complete = set(words) or set(VERBS)
     parser = Parser(prog=PROGRAM, description=_DESCRIPTION, epilog=_EPILOG, parents=[_common(first=True)])
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -127,13 +132,14 @@ def build() -> Parser:
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
             epilog=_RUN_EPILOG if name == "run" else None,
-            parents=[common],
+            parents=[common] if name in complete else [],
         )
         if name == "run":
             verb.usage_status = OWN_FAILURE
             verb.hint = "; give the command after --, for example: resctrlctl run -- make -j8"
         verb.set_defaults(verb=name, parser=verb)
-        arguments(verb)
+        if name in complete:
+            arguments(verb)
     return parser
 
 
