@@ -15,6 +15,7 @@ LEGEND = """
 Medians of interleaved rounds; ratio: ours to bare within a round, its median, least and greatest.
 * Most of both sides is the simulator: a call into it crosses FUSE to a Python process and takes some hundred times as
   long as one on plain files. The rows on plain files, a copy in memory, show our own share of the work.
+resctrlctl: the least of 30 rounds on both sides, because nearly all of it is imports.
 Release waits 4 ms in which the cores hand over their last energy counts. Start-up and memory are with the D-Bus door.
 """
 
@@ -27,6 +28,7 @@ def measured(host: Host) -> list[Row]:
             found += [
                 *rows.hook(host, client, pid),
                 *rows.lives(host, client, pid),
+                *rows.commands(host, 30),
                 *nri.starts(host),
                 *rows.listing(host, client),
             ]

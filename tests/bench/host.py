@@ -113,8 +113,12 @@ def threaded(threads: int) -> contextlib.AbstractContextManager[int]:
 
 
 def spawn(command: list[str], stdin: str = os.devnull) -> None:
-    """Run a command to its end, with as little of our own around it as there can be."""
-    pid = os.posix_spawn(command[0], command, {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0)])
+    """Run a command to its end, without its output, with as little of our own around it as there can be."""
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+    ]
+    pid = os.posix_spawn(command[0], command, {}, file_actions=files)
     _, status = os.waitpid(pid, 0)
     assert status == 0, f"{command} ended with wait status {status}"
 

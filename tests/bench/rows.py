@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 
@@ -134,6 +135,21 @@ def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:
     bare_is = "their system calls on resctrl, by hand"
     yield Row("Create, Assign, Release by varlink", varlink, bare_is, bare, seconds, fuse=True)
     yield Row("Create, Assign, Release by D-Bus", dbus, bare_is, bare, seconds, fuse=True)
+
+
+def commands(host: Host, rounds: int) -> Iterator[Row]:
+    """Verbs of resctrlctl as processes: the least time of all rounds."""
+    main = [sys.executable, "-c", "from resctrlctl.__main__ import main; raise SystemExit(main())"]
+    socket = ["--socket", host.varlink]
+    bare, version, listed, ran = interleaved(
+        rounds,
+        lambda: spawn([sys.executable, "-c", "pass"]),
+        lambda: spawn([*main, "--version"]),
+        lambda: spawn([*main, *socket, "list"]),
+        lambda: spawn([*main, *socket, "run", "-q", "--", "true"]),
+    )
+    for what, taken in (("--version", version), ("list", listed), ("run -- true", ran)):
+        yield Row(f"resctrlctl {what}", [min(taken)], "python3 -c pass", [min(bare)], seconds)
 
 
 def listing(host: Host, client: Client) -> Iterator[Row]:

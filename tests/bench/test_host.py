@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +12,16 @@ import pytest
 
 from resctrlmond.api.varlink.client import Client
 from tests.bench.host import Host
-from tests.bench.rows import MANAGER
+from tests.bench.rows import MANAGER, commands
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    host = Host(tmp_path)
-    with host.running():
-        yield host
+def host() -> Iterator[Host]:
+    # Not tmp_path: the path of a socket has at most 107 bytes (unix(7)).
+    with tempfile.TemporaryDirectory(prefix="bench.") as folder:
+        host = Host(Path(folder))
+        with host.running():
+            yield host
 
 
 def is_there(pid: int) -> bool:
@@ -45,3 +48,9 @@ def test_a_measurement_that_fails_ends_the_daemon_too(host: Host) -> None:
         pids.append(pid)
         raise ZeroDivisionError
     assert not is_there(pids[0])
+
+
+def test_verbs_of_resctrlctl_are_measured(host: Host) -> None:
+    with host.daemon():
+        rows = list(commands(host, 1))
+    assert [row.what for row in rows] == ["resctrlctl --version", "resctrlctl list", "resctrlctl run -- true"]
