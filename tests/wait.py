@@ -11,10 +11,14 @@ TIMEOUT_S = 60.0
 
 
 def wait_until(
-    condition: Callable[[], object], *, interval_s: float = 0.01, failure: str = "the condition does not hold"
+    condition: Callable[[], object],
+    *,
+    interval_s: float = 0.01,
+    timeout_s: float = TIMEOUT_S,
+    failure: str = "the condition does not hold",
 ) -> None:
-    """Return as soon as the condition holds. Raise AssertionError with ``failure`` after a minute."""
-    deadline = time.monotonic() + TIMEOUT_S
+    """Return as soon as the condition holds. Raise AssertionError with ``failure`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"{failure} after {TIMEOUT_S:.0f} s"
+        assert time.monotonic() < deadline, f"{failure} after {timeout_s:.0f} s"
         time.sleep(interval_s)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.wait import wait_until
 
 from .machine import Completed, Guest
 
@@ -112,10 +113,7 @@ class Host:
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         """Wait for a condition."""
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, f"waited {seconds} s in vain for {what}"
-            time.sleep(0.1)
+        wait_until(condition, interval_s=0.1, timeout_s=seconds, failure=f"still waiting for {what}")
 
     # -- containers
 

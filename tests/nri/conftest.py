@@ -23,6 +23,7 @@ from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.sim.fuse.mount import Simulation
 from tests.daemon.conftest import Machine
 from tests.nri.runtime import Plugin, Runtime
+from tests.wait import wait_until
 
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 _SERIAL = itertools.count(1)
@@ -134,15 +135,18 @@ class Node:
 
     # -- conditions
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-        """Wait for a condition."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.adapter is None or self.adapter.poll() is None, self.said()
-            assert time.monotonic() < deadline, (
-                f"waited in vain for {what}\n{self.said()}\n{self.machine.log.read_text()}"
-            )
-            time.sleep(0.02)
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition. Raise AssertionError with the logs if the adapter ends, or after a minute."""
+
+        def is_met() -> bool:
+            assert self.adapter is None or self.adapter.poll() is None, "the adapter has ended"
+            return condition()
+
+        try:
+            wait_until(is_met, interval_s=0.02, failure=f"still waiting for {what}")
+        except AssertionError as failure:
+            failure.add_note(f"{self.said()}\n{self.machine.log.read_text()}")
+            raise
 
     def group(self, key: str = UID) -> dict[str, Any]:
         """Return the workload as the daemon has it; {} if it has none."""

@@ -130,7 +130,7 @@ def test_out_of_rmids_the_container_starts_and_its_group_is_pending(node: Node) 
         assert node.group()["state"] == "pending"
         assert node.living() == {pod.id, container.id}
         os.rmdir(node.machine.top / "resctrl" / "mon_groups" / "other-0")
-        node.until(lambda: node.group()["state"] == "active", "the RMID that came free", 60)
+        node.until(lambda: node.group()["state"] == "active", "the RMID that came free")
         node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
         assert node.group()["baseline"] == "late"
 

@@ -117,7 +117,7 @@ def test_unreported_container_is_found_beside_its_sandbox(node: Node, pod_cgroup
         settled(f"{pod_cgroup}/crio-conmon-{an_id()}.scope", node.process())
         settled(f"{pod_cgroup}/{an_id()}")
         plugin.greet([pod])
-        node.until(lambda: node.living() == {pod.id, name}, "the container", 60)
+        node.until(lambda: node.living() == {pod.id, name}, "the container")
         node.until(lambda: node.machine.tasks(UID) == {pid}, "its task")
         assert node.member(name)["late"]
         assert "without a report" in node.said()
@@ -135,7 +135,7 @@ def test_pod_ends_with_its_control_group_without_a_report(node: Node, pod_cgroup
             node.end(one)
         for directory in (f"{pod_cgroup}/{pod.id}", f"{pod_cgroup}/{name}", pod_cgroup):
             node.until(lambda path=directory: emptied(path), "the control group to be empty")
-        node.until(lambda: node.group()["state"] == "completed", "the end of the pod", 60)
+        node.until(lambda: node.group()["state"] == "completed", "the end of the pod")
         assert "control group is gone" in node.said()
 
 
@@ -149,7 +149,7 @@ def test_pod_without_a_pid_is_found_by_its_declared_control_group(node: Node, po
         node.until(lambda: node.said().count("rescan of") > rescans, "a rescan")
         assert node.group()["state"] == "idle"
         assert emptied(pod_cgroup)
-        node.until(lambda: node.group()["state"] == "completed", "the end of the pod", 60)
+        node.until(lambda: node.group()["state"] == "completed", "the end of the pod")
 
 
 @pytest.mark.parametrize(
