@@ -11,7 +11,7 @@ The checks of a call, in order:
    and for readers the rights, the method and the signature.
 3. ``Admission``, when the body is complete: the credentials, asked from the bus if necessary; for readers the checks
    of step 2 again, and the queue of the user. While many senders are unknown, the calls of senders that have left the
-   bus are dropped first.
+   bus are dropped first, also those in queues.
 4. The D-Bus library decodes the message.
 5. ``objects.Objects.resolve``: the object, the interface, the method and its signature; the rights
    (``access.Policy``). This check decides: that of steps 2 and 3 only keeps calls from being decoded.
@@ -175,11 +175,17 @@ class Admission:
             await asyncio.gather(*map(self._identify, itertools.islice(self._unknown, _MOST_LOOKUPS)))
 
     async def _drop_departed(self) -> None:
-        """Drop the calls of unknown senders that have left the bus: they need no reply."""
+        """Drop the unknown and the queued calls of senders that have left the bus: they need no reply."""
+        senders = {*self._unknown, *(call.header.sender for queue in self._queues.values() for call, _ in queue)}
         with contextlib.suppress(BusUnavailable, DBusError):
-            for sender in await self._callers.find_departed(self._unknown):
+            departed = set(await self._callers.find_departed(senders))
+            for sender in departed & self._unknown.keys():
                 for call in self._pop_unknown(sender):
                     self._drop(call, None)
+            for queue in self._queues.values():
+                for queued in [queued for queued in queue if queued[0].header.sender in departed]:
+                    queue.remove(queued)
+                    self._drop(queued[0], None)
 
     async def _identify(self, sender: str) -> None:
         caller = problem = None
