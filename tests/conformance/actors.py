@@ -62,6 +62,7 @@ def read(path: str) -> str:
 
 def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
     """Poll until ``done``. Raises TimeoutError after ``seconds``."""
+    # Not tests/wait.py: this file is also run as a program, which cannot import other files of the tests.
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
