@@ -22,8 +22,8 @@ class State(enum.StrEnum):
     COMPLETED = "completed"
     """The workload has ended. The end values are written, and kept for _snapshot_ttl_."""
     LOST = "lost"
-    """The run has ended because somebody else removed the group or unmounted resctrl. The values that were read last
-    are the end values. While the workload is claimed, the daemon begins another run.
+    """The run has ended because another program removed the group or unmounted resctrl. The values that were read
+    last are the end values. While the workload is claimed, the daemon begins another run.
     """
     FAILED = "failed"
     """The run has ended because the group could not be created; see *reason* of *Group*."""
