@@ -12,6 +12,7 @@ from resctrlmond.workloads import accounting
 from resctrlmond.workloads.accounting import Quality, worst
 from resctrlmond.workloads.caveats import together
 from resctrlmond.workloads.model import Member, Workload
+from resctrlmond.workloads.totals import as_reported
 
 
 def group(workload: Workload, path: str | None, snapshot: str | None = None) -> types.Group:
@@ -20,7 +21,7 @@ def group(workload: Workload, path: str | None, snapshot: str | None = None) -> 
     for one in workload.groups:
         caveats = together(caveats, one.caveats)
     first = workload.first
-    baseline = workload.as_reported().worst_baseline
+    baseline = as_reported(workload).worst_baseline
     return types.Group(
         key=workload.key,
         class_=first.class_,

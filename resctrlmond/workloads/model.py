@@ -9,7 +9,6 @@ import msgspec
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import worst
 from resctrlmond.workloads.states import EndRule, Quality, State
 
@@ -301,18 +300,6 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     def with_late(self, member: Member, why: str = "") -> Workload:
         """Return the workload with a late baseline of the group that the member counts in, for the reason ``why``."""
         return self.downgraded(self.group_of(member), Quality.LATE, why)
-
-    def as_reported(self) -> Workload:
-        """Return the workload with a late baseline for each group that a member is being put into.
-
-        The caller of that Assign may have stopped waiting, so that the member runs outside. The daemon finds that out
-        only after the last move.
-        """
-        workload = self
-        for member in self.living:
-            if member.joining:
-                workload = workload.with_late(member, reasons.joins(member))
-        return workload
 
     # -- members
 

@@ -11,7 +11,7 @@ from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import GroupState, Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import Live, remembered, used
+from resctrlmond.workloads.totals import Live, as_reported, remembered, used
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _quality(line: str) -> Quality:
 
 def _relevant(workload: Workload) -> Workload:
     """Return the workload with only what its totals depend on."""
-    workload = workload.as_reported()
+    workload = as_reported(workload)
     groups = [
         replace(
             group,

@@ -6,10 +6,7 @@ They are text for people. Code adds, compares and removes whole reasons, and doe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from resctrlmond.workloads.model import Member
+from resctrlmond.workloads.model import Member
 
 # -- a member ran before it was in the group
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
-from resctrlmond.workloads import checkpoint
+from resctrlmond.workloads import checkpoint, reasons
 from resctrlmond.workloads.accounting import Quality, Total, added, totals, worst
 from resctrlmond.workloads.checkpoint import Checkpoint
 from resctrlmond.workloads.model import Group, GroupState, PriorRuns, Workload
@@ -17,12 +17,24 @@ from resctrlmond.workloads.snapshot import Snapshots
 Live = Mapping[str, Sequence[Reading]]
 
 
+def as_reported(workload: Workload) -> Workload:
+    """Return the workload with a late baseline for each group that a member is being put into.
+
+    The caller of that Assign may have stopped waiting, so that the member runs outside. The daemon finds that out
+    only after the last move.
+    """
+    for member in workload.living:
+        if member.joining:
+            workload = workload.with_late(member, reasons.joins(member))
+    return workload
+
+
 def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str = "") -> list[Total]:
     """Return the totals over all groups: up to the ``live`` readings, or up to the end values for groups without any.
 
     ``completed_at`` is the time at which the end values of the first group were read, if its file does not exist yet.
     """
-    workload = workload.as_reported()
+    workload = as_reported(workload)
     counted = [group for group in workload.groups if snapshots.exists(workload.subfolder(group))]
     parts = []
     for group in counted:
@@ -40,7 +52,7 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str
 
 def at_baseline(workload: Workload, readings: Sequence[Reading]) -> list[Total]:
     """Return the totals at the baseline, which are the ``readings`` of the first group."""
-    workload = workload.as_reported()
+    workload = as_reported(workload)
     first = workload.first
     part = _totals(first, readings, readings)
     return part if workload.prior_runs is None else added([part, _of_prior_runs(workload.prior_runs, [part])])
