@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, PermissionDenied, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import Mount, mounts
@@ -32,30 +33,35 @@ def cgroup_of(pid: int) -> str:
     Raises NoSuchProcess, NotRead.
     """
     where = _where(pid)
-    points: dict[str, str] = {}
-    for mount in mounts():
-        for name in _mounted_hierarchies(mount):
-            # If a hierarchy is mounted twice, the older mount is the host's own.
-            points.setdefault(name, mount.point)
-    for name in ("", *_V1):
-        inner = where.get(name, "/")
-        # A path outside the mount's root ("/../x") belongs to another cgroup namespace, so it cannot be resolved.
-        if inner != "/" and name in points and not (inner + "/").startswith("/../"):
-            return points[name] + inner
-    return ""
+    # A path outside the mount's root ("/../x") belongs to another cgroup namespace, so it cannot be resolved.
+    inside = {name: inner for name, inner in where.items() if inner != "/" and not (inner + "/").startswith("/../")}
+    wanted = [name for name in ("", *_V1) if name in inside]
+    if not wanted:
+        return ""
+
+    def path_in(hierarchies: Iterable[_Hierarchy]) -> tuple[_Hierarchy, str] | None:
+        for name in wanted:
+            for hierarchy in hierarchies:
+                # If a hierarchy is mounted twice, the older mount is the host's own.
+                if name in hierarchy.names:
+                    return hierarchy, hierarchy.point + inside[name]
+        return None
+
+    found = _find(path_in)
+    return found[1] if found else ""
 
 
 def member_test(cgroup: str) -> Callable[[int], bool]:
     """Return a test whether a thread is in the control group or below it; False for a thread that has ended.
 
     The test uses the hierarchy of ``cgroup``: on v1 hosts a process has a control group in each hierarchy.
+    Raises NotRead.
     """
-    above = [mount for mount in mounts() if _mounted_hierarchies(mount) and cgroup.startswith(mount.point + "/")]
-    if not above:
+    found = _find(lambda hierarchies: _above(cgroup, hierarchies))
+    if not found:
         return lambda _: False
-    mount = max(above, key=lambda mount: len(mount.point))
-    names = _mounted_hierarchies(mount)
-    inner = cgroup.removeprefix(mount.point)
+    names = found[0].names
+    inner = cgroup.removeprefix(found[0].point)
 
     def holds(tid: int) -> bool:
         try:
@@ -65,6 +71,67 @@ def member_test(cgroup: str) -> Callable[[int], bool]:
         return any((where.get(name, "") + "/").startswith(inner + "/") for name in names)
 
     return holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Hierarchy:
+    """A mounted hierarchy of control groups. ``identity`` is the device and inode of its root directory.
+
+    ``names`` are "" for v2; the controllers, or the name, of a v1 hierarchy.
+    """
+
+    names: frozenset[str]
+    point: str
+    identity: tuple[int, int]
+
+    def contains(self, path: str) -> bool:
+        """Return whether the path, which has the prefix ``point``, is still in this hierarchy, or does not exist.
+
+        Something else may have been mounted at ``point``, or between it and the path. Raises NotRead.
+        """
+        # All control groups of a hierarchy are on its device (fs/kernfs/mount.c, kernfs_fill_super()).
+        there = _identity(path)
+        return _identity(self.point) == self.identity and (there is None or there[0] == self.identity[0])
+
+
+# The hierarchies when the table of mounts was last read. The table has a line for each mount of each container, and
+# changes with each container start: it is read again only if these have no answer, or one that is no longer mounted.
+_known: tuple[_Hierarchy, ...] = ()
+
+
+def _find(search: Callable[[Iterable[_Hierarchy]], tuple[_Hierarchy, str] | None]) -> tuple[_Hierarchy, str] | None:
+    """Search the mounted hierarchies for a path, and return its hierarchy and the path. Raises NotRead."""
+    global _known  # noqa: PLW0603 - one for the process, as its mount namespace; replaced in one step
+    found = search(_known)
+    if not found or not found[0].contains(found[1]):
+        _known = tuple(_mounted())
+        found = search(_known)
+    return found if found and found[0].contains(found[1]) else None
+
+
+def _mounted() -> Iterator[_Hierarchy]:
+    for mount in mounts():
+        names = _names(mount)
+        # Another mount may hide this one.
+        if names and (identity := _identity(mount.point)) and identity[0] == mount.device:
+            yield _Hierarchy(frozenset(names), mount.point, identity)
+
+
+def _above(path: str, hierarchies: Iterable[_Hierarchy]) -> tuple[_Hierarchy, str] | None:
+    """Return the hierarchy of which the path is a part, and the path; None if it is in none."""
+    above = [found for found in hierarchies if (path + "/").startswith(found.point + "/")]
+    return (max(above, key=lambda found: len(found.point)), path) if above else None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return the device and the inode of a directory; None if it does not exist. Raises NotRead."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno in LACKS:
+            raise not_read(error, "find where control groups are mounted", path) from error
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _where(tid: int) -> dict[str, str]:
@@ -87,7 +154,7 @@ def _where(tid: int) -> dict[str, str]:
     }
 
 
-def _mounted_hierarchies(mount: Mount) -> list[str]:
+def _names(mount: Mount) -> list[str]:
     if mount.root != "/":
         return []
     if mount.fstype == "cgroup2":
@@ -107,11 +174,10 @@ def check(path: str) -> str:
         real = os.path.realpath(path)
     except ValueError:  # the path has a NUL, or a character that cannot be encoded
         raise NoSuchCgroup("is not a path", path=repr(path)) from None
-    roots = [mount.point for mount in mounts() if mount.fstype in ("cgroup", "cgroup2") and mount.root == "/"]
-    if real in roots:
+    found = _find(lambda hierarchies: _above(real, hierarchies))
+    if found and found[0].point == real:
         raise PermissionDenied("is the root control group: it holds the whole host", path=real)
-    inside = any(real.startswith(root + "/") for root in roots)
-    if not inside or not os.path.exists(os.path.join(real, "cgroup.procs")):
+    if not found or not os.path.exists(os.path.join(real, "cgroup.procs")):
         raise NoSuchCgroup("is not a control group", path=path, remedy="Give a path below /sys/fs/cgroup")
     return real
 

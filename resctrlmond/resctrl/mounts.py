@@ -15,9 +15,13 @@ from resctrlmond.resctrl.errors import reading
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo (proc_pid_mountinfo(5)): ``root`` is the part of the filesystem that is mounted."""
+    """One line of mountinfo (proc_pid_mountinfo(5)): ``root`` is the part of the filesystem that is mounted.
+
+    ``device`` is the st_dev of its files.
+    """
 
     mount_id: int
+    device: int
     root: str
     point: str
     fstype: str
@@ -43,10 +47,12 @@ def parse(line: str) -> Mount:
     other character, such as a carriage return or a Unicode space. Only the space separates fields.
     """
     before, _, after = line.partition(" - ")
-    number, _, _, root, point, *_ = before.split(" ")
+    number, _, device, root, point, *_ = before.split(" ")
+    major, _, minor = device.partition(":")
     fstype, _, options, *_ = after.split(" ")
     return Mount(
         mount_id=int(number),
+        device=os.makedev(int(major), int(minor)),
         root=_unescape(root),
         point=_unescape(point),
         fstype=fstype,

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -51,6 +54,90 @@ def test_the_unified_hierarchy_is_preferred(cgroup: str, cgroup_v1: str, puppet:
     enter(cgroup_v1, puppet.pid)
     enter(cgroup, puppet.pid)
     assert cgroups.cgroup_of(puppet.pid) == cgroup
+
+
+@pytest.fixture
+def mounted(cgroup: str) -> Iterator[Callable[[str, Path], None]]:
+    """Mount a filesystem of a type for the time of a test."""
+    points: list[Path] = []
+
+    def mount(fstype: str, point: Path) -> None:
+        subprocess.run(["mount", "-t", fstype, "none", point], check=True)
+        points.append(point)
+
+    yield mount
+    for point in reversed(points):
+        if point.is_mount():
+            subprocess.run(["umount", point], check=True)
+
+
+@pytest.fixture
+def without_the_table(monkeypatch: pytest.MonkeyPatch, cgroup: str) -> None:
+    """Let the table of mounts be read once, and fail if it is read again."""
+    cgroups.check(cgroup)
+
+    def read_again() -> NoReturn:
+        raise AssertionError("the table of mounts was read again")
+
+    monkeypatch.setattr("resctrlmond.resctrl.cgroups.mounts", read_again)
+
+
+@pytest.mark.usefixtures("without_the_table")
+def test_the_table_of_mounts_is_read_once(cgroup: str, puppet: Puppet) -> None:
+    """Each container start changes it, and adds lines to it: one read took 30 ms with 1500 mounts."""
+    enter(cgroup, puppet.pid)
+    assert cgroups.cgroup_of(puppet.pid) == cgroup
+    assert cgroups.member_test(cgroup)(puppet.pid)
+    assert cgroups.check(cgroup) == cgroup
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(f"{cgroup}/gone")
+    with pytest.raises(PermissionDenied):
+        cgroups.check(v2_root())
+
+
+def test_a_hierarchy_that_is_mounted_later_is_found(
+    tmp_path: Path, mounted: Callable[[str, Path], None], cgroup: str, puppet: Puppet
+) -> None:
+    enter(cgroup, puppet.pid)
+    inner = cgroup.removeprefix(v2_root())
+    assert cgroups.cgroup_of(puppet.pid) == cgroup
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(str(tmp_path))
+    mounted("cgroup2", tmp_path)
+    assert cgroups.check(f"{tmp_path}{inner}") == f"{tmp_path}{inner}"
+    assert cgroups.member_test(f"{tmp_path}{inner}")(puppet.pid)
+    # The older mount is the host's own.
+    assert cgroups.cgroup_of(puppet.pid) == cgroup
+
+
+def test_a_hierarchy_that_was_unmounted_is_not_trusted(
+    tmp_path: Path, mounted: Callable[[str, Path], None], cgroup: str
+) -> None:
+    inner = cgroup.removeprefix(v2_root())
+    mounted("cgroup2", tmp_path)
+    assert cgroups.check(f"{tmp_path}{inner}")
+    subprocess.run(["umount", str(tmp_path)], check=True)
+    _imitate(Path(f"{tmp_path}{inner}"))
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(f"{tmp_path}{inner}")
+
+
+@pytest.mark.parametrize("below", [True, False])
+def test_a_filesystem_that_hides_a_hierarchy_is_not_trusted(
+    tmp_path: Path, mounted: Callable[[str, Path], None], cgroup: str, below: bool
+) -> None:
+    inner = cgroup.removeprefix(v2_root())
+    mounted("cgroup2", tmp_path)
+    assert cgroups.check(f"{tmp_path}{inner}")
+    mounted("tmpfs", Path(f"{tmp_path}{inner}") if below else tmp_path)
+    _imitate(Path(f"{tmp_path}{inner}"))
+    with pytest.raises(NoSuchCgroup):
+        cgroups.check(f"{tmp_path}{inner}")
+
+
+def _imitate(cgroup: Path) -> None:
+    cgroup.mkdir(parents=True, exist_ok=True)
+    (cgroup / "cgroup.procs").touch()
 
 
 def test_a_dead_process_has_no_cgroup(puppet: Puppet) -> None:
