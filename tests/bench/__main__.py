@@ -24,10 +24,11 @@ def measured(host: Host) -> list[Row]:
     """Every row, in the order of the table."""
     with host.running():
         found = [*rows.starts(host, 5, 0)]
-        with host.daemon(), Client(host.varlink) as client, threaded(1) as pid:
+        with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
             found += [
                 *rows.hook(host, client, pid),
                 *rows.lives(host, client, pid),
+                *rows.mounts(host, client, daemon, pid),
                 *rows.commands(host, 30),
                 *nri.starts(host),
                 *rows.listing(host, client),

@@ -20,6 +20,15 @@ ROOT = Path(__file__).parents[2]
 # How long a daemon may take to end after STOPPING=1, in seconds.
 _STOP_S = 60.0
 IDLE = ("-c", "import asyncio; print(flush=True); asyncio.run(asyncio.sleep(3600))")
+_MOUNT = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for number in range(int(sys.argv[2]), int(sys.argv[3])):
+    point = f"{sys.argv[1]}/mounts/{number}"
+    os.makedirs(point)
+    if libc.mount(b"none", point.encode(), b"tmpfs", 0, b"size=0"):
+        raise OSError(ctypes.get_errno(), "mount", point)
+"""
 THREADED = """
 import sys, threading
 for _ in range(int(sys.argv[1]) - 1): threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -60,13 +69,21 @@ class Host:
             "DBUS_SYSTEM_BUS_ADDRESS": self.bus.address,
         }
         started = time.perf_counter()
-        command = [sys.executable, "-m", "tests.bench.serve", str(self.folder)]
+        # unshare(1) executes the command in its own process.
+        command = ["unshare", "--mount", sys.executable, "-m", "tests.bench.serve", str(self.folder)]
         with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
             try:
                 self._until("READY=1")
                 yield process.pid, time.perf_counter() - started
             finally:
                 self._stop(process)
+
+    def mount(self, daemon: int, first: int, end: int) -> None:
+        """Mount filesystems number ``first`` to ``end`` in the daemon's mount namespace, which is its own."""
+        arguments = [str(self.folder), str(first), str(end)]
+        subprocess.run(
+            ["nsenter", "--mount", "--target", str(daemon), sys.executable, "-c", _MOUNT, *arguments], check=True
+        )
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         """End the daemon: with SIGTERM, or with SIGKILL if it does not stop."""

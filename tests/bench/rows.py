@@ -137,6 +137,23 @@ def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:
     yield Row("Create, Assign, Release by D-Bus", dbus, bare_is, bare, seconds, fuse=True)
 
 
+def mounts(host: Host, client: Client, daemon: int, pid: int) -> Iterator[Row]:
+    """The daemon's part of a container's start and end, with many mounts in its mount namespace."""
+    container = json.dumps({"ociVersion": "1.2.0", "id": "mounts", "status": "created", "pid": pid})
+
+    def life() -> None:
+        client.call("org.resctrlmon.Hook.Run", {"stage": "createRuntime", "state": container})
+        client.call(f"{MANAGER}Release", {"key": "mounts", "claim": "oci"})
+
+    (without,) = interleaved(30, life)
+    mounted = 0
+    for number in (1500, 5000):
+        host.mount(daemon, mounted, number)
+        mounted = number
+        (ours,) = interleaved(30, life)
+        yield Row(f"Hook.Run, Release with {number} mounts", ours, "without them", without, seconds, fuse=True)
+
+
 def commands(host: Host, rounds: int) -> Iterator[Row]:
     """Verbs of resctrlctl as processes: the least time of all rounds."""
     main = [sys.executable, "-c", "from resctrlctl.__main__ import main; raise SystemExit(main())"]
