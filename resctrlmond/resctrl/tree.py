@@ -276,7 +276,9 @@ class Tree:
         path = self.full_path(ref)
         try:
             with self._command(errors.CREATE, path):
-                self._clear_status()
+                # Before Linux 6.16 mkdir appends to the text of earlier commands; an empty list of tasks clears it.
+                with contextlib.suppress(OSError), self.own_writes.counted(""):
+                    _write(os.path.join(self.path, "tasks"), b"\n")
                 # Not os.makedirs(): if resctrl is not mounted, nothing must be created.
                 os.mkdir(path, 0o755)
         except errors.NoSuchGroup as error:
@@ -362,11 +364,6 @@ class Tree:
         return True
 
     # -- helpers
-
-    def _clear_status(self) -> None:
-        # Before Linux 6.16 mkdir appends to the text of earlier commands; writing an empty list of tasks clears it.
-        with contextlib.suppress(OSError), self.own_writes.counted(""):
-            _write(os.path.join(self.path, "tasks"), b"\n")
 
     @contextlib.contextmanager
     def _typed(self, what: str, path: str) -> Iterator[None]:

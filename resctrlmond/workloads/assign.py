@@ -18,9 +18,8 @@ from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.placement import spread, why_outside
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
-from resctrlmond.workloads.resume import continue_run
-from resctrlmond.workloads.runs import add_group, check_has_rmid, claimed, move_empty, new_run, start_run
-from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.runs import check_has_rmid, claimed, continue_run, move_empty, new_run, start_run
+from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, check_free
 
 # Kinds of members that processes may join from outside. What a process starts is in its group.
@@ -49,11 +48,12 @@ def assign(
         include_descendants=assignment.include_descendants,
     )
     ended = txn.find() if before is None else None
+    limit = Limit.WITH_RESERVE if assignment.is_from_runtime else Limit.NORMAL
     if before is None:
         workload = new_run(ctx, txn, assignment.class_for(where))
         # With its member in the first record: a claim that brought no member may never end.
         workload = _joined(workload, replace(member, joining=True), assignment)
-        start_run(ctx, txn, workload, ended, may_wait=assignment.may_wait, use_reserve=assignment.is_from_runtime)
+        start_run(ctx, txn, workload, may_wait=assignment.may_wait, limit=limit)
     origins: list[tuple[int, Origins]] = []
     try:
         if before is not None:
@@ -67,9 +67,8 @@ def assign(
         if not is_known:
             workload = ctx.joiners.forget_member(workload, member.id)
         workload = ctx.joiners.begin(_joined(workload, joining, assignment), joining)
-        ctx.store.check_limits(workload, use_reserve=assignment.is_from_runtime)
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
-        txn.save(replace(workload, follows_class=False))
+        txn.save(replace(workload, follows_class=False), limit)
         if waits:
             return Assigned(txn.workload, Moved(0, 0, left=outside))
         moved = _move(ctx, txn, member, target, assignment, origins=origins)
@@ -136,7 +135,7 @@ def _group_for(ctx: Context, txn: Transaction, where: Membership | None, assignm
         workload = move_empty(ctx, txn, wanted)
     if wanted == workload.first.class_ or (where is None and assignment.class_ == FOLLOW):
         return workload.first
-    return workload.group_in(wanted) or add_group(ctx, txn, wanted, may_wait=assignment.may_wait)
+    return workload.group_in(wanted) or group_ops.add(ctx, txn, wanted, may_wait=assignment.may_wait)
 
 
 def _in_group(member: Member, group: Group) -> Member:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from resctrlmond.resctrl.mounts import Mounting
@@ -32,15 +31,15 @@ class Memory:
     occupants: dict[GroupRef, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Context:
-    """The tree, the store, the files, and what watches them. ``settings`` returns those of the last reload."""
+    """The tree, the store, the files, what watches them, and the settings, which a reload replaces."""
 
     tree: Tree
     store: Store
     snapshots: Snapshots
     mark: Mark
-    settings: Callable[[], Settings]
+    settings: Settings
     quality: QualityFiles
     joiners: Joiners
     take_over: TakeOver

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import secrets
 import time
@@ -23,6 +24,7 @@ from resctrlmond.resctrl.errors import (
     PermissionDenied,
     ResctrlError,
     RmidsExhausted,
+    no_rmid_remedy,
     printable,
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
@@ -33,10 +35,10 @@ from resctrlmond.workloads.checkpoint import readings_of
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup, InvalidClass, NotWritten
-from resctrlmond.workloads.model import Group, GroupState, State, Workload, replace
-from resctrlmond.workloads.plan import RECOVERED, lacking_counters
+from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, Workload, replace
+from resctrlmond.workloads.plan import RECOVERED, lacking_counters, served_before
 from resctrlmond.workloads.quality_file import text
-from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.totals import Live, at_baseline, used
 from resctrlmond.workloads.validation import valid_class
 
@@ -59,26 +61,33 @@ Lacking = tuple[tuple[str, str], ...]
 def create(
     ctx: Context,
     txn: Transaction,
+    workload: Workload,
     group: Group,
     quality: Quality = Quality.EXACT,
     *,
     why_late: Sequence[str] = (),
     may_wait: bool = True,
+    limit: Limit | None = None,
 ) -> Group:
-    """Create the group's directory, and write its baseline. Return the group, in state STANDING.
+    """Save the workload with the group, create the group's directory, and write its baseline. Return the group.
 
-    ``why_late`` are the reasons for which the baseline is late, if it is. The record is on disk before the directory
-    exists, and the baseline before a task can join. If no RMID is free, the group stays pending, with the reason;
-    RmidsExhausted only if not ``may_wait``. Raises ForeignGroup, NoSuchClass, KernelRefused, NotMounted and
-    NotWritten, and leaves no directory in these cases.
+    Its state is STANDING. ``why_late`` are the reasons for which the baseline is late, if it is. The record is on
+    disk before the directory exists, and the baseline before a task can join. If no RMID is free, the group stays
+    pending, with the reason; RmidsExhausted only if not ``may_wait``. Raises ForeignGroup, NoSuchClass,
+    KernelRefused, NotMounted, NotWritten and LimitExceeded, and leaves no directory in these cases.
     """
-    group = txn.save_group(begun(ctx, group))
+    group = begun(ctx, group)
+    txn.save(workload.with_group(group), limit)
+    begin_quality = quality
     try:
-        found, begin_quality = _create_directory(ctx, group, quality)
+        found = ctx.tree.create(group.ref, group.nonce)
+        ctx.interference.watch(group.ref)
     except RmidsExhausted as error:
         if not may_wait:
             raise
-        return txn.save_group(waiting(group, error))
+        return txn.save_group(waiting(ctx, group, error))
+    except GroupExists as error:
+        found, begin_quality = _take_existing(ctx, group, quality, error)
     if found.gid != ctx.mark.gid:
         with undoing(txn.key):
             ctx.tree.remove(group.ref)
@@ -96,6 +105,39 @@ def create(
         raise
 
 
+def add(ctx: Context, txn: Transaction, class_: str, *, may_wait: bool = True) -> Group:
+    """Create one more group of the workload, in a class where it has none."""
+    workload = txn.workload
+    # The name of the class is taken if the group of that class was moved to another class.
+    taken = {group.folder for group in workload.groups if group.class_ != class_}
+    names = itertools.chain([class_ or ROOT_FOLDER], map(str, itertools.count(2)))
+    group = Group(
+        folder=next(name for name in names if name not in taken),
+        class_=class_,
+        name=workload.first.name,
+        boot_id=ctx.mark.boot_id,
+        created_at=utc_now(),
+        created_ns=boot_ns(),
+        # If the first group waits for an RMID, this one is created after it.
+        reason=workload.reason,
+    )
+    if workload.state is State.PENDING:
+        return txn.save_group(group)
+    group = begun(ctx, group)
+    try:
+        first = served_before(workload, ctx.store.pending())
+        if first is None:
+            return create(ctx, txn, workload, group, may_wait=may_wait)
+        error = queued_behind(ctx, first, group)
+        if not may_wait:
+            raise error
+        return txn.save_group(waiting(ctx, group, error))
+    except Exception:
+        with undoing(txn.key):
+            discard_group(ctx, txn, group)
+        raise
+
+
 def begun(ctx: Context, group: Group) -> Group:
     """Return the group with a nonce and a time of creation, if it has none yet."""
     # The second of the clock with random digits below: it looks like a time, and no two are equal. A group that waits
@@ -106,31 +148,37 @@ def begun(ctx: Context, group: Group) -> Group:
     return replace(group, state=GroupState.PENDING, nonce=nonce, boot_id=ctx.mark.boot_id)
 
 
-def waiting(group: Group, error: RmidsExhausted) -> Group:
+def waiting(ctx: Context, group: Group, error: RmidsExhausted) -> Group:
     """Return the group as one that waits for an RMID, for the reason in ``error``."""
-    return replace(group, reason=str(error), in_limbo=error.in_limbo)
+    return replace(begun(ctx, group), reason=str(error), in_limbo=error.in_limbo)
 
 
-def _create_directory(ctx: Context, group: Group, quality: Quality) -> tuple[Found, Quality]:
-    try:
-        found = ctx.tree.create(group.ref, group.nonce)
-        ctx.interference.watch(group.ref)
-        return found, quality
-    except GroupExists as error:
-        existing = ctx.tree.find(group.ref)
-        if existing is None:
-            raise
-        if existing.gid != ctx.mark.gid:
-            raise ForeignGroup(
-                "a monitoring group with this name exists already: another program created it",
-                path=existing.path,
-                remedy="Choose another key, or remove the group if it is not needed",
-            ) from error
-        if _is_recorded(ctx, existing):
-            raise  # of another key: from before group_prefix was changed, or renamed to this name
-        # It has our mark and no record: a crash came between two steps, or the record was lost.
-        begin_quality = worst(quality, Quality.UNKNOWN) if ctx.tree.tasks(group.ref) else quality
-        return ctx.tree.set_nonce(group.ref, group.nonce), begin_quality
+def queued_behind(ctx: Context, first: Group, group: Group) -> RmidsExhausted:
+    """Return the error for a new group that must wait, because the group ``first`` waits for an RMID already."""
+    return RmidsExhausted(
+        "cannot create the monitoring group: workloads of the same or a higher priority already wait for an RMID",
+        path=ctx.tree.full_path(group.ref),
+        in_limbo=first.in_limbo,
+        remedy=no_rmid_remedy(first.in_limbo),
+    )
+
+
+def _take_existing(ctx: Context, group: Group, quality: Quality, error: GroupExists) -> tuple[Found, Quality]:
+    """Give the group a directory of its name that exists already, if that is ours and no record is about it."""
+    existing = ctx.tree.find(group.ref)
+    if existing is None:
+        raise error
+    if existing.gid != ctx.mark.gid:
+        raise ForeignGroup(
+            "a monitoring group with this name exists already: another program created it",
+            path=existing.path,
+            remedy="Choose another key, or remove the group if it is not needed",
+        ) from error
+    if _is_recorded(ctx, existing):
+        raise error  # of another key: from before group_prefix was changed, or renamed to this name
+    # It has our mark and no record: a crash came between two steps, or the record was lost.
+    begin_quality = worst(quality, Quality.UNKNOWN) if ctx.tree.tasks(group.ref) else quality
+    return ctx.tree.set_nonce(group.ref, group.nonce), begin_quality
 
 
 def _is_recorded(ctx: Context, found: Found) -> bool:
@@ -309,7 +357,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
             with undoing(txn.key):
                 txn.save(before)
             raise
-        create(ctx, txn, moving)
+        create(ctx, txn, txn.workload, moving)
         return txn.workload
     try:
         _relocated(ctx, txn, settled, group, target)

@@ -16,7 +16,7 @@ from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.early_pruning import EarlyPruner
 from resctrlmond.workloads.model import GroupState, State, Workload
 from resctrlmond.workloads.plan import lacking_counters, losses_in_a_row, resumes_after_s
-from resctrlmond.workloads.resume import resume
+from resctrlmond.workloads.runs import resume
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.store import Transaction
 
@@ -56,7 +56,7 @@ class Maintenance:
 
     def tick(self) -> None:
         """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
-        settings = self._ctx.settings()
+        settings = self._ctx.settings
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         for workload in self._store.all():
             if self.is_stopping:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
-from resctrlmond.workloads import creation, ends, group_ops, placement, resume, target
+from resctrlmond.workloads import ends, group_ops, placement, target
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import utc_now
@@ -24,18 +24,25 @@ from resctrlmond.workloads.pods import Inventory
 from resctrlmond.workloads.quality_file import QualityFiles
 from resctrlmond.workloads.recovery import Problem, Recovery
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment, Reconciled, Released
-from resctrlmond.workloads.runs import claimed
+from resctrlmond.workloads.runs import (
+    check_has_rmid,
+    claimed,
+    continue_run,
+    move_empty,
+    new_run,
+    require_run,
+    start_run,
+)
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.store import Store, UnreadableRecord
+from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
 from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.totals import summed
 from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
 from resctrlmond.workloads.validation import (
     canonical_key,
-    check_attributes,
+    check_claim,
     check_member_id,
-    check_priority,
     check_word,
     reason_text,
     valid_class,
@@ -51,7 +58,6 @@ class Manager:
 
     def __init__(self, tree: Tree, store: Store, snapshots: Snapshots, mark: Mark, settings: Settings) -> None:
         self.tree = tree
-        self.settings = settings
         self.pods = Inventory()
         self.alerts: dict[str, str] = {}
         quality = QualityFiles(snapshots)
@@ -62,7 +68,7 @@ class Manager:
             store=store,
             snapshots=snapshots,
             mark=mark,
-            settings=lambda: self.settings,
+            settings=settings,
             quality=quality,
             joiners=Joiners(),
             take_over=TakeOver(store),
@@ -75,6 +81,15 @@ class Manager:
         self._found_at_start: list[Problem] = []
 
     # -- the daemon's side
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the last reload."""
+        return self.context.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self.context.settings = settings
 
     def subscribe(
         self,
@@ -213,21 +228,22 @@ class Manager:
         LimitExceeded.
         """
         key = canonical_key(key)
-        check_word("claim", owner)
-        check_attributes(attributes or {})
-        check_priority(priority)
+        check_claim(owner, attributes or {}, priority)
         class_ = class_ if class_ == FOLLOW else valid_class(class_)
+        ctx = self.context
         with self._store.transaction(key) as txn:
-            return creation.create(
-                self.context,
-                txn,
-                class_,
-                owner=owner,
-                ends=ends,
-                attributes=attributes or {},
-                may_wait=may_wait,
-                priority=priority,
-            )
+            workload = continue_run(ctx, txn)
+            if workload is None:
+                workload = new_run(ctx, txn, "" if class_ == FOLLOW else class_, follows_class=class_ == FOLLOW)
+                workload = claimed(workload, owner, ends, attributes, priority)
+                return start_run(ctx, txn, workload, may_wait=may_wait)
+            if not may_wait:
+                check_has_rmid(workload)
+            if class_ != FOLLOW and all(class_ != group.class_ for group in workload.groups):
+                # Before the move, which is not undone.
+                self._store.check_limits(claimed(workload, owner, ends, attributes, priority))
+                move_empty(ctx, txn, class_)
+            return txn.save(claimed(txn.workload, owner, ends, attributes, priority), Limit.NORMAL)
 
     def assign(self, assignment: Assignment) -> Assigned:
         """Put a process with its threads, or a control group, into the workload's group; create that if needed.
@@ -237,9 +253,7 @@ class Manager:
         ``create`` does, and AlreadyMonitored, NoSuchProcess, ProcessChanged, NoSuchCgroup, PermissionDenied.
         """
         key = canonical_key(assignment.key)
-        check_attributes(assignment.attributes)
-        check_priority(assignment.priority)
-        check_word("claim", assignment.owner)
+        check_claim(assignment.owner, assignment.attributes, assignment.priority)
         check_word("kind", assignment.kind)
         if assignment.member is not None:
             check_member_id(assignment.member)
@@ -285,13 +299,11 @@ class Manager:
         check_word("claim", owner)
         check_word("kind", kind)
         with self._store.transaction(key) as txn:
-            workload = resume.require_run(self.context, txn)
+            workload = require_run(self.context, txn)
             known = workload.member(member)
             if known is None or not (known.is_living and known.has_tasks):
                 workload = workload.with_member(Member(id=member, kind=kind, owner=owner, started_at=utc_now()))
-            workload = claimed(workload, owner)
-            self._store.check_limits(workload)
-            return txn.save(workload)
+            return txn.save(claimed(workload, owner), Limit.NORMAL)
 
     def remove_member(self, key: str, member: str, *, reason: str = "removed", confirms: bool = False) -> Workload:
         """End a member. A member that is not known, or that has ended, is not an error.
@@ -340,7 +352,7 @@ class Manager:
         """Move the workload to another class; its RMID and counters stay. Raises NoSuchClass, KernelRefused."""
         key, class_ = canonical_key(key), valid_class(class_)
         with self._store.transaction(key) as txn:
-            workload = resume.require_run(self.context, txn)
+            workload = require_run(self.context, txn)
             if not self.tree.has_class(class_):
                 raise self.tree.no_such_class(class_)
             if workload.first.class_ == class_:

@@ -284,9 +284,10 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
 
     def with_group(self, group: Group) -> Workload:
         """Return the workload with that group added, or in the place of the one with its folder."""
-        if self.group(group.folder) is None:
-            return replace(self, groups=(*self.groups, group))
-        return replace(self, groups=tuple(group if old.folder == group.folder else old for old in self.groups))
+        groups = [group if old.folder == group.folder else old for old in self.groups]
+        if group not in groups:
+            groups.append(group)
+        return replace(self, groups=tuple(groups))
 
     def without_group(self, folder: str) -> Workload:
         """Return the workload without the group of that folder."""

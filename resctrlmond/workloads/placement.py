@@ -27,7 +27,6 @@ from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
-from resctrlmond.workloads.runs import add_group
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -247,7 +246,7 @@ def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Grou
         else:
             log.info("%s: somebody moved it to class %s, and its group followed", txn.key, class_ or "/")
             return workload.first
-    return add_group(ctx, txn, class_)
+    return group_ops.add(ctx, txn, class_)
 
 
 def why_outside(workload: Workload, moved: Moved) -> str:

@@ -105,20 +105,18 @@ def waiting(workloads: Iterable[Workload]) -> list[InWorkload]:
 
     The other groups of a workload wait until its first one stands.
     """
-    return _in_order(
+    groups = [
         InWorkload(workload, group)
         for workload in workloads
         if not workload.state.is_over and workload.state is not State.ENDING
         for group in workload.groups
         if group.state is GroupState.PENDING and (not group.folder or workload.state.has_group)
-    )
+    ]
+    return sorted(groups, key=_rank)
 
 
-def _in_order(groups: Iterable[InWorkload]) -> list[InWorkload]:
-    def rank(of: InWorkload) -> tuple[int, int, str, str]:
-        return -of.workload.priority, of.group.created_ns, of.workload.key, of.group.folder
-
-    return sorted(groups, key=rank)
+def _rank(of: InWorkload) -> tuple[int, int, str, str]:
+    return -of.workload.priority, of.group.created_ns, of.workload.key, of.group.folder
 
 
 def why_late(workload: Workload, group: Group) -> tuple[str, ...]:
@@ -143,12 +141,13 @@ def served_before(workload: Workload, workloads: Iterable[Workload]) -> Group | 
 
 def lacking_counters(workloads: Iterable[Workload]) -> list[InWorkload]:
     """The groups that lack bandwidth counters, in the order in which they are to get them: as for RMIDs."""
-    return _in_order(
+    groups = [
         InWorkload(workload, group)
         for workload in workloads
         for group in workload.existing_groups
         if group.unassigned and group.state is not GroupState.ENDING
-    )
+    ]
+    return sorted(groups, key=_rank)
 
 
 def resumes_after_s(losses: int) -> float:

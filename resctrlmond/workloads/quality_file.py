@@ -27,10 +27,8 @@ class QualityFiles:
         self._snapshots = snapshots
         self._lock = snapshots.lock
 
-    def before_save(self, before: Workload | None, workload: Workload) -> None:
+    def before_save(self, before: Workload, workload: Workload) -> None:
         """Update the file if a quality changes when ``workload`` replaces ``before``. See ``update``."""
-        if before is None:
-            return
         # Snapshots.begin() has just written the file with the baseline of the first group.
         is_begun = (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.STANDING)
         if not is_begun and _relevant(before) != _relevant(workload):

@@ -24,7 +24,7 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
 
     ``guard`` handles the errors of one workload, by its key. Keys that a call has locked are skipped.
     """
-    for queued in waiting(ctx.store.all()):
+    for queued in waiting(ctx.store.pending()):
         key, folder = queued.workload.key, queued.group.folder
         with guard(key), ctx.store.transaction_if_free(key) as txn:
             workload = txn.find() if txn is not None else None
@@ -37,7 +37,7 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
 def _create(ctx: Context, txn: Transaction, group: Group) -> bool:
     """Create the group. It fails for good if waiting will not help. Return False if there is no RMID for it."""
     try:
-        created = group_ops.create(ctx, txn, group, why_late=why_late(txn.workload, group))
+        created = group_ops.create(ctx, txn, txn.workload, group, why_late=why_late(txn.workload, group))
     except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
         if error.errno in PASSING:
             raise  # the next tick tries it again

@@ -1,20 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start runs and add groups to them. Respects the RMID queue; rolls back on error."""
+"""Start and continue runs: a lost one with another one that keeps what was used before. Respects the RMID queue."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
-from resctrlmond.resctrl.errors import ClassMismatch, RmidsExhausted, no_rmid_remedy
+from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, RmidsExhausted
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import group_ops
-from resctrlmond.workloads.clock import boot_ns, utc_now
+from resctrlmond.workloads import group_ops, placement
+from resctrlmond.workloads.accounting import digits
+from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
-from resctrlmond.workloads.model import ROOT_FOLDER, EndRule, Group, State, Workload, replace
-from resctrlmond.workloads.plan import served_before
-from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.ends import finish_again, has_ended
+from resctrlmond.workloads.model import EndRule, Group, PriorRuns, State, Workload, replace
+from resctrlmond.workloads.plan import losses_in_a_row, served_before
+from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.validation import is_pod_uid, merged_attributes
+
+
+def continue_run(ctx: Context, txn: Transaction) -> Workload | None:
+    """Return the workload if its run goes on, else None.
+
+    First complete a run that is ending, record the loss of one whose group is gone, and start another run for one
+    that was lost and is still claimed.
+    """
+    workload = txn.find()
+    if workload is not None and workload.state is State.ENDING:
+        workload = finish_again(ctx, txn)
+    if workload is not None and workload.state.has_group:
+        try:
+            workload = group_ops.follow(ctx, txn)
+        except NoSuchGroup as error:
+            workload = group_ops.lose(ctx, txn, error.message)
+    if workload is not None and workload.is_interrupted:
+        workload = resume(ctx, txn)
+    return None if workload is None or workload.state.is_over else workload
+
+
+def require_run(ctx: Context, txn: Transaction) -> Workload:
+    """Return the workload, whose run is not over. Raises NoSuchGroup."""
+    workload = continue_run(ctx, txn) or txn.workload
+    if workload.state.is_over:
+        raise NoSuchGroup(f"the workload {txn.key} has ended ({workload.state})")
+    return workload
 
 
 def new_run(ctx: Context, txn: Transaction, class_: str, *, follows_class: bool = False) -> Workload:
@@ -22,7 +50,7 @@ def new_run(ctx: Context, txn: Transaction, class_: str, *, follows_class: bool 
     ended = txn.find()
     if ended is not None:
         ctx.snapshots.set_aside(txn.key, ended.generation, ended.first.completed_ns)
-    name = txn.key if is_pod_uid(txn.key) else ctx.settings().group_prefix + txn.key
+    name = txn.key if is_pod_uid(txn.key) else ctx.settings.group_prefix + txn.key
     return Workload(
         key=txn.key,
         groups=(Group(class_=class_, name=name),),
@@ -32,30 +60,23 @@ def new_run(ctx: Context, txn: Transaction, class_: str, *, follows_class: bool 
 
 
 def start_run(
-    ctx: Context,
-    txn: Transaction,
-    workload: Workload,
-    ended: Workload | None,
-    *,
-    may_wait: bool = True,
-    use_reserve: bool = False,
+    ctx: Context, txn: Transaction, workload: Workload, *, may_wait: bool = True, limit: Limit = Limit.NORMAL
 ) -> Workload:
-    """Save the new workload, and create its group. If that fails, the ``ended`` run is the current one again.
+    """Save the new workload, and create its group. If that fails, the run that ended last is the current one again.
 
     Raises what ``group_ops.create`` does, LimitExceeded, and RmidsExhausted if it may not wait.
     """
+    ended = txn.find()
     try:
-        ctx.store.check_limits(workload, use_reserve=use_reserve)
-        group = group_ops.begun(ctx, workload.first)
         # Queued groups get free RMIDs before new requests do.
-        first = served_before(workload, ctx.store.all())
-        if first is not None:
-            error = _queued_behind(ctx, first, group)
+        first = served_before(workload, ctx.store.pending())
+        if first is None:
+            group_ops.create(ctx, txn, workload, workload.first, may_wait=may_wait, limit=limit)
+        else:
+            error = group_ops.queued_behind(ctx, first, workload.first)
             if not may_wait:
                 raise error
-            return txn.save(workload.with_group(group_ops.waiting(group, error)))
-        txn.save(workload.with_group(group))
-        group_ops.create(ctx, txn, group, may_wait=may_wait)
+            txn.save(workload.with_group(group_ops.waiting(ctx, workload.first, error)), limit)
     except Exception:
         with undoing(txn.key):
             group_ops.discard_run(ctx, txn, ended)
@@ -63,46 +84,43 @@ def start_run(
     return txn.workload
 
 
-def _queued_behind(ctx: Context, first: Group, group: Group) -> RmidsExhausted:
-    return RmidsExhausted(
-        "cannot create the monitoring group: workloads of the same or a higher priority already wait for an RMID",
-        path=ctx.tree.full_path(group.ref),
-        in_limbo=first.in_limbo,
-        remedy=no_rmid_remedy(first.in_limbo),
+def resume(ctx: Context, txn: Transaction) -> Workload:
+    """Start another run of an interrupted workload, with its living members, which are late.
+
+    Raises what ``group_ops.create`` does. The lost run is then unchanged.
+    """
+    lost = txn.workload
+    members = tuple(
+        replace(member, late=True, folder="", reason="") for member in lost.living if not has_ended(member)
     )
+    members += tuple(replace(member, folder="") for member in lost.dormant)
+    places = [place for place in (placement.where(ctx, member) for member in members) if place is not None]
+    prior_runs = _prior_runs(ctx, lost)
+    # Its tasks may be in another class by now. After an unmount they are all in the root class.
+    class_ = places[0].class_ if places else lost.first.class_
+    workload = replace(
+        new_run(ctx, txn, class_, follows_class=lost.follows_class and not places),
+        priority=lost.priority,
+        pod_cgroup=lost.pod_cgroup,
+        claims=lost.claims,
+        members=members,
+        attributes=lost.attributes,
+        attribute_owners=lost.attribute_owners,
+        prior_runs=prior_runs,
+    )
+    workload = start_run(ctx, txn, workload)
+    placement.adopt(ctx, txn, workload.first)
+    return txn.workload
 
 
-def add_group(ctx: Context, txn: Transaction, class_: str, *, may_wait: bool = True) -> Group:
-    """Create one more group of the workload, in a class where it has none."""
-    workload = txn.workload
-    # The name of the class is taken if the group of that class was moved to another class.
-    taken = {group.folder for group in workload.groups if group.class_ != class_}
-    names = itertools.chain([class_ or ROOT_FOLDER], map(str, itertools.count(2)))
-    group = Group(
-        folder=next(name for name in names if name not in taken),
-        class_=class_,
-        name=workload.first.name,
-        boot_id=ctx.mark.boot_id,
-        created_at=utc_now(),
-        created_ns=boot_ns(),
-        # If the first group waits for an RMID, this one is created after it.
-        reason=workload.reason,
-    )
-    if workload.state is State.PENDING:
-        return txn.save_group(group)
-    try:
-        group = group_ops.begun(ctx, group)
-        first = served_before(workload, ctx.store.all())
-        if first is not None:
-            error = _queued_behind(ctx, first, group)
-            if not may_wait:
-                raise error
-            return txn.save_group(group_ops.waiting(group, error))
-        return group_ops.create(ctx, txn, group, may_wait=may_wait)
-    except Exception:
-        with undoing(txn.key):
-            group_ops.discard_group(ctx, txn, group)
-        raise
+def _prior_runs(ctx: Context, lost: Workload) -> PriorRuns:
+    totals = {
+        total.event.name: "" if total.number is None else digits(total.number)
+        for total in group_ops.totals(ctx, lost, {})
+    }
+    lost_at = lost.first.completed_at
+    reason = f"its group was lost at {lost_at} ({lost.reason}), and its use until it had a new one is not counted"
+    return PriorRuns(totals, reason, losses_in_a_row(lost))
 
 
 def move_empty(ctx: Context, txn: Transaction, class_: str) -> Workload:
@@ -143,8 +161,10 @@ def claimed(
     workload = workload.with_claim(owner, utc_now(), ends)
     if priority is not None:
         workload = replace(workload, priority=priority)
+    if not attributes:
+        return workload
     others = {name for name, by in workload.attribute_owners.items() if by != owner and workload.is_claimed_by(by)}
-    new = {name: value for name, value in (attributes or {}).items() if name not in others}
+    new = {name: value for name, value in attributes.items() if name not in others}
     merged = merged_attributes(workload.attributes, new, fitting=fitting)
     owners = {**workload.attribute_owners, **{name: owner for name in new if name in merged}}
     return replace(workload, attributes=merged, attribute_owners=owners)

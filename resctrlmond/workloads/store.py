@@ -10,6 +10,7 @@ there is one: a change of mode needs no space.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 import stat
@@ -46,33 +47,66 @@ MAX_BYTES = 32 * 1024 * 1024
 MAX_BYTES_WITH_RESERVE = 48 * 1024 * 1024
 
 
+class Limit(enum.Enum):
+    """The limit of all records together, for what a caller adds."""
+
+    NORMAL = "for every caller"
+    WITH_RESERVE = "for the hook of a runtime"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Transaction:
     """The exclusive right to change one workload and its groups. Only ``Store.transaction`` creates one.
 
     ``workload`` is what was saved last, also after an exception.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
-        self._store = store
-        self.key = key
+    _store: Store
+    key: str
 
     def find(self) -> Workload | None:
         """Return the workload; None if there is none under the key."""
-        return self._store.get(self.key)
+        return self._store._workloads.get(self.key)
 
     @property
     def workload(self) -> Workload:
         """The workload. Raises NoSuchGroup."""
         return self._store.known(self.key)
 
-    def save(self, workload: Workload) -> Workload:
+    def save(self, workload: Workload, limit: Limit | None = None) -> Workload:
         """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.
 
         Return the workload as written: with the downgrades that could not be written before. When this returns, the
-        change survives a crash.
+        change survives a crash. ``limit``: raise LimitExceeded if a caller has added too much. What the daemon adds
+        itself, such as an end, has no limit.
         """
         assert workload.key == self.key
-        return self._store._save(workload)
+        store, before, unsaved = self._store, self.find(), self._store._unsaved.get(self.key)
+        if unsaved is not None:
+            workload = _with_downgrades(workload, unsaved.downgraded)
+        elif before == workload:
+            return workload
+        data = encode(workload)
+        if limit is not None:
+            store.check_limits(workload, limit, len(data))
+        path = store.path(self.key)
+        try:
+            if before is not None:
+                store.before_save(before if unsaved is None else unsaved.on_disk, workload)
+            with writing(path):
+                if path in store._unreadable:
+                    store._keep_unreadable(path)
+                write_file(path, data, mode=_MODE)
+        except ResctrlError:
+            if before == workload:
+                return workload  # its downgrades are kept already
+            if before is not None:
+                store._keep_downgrades(before, workload)
+            raise
+        store._unsaved.pop(self.key, None)
+        store._keep(workload, len(data))
+        store.on_change(self.key, workload)
+        return workload
 
     def save_group(self, group: Group) -> Group:
         """Write the workload's record with that group in it. Return the group as written (see ``save``).
@@ -85,7 +119,14 @@ class Transaction:
 
     def drop(self) -> None:
         """Remove the workload and its record. Raises NotWritten."""
-        self._store._drop(self.key)
+        store, path = self._store, self._store.path(self.key)
+        with writing(path):
+            if path in store._unreadable:
+                store._keep_unreadable(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        if store._forget(self.key):
+            store.on_change(self.key, None)
 
 
 class Store:
@@ -95,20 +136,23 @@ class Store:
     ``KEY.json.unreadable`` until ``prune`` removes it.
 
     ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
-    ``before_save`` is called before a record is written, with the workload of the last record and the new one.
+    ``before_save`` is called before a record is replaced, with the workload of the last record and the new one.
     ``on_unsaved`` is called with the key after a downgrade could not be written.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.on_change: Callable[[str, Workload | None], None] = lambda _key, _workload: None
-        self.before_save: Callable[[Workload | None, Workload], None] = lambda _before, _workload: None
+        self.before_save: Callable[[Workload, Workload], None] = lambda _before, _workload: None
         self.on_unsaved: Callable[[str], None] = lambda _key: None
         self._workloads: dict[str, Workload] = {}
         # By key: the workloads with downgrades that could not be written.
         self._unsaved: dict[str, _Unsaved] = {}
-        # The size of each record in bytes.
+        # The keys of the workloads with a group that waits for an RMID, or is being created.
+        self._pending: set[str] = set()
+        # The size of each record in bytes, and the sum.
         self._sizes: dict[str, int] = {}
+        self._bytes = 0
         # A lock is removed with its last user, because keys come and go.
         self._locks: weakref.WeakValueDictionary[str, threading.RLock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
@@ -119,23 +163,22 @@ class Store:
     @contextlib.contextmanager
     def transaction(self, key: str) -> Iterator[Transaction]:
         """Lock the key, and change its workload. A thread can nest transactions of the same key."""
-        with self._lock(key):
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.RLock())
+        with lock:
             yield Transaction(self, key)
 
     @contextlib.contextmanager
     def transaction_if_free(self, key: str) -> Iterator[Transaction | None]:
         """Like ``transaction``, but return None if another thread has locked the key. It may hang in the kernel."""
-        lock = self._lock(key)
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.RLock())
         is_locked = lock.acquire(blocking=False)
         try:
             yield Transaction(self, key) if is_locked else None
         finally:
             if is_locked:
                 lock.release()
-
-    def _lock(self, key: str) -> threading.RLock:
-        with self._guard:
-            return self._locks.setdefault(key, threading.RLock())
 
     # -- read
 
@@ -154,10 +197,15 @@ class Store:
         """Return all workloads, in order of the key."""
         return [workload for _, workload in sorted(self._workloads.copy().items())]
 
-    def check_limits(self, workload: Workload, *, use_reserve: bool = False) -> None:
+    def pending(self) -> list[Workload]:
+        """Return the workloads with a group that waits for an RMID, or is being created, in order of the key."""
+        found = (self._workloads.get(key) for key in sorted(self._pending.copy()))
+        return [workload for workload in found if workload is not None]
+
+    def check_limits(self, workload: Workload, limit: Limit = Limit.NORMAL, size: int | None = None) -> None:
         """Raise LimitExceeded if the workload, or all of them with it, would be too large.
 
-        For what callers add. What the daemon adds itself, such as an end, is never refused.
+        ``size`` is that of its record in bytes, if known.
         """
         if len(workload.claims) > MAX_CLAIMS:
             raise LimitExceeded(
@@ -169,48 +217,46 @@ class Store:
                 f"{workload.key} has {MAX_LIVING_MEMBERS} living members already",
                 remedy="Assign their control group instead, or remove those that have ended",
             )
-        size = len(encode(workload))
+        size = len(encode(workload)) if size is None else size
         if size > MAX_RECORD_BYTES:
             raise LimitExceeded(
                 f"the record of {workload.key} would take {size} bytes, more than {MAX_RECORD_BYTES}",
                 remedy="Assign control groups instead of many members",
             )
         before = self._sizes.get(workload.key, 0)
-        total = sum(self._sizes.copy().values()) - before + size
-        limit = MAX_BYTES_WITH_RESERVE if use_reserve else MAX_BYTES
-        if total > limit and size > before:
+        total = self._bytes - before + size
+        most = MAX_BYTES_WITH_RESERVE if limit is Limit.WITH_RESERVE else MAX_BYTES
+        if total > most and size > before:
             raise LimitExceeded(
-                f"the records of all workloads would take {total} bytes, more than {limit}",
+                f"the records of all workloads would take {total} bytes, more than {most}",
                 remedy="Release workloads that are not needed ('resctrlctl list' shows their claims)",
             )
 
     # -- write
 
-    def _save(self, workload: Workload) -> Workload:
-        before = self._workloads.get(workload.key)
-        unsaved = self._unsaved.get(workload.key)
-        if unsaved is not None:
-            workload = _with_downgrades(workload, unsaved.downgraded)
-        elif before == workload:
-            return workload
-        path = self._path(workload.key)
-        try:
-            self.before_save(before if unsaved is None else unsaved.on_disk, workload)
-            data = encode(workload)
-            with writing(path):
-                self._keep_unreadable(path)
-                write_file(path, data, mode=_MODE)
-        except ResctrlError:
-            if before == workload:
-                return workload  # its downgrades are kept already
-            if before is not None:
-                self._keep_downgrades(before, workload)
-            raise
-        self._unsaved.pop(workload.key, None)
-        self._sizes[workload.key] = len(data)
-        self._workloads[workload.key] = workload
-        self.on_change(workload.key, workload)
-        return workload
+    def path(self, key: str) -> str:
+        """Return the path of a record."""
+        return os.path.join(self.folder, key + _SUFFIX)
+
+    def _keep(self, workload: Workload, size: int) -> None:
+        """Keep the workload as it is in its record, which has ``size`` bytes."""
+        key = workload.key
+        self._workloads[key] = workload
+        with self._guard:
+            self._bytes += size - self._sizes.get(key, 0)
+            self._sizes[key] = size
+            if any(group.state is GroupState.PENDING for group in workload.groups):
+                self._pending.add(key)
+            else:
+                self._pending.discard(key)
+
+    def _forget(self, key: str) -> bool:
+        """Forget the workload. Return whether there was one."""
+        with self._guard:
+            self._bytes -= self._sizes.pop(key, 0)
+            self._pending.discard(key)
+        self._unsaved.pop(key, None)
+        return self._workloads.pop(key, None) is not None
 
     @property
     def unsaved(self) -> list[str]:
@@ -226,30 +272,15 @@ class Store:
         self._unsaved[before.key] = _Unsaved(before if unsaved is None else unsaved.on_disk, _by_nonce(kept))
         self._workloads[before.key] = kept
         with contextlib.suppress(OSError):
-            os.chmod(self._path(before.key), _MODE | _HAS_UNSAVED_DOWNGRADE)
+            os.chmod(self.path(before.key), _MODE | _HAS_UNSAVED_DOWNGRADE)
         with contextlib.suppress(ResctrlError):
             self.on_unsaved(before.key)
         self.on_change(before.key, kept)
 
-    def _drop(self, key: str) -> None:
-        path = self._path(key)
-        with writing(path):
-            self._keep_unreadable(path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        self._sizes.pop(key, None)
-        self._unsaved.pop(key, None)
-        if self._workloads.pop(key, None) is not None:
-            self.on_change(key, None)
-
-    def _path(self, key: str) -> str:
-        return os.path.join(self.folder, key + _SUFFIX)
-
     def _keep_unreadable(self, path: str) -> None:
-        if path in self._unreadable:
-            os.rename(path, path + _SET_ASIDE)
-            self._unreadable.remove(path)
-            self._set_aside[path + _SET_ASIDE] = boot_ns()
+        os.rename(path, path + _SET_ASIDE)
+        self._unreadable.remove(path)
+        self._set_aside[path + _SET_ASIDE] = boot_ns()
 
     def prune(self, ttl_s: float) -> list[str]:
         """Remove unreadable records that were set aside longer than ``ttl_s`` ago. Return their paths.
@@ -273,13 +304,12 @@ class Store:
             if isinstance(item, UnreadableRecord):
                 unreadable.append(item)
             else:
-                self._sizes[item.key] = len(encode(item))
-                self._workloads[item.key] = self._with_unsaved_downgrades(item)
+                self._keep(self._with_unsaved_downgrades(item), len(encode(item)))
         return unreadable
 
     def _with_unsaved_downgrades(self, workload: Workload) -> Workload:
         """Return a workload of the last daemon. If that could not write a downgrade, all groups are estimated."""
-        path = self._path(workload.key)
+        path = self.path(workload.key)
         with reading("look at a record", path):
             has_unsaved_downgrade = os.stat(path).st_mode & _HAS_UNSAVED_DOWNGRADE
         if not has_unsaved_downgrade:

@@ -70,7 +70,7 @@ def canonical_key(text: str) -> str:
     A key has 1 to 200 characters, of ASCII letters, digits and ``@:._-\\+,=~``, does not begin with ``.`` or ``-``,
     and is not a name that resctrl uses itself. It is safe as one component of a path. Raises InvalidKey.
     """
-    if is_pod_uid(text):
+    if _POD_UID.fullmatch(text):
         digits = text.replace("-", "").lower()
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     if not text:
@@ -122,6 +122,17 @@ def check_word(parameter: str, text: str, longest: int = MAX_WORD_LENGTH) -> Non
         raise InvalidRequest(f"{parameter} has {len(text)} characters, not 1 to {longest}")
     if _UNPRINTABLE.search(text):
         raise InvalidRequest(f"{parameter} {text[:64]!a} contains control or format characters")
+
+
+def check_claim(owner: str, attributes: Mapping[str, str], priority: int | None) -> None:
+    """Raise InvalidRequest or InvalidAttributes unless these parameters of a claim are valid.
+
+    A priority is within -1000 to 1000, or None.
+    """
+    check_word("claim", owner)
+    check_attributes(attributes)
+    if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(f"the priority {priority} is not within -{MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
 def check_attributes(attributes: Mapping[str, str]) -> None:
@@ -177,12 +188,6 @@ def merged_attributes(before: Mapping[str, str], new: Mapping[str, str], *, fitt
 def reason_text(text: str) -> str:
     """Return the text without control and format characters, cut to 512 characters (the limit of a reason)."""
     return attribute_value(text)[:MAX_REASON_LENGTH]
-
-
-def check_priority(priority: int | None) -> None:
-    """Raise InvalidRequest unless the priority is None or within -1000 to 1000."""
-    if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise InvalidRequest(f"the priority {priority} is not within -{MAX_PRIORITY} to {MAX_PRIORITY}")
 
 
 def attribute_value(text: str) -> str:

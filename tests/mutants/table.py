@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "a downgrade that could not be written is lost",
         _WORKLOADS + "store.py",
-        "                self._keep_downgrades(before, workload)\n",
+        "                store._keep_downgrades(before, workload)\n",
         "                pass\n",
         "tests/workloads/test_cut.py tests/workloads",
     ),

@@ -23,7 +23,7 @@ from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality, Total, added
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import ROOT_FOLDER, GroupState, State, Workload
-from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.store import Limit, Transaction
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import UID, Host, assignment, own_host, when_all_stand
 from tests.workloads.test_cut import Fuse, cut, forget, fuse
@@ -214,9 +214,9 @@ def test_a_group_under_a_name_that_no_record_can_have_is_lost_with_another(
     saved: list[str] = []
     save = Transaction.save
 
-    def keep(txn: Transaction, workload: Workload) -> Workload:
+    def keep(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
         saved.extend(group.name for group in workload.groups)
-        return save(txn, workload)
+        return save(txn, workload, limit)
 
     monkeypatch.setattr(Transaction, "save", keep)
     with host.manager.context.store.transaction(UID) as txn:

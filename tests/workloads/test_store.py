@@ -31,6 +31,7 @@ from resctrlmond.workloads.model import (
     Group,
     GroupState,
     Member,
+    State,
     Workload,
     replace,
 )
@@ -442,3 +443,18 @@ def test_a_group_is_returned_with_the_marks_that_were_written_with_it(store: Sto
     first = Store(store.folder)
     assert first.load() == []
     assert (first.known("k").first.baseline, first.known("k").first.late_reasons) == (Quality.LATE, ("why",))
+
+
+def test_pending_workloads_are_listed_until_their_group_stands_or_they_are_dropped(store: Store) -> None:
+    waits, stands = workload("waits", State.PENDING), workload("stands")
+    save(store, stands)
+    save(store, waits)
+    save(store, workload("gone", State.PENDING))
+    drop(store, "gone")
+    again = Store(store.folder)
+    assert again.load() == []
+    for daemon in (store, again):
+        assert daemon.pending() == [waits]
+        save(daemon, workload("waits"))
+        assert daemon.pending() == []
+        save(daemon, waits)

@@ -20,7 +20,7 @@ from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import write_file, writing
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import State, Workload
-from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.store import Limit, Transaction
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import save
 from tests.workloads.conftest import MARK, Host, assignment
@@ -132,12 +132,12 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
         if failure == "the process ends":
             puppet.kill()
 
-    def refuse(txn: Transaction, record: Workload) -> Workload:
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
         # Nothing but a full /run between two writes does this.
         if has_moved and failure == "the last write fails" and record.state is State.ACTIVE and not failed:
             failed.append(record)
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, record)
+        return save(txn, record, limit)
 
     failed: list[Workload] = []
     monkeypatch.setattr(host.tree, "write_task", moved)
@@ -215,11 +215,11 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
         write_task(directory, tid)
         has_moved = True
 
-    def refuse(txn: Transaction, record: Workload) -> Workload:
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
         # Nothing but a full /run between two writes does this.
         if has_moved and record.member("other") is not None:
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, record)
+        return save(txn, record, limit)
 
     monkeypatch.setattr(host.tree, "write_task", moved)
     monkeypatch.setattr(Transaction, "save", refuse)
