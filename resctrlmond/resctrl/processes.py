@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -237,14 +238,14 @@ def threads(pid: int) -> list[int]:
         raise not_read(error, f"list the threads of process {pid}", path) from error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Process:
     """A process that is held by a pidfd, which this object owns and closes."""
 
-    def __init__(self, pid: int, pidfd: int, start_time: int, is_kernel_thread: bool) -> None:
-        self.pid = pid
-        self.pidfd = pidfd
-        self.start_time = start_time
-        self.is_kernel_thread = is_kernel_thread
+    pid: int
+    pidfd: int
+    start_time: int
+    is_kernel_thread: bool
 
     @classmethod
     def open(cls, pid: int, start_time: int | None = None) -> Self:
@@ -261,13 +262,15 @@ class Process:
             raise not_read(error, f"hold process {pid}", f"/proc/{pid}") from error
         try:
             found = stat(pid)
-            # While the process has not ended, /proc/PID is about this process, because its number is not reused.
-            if found is None or _has_ended(pidfd) or start_time not in (None, found.start_time):
-                raise NoSuchProcess(f"process {pid} has ended")
+            if found is not None:
+                process = cls(pid, pidfd, found.start_time, found.is_kernel_thread)
+                # While the process has not ended, /proc/PID is about this process, because its number is not reused.
+                if not process.has_ended() and start_time in (None, found.start_time):
+                    return process
+            raise NoSuchProcess(f"process {pid} has ended")
         except BaseException:
             os.close(pidfd)
             raise
-        return cls(pid, pidfd, found.start_time, found.is_kernel_thread)
 
     @classmethod
     def of_pidfd(cls, descriptor: Descriptor) -> Self:
@@ -292,7 +295,9 @@ class Process:
 
     def has_ended(self) -> bool:
         """Whether the process has ended; it may be a zombie."""
-        return _has_ended(self.pidfd)
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def threads(self) -> list[int]:
         """List its thread IDs; [] if it has ended. Raises NotRead."""
@@ -309,9 +314,3 @@ class Process:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -75,42 +75,35 @@ class MoveOptions:
 NO_OPTIONS = MoveOptions()
 
 
-def move_process(tree: Tree, process: Process, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
-    """Move every thread of ``process`` into the group.
+def move_process(
+    tree: Tree,
+    process: Process,
+    ref: GroupRef,
+    options: MoveOptions = NO_OPTIONS,
+    *,
+    with_descendants: bool = False,
+) -> Moved:
+    """Move every thread of ``process`` into the group, and also of its descendants if ``with_descendants``.
 
-    Raises NoSuchProcess if the process ended before anything was moved, ProcessChanged if it ended meanwhile.
-    """
-
-    def belongs(tid: int) -> bool:
-        return os.path.exists(f"/proc/{process.pid}/task/{tid}") and not process.has_ended()
-
-    return _move_held(process, _Move(tree, ref, belongs, options), process.threads)
-
-
-def _move_held(process: Process, move: _Move, listing: Callable[[], Collection[int]]) -> Moved:
-    moved = move.run(listing)
-    if process.has_ended():
-        kind = ProcessChanged if moved.moved else NoSuchProcess
-        raise kind(f"process {process.pid} ended while it was moved", path=move.tree.full_path(move.ref))
-    return moved
-
-
-def move_tree(tree: Tree, process: Process, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
-    """Move every thread of ``process`` and of its descendants into the group, until nothing new is found.
-
-    A child that is forked meanwhile starts in its parent's group, or is found by the next pass. A descendant whose
-    parent has ended is not found. The daemon itself is not moved. Raises as ``move_process``.
+    Continue until nothing new is found: a child that is forked meanwhile starts in its parent's group, or is found by
+    the next pass. A descendant whose parent has ended is not found. The daemon itself is not moved. Raises
+    NoSuchProcess if the process ended before anything was moved, ProcessChanged if it ended meanwhile.
     """
 
     def listing() -> list[int]:
-        below = [pid for pid in processes.descendants(process.pid) if pid != os.getpid()]
-        return process.threads() + [tid for pid in below for tid in processes.threads(pid)]
+        below = [pid for pid in processes.descendants(process.pid) if pid != os.getpid()] if with_descendants else []
+        return [tid for pid in (process.pid, *below) for tid in processes.threads(pid)]
 
     def belongs(tid: int) -> bool:
-        is_own = os.path.exists(f"/proc/{process.pid}/task/{tid}") or processes.is_descendant(tid, process.pid)
-        return is_own and not process.has_ended()
+        is_own = os.path.exists(f"/proc/{process.pid}/task/{tid}")
+        is_below = not is_own and with_descendants and processes.is_descendant(tid, process.pid)
+        return (is_own or is_below) and not process.has_ended()
 
-    return _move_held(process, _Move(tree, ref, belongs, options), listing)
+    moved = _Move(tree, ref, belongs, options).run(listing)
+    if process.has_ended():
+        kind = ProcessChanged if moved.moved else NoSuchProcess
+        raise kind(f"process {process.pid} ended while it was moved", path=tree.full_path(ref))
+    return moved
 
 
 def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
@@ -150,15 +143,16 @@ def put_back(tree: Tree, origins: Origins) -> bool:
     return may_have_run
 
 
+@dataclass(slots=True)
 class _Move:
-    def __init__(self, tree: Tree, ref: GroupRef, belongs: Callable[[int], bool], options: MoveOptions) -> None:
-        self.tree = tree
-        self.ref = ref
-        self.belongs = belongs
-        self.options = options
-        self.targets = {Membership(home.class_, home.name) for home in (ref, *(options.among or ()))}
-        self.elsewhere: set[int] = set()
-        self.astray: dict[str, set[int]] = {}
+    """A move into the group ``ref``; ``belongs`` returns whether a thread is one of the threads to move."""
+
+    tree: Tree
+    ref: GroupRef
+    belongs: Callable[[int], bool]
+    options: MoveOptions
+    elsewhere: set[int] = field(default_factory=set)
+    astray: dict[str, set[int]] = field(default_factory=dict)
 
     def run(self, listing: Callable[[], Collection[int]]) -> Moved:
         moved = 0
@@ -179,6 +173,7 @@ class _Move:
     def outside(self, tids: Collection[int]) -> dict[int, Membership]:
         """Return the threads to move, with their memberships, and sort the others into elsewhere and astray."""
         found = {}
+        targets = {Membership(home.class_, home.name) for home in (self.ref, *(self.options.among or ()))}
         self.elsewhere = set()
         self.astray = {}
         for tid in tids:
@@ -186,7 +181,7 @@ class _Move:
                 where = self.tree.membership(tid)
             except NoSuchProcess:
                 continue
-            if where in self.targets:
+            if where in targets:
                 continue
             if where.group and where not in self.options.own and not self.options.take_over:
                 self.elsewhere.add(tid)

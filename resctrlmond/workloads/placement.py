@@ -21,7 +21,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move_cgroup, move_process, move_tree
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move_cgroup, move_process
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.clock import utc_now
@@ -206,9 +206,13 @@ def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
         return spread(
             ctx, txn, member, lambda ref, options: move_cgroup(ctx.tree, member.cgroup, ref, options), late=True
         )
-    move = move_tree if member.include_descendants else move_process
+    below = member.include_descendants
     with Process.open(member.pid, member.start_time) as process:
-        return spread(ctx, txn, member, lambda ref, options: move(ctx.tree, process, ref, options), late=True)
+
+        def move(ref: GroupRef, options: MoveOptions) -> Moved:
+            return move_process(ctx.tree, process, ref, options, with_descendants=below)
+
+        return spread(ctx, txn, member, move, late=True)
 
 
 def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, move: Move, *, late: bool) -> Moved:

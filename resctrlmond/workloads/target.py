@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process, move_tree
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest
@@ -83,7 +84,12 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
         return
     own = cgroups.check(assignment.own_cgroup) if assignment.own_cgroup else ""
     with _process(assignment) as process:
-        _refuse_the_host_itself(process)
+        if process.pid == 1:
+            raise PermissionDenied("process 1 is the init process of the host, not a workload")
+        if process.is_kernel_thread:
+            raise PermissionDenied(f"process {process.pid} is a kernel thread, not a workload")
+        if process.pid == os.getpid():
+            raise PermissionDenied(f"process {process.pid} is resctrlmond itself")
         if own and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
         yield _Process(tree, process, own, assignment.include_descendants)
@@ -101,21 +107,12 @@ def _process(assignment: Assignment) -> Process:
     return Process.open(assignment.pid)
 
 
-def _refuse_the_host_itself(process: Process) -> None:
-    if process.pid == 1:
-        raise PermissionDenied("process 1 is the init process of the host, not a workload")
-    if process.is_kernel_thread:
-        raise PermissionDenied(f"process {process.pid} is a kernel thread, not a workload")
-    if process.pid == os.getpid():
-        raise PermissionDenied(f"process {process.pid} is resctrlmond itself")
-
-
+@dataclass(frozen=True, slots=True)
 class _Process:
-    def __init__(self, tree: Tree, process: Process, own_cgroup: str, with_descendants: bool) -> None:
-        self._tree = tree
-        self._process = process
-        self._own_cgroup = own_cgroup
-        self._with_descendants = with_descendants
+    _tree: Tree
+    _process: Process
+    _own_cgroup: str
+    _with_descendants: bool
 
     def membership(self) -> Membership:
         return self._tree.membership(self._process.pid)
@@ -137,8 +134,7 @@ class _Process:
         return [] if self._with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
 
     def move(self, ref: GroupRef, options: MoveOptions) -> Moved:
-        move = move_tree if self._with_descendants else move_process
-        return move(self._tree, self._process, ref, options)
+        return move_process(self._tree, self._process, ref, options, with_descendants=self._with_descendants)
 
     def member(self, assignment: Assignment) -> Member:
         return Member(
@@ -155,10 +151,10 @@ class _Process:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class _Cgroup:
-    def __init__(self, tree: Tree, path: str) -> None:
-        self._tree = tree
-        self._path = path
+    _tree: Tree
+    _path: str
 
     def membership(self) -> Membership | None:
         for tid in cgroups.tasks(self._path):

@@ -386,7 +386,7 @@ MUTANTS = (
     Mutant(
         "a process is the same if only its number is",
         _RESCTRL + "processes.py",
-        "or start_time not in (None, found.start_time)",
+        "and start_time in (None, found.start_time)",
         "",
         "tests/resctrl/test_processes.py tests/resctrl",
     ),
