@@ -21,6 +21,7 @@ from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
 from resctrlmond.workloads.runs import check_has_rmid, claimed, continue_run, move_empty, new_run, start_run
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, check_free
+from resctrlmond.workloads.validation import valid_class
 
 # Kinds of members that processes may join from outside. What a process starts is in its group.
 _CONTAINERS = frozenset({"container", "sandbox"})
@@ -41,6 +42,7 @@ def assign(
         # It waits to be moved to that class, so the class where it is now does not matter.
         class_ = before.group_of(member).class_
         assignment = dataclasses.replace(assignment, class_=class_, allow_class_change=True)
+    wanted = (where.class_ if where else "") if assignment.class_ == FOLLOW else valid_class(assignment.class_)
     member = replace(
         member,
         take_over=assignment.take_over,
@@ -50,7 +52,7 @@ def assign(
     ended = txn.find() if before is None else None
     limit = Limit.WITH_RESERVE if assignment.is_from_runtime else Limit.NORMAL
     if before is None:
-        workload = new_run(ctx, txn, assignment.class_for(where))
+        workload = new_run(ctx, txn, wanted)
         # With its member in the first record: a claim that brought no member may never end.
         workload = _joined(workload, replace(member, joining=True), assignment)
         start_run(ctx, txn, workload, may_wait=assignment.may_wait, limit=limit)
@@ -59,7 +61,7 @@ def assign(
         if before is not None:
             if not assignment.may_wait:
                 check_has_rmid(before)
-            member = _in_group(member, _group_for(ctx, txn, where, assignment))
+            member = _in_group(member, _group_for(ctx, txn, where, wanted, assignment))
         waits = txn.workload.group_of(member).state is GroupState.PENDING
         outside = _outside(ctx, txn.workload, target.tasks()) if waits else frozenset()
         joining = replace(member, joining=not waits, tasks_outside=len(outside))
@@ -126,10 +128,11 @@ def _joined(workload: Workload, member: Member, assignment: Assignment) -> Workl
     return replace(workload, pod_cgroup=assignment.pod_cgroup or workload.pod_cgroup)
 
 
-def _group_for(ctx: Context, txn: Transaction, where: Membership | None, assignment: Assignment) -> Group:
-    """Return the workload's group in the class that the assignment wants. Create it if there is none."""
+def _group_for(
+    ctx: Context, txn: Transaction, where: Membership | None, wanted: str, assignment: Assignment
+) -> Group:
+    """Return the workload's group in the class that is ``wanted``. Create it if there is none."""
     workload = txn.workload
-    wanted = assignment.class_for(where)
     is_empty = not workload.living and len(workload.groups) == 1
     if workload.follows_class or (assignment.class_ != FOLLOW and is_empty):
         workload = move_empty(ctx, txn, wanted)
@@ -159,15 +162,18 @@ def _move(
     def move(ref: GroupRef, options: MoveOptions) -> Moved:
         here: Origins = {}
         origins.append((next((group.nonce for group in txn.workload.groups if group.ref == ref), 0), here))
-        return target.move(
-            ref, dataclasses.replace(options, origins=here, may_take=ctx.take_over.may_take_for(txn.key))
-        )
+        return target.move(ref, dataclasses.replace(options, origins=here))
 
     if assignment.class_ == FOLLOW:
         return spread(ctx, txn, member, move)
     # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
     own = txn.workload.memberships
-    options = MoveOptions(take_over=member.take_over, own=own, through_class=member.allow_class_change)
+    options = MoveOptions(
+        take_over=member.take_over,
+        may_take=ctx.take_over.may_take_for(txn.key),
+        own=own,
+        through_class=member.allow_class_change,
+    )
     return move(txn.workload.group_of(member).ref, options)
 
 

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from resctrlmond.resctrl.errors import ResctrlError
-from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Descriptor
 from resctrlmond.resctrl.tasks import Moved
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.model import EndRule, Workload
-from resctrlmond.workloads.validation import valid_class
 
 # The class of the workload's first task.
 FOLLOW = "follow"
@@ -53,12 +51,6 @@ class Assignment:
     may_wait: bool = True
     priority: int | None = None
     is_from_runtime: bool = False
-
-    def class_for(self, where: Membership | None) -> str:
-        """Return the class that the group is to be in, for a target that is at ``where``. Raises InvalidClass."""
-        if self.class_ != FOLLOW:
-            return valid_class(self.class_)
-        return where.class_ if where else ""
 
 
 @dataclass(frozen=True, slots=True)
