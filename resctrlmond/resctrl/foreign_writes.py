@@ -303,8 +303,10 @@ class ForeignWrites:
 
     def _process_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
+            if path == self._expected:
+                return  # the daemon's own new group, which ``watch`` is about to watch
             self._watch_new(path)
-            if _has_tasks_file(path) and path != self._expected:
+            if _has_tasks_file(path):
                 self._process_new(event, path)
         elif event.mask & IN_DELETE:
             if path in self._new:
