@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import operator
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -158,6 +159,9 @@ class Reading:
         return "/" in self.domain
 
 
+# The sort key of readings: by domain and event.
+IN_ORDER = operator.attrgetter("domain", "event")
+
 # A counter's text has at most a few dozen bytes; a longer file is not a counter.
 _TEXT_LIMIT = 4096
 
@@ -171,7 +175,7 @@ def read_mon_data(group: int) -> list[Reading]:
     """
     fd = os.open("mon_data", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=group)
     try:
-        readings = sorted(_walk(fd, ""), key=lambda reading: (reading.domain, reading.event))
+        readings = sorted(_walk(fd, ""), key=IN_ORDER)
         # If the group was removed meanwhile, the counters read so far are incomplete.
         os.stat("mon_data", dir_fd=group)
         return readings

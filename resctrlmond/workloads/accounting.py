@@ -123,9 +123,7 @@ def totals(
                     is_reallocated=is_reallocated,
                 )
                 deltas.setdefault(name, []).append(_delta(run))
-        return [
-            _with_caveat(_sum(event(name), deltas[name], baseline), caveats.get(name, "")) for name in sorted(deltas)
-        ]
+        return [_sum(event(name), deltas[name], baseline, caveats.get(name, "")) for name in sorted(deltas)]
 
 
 def added(parts: Iterable[list[Total]]) -> list[Total]:
@@ -135,14 +133,7 @@ def added(parts: Iterable[list[Total]]) -> list[Total]:
         for total in part:
             by_name.setdefault(total.event.name, []).append(total)
     with localcontext(_EXACTLY):
-        return [_sum_known(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
-
-
-def _with_caveat(total: Total, caveat: str) -> Total:
-    if not caveat:
-        return total
-    reason = f"{total.reason}; {caveat}" if total.reason else caveat
-    return Total(total.event, total.number, worst(total.quality, Quality.ESTIMATED), reason)
+        return [_sum(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
 
 
 def _delta(run: _Run) -> _Delta:
@@ -214,21 +205,23 @@ def _without_end(run: _Run, end: Value) -> _Delta:
     return _Delta(None, Quality.UNKNOWN, f"{run.domain} read {end.text!r} at the end")
 
 
-def _sum(of: Event, deltas: list[_Delta], baseline: Quality) -> Total:
-    if baseline is Quality.UNKNOWN:
-        return Total(of, None, Quality.UNKNOWN, "the baseline is not known")
-    return _sum_known(of, deltas, baseline)
-
-
-def _sum_known(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality) -> Total:
+def _sum(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality, caveat: str = "") -> Total:
+    """Return the total of an event; with a ``caveat`` it is estimated at best, because of that."""
     quality = worst(baseline, *(delta.quality for delta in deltas))
     known = [delta.number for delta in deltas if delta.number is not None]
     # A lost group has the same reason for all its domains: state it once.
-    reason = "; ".join(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
-    if not known:
-        return Total(of, None, Quality.UNKNOWN, reason)
-    number = sum(known[1:], start=known[0])
-    if len(known) < len(deltas):
-        # A domain is missing, so the sum is a lower bound.
-        quality = Quality.ESTIMATED
-    return Total(of, number, quality, reason)
+    reasons = list(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
+    number = None
+    if baseline is Quality.UNKNOWN:
+        reasons = ["the baseline is not known"]
+    elif not known:
+        quality = Quality.UNKNOWN
+    else:
+        number = sum(known[1:], start=known[0])
+        if len(known) < len(deltas):
+            # A domain is missing, so the sum is a lower bound.
+            quality = Quality.ESTIMATED
+    if caveat:
+        quality = worst(quality, Quality.ESTIMATED)
+        reasons.append(caveat)
+    return Total(of, number, quality, "; ".join(reasons))

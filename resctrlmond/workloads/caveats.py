@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.resctrl.bandwidth import Mode
@@ -25,11 +26,20 @@ _AFTER_END = "{}, and the use of processes that {} had started is counted until 
 _MOST_NAMED = 5
 
 
-def of_mode(readings: Iterable[Reading], mode: Mode) -> dict[str, str]:
-    """Return the caveats, by event, of readings in that mode of the bandwidth counters."""
-    if mode is not Mode.REALLOCATED:
-        return {}
-    return {name: _REALLOCATED for name in sorted({reading.event for reading in readings}) if event(name).restarts}
+def of_readings(readings: Iterable[Reading], mode: Mode | None, inexact: str) -> dict[str, str]:
+    """Return the caveats, by event, of readings in that mode of the bandwidth counters; None without such counters.
+
+    ``inexact`` is the reason for which the readings of a simulation are inexact (``Tree.inexact``), "" if they are
+    exact.
+    """
+    found = {}
+    for name in sorted({reading.event for reading in readings}) if inexact or mode is Mode.REALLOCATED else ():
+        of = event(name)
+        if mode is Mode.REALLOCATED and of.restarts:
+            found[name] = _REALLOCATED
+        elif inexact and of.kind is Kind.CUMULATIVE:
+            found[name] = f"the simulation is inexact: {inexact}"
+    return found
 
 
 def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -75,20 +85,12 @@ def _event_of(file: str) -> str:
     return parts[-1].removesuffix("_config") if len(parts) == 2 else parts[-2]
 
 
-def of_simulation(readings: Iterable[Reading], why: str) -> dict[str, str]:
-    """Return the caveats, by event, of readings from a simulation that is inexact because of ``why``; {} if exact."""
-    if not why:
-        return {}
-    counted = sorted({reading.event for reading in readings if event(reading.event).kind is Kind.CUMULATIVE})
-    return dict.fromkeys(counted, f"the simulation is inexact: {why}")
-
-
 def unassigned(readings: Iterable[Reading]) -> tuple[tuple[str, str], ...]:
     """Return the domains and events without a hardware counter, in the order in which they get the next free one."""
     return tuple(
         (reading.domain, reading.event)
         # mbm_total_bytes comes first, so it gets the last free counter.
-        for reading in sorted(readings, key=lambda reading: (reading.event, reading.domain), reverse=True)
+        for reading in sorted(readings, key=operator.attrgetter("event", "domain"), reverse=True)
         if reading.value.status is Status.UNASSIGNED and event(reading.event).restarts
     )
 

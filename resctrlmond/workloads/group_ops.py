@@ -630,15 +630,13 @@ def _assign(ctx: Context, ref: GroupRef, lacking: Lacking) -> Lacking:
 
 def _with_caveats(ctx: Context, group: Group, readings: Sequence[Reading]) -> Group:
     """Return the group with the caveats of these readings. Raises NotRead."""
-    now = caveats.of_simulation(readings, ctx.tree.inexact())
-    if any(event(reading.event).restarts for reading in readings):
-        mode = ctx.tree.bandwidth_mode()
-        now = caveats.together(caveats.of_mode(readings, mode), now)
-        group = replace(group, is_reallocated=group.is_reallocated or mode is Mode.REALLOCATED)
-    found = caveats.together(group.caveats, now)
+    inexact = ctx.tree.inexact()
+    has_bandwidth = any(event(reading.event).restarts for reading in readings)
+    mode = ctx.tree.bandwidth_mode() if has_bandwidth else None
+    found = caveats.of_readings(readings, mode, inexact) | group.caveats
     if group.transactions:
         found = caveats.with_change(found, group.transactions, ctx.tree.transactions())
-    return replace(group, caveats=found)
+    return replace(group, caveats=found, is_reallocated=group.is_reallocated or mode is Mode.REALLOCATED)
 
 
 def _save_caveats(txn: Transaction, group: Group) -> Group:

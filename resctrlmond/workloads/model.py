@@ -300,7 +300,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
 
     def with_late(self, member: Member, why: str = "") -> Workload:
         """Return the workload with a late baseline of the group that the member counts in, for the reason ``why``."""
-        return self.downgraded(self.group_of(member), Quality.LATE, why)
+        return self.with_group(self.group_of(member).downgraded(Quality.LATE, why))
 
     # -- members
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl import errors
-from resctrlmond.resctrl.counters import Reading, Status, Value, parse_value
+from resctrlmond.resctrl.counters import IN_ORDER, Reading, Status, Value, parse_value
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.checkpoint import Checkpoint
@@ -101,7 +101,16 @@ class Snapshots:
         with writing(new):
             try:
                 self._read_until.pop(subfolder, None)
-                self._begin(new, created_at, live, readings)
+                _remove(new)
+                os.mkdir(new, self._mode)
+                write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
+                written: dict[str, str] = {}
+                for reading in readings:
+                    folder = os.path.join(new, "mon_data", reading.domain)
+                    _make_folders(folder, self._mode)
+                    _write_value(folder, reading, _BEGIN, written)
+                    target = os.path.join(live, "mon_data", reading.domain, reading.event)
+                    os.symlink(target, os.path.join(folder, reading.event))
                 if quality is not None:
                     write_file(os.path.join(new, _QUALITY), quality.encode())
                 _remove(path)
@@ -111,17 +120,6 @@ class Snapshots:
                 _remove(new)
                 raise
 
-    def _begin(self, new: str, created_at: str, live: str, readings: Iterable[Reading]) -> None:
-        _remove(new)
-        os.mkdir(new, self._mode)
-        write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
-        written: dict[str, str] = {}
-        for reading in readings:
-            folder = os.path.join(new, "mon_data", reading.domain)
-            _make_folders(folder, self._mode)
-            _write_value(folder, reading, _BEGIN, written)
-            os.symlink(_live(live, reading), os.path.join(folder, reading.event))
-
     def relink(self, subfolder: str, live: str) -> None:
         """Point the links to the live counters at the group's directory, which may have moved to another class.
 
@@ -130,7 +128,8 @@ class Snapshots:
         with writing(self.path(subfolder)):
             for reading in self.begin_values(subfolder):
                 folder = os.path.join(self.path(subfolder), "mon_data", reading.domain)
-                link, target = os.path.join(folder, reading.event), _live(live, reading)
+                link = os.path.join(folder, reading.event)
+                target = os.path.join(live, "mon_data", reading.domain, reading.event)
                 with contextlib.suppress(FileNotFoundError):
                     if _is_link(link) and os.readlink(link) == target:
                         continue
@@ -275,7 +274,7 @@ class Snapshots:
                     if name.endswith(suffix) and not name.startswith("."):
                         value = _value(os.path.join(directory, name))
                         found.append(Reading(domain, name.removesuffix(suffix), value))
-        return sorted(found, key=lambda reading: (reading.domain, reading.event))
+        return sorted(found, key=IN_ORDER)
 
     def set_aside(self, key: str, generation: int, completed_ns: int = 0) -> None:
         """Move the files of an ended run to ``completed/``, so that the next run can use the key. Raises NotWritten.
@@ -405,10 +404,6 @@ def _make_folders(path: str, mode: int) -> None:
     except FileNotFoundError:
         _make_folders(os.path.dirname(path), mode)
         os.mkdir(path, mode)
-
-
-def _live(group: str, reading: Reading) -> str:
-    return os.path.join(group, "mon_data", reading.domain, reading.event)
 
 
 def _write_value(folder: str, reading: Reading, suffix: str, written: dict[str, str]) -> None:

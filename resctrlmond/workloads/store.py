@@ -188,7 +188,7 @@ class Store:
 
     def known(self, key: str) -> Workload:
         """Return the workload of that key. Raises NoSuchGroup."""
-        workload = self.get(key)
+        workload = self._workloads.get(key)
         if workload is None:
             raise NoSuchGroup(f"there is no workload {key}", remedy="'resctrlctl list' shows the workloads")
         return workload

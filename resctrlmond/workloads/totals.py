@@ -124,7 +124,7 @@ def _totals(
         end,
         group.baseline,
         missed=missed,
-        past=checkpoint.histories(last_read or {}),
+        past=checkpoint.histories(last_read) if last_read else None,
         caveats=group.caveats,
         is_reallocated=group.is_reallocated,
     )

@@ -16,7 +16,7 @@ from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Fault
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, Total, totals
-from resctrlmond.workloads.caveats import of_mode, with_change
+from resctrlmond.workloads.caveats import of_readings, with_change
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, machine
 
@@ -159,8 +159,8 @@ def test_files_show_how_groups_get_counters(assign_mode: str, features: str, mod
 
 def test_only_what_has_counters_that_can_be_taken_away_has_a_caveat() -> None:
     readings = [Reading("d", name, parse_value("0")) for name in EVENTS]
-    assert set(of_mode(readings, Mode.REALLOCATED)) == {TRAFFIC, "mbm_local_bytes"}
-    assert of_mode(readings, Mode.DEDICATED) == of_mode(readings, Mode.ASSIGNED) == {}
+    assert set(of_readings(readings, Mode.REALLOCATED, "")) == {TRAFFIC, "mbm_local_bytes"}
+    assert of_readings(readings, Mode.DEDICATED, "") == of_readings(readings, Mode.ASSIGNED, "") == {}
 
 
 def test_only_the_registers_of_packages_say_by_unavailable_that_nothing_was_used() -> None:
