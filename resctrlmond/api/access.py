@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,23 +47,23 @@ class Caller:
             raise PermissionDenied(f"the caller {where}, so its pid {pid} cannot be used", remedy=remedy)
 
 
-class Policy:
-    """The access rules. ``readers`` is the Unix group whose members may read.
+def is_privileged(uid: int) -> bool:
+    """Return whether the user is root or the daemon's own user, which is not root in a simulation.
 
-    ``owner`` is the user of the daemon, with the rights of root: it is not root in a simulation.
+    Privileged users may call every verb. Other users may only read.
     """
+    return uid in (0, os.geteuid())
 
-    def __init__(self, readers: int, owner: int = 0) -> None:
+
+class Policy:
+    """The access rules. ``readers`` is the Unix group whose members may read."""
+
+    def __init__(self, readers: int) -> None:
         self._readers = readers
-        self._owner = owner
-
-    def is_privileged(self, caller: Caller) -> bool:
-        """Return whether the caller is root or the daemon's own user, which may call every verb."""
-        return caller.uid in (0, self._owner)
 
     def check(self, caller: Caller, access: Access, verb: str) -> None:
         """Raise PermissionDenied unless the caller may call a verb with this access."""
-        if self.is_privileged(caller):
+        if is_privileged(caller.uid):
             return
         if access is Access.READ and self._readers in caller.groups:
             return

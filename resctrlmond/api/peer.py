@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 
-from resctrlmond.api.access import Caller
+from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import NotRead
 
@@ -64,7 +64,7 @@ def caller_of(connection: socket.socket) -> tuple[Caller, Presence]:
     pid, uid, gid = credentials(connection)
     pidfd, namespaces = -1, 0
     # Other users may only read: saves system calls in a flood of connections.
-    if is_trusted(uid):
+    if is_privileged(uid):
         pidfd = _pidfd(connection)
         namespaces = _pid_namespaces(pid, pidfd)
     presence = Presence(connection, pidfd)
@@ -77,11 +77,6 @@ def credentials(connection: socket.socket) -> tuple[int, int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("iII", raw)
     return pid, uid, gid
-
-
-def is_trusted(uid: int) -> bool:
-    """Return whether the user is root or the server's own user. Other users may only read."""
-    return uid in (0, os.geteuid())
 
 
 def _groups(connection: socket.socket) -> frozenset[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from resctrlmond import __version__
 from resctrlmond.api import hooks, translate, types
-from resctrlmond.api.access import Access, Caller, Policy
+from resctrlmond.api.access import Access, Caller, Policy, is_privileged
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, pages
@@ -149,7 +149,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def turn(self, caller: Caller) -> AsyncIterator[None]:
         """Wait until the caller may use a thread. One thread stays free for root and one for other users."""
-        if self.policy.is_privileged(caller):
+        if is_privileged(caller.uid):
             yield
             return
         async with self._by_uid.setdefault(caller.uid, asyncio.Semaphore(_OF_ONE_READER)), self._readers:

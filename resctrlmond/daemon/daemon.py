@@ -73,7 +73,7 @@ class Daemon:
         self._manager = setup.manager
         self._notify = notify or Notify()
         self._workers = Workers()
-        self._service = Service(self._manager, Policy(readers=setup.gid, owner=os.geteuid()), self._workers)
+        self._service = Service(self._manager, Policy(setup.gid), self._workers)
         self._notices = Notices(setup.manager.tree, setup.manager.went_with_mount)
         self._losses = GroupLosses(lambda folder: is_within(config.groups_dir, folder))
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import enum
 import importlib
+import os
 import pkgutil
 import threading
 import types as builtin_types
@@ -229,12 +230,16 @@ ROOT, OWNER, READER, NOBODY = (
 )
 @pytest.mark.parametrize("access", Access)
 def test_access_of_users_to_verbs(caller: Caller, allowed: set[Access], access: Access) -> None:
-    policy = Policy(readers=77, owner=1000)
-    if access in allowed:
-        policy.check(caller, access, "Verb")
-    else:
-        with pytest.raises(PermissionDenied, match=rf"user {caller.uid} may not call Verb.*Call as root"):
+    policy = Policy(readers=77)
+    os.seteuid(OWNER.uid)
+    try:
+        if access in allowed:
             policy.check(caller, access, "Verb")
+        else:
+            with pytest.raises(PermissionDenied, match=rf"user {caller.uid} may not call Verb.*Call as root"):
+                policy.check(caller, access, "Verb")
+    finally:
+        os.seteuid(0)
 
 
 def test_only_verbs_that_read_are_for_readers() -> None:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from resctrlmond.api.access import Caller, Policy
+from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.dbus.callers import Callers
 from resctrlmond.api.dbus.gate import MAX_LARGE_BODY, Gate, Header, HeldCall
 from resctrlmond.api.dbus.library import BusUnavailable, DBusError
@@ -84,7 +84,6 @@ class Admission:
         self,
         gate: Gate,
         callers: Callers,
-        policy: Policy,
         objects: Objects,
         *,
         unread: Unread,
@@ -92,7 +91,6 @@ class Admission:
     ) -> None:
         self._gate = gate
         self._callers = callers
-        self._policy = policy
         self._objects = objects
         self._unread = unread
         self._refuse = refuse
@@ -122,7 +120,7 @@ class Admission:
         """Record the end of a call, and admit the next one of the same user."""
         self._forget(admitted.sender)
         uid = admitted.caller.uid
-        if self._policy.is_privileged(admitted.caller):
+        if is_privileged(admitted.caller.uid):
             return
         self._running[uid] -= 1
         self._next(uid)
@@ -142,7 +140,7 @@ class Admission:
         if caller is not None and self._floods(caller):
             return False
         error: Exception | None = self._limit(header, caller)
-        if error is None and caller is not None and not self._policy.is_privileged(caller):
+        if error is None and caller is not None and not is_privileged(caller.uid):
             error = self._denial(header, caller)
         # An unknown caller, which may be root, must not fill the bus with error replies either.
         if error is not None and (caller is not None or not self._unread.is_flooded(None)):
@@ -212,7 +210,7 @@ class Admission:
         return calls
 
     def _admit(self, call: HeldCall, caller: Caller) -> None:
-        if self._policy.is_privileged(caller):
+        if is_privileged(caller.uid):
             self._forward(call, caller)
             return
         if self._floods(caller):
@@ -256,7 +254,7 @@ class Admission:
             del self._calls[sender]
 
     def _floods(self, caller: Caller) -> bool:
-        return not self._policy.is_privileged(caller) and self._unread.is_flooded(caller.uid)
+        return not is_privileged(caller.uid) and self._unread.is_flooded(caller.uid)
 
     def _limit(self, header: Header, caller: Caller | None) -> DBusError | None:
         """Return the error for a call that is too long or exceeds a limit on the number of calls; otherwise None."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from resctrlmond.api.access import is_privileged
 from resctrlmond.api.budget import MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID, ReplyBudget
 from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.admission import Admission, Admitted
@@ -156,9 +157,7 @@ class _Connection:
         self._has_refusals = asyncio.Event()
         self._unread = Unread(bus, self._callers)
         self._pace = pace
-        self._admission = Admission(
-            bus.gate, self._callers, service.policy, objects, unread=self._unread, refuse=self._refuse
-        )
+        self._admission = Admission(bus.gate, self._callers, objects, unread=self._unread, refuse=self._refuse)
         self.announcer = Announcer(service, bus.post, self._settle_signals)
         bus.add_message_handler(self._on_message)
         self._tasks = [asyncio.create_task(work) for work in (self.announcer.run(), self._send_refusals())]
@@ -249,11 +248,11 @@ class _Connection:
             caller = replace(admitted.caller, waits=waits, descriptors=admitted.descriptors)
             target = self._objects.resolve(call, caller)
             size = target.reply_bytes
-            is_trusted = self._service.policy.is_privileged(caller)
             # Calls that change something never wait for unread replies.
             async with self._lease(caller.uid, size) if size else contextlib.nullcontext():
                 signature, body = await self._objects.answer(target, call, caller)
-                async with contextlib.nullcontext() if is_trusted else self._pace.turn(self._bus, body):
+                paced = not is_privileged(caller.uid)
+                async with self._pace.turn(self._bus, body) if paced else contextlib.nullcontext():
                     if wants_reply(call):
                         self._bus.post(Message.new_method_return(call, signature, body))
                     del body

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from resctrlmond.api.access import Caller
+from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.budget import Lease, ReplyBudget
 from resctrlmond.api.connections import HangupWatch, receive
 from resctrlmond.api.errors import name_of, parameters
-from resctrlmond.api.peer import Presence, is_trusted
+from resctrlmond.api.peer import Presence
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import Call, FrameBuffer, Reply, VarlinkError
 from resctrlmond.api.varlink.methods import Methods
@@ -93,10 +93,10 @@ class Connection:
         self._limits = limits
         self._hangups = hangups
         self._internal_error = internal_error
-        trusted = is_trusted(caller.uid)
+        privileged = is_privileged(caller.uid)
         # The kernel closes descriptors of other users.
-        self._descriptors_at_once = wire.MAX_DESCRIPTORS if trusted else 0
-        self._frames = FrameBuffer(limits.message_bytes if trusted else limits.message_bytes_of_others)
+        self._descriptors_at_once = wire.MAX_DESCRIPTORS if privileged else 0
+        self._frames = FrameBuffer(limits.message_bytes if privileged else limits.message_bytes_of_others)
         self._draining = False
         # The loop's time since which no call has been running; None while a call is running.
         self.idle_since: float | None = asyncio.get_running_loop().time()

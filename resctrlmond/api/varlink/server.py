@@ -10,10 +10,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from resctrlmond.api.access import Caller
+from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.connections import HangupWatch, has_left
-from resctrlmond.api.peer import caller_of, credentials, is_trusted
+from resctrlmond.api.peer import caller_of, credentials
 from resctrlmond.api.varlink.connection import Connection, Limits
 from resctrlmond.api.varlink.messages import VarlinkError
 from resctrlmond.api.varlink.methods import Interface, Method, Methods
@@ -131,7 +131,7 @@ class Server:
         try:
             connection.setblocking(False)
             pid, uid, _ = credentials(connection)
-            if not is_trusted(uid) and has_left(connection):
+            if not is_privileged(uid) and has_left(connection):
                 connection.close()
                 return
             if not self._has_room(pid, uid):
