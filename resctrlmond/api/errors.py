@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,6 +42,11 @@ from resctrlmond.workloads.errors import (
     NoSuchClaim,
     NotWritten,
 )
+
+# The messages of msgspec end in "... - at `$.keys[0].name`" or "... field `pid`". The path is searched first: if a
+# nested field is missing, the invalid parameter is the one at the top.
+_PATH = re.compile(r" - at `\$\.([^.\[`]+)[^`]*`\Z")
+_FIELD = re.compile(r" field `(.*)`\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +200,10 @@ def parameters(error: ResctrlError) -> dict[str, Any]:
         **limbo,
     )
     return cast(dict[str, Any], msgspec.to_builtins(fields))
+
+
+def parameter_at_fault(error: msgspec.ValidationError) -> str:
+    """Return the name of the top-level parameter that a validation error is about."""
+    text = str(error)
+    found = _PATH.search(text) or _FIELD.search(text)
+    return found[1] if found else "parameters"

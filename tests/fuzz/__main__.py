@@ -70,7 +70,7 @@ def _body(data: bytes) -> None:
 
 
 def _call(data: bytes) -> None:
-    call = wire.decode_call(data)
+    call = wire.decode(data, wire.Call)
     wire.decode_parameters(call.parameters, types.AssignRequest)
 
 

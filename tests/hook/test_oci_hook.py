@@ -193,7 +193,7 @@ def test_every_text_arrives_unchanged_or_is_refused(state: str) -> None:
         return
     assert not refused
     assert json.loads(message[:-1])["parameters"] == {"stage": "poststop", "state": state}
-    call = wire.decode_call(message[:-1])
+    call = wire.decode(message[:-1], wire.Call)
     assert call.method == "org.resctrlmon.Hook.Run"
     assert wire.decode_parameters(call.parameters, dict[str, str]) == {"stage": "poststop", "state": state}
 

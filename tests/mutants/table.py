@@ -442,7 +442,7 @@ MUTANTS = (
     ),
     Mutant(
         "the access to varlink methods is not checked",
-        _API + "varlink/methods.py",
+        _API + "varlink/connection.py",
         "if method.check is not None:",
         "if False:",
         "tests/api/test_access.py tests/api",

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import inspect
 
 from resctrlmond.api.dbus.library import DBusError, Variant
+from resctrlmond.api.errors import parameter_at_fault
 from resctrlmond.api.types import Reply, Request
-from resctrlmond.api.varlink.messages import parameter_at_fault
 
 INVALID_ARGS = "org.freedesktop.DBus.Error.InvalidArgs"
 

@@ -157,13 +157,13 @@ class Client:
         if connection is None:
             raise ConnectionError(f"{self._path}: the connection was closed before the reply")
         with self._closing_on_failure():
-            while (message := self._frames.next()) is None:
+            while (found := self._frames.next()) is None:
                 connection.settimeout(None if deadline is None else _remaining(deadline))
                 data = connection.recv(_RECEIVE_BYTES)
                 if not data:
                     raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
                 self._frames.feed(data)
-            return wire.decode_reply(message)
+            return wire.decode(found[0], Reply)
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:

@@ -5,8 +5,8 @@ The checks of a call, from the bytes of the socket to the call of the manager:
 
 1. ``server.Server``: room for another connection of this user and process, when the connection is accepted.
 2. ``messages.FrameBuffer``: the length of the message, by the rights of the peer, and the number of descriptors.
-3. ``messages.decode_call``: the JSON object of a varlink call.
-4. ``methods.Methods.resolve``: the interface and the method exist; the caller may call the method
+3. ``messages.decode``: the JSON object of a varlink call.
+4. ``Connection._resolve``: the interface and the method exist; the caller may call the method
    (``access.Policy``, only here); then the types of the parameters.
 5. ``budget.ReplyBudget``: for calls that only read, memory for the reply.
 6. ``verbs.Service``: for readers a free thread (``workers.Lane``).
@@ -20,19 +20,20 @@ import contextlib
 import dataclasses
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.budget import Lease, ReplyBudget
 from resctrlmond.api.connections import HangupWatch, receive
-from resctrlmond.api.errors import name_of, parameters
+from resctrlmond.api.errors import name_of, parameter_at_fault, parameters
 from resctrlmond.api.peer import Presence
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import Call, FrameBuffer, Reply, VarlinkError
-from resctrlmond.api.varlink.methods import Methods
+from resctrlmond.api.varlink.methods import Interface, Method
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.processes import Descriptor
 
@@ -79,7 +80,7 @@ class Connection:
         caller: Caller,
         presence: Presence,
         *,
-        methods: Methods,
+        interfaces: Mapping[str, Interface],
         limits: Limits,
         hangups: HangupWatch,
         internal_error: str,
@@ -89,7 +90,7 @@ class Connection:
         self.caller = caller
         self._presence = presence
         self._socket = connection
-        self._methods = methods
+        self._interfaces = interfaces
         self._limits = limits
         self._hangups = hangups
         self._internal_error = internal_error
@@ -118,11 +119,11 @@ class Connection:
     async def serve(self) -> None:
         """Answer calls, one after another, until the peer closes the connection or violates a rule or limit."""
         try:
-            while not self._draining and (message := await self._receive()) is not None:
+            while not self._draining and (received := await self._receive()) is not None:
                 self._interruptible = False
                 self.idle_since = None
-                descriptors = self._frames.descriptors()
-                await self._answer(wire.decode_call(message), descriptors)
+                message, descriptors = received
+                await self._answer(wire.decode(message, Call), descriptors)
                 # Not after a cancellation: the thread of the call still runs, and may use the descriptors.
                 for descriptor in descriptors:
                     descriptor.close()
@@ -132,16 +133,16 @@ class Connection:
             # ProtocolError and TimeoutError are OSErrors. _outcome() handles the errors of handlers.
             _log.debug("closed the connection of process %d, uid %d: %s", self.caller.pid, self.caller.uid, error)
 
-    async def _receive(self) -> bytes | None:
-        # Return the next message; None at the end of file, even within a message.
+    async def _receive(self) -> tuple[bytes, tuple[Descriptor, ...]] | None:
+        # Return the next message and its descriptors; None at the end of file, even within a message.
         loop = asyncio.get_running_loop()
         deadline = None
         while True:
             # Let other tasks run: sock_recv() and sock_sendall() yield only if they have to wait.
             await asyncio.sleep(0)
-            message = self._frames.next()
-            if message is not None:
-                return message
+            received = self._frames.next()
+            if received is not None:
+                return received
             if deadline is None and len(self._frames):
                 deadline = loop.time() + self._limits.receive_timeout_s
             async with asyncio.timeout_at(deadline):
@@ -150,13 +151,9 @@ class Connection:
                 return None
             self._frames.feed(data, descriptors)
 
-    async def _send(self, reply: Reply) -> None:
-        async with asyncio.timeout(self._limits.send_timeout_s):
-            await asyncio.get_running_loop().sock_sendall(self._socket, wire.encode(reply))
-
     async def _answer(self, call: Call, descriptors: tuple[Descriptor, ...]) -> None:
         try:
-            method, parameters = self._methods.resolve(call, self.caller)
+            method, parameters = self._resolve(call)
         except (VarlinkError, ResctrlError) as error:
             if not call.oneway:
                 await self._send(_error_reply(error))
@@ -174,6 +171,31 @@ class Connection:
                 lease.shrink(len(bytes(reply.parameters)))
             if not call.oneway:
                 await self._send(reply)
+
+    def _resolve(self, call: Call) -> tuple[Method[Any], Any]:
+        """Return the method of a call, if the caller may call it, and the decoded parameters.
+
+        No other code checks the access of a call. Raises VarlinkError if there is no such method or the parameters do
+        not fit, the errors of ``Method.check``, and ProtocolError if the parameters are not JSON.
+        """
+        name, _, member = call.method.rpartition(".")
+        if name not in self._interfaces:
+            raise VarlinkError(wire.INTERFACE_NOT_FOUND, {"interface": name})
+        method = self._interfaces[name].methods.get(member)
+        if method is None:
+            raise VarlinkError(wire.METHOD_NOT_FOUND, {"method": call.method})
+        if method.check is not None:
+            method.check(self.caller)
+        if call.upgrade:
+            raise VarlinkError(wire.METHOD_NOT_IMPLEMENTED, {"method": call.method})
+        try:
+            return method, wire.decode_parameters(call.parameters, method.parameters)
+        except msgspec.ValidationError as error:
+            raise VarlinkError(wire.INVALID_PARAMETER, {"parameter": parameter_at_fault(error)}) from error
+
+    async def _send(self, reply: Reply) -> None:
+        async with asyncio.timeout(self._limits.send_timeout_s):
+            await asyncio.get_running_loop().sock_sendall(self._socket, wire.encode(reply))
 
     async def _lease(self, stack: contextlib.AsyncExitStack, size: int) -> Lease:
         """Wait for memory for a reply. If the peer closes the connection meanwhile, end the task."""

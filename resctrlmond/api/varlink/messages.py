@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -23,15 +22,10 @@ INVALID_PARAMETER = f"{SERVICE}.InvalidParameter"
 PERMISSION_DENIED = f"{SERVICE}.PermissionDenied"
 
 _T = TypeVar("_T")
-_Envelope = TypeVar("_Envelope", "Call", "Reply")
+_M = TypeVar("_M", "Call", "Reply")
 
 # RecursionError: Python's recursion limit bounds the nesting that msgspec decodes.
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-# The messages of msgspec end in "... - at `$.keys[0].name`" or "... field `pid`". The path is searched first: if a
-# nested field is missing, the invalid parameter is the one at the top.
-_PATH = re.compile(r" - at `\$\.([^.\[`]+)[^`]*`\Z")
-_FIELD = re.compile(r" field `(.*)`\Z", re.DOTALL)
 
 
 class VarlinkError(Exception):
@@ -58,8 +52,9 @@ class ProtocolError(ConnectionError):
 # The most descriptors of one message. The methods of resctrlmond use one.
 MAX_DESCRIPTORS = 16
 
-# Parameters that are left out.
+# Parameters that are left out, and their texts in JSON.
 _NONE = msgspec.Raw()
+_OMITTED = (b"", b"null")
 
 
 class Call(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -112,14 +107,8 @@ class FrameBuffer:
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise ProtocolError(f"more than {MAX_DESCRIPTORS} file descriptors come with a message")
 
-    def descriptors(self) -> tuple[Descriptor, ...]:
-        """Return the descriptors of the message that ``next`` returned last, and remove them from the buffer."""
-        found = tuple(descriptor for end, descriptor in self._descriptors if end <= self._taken)
-        self._descriptors = [one for one in self._descriptors if one[0] > self._taken]
-        return found
-
-    def next(self) -> bytes | None:
-        """Return the next complete message without its NUL; None if there is none yet.
+    def next(self) -> tuple[bytes, tuple[Descriptor, ...]] | None:
+        """Return the next complete message without its NUL, and its descriptors; None if there is none yet.
 
         Raises ProtocolError if a message is too long, whether or not it is complete.
         """
@@ -133,7 +122,9 @@ class FrameBuffer:
         del self._data[: end + 1]
         self._taken += end + 1
         self._searched = 0
-        return message
+        descriptors = tuple(descriptor for end, descriptor in self._descriptors if end <= self._taken)
+        self._descriptors = self._descriptors[len(descriptors) :]
+        return message, descriptors
 
 
 def encode_parameters(parameters: Parameters | None) -> msgspec.Raw:
@@ -155,52 +146,31 @@ def encode(message: Call | Reply) -> bytes:
     return msgspec.json.encode(message) + b"\0"
 
 
-def decode_call(message: bytes) -> Call:
-    """Decode a call. Raises ProtocolError if the message is not a varlink call."""
-    call = _decode(message, Call)
-    if call.oneway and call.more:
+def decode(message: bytes, kind: type[_M]) -> _M:
+    """Decode a call or a reply. Raises ProtocolError if the message is not a varlink call or reply."""
+    try:
+        # msgspec does not check that undecoded parts are UTF-8.
+        message.decode()
+        decoded = msgspec.json.decode(message, type=kind)
+    except _NOT_JSON as error:
+        raise ProtocolError(f"a message is not a varlink {kind.__name__.lower()}: {error}") from error
+    parameters = bytes(decoded.parameters)
+    if parameters not in _OMITTED and not parameters.startswith(b"{"):
+        raise ProtocolError("the parameters of a message are not a JSON object")
+    if isinstance(decoded, Call) and decoded.oneway and decoded.more:
         raise ProtocolError("a call has both oneway and more")
-    return call
-
-
-def decode_reply(message: bytes) -> Reply:
-    """Decode a reply. Raises ProtocolError if the message is not a varlink reply."""
-    return _decode(message, Reply)
+    return decoded
 
 
 def decode_parameters(raw: msgspec.Raw, kind: type[_T]) -> _T:
     """Decode the parameters of a call or reply as ``kind``. Omitted parameters, null and ``{}`` mean the same.
 
-    Raises msgspec.ValidationError if they do not fit ``kind`` (``parameter_at_fault`` returns the field), and
-    ProtocolError if they are not JSON.
+    Raises msgspec.ValidationError if they do not fit ``kind`` and ProtocolError if they are not JSON.
     """
+    text = bytes(raw)
     try:
-        return msgspec.json.decode(_object(raw), type=kind)
+        return msgspec.json.decode(b"{}" if text in _OMITTED else text, type=kind)
     except msgspec.ValidationError:
         raise
     except _NOT_JSON as error:
         raise ProtocolError(f"parameters are not JSON: {error}") from error
-
-
-def parameter_at_fault(error: msgspec.ValidationError) -> str:
-    """Return the name of the top-level parameter that a validation error is about."""
-    text = str(error)
-    found = _PATH.search(text) or _FIELD.search(text)
-    return found[1] if found else "parameters"
-
-
-def _decode(message: bytes, kind: type[_Envelope]) -> _Envelope:
-    try:
-        # msgspec does not check that undecoded parts are UTF-8.
-        message.decode()
-        envelope = msgspec.json.decode(message, type=kind)
-    except _NOT_JSON as error:
-        raise ProtocolError(f"a message is not a varlink {kind.__name__.lower()}: {error}") from error
-    if not _object(envelope.parameters).startswith(b"{"):
-        raise ProtocolError("the parameters of a message are not a JSON object")
-    return envelope
-
-
-def _object(raw: msgspec.Raw) -> bytes:
-    text = bytes(raw)
-    return b"{}" if text in (b"", b"null") else text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Varlink interfaces and their methods: find the method of a call, check the caller, decode the parameters."""
+"""The declaration of varlink interfaces and methods, and the interface that describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from resctrlmond.api.access import Caller
 from resctrlmond.api.varlink import messages as wire
-from resctrlmond.api.varlink.messages import Call, VarlinkError
+from resctrlmond.api.varlink.messages import VarlinkError
 
 P = TypeVar("P", bound=msgspec.Struct)
 
@@ -105,48 +105,24 @@ class _Description(msgspec.Struct):
     description: str
 
 
-class Methods:
-    """The methods of all interfaces of a server, with ``org.varlink.service``."""
+def with_service(
+    interfaces: Iterable[Interface], *, vendor: str, product: str, version: str, url: str
+) -> dict[str, Interface]:
+    """Return the interfaces by name, with ``org.varlink.service``, which describes them and itself."""
+    described: dict[str, Interface] = {}
 
-    def __init__(self, interfaces: Iterable[Interface], *, vendor: str, product: str, version: str, url: str) -> None:
-        own = Interface(
-            wire.SERVICE,
-            _SERVICE_DESCRIPTION,
-            {
-                "GetInfo": Method(_NoParameters, self._get_info),
-                "GetInterfaceDescription": Method(_InterfaceName, self._get_interface_description),
-            },
-        )
-        self._interfaces = {interface.name: interface for interface in (own, *interfaces)}
-        self._info = Info(vendor, product, version, url, list(self._interfaces))
+    async def get_info(_parameters: _NoParameters, _caller: Caller) -> Info:
+        return Info(vendor, product, version, url, list(described))
 
-    def resolve(self, call: Call, caller: Caller) -> tuple[Method[Any], Any]:
-        """Return the method that a call names, which the caller may call, and its decoded parameters.
+    async def get_interface_description(parameters: _InterfaceName, _caller: Caller) -> _Description:
+        if parameters.interface not in described:
+            raise VarlinkError(wire.INTERFACE_NOT_FOUND, {"interface": parameters.interface})
+        return _Description(described[parameters.interface].description)
 
-        Raises VarlinkError if there is no such method or the parameters do not fit, the errors of ``check``, and
-        ProtocolError if the parameters are not JSON.
-        """
-        interface, _, name = call.method.rpartition(".")
-        method = self._interface(interface).methods.get(name)
-        if method is None:
-            raise VarlinkError(wire.METHOD_NOT_FOUND, {"method": call.method})
-        if method.check is not None:
-            method.check(caller)
-        if call.upgrade:
-            raise VarlinkError(wire.METHOD_NOT_IMPLEMENTED, {"method": call.method})
-        try:
-            return method, wire.decode_parameters(call.parameters, method.parameters)
-        except msgspec.ValidationError as error:
-            raise VarlinkError(wire.INVALID_PARAMETER, {"parameter": wire.parameter_at_fault(error)}) from error
-
-    def _interface(self, name: str) -> Interface:
-        try:
-            return self._interfaces[name]
-        except KeyError:
-            raise VarlinkError(wire.INTERFACE_NOT_FOUND, {"interface": name}) from None
-
-    async def _get_info(self, _parameters: _NoParameters, _caller: Caller) -> Info:
-        return self._info
-
-    async def _get_interface_description(self, parameters: _InterfaceName, _caller: Caller) -> _Description:
-        return _Description(self._interface(parameters.interface).description)
+    methods: dict[str, Method[Any]] = {
+        "GetInfo": Method(_NoParameters, get_info),
+        "GetInterfaceDescription": Method(_InterfaceName, get_interface_description),
+    }
+    for interface in (Interface(wire.SERVICE, _SERVICE_DESCRIPTION, methods), *interfaces):
+        described[interface.name] = interface
+    return described

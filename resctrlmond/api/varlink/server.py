@@ -16,7 +16,7 @@ from resctrlmond.api.connections import HangupWatch, has_left
 from resctrlmond.api.peer import caller_of, credentials
 from resctrlmond.api.varlink.connection import Connection, Limits
 from resctrlmond.api.varlink.messages import VarlinkError
-from resctrlmond.api.varlink.methods import Interface, Method, Methods
+from resctrlmond.api.varlink.methods import Interface, Method, with_service
 
 __all__ = ["Interface", "Limits", "Method", "Server", "VarlinkError"]
 
@@ -52,7 +52,7 @@ class Server:
         budget: ReplyBudget | None = None,
     ) -> None:
         self._budget = budget or ReplyBudget()
-        self._methods = Methods(interfaces, vendor=vendor, product=product, version=version, url=url)
+        self._interfaces = with_service(interfaces, vendor=vendor, product=product, version=version, url=url)
         self._limits = limits or Limits()
         self._internal_error = internal_error
         self._hangups: HangupWatch | None = None
@@ -148,7 +148,7 @@ class Server:
             connection,
             caller,
             presence,
-            methods=self._methods,
+            interfaces=self._interfaces,
             limits=self._limits,
             hangups=self._hangups,
             internal_error=self._internal_error,
