@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from resctrlmond import __version__
 from resctrlmond.api import hooks, translate, types
@@ -55,6 +54,9 @@ from resctrlmond.workloads.errors import (
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule, State, Workload
 from resctrlmond.workloads.requests import FOLLOW, Assignment
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MANAGER = "org.resctrlmon.Manager"
 HOOK = "org.resctrlmon.Hook"
@@ -115,7 +117,7 @@ class Verb:
 class Service:
     """Runs verbs for the interfaces: waits for a thread, and calls the manager.
 
-    Each interface checks the access of the caller, in one place (``varlink.methods.Methods.resolve`` and
+    Each interface checks the access of the caller, in one place (``varlink.connection.Connection._resolve`` and
     ``dbus.objects.Objects.resolve``), before it calls a method of this class or of the manager.
     """
 
@@ -130,8 +132,7 @@ class Service:
 
     async def call(self, verb: Verb, request: types.Request, caller: Caller) -> types.Reply:
         """Run a verb for a caller that may call it. Raises ResctrlError."""
-        async with self.turn(caller):
-            return await self.workers.run(verb.lane, verb.run, self.manager, request, caller)
+        return await self.run(caller, verb.lane, verb.run, self.manager, request, caller)
 
     async def stream(
         self, verb: Verb, _request: types.NoParameters, caller: Caller
@@ -140,20 +141,20 @@ class Service:
         assert verb.pages is not None
         found = verb.pages(self.manager)
         while True:
-            async with self.turn(caller):
-                page = await self.workers.run(verb.lane, next, found, None)
+            page = await self.run(caller, verb.lane, next, found, None)
             if page is None:
                 return
             yield page
 
-    @contextlib.asynccontextmanager
-    async def turn(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait until the caller may use a thread. One thread stays free for root and one for other users."""
+    async def run(self, caller: Caller, lane: Lane, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking call in a thread of the lane. Raises its errors.
+
+        Calls of readers wait: one thread stays free for root and one for other users.
+        """
         if is_privileged(caller.uid):
-            yield
-            return
+            return await self.workers.run(lane, function, *args, **kwargs)
         async with self._by_uid.setdefault(caller.uid, asyncio.Semaphore(_OF_ONE_READER)), self._readers:
-            yield
+            return await self.workers.run(lane, function, *args, **kwargs)
 
 
 def group_of(manager: Manager, workload: Workload) -> types.Group:
@@ -162,33 +163,27 @@ def group_of(manager: Manager, workload: Workload) -> types.Group:
     return translate.group(workload, path, manager.snapshot_path(workload))
 
 
-def _owner(claim: str | None, caller: Caller) -> str:
-    """Return the owner of a new claim. Raises InvalidRequest if the name is empty or reserved for the daemon."""
-    if claim in plan.RESERVED_OWNERS:
+def _owner(claim: str | None, caller: Caller, ends: EndRule | None = None, *, may_be_reserved: bool = False) -> str:
+    """Return the owner of a claim.
+
+    Raises InvalidRequest if the name is empty, or if it or the rule for the claim's end is reserved for the daemon.
+    """
+    if claim in plan.RESERVED_OWNERS and not may_be_reserved:
         raise InvalidRequest(f"the claim {claim} is reserved for resctrlmond", remedy="Choose another name")
-    return _owner_or_default(claim, caller)
-
-
-def _owner_or_default(claim: str | None, caller: Caller) -> str:
-    """Return the owner of a claim. Raises InvalidRequest if the name is empty."""
     if claim == "":
         raise InvalidRequest("the claim has no name", remedy=f"Name its owner, or leave it out for uid:{caller.uid}")
-    return claim or f"uid:{caller.uid}"
-
-
-def _ends(ends: EndRule | None) -> EndRule | None:
     if ends is EndRule.TASKS:
         raise InvalidRequest(
             f"the rule {ends} is reserved for resctrlmond", remedy="Choose another rule for the claim's end"
         )
-    return ends
+    return claim or f"uid:{caller.uid}"
 
 
 def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> types.GroupReply:
     workload = manager.create(
         request.key,
-        owner=_owner(request.claim, caller),
-        ends=_ends(request.end_rule),
+        owner=_owner(request.claim, caller, request.end_rule),
+        ends=request.end_rule,
         class_=FOLLOW if request.class_ is None else request.class_,
         attributes=request.attributes,
         may_wait=request.allow_pending is not False,
@@ -215,8 +210,8 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
     done = manager.assign(
         Assignment(
             key=request.key,
-            owner=_owner(request.claim, caller),
-            ends=_ends(request.end_rule),
+            owner=_owner(request.claim, caller, request.end_rule),
+            ends=request.end_rule,
             pid=request.pid,
             pidfd=_pidfd(request, caller),
             cgroup=request.cgroup,
@@ -245,7 +240,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
 
 def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) -> types.ReleaseReply:
     # Reserved names are accepted too, so that root can end a claim of the daemon.
-    owner = _owner_or_default(request.claim, caller)
+    owner = _owner(request.claim, caller, may_be_reserved=True)
     done = manager.release(request.key, owner=owner, reason=request.reason or "released")
     return types.ReleaseReply(
         group=group_of(manager, done.workload),

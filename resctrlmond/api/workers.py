@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -43,12 +42,15 @@ class Workers:
 
     async def run(self, lane: Lane, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking call in a thread of the lane. Raises its errors; an unexpected OSError becomes NotRead."""
-        future = self._pools[lane].submit(_typed, functools.partial(function, *args, **kwargs))
+        future = self._pools[lane].submit(function, *args, **kwargs)
         with self._guard:
             self._running.add(future)
         future.add_done_callback(self._ended)
         try:
             return await asyncio.wrap_future(future)
+        except OSError as error:
+            # Expected errors got their type where they were raised. This one has at least its path and errno.
+            raise not_read(error, "carry out the call") from error
         finally:
             # The error refers to this frame by its traceback, and the future to the error: this cycle would keep the
             # objects of the call until the garbage collector runs.
@@ -70,11 +72,3 @@ class Workers:
     def _hanging(self) -> int:
         with self._guard:
             return len(self._running)
-
-
-def _typed(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except OSError as error:
-        # Expected errors got their type where they were raised. This one has at least its path and errno.
-        raise not_read(error, "carry out the call") from error

@@ -149,8 +149,7 @@ class Objects:
                 self._set(call)
                 return []
             case "org.freedesktop.DBus.ObjectManager.GetManagedObjects":
-                async with self._service.turn(caller):
-                    return [await self._service.workers.run(Lane.RECORDS, _managed, self._service.manager)]
+                return [await self._service.run(caller, Lane.RECORDS, _managed, self._service.manager)]
             case _:
                 return [self._introspect(str(call.path))]
 
