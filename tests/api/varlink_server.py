@@ -203,8 +203,6 @@ class RunningServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
         self._thread.start()
         assert self._started.wait(60)
-        assert self._thread.ident is not None
-        self.thread_id = self._thread.ident
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
