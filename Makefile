@@ -105,7 +105,7 @@ conformance-all: setup
 	$(BIN)/python -m tests.conformance.differential --all $(CONFORMANCE)
 
 # Kill the daemon, or inject an error with strace, at each system call of its verbs; about an hour.
-# CRASH="--blow EIO --verb Assign" selects; --sample N draws N points of each verb with --seed; --jobs sets the parallel jobs.
+# CRASH="--fault EIO --verb Assign" selects; --sample N draws N points of each verb with --seed; --jobs sets the parallel jobs.
 crash: setup
 	$(BIN)/python -m tests.crash $(CRASH)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills and errors at every system call of every verb, given by strace."""
+"""Kill the daemon, or inject an error with strace, at each system call of each verb."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts the daemon itself at its n-th system call, by a kill or an error, and looks at what is left of it."""
+"""Interrupt the daemon at a system call, by SIGKILL or an error, and check the state that it leaves."""
 
 from __future__ import annotations
 
@@ -14,92 +14,92 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from resctrlmond.sim.fuse.mount import Simulation
-from tests.crash.blow import Blow
-from tests.crash.deeds import DEEDS
+from tests.crash.fault import Fault
 from tests.crash.harness import ANY, CHANGES
+from tests.crash.operations import OPERATIONS
 from tests.crash.site import Site
 from tests.crash.sweep import Point
 
-# The event loop's own.
-_DOORS = "accept4,recvfrom,recvmsg,sendto,sendmsg,socket,getsockopt"
-# Waiting itself is only ever interrupted (epoll_wait(2)).
+# The system calls of the event loop on sockets.
+_SOCKETS = "accept4,recvfrom,recvmsg,sendto,sendmsg,socket,getsockopt"
+# EINTR is the only error of a wait that a valid call can get (epoll_wait(2)).
 _WAITS = "epoll_pwait,epoll_wait"
 _CALLS = {
-    Blow.KILL: f"{CHANGES},sendto,sendmsg",
-    Blow.EIO: ANY,  # sockets never say it
-    Blow.ENOSPC: f"{CHANGES},epoll_ctl",  # max_user_watches
-    Blow.EINTR: f"openat,read,write,{_DOORS},{_WAITS}",
-    Blow.EMFILE: "openat,/^pidfd_open,accept4,recvmsg,socket",
+    Fault.KILL: f"{CHANGES},sendto,sendmsg",
+    Fault.EIO: ANY,  # not an error of sockets
+    Fault.ENOSPC: f"{CHANGES},epoll_ctl",  # max_user_watches
+    Fault.EINTR: f"openat,read,write,{_SOCKETS},{_WAITS}",
+    Fault.EMFILE: "openat,/^pidfd_open,accept4,recvmsg,socket",
 }
 START = "start"
 _STARTS = {
-    Blow.KILL: f"{_CALLS[Blow.KILL]},flock,socket,bind,listen",
-    Blow.EIO: f"{ANY},flock,listen",
-    Blow.ENOSPC: f"{_CALLS[Blow.ENOSPC]},bind",
-    Blow.EINTR: "openat,read,write,flock,sendto",
-    Blow.EMFILE: "openat,/^pidfd_open,socket",
+    Fault.KILL: f"{_CALLS[Fault.KILL]},flock,socket,bind,listen",
+    Fault.EIO: f"{ANY},flock,listen",
+    Fault.ENOSPC: f"{_CALLS[Fault.ENOSPC]},bind",
+    Fault.EINTR: "openat,read,write,flock,sendto",
+    Fault.EMFILE: "openat,/^pidfd_open,socket",
 }
 _READS = ("openat", "read", "newfstatat", "getdents64")
-# A tracer that lets go of a living process takes milliseconds.
-_LETS_GO_S = 0.5
+# strace detaches from a living process within milliseconds.
+_DETACH_S = 0.5
 
 
 class DaemonHarness:
-    """Blows on one daemon's deeds, counted by what became of them."""
+    """Injects faults into the operations of one daemon."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.trace = str(site.top / "trace")
 
-    def points(self, name: str, blow: Blow) -> list[Point]:
-        """The system calls of the deed that the blow may fall on."""
+    def points(self, name: str, fault: Fault) -> list[Point]:
+        """Return the system calls of the operation at which the fault can be injected."""
         if name == START:
-            return self._start_points(blow)
-        act = DEEDS[name].before(self.site)
-        with self._traced("-e", f"trace={_CALLS[blow]}", "-o", self.trace):
+            return self._start_points(fault)
+        act = OPERATIONS[name].before(self.site)
+        with self._traced("-e", f"trace={_CALLS[fault]}", "-o", self.trace):
             act()
-        self._back_to_rest(is_loss=DEEDS[name].is_loss)
+        self._recover_and_check(is_loss=OPERATIONS[name].is_loss)
         return _numbered(self.trace)
 
-    def strike(self, name: str, blow: Blow, call: str, number: int) -> str:
-        """One blow; raises AssertionError where it did harm. Returns how the deed ended."""
+    def inject(self, name: str, fault: Fault, call: str, number: int) -> str:
+        """Inject a fault, and return how the operation ended. Raises AssertionError if a check fails afterwards."""
         if name == START:
-            return self._strike_start(blow, call, number)
-        act = DEEDS[name].before(self.site)
-        inject = f"inject={call}:{blow.value}:when={number}"
+            return self._strike_start(fault, call, number)
+        act = OPERATIONS[name].before(self.site)
+        inject = f"inject={call}:{fault.value}:when={number}"
         with self._traced("-e", f"trace={call}", "-e", inject, "-o", "/dev/null"):
-            how = act()
-        assert how != "InternalError", how
+            outcome = act()
+        assert outcome != "InternalError", outcome
         if self.site.is_dead():
-            how = "killed" if blow is Blow.KILL else how
-            assert blow is Blow.KILL or name == "stop", "the daemon ended"
-        self._back_to_rest(is_loss=DEEDS[name].is_loss)
-        return "refused" if how[0].isupper() else how
+            outcome = "killed" if fault is Fault.KILL else outcome
+            assert fault is Fault.KILL or name == "stop", "the daemon ended"
+        self._recover_and_check(is_loss=OPERATIONS[name].is_loss)
+        return "refused" if outcome[0].isupper() else outcome
 
-    # -- the start itself
+    # -- the start
 
-    def _start_points(self, blow: Blow) -> list[Point]:
-        self._leave_much_to_do()
-        self._start("-y", "-e", f"trace={_STARTS[blow]}", "-o", self.trace)
-        self._back_to_rest()
+    def _start_points(self, fault: Fault) -> list[Point]:
+        self._prepare_recovery()
+        self._start("-y", "-e", f"trace={_STARTS[fault]}", "-o", self.trace)
+        self._recover_and_check()
         return _numbered(self.trace, self._is_of_the_start)
 
     def _is_of_the_start(self, line: str) -> bool:
-        """Most of what a start reads are Python's modules; how Python itself begins is not ours either."""
+        """Return whether a system call at the start is the daemon's: most of them read Python's modules."""
         if line.startswith(_READS):
             return (f"{self.site.top}/" in line or "/proc/" in line) and f"{self.site.machine.log}>" not in line
         return True
 
-    def _strike_start(self, blow: Blow, call: str, number: int) -> str:
-        self._leave_much_to_do()
-        inject = f"inject={call}:{blow.value}:when={number}"
-        how = self._start("-e", f"trace={call}", "-e", inject, "-o", "/dev/null")
-        assert how != "killed" or blow is Blow.KILL, "the daemon was killed"
-        self._back_to_rest()
-        return how
+    def _strike_start(self, fault: Fault, call: str, number: int) -> str:
+        self._prepare_recovery()
+        inject = f"inject={call}:{fault.value}:when={number}"
+        outcome = self._start("-e", f"trace={call}", "-e", inject, "-o", "/dev/null")
+        assert outcome != "killed" or fault is Fault.KILL, "the daemon was killed"
+        self._recover_and_check()
+        return outcome
 
-    def _leave_much_to_do(self) -> None:
-        """One workload ended while no daemon ran, one lives in two classes, one group is of no record."""
+    def _prepare_recovery(self) -> None:
+        """Leave an ended workload, a living one in two classes, and a group without a record to the next daemon."""
         site = self.site
         ended, living, gold = site.process(), site.process(), site.process("gold")
         site.use(site.assigned(ended), ended)
@@ -114,7 +114,7 @@ class DaemonHarness:
     def _start(self, *tracing: str) -> str:
         machine = self.site.machine
         while machine.wait_for_notify("", 0.01):
-            pass  # what the last daemon said
+            pass  # the notifications of the last daemon
         with machine.log.open("ab") as log:
             machine.daemon = subprocess.Popen(
                 ["strace", "-f", "-qq", *tracing, *machine.command()],
@@ -133,9 +133,9 @@ class DaemonHarness:
         machine.daemon = None
         return "done" if code is None else "killed" if code == -signal.SIGKILL else f"exit code {code}"
 
-    # -- hands
+    # -- steps
 
-    def _back_to_rest(self, *, is_loss: bool = False) -> None:
+    def _recover_and_check(self, *, is_loss: bool = False) -> None:
         if self.site.is_dead():
             self.site.restart()
         self.site.check()
@@ -151,14 +151,14 @@ class DaemonHarness:
         try:
             yield
         finally:
-            # A tracer that is stopped in the middle of a fault leaves ENOSYS, which no call here returns.
+            # If strace is stopped while it injects a fault, the call returns ENOSYS.
             deadline = time.monotonic() + 60
             while not _all_asleep(pid) and time.monotonic() < deadline:
                 time.sleep(0.002)
             strace.send_signal(signal.SIGINT)
-            # It may wait for ever for a process of several threads that it has killed itself.
+            # strace may wait for ever for a process of several threads that it has killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                strace.wait(_LETS_GO_S)
+                strace.wait(_DETACH_S)
             strace.kill()
             strace.communicate()
 
@@ -169,11 +169,11 @@ def _all_traced(pid: int, tracer: int) -> bool:
 
 
 def _all_asleep(pid: int) -> bool:
-    """Whether no thread is between two calls or within a blow: it waits in the kernel, or is dead."""
+    """Return whether each thread waits in the kernel or is dead: none is between two calls or within a fault."""
     try:
         states = [status.read_text().partition("State:\t")[2][:1] for status in _threads(pid)]
     except OSError:
-        return False  # one ended while we looked
+        return False  # a thread has ended since the listing
     return not set(states) & {"R", "t"}
 
 
@@ -182,7 +182,7 @@ def _threads(pid: int) -> list[Path]:
 
 
 def _numbered(trace: str, is_ours: Callable[[str], bool] = lambda _line: True) -> list[Point]:
-    """Return the system calls of the trace, those of each name by their numbers in any thread.
+    """Return the system calls of the trace by their names and their numbers in any thread.
 
     A fault is injected into the call with that number in each thread: if one of them is not the daemon's, it is left
     out. The calls of threads at a start are also covered by the manager's "recovery".
@@ -202,12 +202,12 @@ def _numbered(trace: str, is_ours: Callable[[str], bool] = lambda _line: True) -
 
 
 def machine_for(name: str) -> Callable[[Path], AbstractContextManager[DaemonHarness]]:
-    """Makes machines for the blows on one deed, each in a folder of its own."""
+    """Return a function that mounts a simulation and starts a daemon in a folder of its own for one operation."""
 
     @contextlib.contextmanager
     def machine(top: Path) -> Iterator[DaemonHarness]:
         (top / "resctrl").mkdir(parents=True)
-        settings = DEEDS[name].settings if name in DEEDS else ""
+        settings = OPERATIONS[name].settings if name in OPERATIONS else ""
         with (
             Simulation(str(top / "resctrl"), "intel-rdt", 2000, virtual_cpus=2),
             contextlib.closing(Site(top, settings)) as site,

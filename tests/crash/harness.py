@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts a verb at its n-th system call, by a kill or an error, and looks at what is left of it."""
+"""Interrupt a verb of the manager at a system call, by SIGKILL or an error, and check the state that it leaves."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from pathlib import Path
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.model import State
-from tests.crash.blow import Blow
+from tests.crash.fault import Fault
 from tests.crash.sweep import Point
 from tests.crash.verbs import VERBS, Scene, Verb
 from tests.workloads.builders import drop
 from tests.workloads.conftest import Host
 
-# By these a file or the tree is changed; an openat that only reads is one too many, which costs time alone.
+# The system calls that change a file or the tree. Some openat(2) calls only read: these only cost time.
 CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat"
 ANY = CHANGES + ",read,getdents64,newfstatat,readlink,getxattr,/^pidfd_open"
 
-
 CALLS = {
-    Blow.KILL: CHANGES,
-    Blow.EIO: ANY,
-    Blow.ENOSPC: CHANGES,
-    Blow.EINTR: "openat,read,write",
-    Blow.EMFILE: "openat,/^pidfd_open",
+    Fault.KILL: CHANGES,
+    Fault.EIO: ANY,
+    Fault.ENOSPC: CHANGES,
+    Fault.EINTR: "openat,read,write",
+    Fault.EMFILE: "openat,/^pidfd_open",
 }
 
 
@@ -42,56 +41,56 @@ class End(enum.IntEnum):
     """How the interrupted process ended."""
 
     DONE = 0
-    REFUSED = 3  # with an error that says what, where and why
-    RAW = 4  # with another one, of which a door could only say that it is our fault
-    BROKEN = 5  # what must always hold did not
+    REFUSED = 3  # with a ResctrlError
+    RAW = 4  # with another exception, for which the interfaces return InternalError
+    BROKEN = 5  # an invariant does not hold
 
 
 @dataclass
 class Harness:
-    """Blows on the verbs of one machine, counted by what became of them."""
+    """Injects faults into the verbs of one manager."""
 
     host: Host
     log: str
 
-    def points(self, name: str, blow: Blow) -> list[Point]:
-        """The system calls that the verb makes of those that the blow may fall on."""
+    def points(self, name: str, fault: Fault) -> list[Point]:
+        """Return the system calls of the verb at which the fault can be injected."""
         scene = self._scene(VERBS[name])
         trace = os.path.join(os.path.dirname(self.log), "trace")
-        self._run(scene, VERBS[name], ["-e", f"trace={CALLS[blow]}", "-o", trace])
+        self._run(scene, VERBS[name], ["-e", f"trace={CALLS[fault]}", "-o", trace])
         self._drain(scene, "counting", VERBS[name])
         with open(trace, encoding="utf-8", errors="replace") as lines:
             made = Counter(line.partition("(")[0] for line in lines if "(" in line)
         return [(call, number) for call, most in sorted(made.items()) for number in range(1, most + 1)]
 
-    def strike(self, name: str, blow: Blow, call: str, number: int) -> str:
-        """One blow on the verb's call of that name and number, from 1 on; raises AssertionError where it did harm.
+    def inject(self, name: str, fault: Fault, call: str, number: int) -> str:
+        """Inject a fault at the verb's system call with this name and number, from 1, and return how the verb ended.
 
-        Returns how the verb ended.
+        Raises AssertionError if a check fails afterwards.
         """
         verb = VERBS[name]
         scene = self._scene(verb)
-        inject = ["-e", f"trace={call}", "-e", f"inject={call}:{blow.value}:when={number}", "-o", "/dev/null"]
+        inject = ["-e", f"trace={call}", "-e", f"inject={call}:{fault.value}:when={number}", "-o", "/dev/null"]
         try:
-            return self._struck(scene, verb, inject)
+            return self._run_and_check(scene, verb, inject)
         finally:
             scene.end_processes()
 
-    def _struck(self, scene: Scene, verb: Verb, inject: list[str]) -> str:
+    def _run_and_check(self, scene: Scene, verb: Verb, inject: list[str]) -> str:
         status = self._run(scene, verb, inject)
         outcome = "killed" if status == -signal.SIGKILL else End(status).name.lower()
-        assert outcome not in ("raw", "broken"), f"{outcome}: {self._written_down()}"
+        assert outcome not in ("raw", "broken"), f"{outcome}: {self._logged_error()}"
         self.host.restart()
         try:
             self.host.check()
         except AssertionError as error:
             raise AssertionError(f"after the restart: {error}") from error
         self._check_not_lost(verb, "after the restart")
-        self._drain(scene, "after the blow", verb)
+        self._drain(scene, "after the fault", verb)
         return outcome
 
     def _check_not_lost(self, verb: Verb, where: str) -> None:
-        """The caller that ends a workload learns that it ended, and not that somebody else removed its group."""
+        """Check that no workload is lost, which happens only if another program removes its group."""
         over = {
             record.key: (record.state, record.reason)
             for record in self.host.manager.workloads()
@@ -107,7 +106,7 @@ class Harness:
         return scene
 
     def _run(self, scene: Scene, verb: Verb, tracing: list[str]) -> int:
-        """The verb in a process of its own under strace; how that process ended, as a wait status."""
+        """Run the verb in a process of its own under strace, and return the exit code of that process."""
         child = os.fork()
         if child == 0:
             os._exit(self._interrupted(scene, verb))
@@ -121,7 +120,7 @@ class Harness:
         strace.send_signal(signal.SIGINT)
         strace.communicate()
         if ended is None:
-            # Past the blow, it looks at itself undisturbed.
+            # After the fault, the process checks its state without strace.
             os.kill(child, signal.SIGCONT)
             ended = os.waitpid(child, 0)[1]
         return os.waitstatus_to_exitcode(ended)
@@ -134,30 +133,30 @@ class Harness:
         except ResctrlError:
             end = End.REFUSED
         except BaseException:
-            self._write_down()
+            self._log_error()
             end = End.RAW
         os.kill(os.getpid(), signal.SIGSTOP)
-        if not verb.goes_on:
+        if not verb.recovers_by_tick:
             return end
         try:
             # The daemon continues: the next tick corrects the result of the error.
             scene.host.manager.maintenance.tick()
             scene.host.check()
         except BaseException:
-            self._write_down()
+            self._log_error()
             return End.BROKEN
         return end
 
-    def _write_down(self) -> None:
+    def _log_error(self) -> None:
         with open(self.log, "w", encoding="utf-8") as log:
             traceback.print_exc(file=log)
 
-    def _written_down(self) -> str:
+    def _logged_error(self) -> str:
         with open(self.log, encoding="utf-8") as log:
             return log.read()
 
     def _drain(self, scene: Scene, where: str, verb: Verb) -> None:
-        """All processes end, and with them, or by word, all workloads: nothing of them stays."""
+        """End all processes, release all claims, and check that no group, task or record is left."""
         scene.end_processes()
         manager = self.host.restart()
         for record in manager.workloads():
@@ -175,7 +174,7 @@ class Harness:
 
 
 def _wait_stopped(child: int) -> int | None:
-    """Until the child stops itself (None) or ends (its wait status)."""
+    """Wait until the child stops itself, and return None, or until it ends, and return its wait status."""
     _, status = os.waitpid(child, os.WUNTRACED)
     return None if os.WIFSTOPPED(status) else status
 
@@ -187,7 +186,7 @@ def _tracer(pid: int) -> int:
 
 @contextlib.contextmanager
 def machine(top: Path) -> Iterator[Harness]:
-    """A machine of its own for the blows on one verb."""
+    """Mount a simulation of its own for one verb."""
     for folder in ("resctrl", "run"):
         (top / folder).mkdir(parents=True)
     with Simulation(str(top / "resctrl"), "intel-rdt", 2000):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine with a real daemon on it, as a process of its own, and what must hold of it from outside."""
+"""Run a real daemon on a simulation, and check its invariants from outside."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from resctrlmond.workloads.store import Store
 from tests.daemon.conftest import MANAGER, Machine
 from tests.workloads.conftest import MARK, Host
 
-# One second of CPU time is so much of mbm_total_bytes there, exactly.
+# In the simulation, one second of CPU time adds exactly 1 GiB to mbm_total_bytes.
 SECOND_NS, GIB = 10**9, 2**30
 FOREIGN = GroupRef("", "foreign")
 _SETTLES_S = 20.0
 
 
 class Outside(Host):
-    """The machine as its files and its tree tell it, whatever the daemon says."""
+    """The state of the machine by its files and its tree, without the daemon."""
 
     def __init__(self, top: Path) -> None:
         self.mountpoint, self.run = str(top / "resctrl"), str(top / "run")
         self.tree = Tree.open(self.mountpoint, allow_simulation=True)
 
     def on_disk(self) -> list[Workload]:
-        """Every record; AssertionError where one has no meaning."""
+        """Return all records. Raises AssertionError if one cannot be decoded."""
         found = list(Store(os.path.join(self.run, "records")).read_all())
         assert all(isinstance(record, Workload) for record in found), found
         return [record for record in found if isinstance(record, Workload)]
@@ -67,12 +67,12 @@ class Site:
 
     @property
     def pid(self) -> int:
-        """The daemon's."""
+        """Return the pid of the daemon."""
         assert self.machine.daemon is not None
         return self.machine.daemon.pid
 
     def is_dead(self) -> bool:
-        """Whether the daemon has ended; its parent does not hear of that while a tracer holds it."""
+        """Return whether the daemon has ended: while a tracer is attached, wait(2) does not report this."""
         if self.machine.daemon is None or self.machine.daemon.returncode is not None:
             return True
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
@@ -80,7 +80,7 @@ class Site:
     # -- workloads
 
     def process(self, class_: str = "") -> subprocess.Popen[bytes]:
-        """A process, real and in the simulation, in that class."""
+        """Start a process, also in the simulation, in a class."""
         child = subprocess.Popen(["sleep", "600"])
         self.control.spawn(tid=child.pid)
         if class_:
@@ -89,29 +89,29 @@ class Site:
         return child
 
     def end(self, child: subprocess.Popen[bytes]) -> None:
-        """The process ends."""
+        """End a process, also in the simulation."""
         self.children.remove(child)
         self.control.exit(child.pid)
         child.kill()
         child.wait()
 
     def assigned(self, child: subprocess.Popen[bytes], claim: str = "engine", **more: Any) -> str:
-        """The key of a new container with that process, whose claim ends as the hook's does."""
+        """Assign a process to a new container, with a claim that ends as the hook's does, and return its key."""
         key = more.pop("key", None) or uuid.uuid4().hex * 2
         self.call("Assign", key=key, pid=child.pid, claim=claim, late=False, **{"endRule": "container", **more})
         return str(key)
 
     def use(self, key: str, child: subprocess.Popen[bytes]) -> None:
-        """The workload uses a second of CPU time."""
+        """Use a second of CPU time in the workload."""
         self.control.run(child.pid, SECOND_NS)
         self._used[key] = self._used.get(key, 0) + GIB
 
     def call(self, verb: str, **parameters: Any) -> dict[str, Any]:
-        """A call of the daemon."""
+        """Call the daemon."""
         return self.machine.call(verb, **parameters)
 
     def attempt(self, verb: str, **parameters: Any) -> str:
-        """How a call that is struck ended: "done", "cut", or the error's name."""
+        """Call the daemon during a fault, and return "done", "cut", or the name of the error."""
         try:
             self.call(verb, **parameters)
         except VarlinkError as error:
@@ -120,29 +120,29 @@ class Site:
             return "cut"
         return "done"
 
-    # -- what must hold
+    # -- checks
 
     def restart(self) -> None:
-        """The daemon anew, as after a kill."""
+        """Kill the daemon, if it runs, and start it again."""
         if self.machine.daemon is not None:
             self.machine.kill()
         self.machine.start(*self._wrapper, **self._environment)
 
     def check(self) -> None:
-        """Every group has its record, every record its groups and files, and nothing of others was touched."""
+        """Check that groups, records and files belong together, and that the foreign group is unchanged."""
         self._settled(lambda: self.outside.check_records(self.outside.on_disk()))
         assert self.outside.tree.find(FOREIGN) == self._foreign
         assert self.outside.tree.tasks(FOREIGN) == [self._theirs.pid]
-        # Python's own word of its wakeup socket, which a strike at write() reaches and no kernel would.
+        # Python's report of a fault at the write(2) to its wakeup socket, which does not fail on a real kernel.
         log = self.machine.log.read_text().replace("wakeup fd:\nTraceback", "wakeup fd:")
-        # And of a loop that could not be made, after our own.
+        # Python's report of an event loop that could not be created, after the daemon's own report.
         log = re.sub(r"(in: <function BaseEventLoop.__del__ .*>)\nTraceback", r"\1", log)
         assert "Traceback" not in log, log[log.index("Traceback") - 300 :]
 
     def drain(self, *, is_loss: bool = False) -> None:
-        """All workloads end, by their processes or by word: nothing of them stays, and their totals are right.
+        """End all processes, release all claims, and check that no group is left and that all totals are correct.
 
-        None of them ends as lost, unless somebody else removed a group (``is_loss``).
+        No workload may be lost, unless another program removed a group (``is_loss``).
         """
         for child in [child for child in self.children if child is not self._theirs]:
             self.end(child)
@@ -168,7 +168,7 @@ class Site:
             totals = self.call("Read", key=key)["totals"]
         except VarlinkError as error:
             assert error.name == f"{MANAGER}.NoSuchGroup", error
-            return  # it never came to be
+            return  # the workload was never created
         for total in totals:
             if total["event"] != "mbm_total_bytes":
                 continue
@@ -192,7 +192,7 @@ class Site:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Everything that was started ends."""
+        """End the daemon and all processes."""
         self.machine.close()
         for child in self.children:
             child.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blow after blow on one verb: which of its system calls are struck, on which machine, and what became of each."""
+"""Inject one fault after another into a verb, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -13,75 +13,74 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tests.crash.blow import Blow
+from tests.crash.fault import Fault
 
-# A system call by its name, and its number among those of that name that a thread makes, from 1 on.
+# The name of a system call, and its number among the calls of that name in a thread, from 1.
 Point = tuple[str, int]
 Choose = Callable[[list[Point]], list[Point]]
-# So many blows on one machine.
-_LASTS = 60
+# The faults on one machine: the ended workloads that they leave make each check slower.
+_MOST_FAULTS = 60
 
 
-class Striker(Protocol):
-    """A machine on which verbs can be struck."""
+class Injector(Protocol):
+    """Injects faults into the verbs of one machine."""
 
-    def points(self, name: str, blow: Blow) -> list[Point]:
-        """The system calls of the verb that the blow may fall on."""
+    def points(self, name: str, fault: Fault) -> list[Point]:
+        """Return the system calls of the verb at which the fault can be injected."""
 
-    def strike(self, name: str, blow: Blow, call: str, number: int) -> str:
-        """One blow; how the verb ended. Raises where it did harm."""
+    def inject(self, name: str, fault: Fault, call: str, number: int) -> str:
+        """Inject a fault, and return how the verb ended. Raises if a check fails afterwards."""
 
 
 @dataclass
-class Struck:
-    """How often a verb ended which way, and which blows did harm."""
+class Result:
+    """The number of each outcome, and a description of each fault after which a check failed."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    harm: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 def every(step: int) -> Choose:
-    """Every so many points, so that calls of all kinds are among them."""
+    """Choose every ``step``-th point, so that calls of all kinds are among them."""
     return lambda points: points[step // 2 :: step]
 
 
 def sample(number: int, seed: int) -> Choose:
-    """So many points, drawn by that seed; all of them where there are no more."""
+    """Choose ``number`` points at random, or all if there are no more."""
     return lambda points: sorted(random.Random(seed).sample(points, min(number, len(points))))
 
 
 def sweep(
-    machine: Callable[[Path], AbstractContextManager[Striker]],
+    machine: Callable[[Path], AbstractContextManager[Injector]],
     top: Path,
     name: str,
-    blow: Blow,
+    fault: Fault,
     choose: Choose = list,
-) -> Struck:
-    """Blows on each of the verb's points that are chosen, on machines in folders below ``top``.
+) -> Result:
+    """Inject the fault at each chosen point of the verb, on machines in folders below ``top``.
 
-    After a blow that did harm the next falls on a new machine, and so it does after many: what they leave of ended
-    workloads makes each look at a machine longer.
+    The next fault gets a new machine after a failure, and after ``_MOST_FAULTS``.
     """
-    struck = Struck()
+    result = Result()
     left: list[Point] | None = None
     for number in itertools.count():
-        with machine(top / f"{number}") as striker:
-            left = choose(striker.points(name, blow)) if left is None else left
-            now, left = left[:_LASTS], left[_LASTS:]
+        with machine(top / f"{number}") as injector:
+            left = choose(injector.points(name, fault)) if left is None else left
+            now, left = left[:_MOST_FAULTS], left[_MOST_FAULTS:]
             while now:
                 call, count = now.pop(0)
                 try:
-                    struck.outcomes[striker.strike(name, blow, call, count)] += 1
-                except Exception as error:  # whatever it is, it was not to be
-                    struck.outcomes["harmed"] += 1
-                    struck.harm.append(f"{name}, {blow.name} at {call} {count}: {_told(error)}")
+                    result.outcomes[injector.inject(name, fault, call, count)] += 1
+                except Exception as error:
+                    result.outcomes["failed"] += 1
+                    result.failures.append(f"{name}, {fault.name} at {call} {count}: {_description(error)}")
                     left = now + left
                     break
         if not left:
             break
-    return struck
+    return result
 
 
-def _told(error: Exception) -> str:
-    """An assertion says what was expected, any other error where it came from."""
+def _description(error: Exception) -> str:
+    """Return the message of an assertion, or the traceback of any other error."""
     return str(error) if isinstance(error, AssertionError) and str(error) else traceback.format_exc()

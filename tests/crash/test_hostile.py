@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon in hostile surroundings: no descriptor left, /run full, the time of day set."""
+"""The daemon loses nothing without free descriptors, with a full /run, or when the system time is set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[..., Site]
 
 @pytest.fixture
 def site(tmp_path: Path, marked: None) -> Iterator[Make]:
-    """Makes a machine with a daemon on it: its settings, and the environment that it starts in."""
+    """Return a function that starts a daemon with given settings, wrapper and environment."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
     with contextlib.ExitStack() as stack:
@@ -39,7 +39,7 @@ def opened(site: Site) -> int:
 
 
 def fill(site: Site) -> list[socket.socket]:
-    """Connections, until the daemon has no descriptor left, or one, for one connection takes two."""
+    """Connect until the daemon has at most one descriptor left: a connection takes two."""
     made = []
     while opened(site) < LIMIT - 1:
         made.append(socket.socket(socket.AF_UNIX))
@@ -51,8 +51,8 @@ def fill(site: Site) -> list[socket.socket]:
     return made
 
 
-def test_no_descriptor_left(site: Make) -> None:
-    """It survives, says what is wrong, and loses nothing; with descriptors again it answers as before."""
+def test_the_daemon_without_free_descriptors_loses_nothing(site: Make) -> None:
+    """Errors name the limit. When descriptors are free again, the daemon answers as before."""
     here = site("checkpoint_interval: 1s\n", "prlimit", f"--nofile={LIMIT}")
     worker = here.process()
     key = here.assigned(worker, member="c1")
@@ -61,7 +61,7 @@ def test_no_descriptor_left(site: Make) -> None:
     for number in range(4):
         child = here.process()
         with Client(here.machine.socket) as client:
-            client.call(f"{MANAGER}.Get", {"key": key})  # connected before the last one is gone
+            client.call(f"{MANAGER}.Get", {"key": key})  # connected before the last descriptor is taken
             made = fill(here)
             for _ in range(number):
                 made.pop(0).close()
@@ -86,8 +86,8 @@ def test_no_descriptor_left(site: Make) -> None:
     here.drain()
 
 
-def test_a_full_run_folder(site: Make, tmp_path: Path) -> None:
-    """Not one inode is left in a tmpfs: no call half done, no end lost, and all goes on when there is room again."""
+def test_the_daemon_with_a_full_run_folder_loses_nothing(site: Make, tmp_path: Path) -> None:
+    """A tmpfs has no free inode: each call succeeds or changes nothing, and no end is lost."""
     run = tmp_path / "run"
     subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=400", "tmpfs", run], check=True)
     try:
@@ -111,7 +111,7 @@ def test_a_full_run_folder(site: Make, tmp_path: Path) -> None:
             subprocess.run(["mount", "-o", "remount,nr_inodes=4000", run], check=True)
             here.check()
         subprocess.run(["mount", "-o", f"remount,nr_inodes={used}", run], check=True)
-        # Its last values cannot be written: the group and its counters stay until they can be.
+        # The end values cannot be written: the group and its counters stay until then.
         assert here.attempt("Release", key=key, claim="engine") == "NotWritten"
         assert here.outside.tree.tasks(here.outside.ours()[0].ref)
         subprocess.run(["mount", "-o", "remount,nr_inodes=4000", run], check=True)
@@ -129,8 +129,8 @@ def ahead(clock: Path, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("days", [400, -400])
-def test_the_time_of_day_is_set(site: Make, tmp_path: Path, days: int) -> None:
-    """It is only ever shown: nothing ends, is kept, or is thrown away by it."""
+def test_setting_the_system_time_ends_and_removes_nothing(site: Make, tmp_path: Path, days: int) -> None:
+    """The daemon only displays the system time: no workload ends or stays because of it."""
     clock = tmp_path / "clock"
     ahead(clock, 0)
     here = site(
@@ -154,7 +154,7 @@ def test_the_time_of_day_is_set(site: Make, tmp_path: Path, days: int) -> None:
     ahead(clock, days * 86_400)
     stepped = here.assigned(here.process())
     assert here.machine.group(stepped)["createdAt"][:4] != before[:4]
-    # Not at once, for the clock went forward, nor in a year, for it went back.
+    # Neither at once after a step forward, nor a year later after a step back.
     assert here.machine.reaches(uid, "completed")
     for _ in range(2):  # a whole tick, from one that may have begun before
         last = checkpoint.stat().st_mtime_ns

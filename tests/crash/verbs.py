@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that are interrupted: each verb of the manager, from a state in which it has much to do."""
+"""The verbs of the manager to interrupt, each with the state before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scene:
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def process(self, class_: str = "") -> int:
-        """A new process in that class."""
+        """Start a process in a class."""
         child = subprocess.Popen(["sleep", "600"])
         self.children.append(child)
         if class_:
@@ -30,7 +30,7 @@ class Scene:
         return child.pid
 
     def end_processes(self) -> None:
-        """Every workload's processes end."""
+        """End all processes."""
         for child in self.children:
             child.kill()
             child.wait()
@@ -58,19 +58,21 @@ def _pid(scene: Scene) -> int:
 
 @dataclass(frozen=True)
 class Verb:
-    """``before`` prepares, ``action`` is interrupted. ``goes_on``: no restart is needed to mend an error.
+    """A verb: ``before`` prepares the state, and ``action`` calls the verb.
 
-    ``is_loss``: somebody else removes a group before it, so that its run is lost; no other run may be.
+    With ``recovers_by_tick``, the next tick corrects the effects of an error; otherwise a restart is necessary. With
+    ``is_loss``, another program removes a group before the verb, so that its run is lost; without it, no run may be
+    lost.
     """
 
     before: Callable[[Scene], object]
     action: Callable[[Scene], object]
-    goes_on: bool = True
+    recovers_by_tick: bool = True
     is_loss: bool = False
 
 
-def _unremembered(scene: Scene) -> None:
-    """As after a crash: one workload ended meanwhile, one lives in two classes, one group has no record."""
+def _after_crash(scene: Scene) -> None:
+    """Prepare the state after a crash: an ended workload, one in two classes, and a group without a record."""
     _spread(scene)
     scene.host.manager.assign(assignment(CTR, scene.process(), "oci"))
     scene.children[-1].kill()
@@ -109,5 +111,5 @@ VERBS: dict[str, Verb] = {
     "tick (checkpoint)": Verb(_spread, lambda scene: scene.host.manager.maintenance.tick()),
     "tick (loss)": Verb(_lost, lambda scene: scene.host.manager.maintenance.tick(), is_loss=True),
     # A group without a record that could not be removed is among the problems of Status until the next start.
-    "recovery": Verb(_unremembered, lambda scene: scene.host.restart(), goes_on=False),
+    "recovery": Verb(_after_crash, lambda scene: scene.host.restart(), recovers_by_tick=False),
 }

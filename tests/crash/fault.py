@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults that are injected into a verb."""
+"""The faults that strace injects into a system call."""
 
 from __future__ import annotations
 
 import enum
 
 
-class Blow(enum.Enum):
-    """The fault at a system call, in strace's syntax."""
+class Fault(enum.Enum):
+    """A fault at a system call, in the syntax of strace."""
 
     KILL = "signal=KILL"
     EIO = "error=EIO"

@@ -19,10 +19,11 @@ _WAIT_S = 8.0
 
 
 @dataclass(frozen=True)
-class Deed:
-    """``before`` prepares, and returns what is interrupted; that tells how it ended. ``settings``: of the daemon.
+class Operation:
+    """An operation of the daemon: ``before`` prepares it and returns the function to run, which returns its outcome.
 
-    ``is_loss``: somebody else removes a group, so that its run is lost; no other run may be.
+    ``settings`` are lines of the daemon's configuration. With ``is_loss``, another program removes a group, so that
+    its run is lost; without it, no run may be lost.
     """
 
     before: Callable[[Site], Callable[[], str]]
@@ -31,7 +32,7 @@ class Deed:
 
 
 def _until(site: Site, holds: Callable[[], bool]) -> str:
-    """Wait until the daemon has done its own work, or has died. No call is made, because it would be one more."""
+    """Wait until the daemon has done its own work, or has died. Does not call the daemon, which would add faults."""
     deadline = time.monotonic() + _WAIT_S
     while not site.is_dead() and time.monotonic() < deadline:
         if holds():
@@ -41,7 +42,7 @@ def _until(site: Site, holds: Callable[[], bool]) -> str:
 
 
 def _state(site: Site, key: str) -> str:
-    """The workload's state by its file; "" once that is gone."""
+    """Return the state in the workload's record; "" if there is no record."""
     try:
         return str(decode(read_file(str(path := site.top / "run" / "records" / f"{key}.json")), str(path)).state)
     except FileNotFoundError:
@@ -110,7 +111,7 @@ def _reconcile(site: Site) -> Callable[[], str]:
     return lambda: site.attempt("Reconcile", claim="engine", keys=[])
 
 
-def _end(site: Site) -> Callable[[], str]:
+def _end_process(site: Site) -> Callable[[], str]:
     child = site.process()
     key = site.assigned(child, member="c1")
     site.use(key, child)
@@ -152,13 +153,13 @@ def _prune(site: Site) -> Callable[[], str]:
     key = site.assigned(site.process(), member="c1")
 
     def act() -> str:
-        how = site.attempt("Release", key=key, claim="engine")
-        return _until(site, lambda: not _state(site, key)) if how == "done" else how
+        outcome = site.attempt("Release", key=key, claim="engine")
+        return _until(site, lambda: not _state(site, key)) if outcome == "done" else outcome
 
     return act
 
 
-def _lost(site: Site) -> Callable[[], str]:
+def _remove_group(site: Site) -> Callable[[], str]:
     key, _ = _used(site)
     path = site.machine.group(key)["path"]
 
@@ -193,22 +194,22 @@ def _stop(site: Site) -> Callable[[], str]:
     return act
 
 
-DEEDS: dict[str, Deed] = {
-    "Create": Deed(_create),
-    "Assign": Deed(_assign),
-    "Assign (again)": Deed(_assign_again),
-    "Assign (another class)": Deed(_assign_another_class),
-    "Hook.Run": Deed(_hook),
-    "Release": Deed(_release),
-    "Reconcile": Deed(_reconcile),
-    "Move": Deed(_move),
-    "Read": Deed(_read),
-    "List": Deed(_list),
-    "Status": Deed(_status),
-    "end of a process": Deed(_end),
-    "checkpoint": Deed(_checkpoint, "checkpoint_interval: 1s\n"),
-    "prune": Deed(_prune, "snapshot_ttl: 0\n"),
-    "loss": Deed(_lost, is_loss=True),
-    "reload": Deed(_reload),
-    "stop": Deed(_stop),
+OPERATIONS: dict[str, Operation] = {
+    "Create": Operation(_create),
+    "Assign": Operation(_assign),
+    "Assign (again)": Operation(_assign_again),
+    "Assign (another class)": Operation(_assign_another_class),
+    "Hook.Run": Operation(_hook),
+    "Release": Operation(_release),
+    "Reconcile": Operation(_reconcile),
+    "Move": Operation(_move),
+    "Read": Operation(_read),
+    "List": Operation(_list),
+    "Status": Operation(_status),
+    "end of a process": Operation(_end_process),
+    "checkpoint": Operation(_checkpoint, "checkpoint_interval: 1s\n"),
+    "prune": Operation(_prune, "snapshot_ttl: 0\n"),
+    "loss": Operation(_remove_group, is_loss=True),
+    "reload": Operation(_reload),
+    "stop": Operation(_stop),
 }
