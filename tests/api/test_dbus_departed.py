@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import subprocess
 import threading
 from typing import Any
 
 import pytest
 
-from tests.api.private_bus import MANAGER, NAME, NOBODY, READERS, ROOT, BusHost, eventually
-from tests.flood.attack import connect_to_bus, marshal
+from tests.api.private_bus import MANAGER, NAME, NOBODY, READERS, ROOT, BusHost, Client, eventually
+from tests.flood.attack import connect_to_bus, marshal, own_long_names
 
 # More than the daemon keeps of a sender while it waits for credentials, and more than a batch of lookups.
 CONNECTIONS = 1100
@@ -30,7 +31,7 @@ def test_calls_of_disconnected_senders_do_not_displace_a_call_of_root(
     async def run() -> None:
         async with host.serving() as server:
             admission, callers = server._connection._admission, server._connection._callers
-            find = callers.find
+            find, find_departed = callers.find, callers.find_departed
             asked: list[str] = []
             go_on = asyncio.Event()
 
@@ -39,7 +40,12 @@ def test_calls_of_disconnected_senders_do_not_displace_a_call_of_root(
                 await go_on.wait()
                 return await find(sender)
 
+            async def late_list(senders: Any) -> Any:
+                await go_on.wait()
+                return await find_departed(senders)
+
             monkeypatch.setattr(callers, "find", late)
+            monkeypatch.setattr(callers, "find_departed", late_list)
             await asyncio.to_thread(_call_and_disconnect, host.address, CONNECTIONS)
             assert await eventually(lambda: admission._unknown_calls == CONNECTIONS)
             status = asyncio.create_task(host.busctl("call", NAME, ROOT, MANAGER, "Status"))
@@ -52,6 +58,105 @@ def test_calls_of_disconnected_senders_do_not_displace_a_call_of_root(
             assert (admission._unknown, admission._unknown_calls, admission._unknown_bytes) == ({}, 0, 0)
 
     asyncio.run(run())
+
+
+def test_list_of_names_that_is_too_long_delays_no_call_of_root(
+    host: BusHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After such a list, all calls of new senders failed for as long as the daemon ran."""
+
+    async def run() -> None:
+        async with host.serving() as server:
+            admission, callers = server._connection._admission, server._connection._callers
+            find = callers.find
+            go_on = asyncio.Event()
+
+            async def late(sender: str) -> Any:
+                await go_on.wait()
+                return await find(sender)
+
+            monkeypatch.setattr(callers, "find", late)
+            with own_long_names(host.address):
+                await asyncio.to_thread(_call_and_disconnect, host.address, 100)
+                assert await eventually(lambda: admission._unknown_calls == 100)
+                go_on.set()
+                assert "version" in (await host.busctl("call", NAME, ROOT, MANAGER, "Status"))["data"][0]
+            assert not callers.can_list
+            assert await eventually(lambda: not admission._calls)
+
+    asyncio.run(run())
+
+
+def test_late_reply_of_the_bus_delays_only_the_call_of_its_sender(
+    host: BusHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with host.serving() as server, Client(host.address) as slow, Client(host.address) as quick:
+            asked, go_on = asyncio.Event(), asyncio.Event()
+            find = server._connection._callers.find
+
+            async def late(sender: str) -> Any:
+                if sender == slow.bus.unique_name:
+                    asked.set()
+                    await go_on.wait()
+                return await find(sender)
+
+            monkeypatch.setattr(server._connection._callers, "find", late)
+            waiting = asyncio.create_task(slow.call("Status"))
+            await asked.wait()
+            async with asyncio.timeout(60):
+                assert "version" in await quick.call("Status")
+            go_on.set()
+            assert "version" in await waiting
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_call_whose_credentials_are_lost_gets_a_reply(
+    host: BusHost, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """The bus drops replies to the daemon while too many messages to it are unread."""
+
+    async def run() -> None:
+        monkeypatch.setattr(importlib.import_module("resctrlmond.api.dbus.library"), "REPLY_TIMEOUT_S", 1.0)
+        async with host.serving() as server, Client(host.address) as client:
+            bus = server._connection._bus
+            call = bus.call
+            left = lost
+
+            async def lossy(message: Any) -> Any:
+                nonlocal left
+                if left and message.body == [client.bus.unique_name]:
+                    left -= 1
+                    await asyncio.Event().wait()
+                return await call(message)
+
+            monkeypatch.setattr(bus, "call", lossy)
+            async with asyncio.timeout(60):
+                if lost == 1:
+                    assert "version" in await client.call("Status")
+                else:
+                    assert (await client.refused("Status"))[0] == "org.freedesktop.DBus.Error.NoReply"
+            assert not (left or server._connection._admission._unknown)
+
+    asyncio.run(run())
+
+
+def test_unexpected_error_in_the_admission_of_a_call_is_its_reply(
+    host: BusHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with host.serving() as server, Client(host.address) as client:
+            admission = server._connection._admission
+            monkeypatch.setattr(admission, "_admit", lambda _call, _caller: 1 / 0)
+            async with asyncio.timeout(60):
+                error, _ = await client.refused("Status")
+            assert error == "org.resctrlmon1.Error.InternalError"
+            assert not admission._calls
+
+    asyncio.run(run())
+    assert "division by zero" in caplog.text
 
 
 def test_queued_calls_of_disconnected_readers_are_dropped_in_a_flood(
@@ -87,11 +192,9 @@ def test_queued_calls_of_disconnected_readers_are_dropped_in_a_flood(
             monkeypatch.setattr(callers, "find", late)
             try:
                 await asyncio.to_thread(_call_and_disconnect, host.address, 100)
-                assert await eventually(lambda: admission._unknown_calls == 100)
-                find_now.set()
-                assert await eventually(lambda: not admission._unknown)
-                assert not admission._queues.get(NOBODY)
+                assert await eventually(lambda: not admission._queues.get(NOBODY))
             finally:
+                find_now.set()
                 look_now.set()
             assert await eventually(lambda: not admission._calls)
             assert not (admission._running or admission._queues)

@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import dbus_fast
 import dbus_fast.aio
@@ -116,6 +116,12 @@ def bus_left(_path: str, bus: str) -> None:
             connection.sendall(call)
 
 
+def bus_names(_path: str, bus: str) -> None:
+    """Names of which a list takes more than a MiB, and connections that send one call and close."""
+    with own_long_names(bus):
+        bus_left("", bus)
+
+
 def _pour(bus: str, data: bytes) -> None:
     connections = [connect_to_bus(bus) for _ in range(8)]
     left = dict.fromkeys(connections, b"")
@@ -137,6 +143,34 @@ def connect_to_bus(address: str) -> socket.socket:
     connection.sendall(b"BEGIN\r\n" + hello._marshall(False))
     connection.recv(1000)
     return connection
+
+
+@contextlib.contextmanager
+def own_long_names(address: str) -> Iterator[None]:
+    """Own 5,000 names of more than 210 bytes in the context."""
+    path = "/org/freedesktop/DBus"
+    name = path[1:].replace("/", ".")
+    with contextlib.ExitStack() as stack:
+        for number in range(10):
+            connection = stack.enter_context(connect_to_bus(address))
+            for serial in range(2, 502):
+                body = [f"a.{'b' * 200}.x{os.getpid()}x{number}x{serial}", 4]
+                request = dbus_fast.Message(
+                    destination=name,
+                    path=path,
+                    interface=name,
+                    member="RequestName",
+                    signature="su",
+                    body=body,
+                    serial=serial,
+                )
+                connection.sendall(request._marshall(False))
+            # The answer to the last one.
+            last = b"\x05\x01u\0" + serial.to_bytes(4, "little")
+            received = b""
+            while last not in received:
+                received = received[-100:] + connection.recv(1 << 16)
+        yield
 
 
 def marshal(
@@ -194,6 +228,7 @@ FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
     "D-Bus unread": bus_unread,
     "D-Bus unread lists": bus_unread_lists,
     "D-Bus left": bus_left,
+    "D-Bus names": bus_names,
 }
 
 if __name__ == "__main__":

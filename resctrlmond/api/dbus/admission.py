@@ -34,7 +34,7 @@ from typing import Any
 from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.dbus.callers import Callers
 from resctrlmond.api.dbus.gate import MAX_LARGE_BODY, Gate, Header, HeldCall
-from resctrlmond.api.dbus.library import BusUnavailable, DBusError
+from resctrlmond.api.dbus.library import NO_REPLY, BusUnavailable, DBusError
 from resctrlmond.api.dbus.objects import Objects
 from resctrlmond.api.dbus.unread import LIMITS_EXCEEDED, NAME_HAS_NO_OWNER, Unread
 from resctrlmond.resctrl.processes import Descriptor
@@ -166,16 +166,23 @@ class Admission:
 
     async def _identify_senders(self) -> None:
         """Get the credentials of all unknown senders, and admit or drop their calls."""
+        lookups: dict[str, asyncio.Task[None]] = {}
         while self._unknown:
-            if len(self._unknown) > _MOST_LOOKUPS:
+            if len(self._unknown) > _MOST_LOOKUPS and self._callers.can_list:
                 await asyncio.sleep(_FLOOD_PAUSE_S)
                 await self._drop_departed()
-            await asyncio.gather(*map(self._identify, itertools.islice(self._unknown, _MOST_LOOKUPS)))
+            waiting = (sender for sender in self._unknown if sender not in lookups)
+            for sender in itertools.islice(waiting, _MOST_LOOKUPS - len(lookups)):
+                lookups[sender] = self._start(self._identify(sender))
+            if lookups:
+                # Neither for all nor without limit: a lost reply must not delay the lookups of further senders.
+                await asyncio.wait(lookups.values(), timeout=_FLOOD_PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+            lookups = {sender: lookup for sender, lookup in lookups.items() if not lookup.done()}
 
     async def _drop_departed(self) -> None:
         """Drop the unknown and the queued calls of senders that have left the bus: they need no reply."""
         senders = {*self._unknown, *(call.header.sender for queue in self._queues.values() for call, _ in queue)}
-        with contextlib.suppress(BusUnavailable, DBusError):
+        with contextlib.suppress(BusUnavailable, DBusError, TimeoutError):
             departed = set(await self._callers.find_departed(senders))
             for sender in departed & self._unknown.keys():
                 for call in self._pop_unknown(sender):
@@ -186,25 +193,34 @@ class Admission:
                     self._drop(queued[0], None)
 
     async def _identify(self, sender: str) -> None:
-        caller = problem = None
+        """Get the credentials of a sender, and admit or drop its calls."""
+        caller: Caller | None = None
+        problem: Exception | None = None
         try:
-            caller = await self._callers.find(sender)
-        except BusUnavailable:
-            pass
+            caller = await self._find(sender)
         except Exception as error:
             # A sender that has left the bus needs no reply.
-            if not (isinstance(error, DBusError) and error.type == NAME_HAS_NO_OWNER):
-                problem = error
-        finally:
-            calls = self._pop_unknown(sender)
-        for call in calls:
-            if caller is not None:
-                self._admit(call, caller)
-            else:
-                self._drop(call, problem)
+            is_gone = isinstance(error, DBusError) and error.type == NAME_HAS_NO_OWNER
+            problem = None if is_gone or isinstance(error, BusUnavailable) else error
+        for call in self._pop_unknown(sender):
+            try:
+                if caller is None:
+                    self._drop(call, problem)
+                else:
+                    self._admit(call, caller)
+            except Exception as error:
+                self._drop(call, error)
+
+    async def _find(self, sender: str) -> Caller:
+        try:
+            return await self._callers.find(sender)
+        except DBusError as error:
+            if error.type != NO_REPLY:
+                raise
+        return await self._callers.find(sender)
 
     def _pop_unknown(self, sender: str) -> list[HeldCall]:
-        calls = self._unknown.pop(sender)
+        calls = self._unknown.pop(sender, [])
         self._unknown_calls -= len(calls)
         self._unknown_bytes -= sum(call.size for call in calls)
         return calls

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +15,10 @@ from resctrlmond.resctrl import processes
 # A unique name with its credentials is some hundred bytes. The bus has at most 2048 connections (dbus-daemon(1),
 # max_completed_connections), unless it is configured otherwise.
 _MOST = 2048
+# A list of the names on the bus can be too long for the gate, because each connection may own many names. Without a
+# list within _LIST_TIMEOUT_S, none is requested for _LIST_REST_S.
+_LIST_TIMEOUT_S = 2.0
+_LIST_REST_S = 60.0
 
 
 class Callers:
@@ -25,6 +31,12 @@ class Callers:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._known: dict[str, Caller] = {}
+        self._no_list_until = 0.0
+
+    @property
+    def can_list(self) -> bool:
+        """Return whether ``find_departed`` is likely to be quick."""
+        return time.monotonic() >= self._no_list_until
 
     def known(self, sender: str) -> Caller | None:
         """Return the caller with a unique name from the cache; None if it is not cached."""
@@ -47,9 +59,17 @@ class Callers:
         return caller
 
     async def find_departed(self, senders: Iterable[str]) -> list[str]:
-        """Return those of the unique names whose connections have left the bus. Raises DBusError, BusUnavailable."""
+        """Return those of the unique names whose connections have left the bus.
+
+        Raises DBusError, BusUnavailable, TimeoutError.
+        """
         senders = list(senders)
-        connected = set(await self._bus.ask("ListNames", ""))
+        try:
+            async with asyncio.timeout(_LIST_TIMEOUT_S):
+                connected = set(await self._bus.ask("ListNames", ""))
+        except TimeoutError:
+            self._no_list_until = time.monotonic() + _LIST_REST_S
+            raise
         return [sender for sender in senders if sender not in connected]
 
 

@@ -12,13 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from resctrlmond.api.dbus.gate import BUS_NAME, SEND_BUFFER_BYTES, Gate
 
-__all__ = ["BUS_NAME", "LIBRARY", "Bus", "BusUnavailable", "DBusError", "Message", "MessageType", "Variant"]
+__all__ = [
+    "BUS_NAME",
+    "LIBRARY",
+    "NO_REPLY",
+    "Bus",
+    "BusUnavailable",
+    "DBusError",
+    "Message",
+    "MessageType",
+    "Variant",
+]
 
 # The environment variable that selects the library if both are installed: dbus_fast or dbus_next.
 VARIABLE = "RESCTRLMOND_DBUS_LIBRARY"
 _LIBRARIES = ("dbus_fast", "dbus_next")
 _CONNECT_TIMEOUT_S = 10.0
 _DISCONNECT_TIMEOUT_S = 2.0
+# A reply can be lost: the bus drops it if too many messages to the daemon are unread (dbus-daemon(1),
+# max_outgoing_bytes), and the gate if it is too long. Otherwise it arrives after those messages: up to 5 s later.
+REPLY_TIMEOUT_S = 10.0
+NO_REPLY = "org.freedesktop.DBus.Error.NoReply"
 
 if TYPE_CHECKING:
     from dbus_fast import BusType, DBusError, Message, MessageFlag, MessageType, NameFlag, RequestNameReply, Variant
@@ -154,7 +168,10 @@ class Bus(MessageBus):
             ended.cancel()
 
     async def ask(self, member: str, signature: str, *body: Any, interface: str = BUS_NAME) -> Any:
-        """Call a method of the bus itself and return its first value. Raises DBusError, BusUnavailable."""
+        """Call a method of the bus itself and return its first value. Raises DBusError, BusUnavailable.
+
+        Without a reply in time, the error is ``NO_REPLY``.
+        """
         if not self.connected:
             raise BusUnavailable("the connection to the bus was lost")
         call = Message(
@@ -166,7 +183,10 @@ class Bus(MessageBus):
             body=[*body],
         )
         try:
-            reply = await self.call(call)
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                reply = await self.call(call)
+        except TimeoutError as error:
+            raise DBusError(NO_REPLY, f"the bus did not reply to {member} within {REPLY_TIMEOUT_S:.0f} s") from error
         except (OSError, EOFError) as error:
             raise BusUnavailable(f"the connection to the bus was lost: {_words(error)}") from error
         if reply is None:
