@@ -187,9 +187,11 @@ def test_calls_of_unknown_methods_interfaces_and_objects_fail(host: BusHost) -> 
             assert (await client.refused("Fly"))[0] == f"{error}UnknownMethod"
             assert (await client.refused("List", interface="org.example.I"))[0] == f"{error}UnknownInterface"
             assert (await client.refused("List", path="/elsewhere"))[0] == f"{error}UnknownObject"
-            for element in ("_2", "_61"):
+            for element in ("_2", "_61", "_2e" * 2500):
                 target = {"path": f"{ROOT}/group/{element}", "interface": GROUP}
-                assert (await client.refused("Read", **target))[0] == f"{error}UnknownObject"
+                name, text = await client.refused("Read", **target)
+                assert name == f"{error}UnknownObject"
+                assert len(text) < 1100
             target = {"path": f"{ROOT}/group/none", "interface": GROUP}
             assert (await client.refused("Read", **target))[0] == "org.resctrlmon1.Error.NoSuchGroup"
             # The interface is optional, and the library itself implements org.freedesktop.DBus.Peer.

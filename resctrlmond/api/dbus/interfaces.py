@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import resources
 from xml.etree import ElementTree
 
+from resctrlmond.workloads.validation import MAX_KEY_LENGTH
+
 NAME = "org.resctrlmon1"
 ROOT = "/org/resctrlmon1"
 GROUPS = f"{ROOT}/group"
@@ -21,6 +23,9 @@ OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
 PROPERTIES = "org.freedesktop.DBus.Properties"
 INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"
 PEER = "org.freedesktop.DBus.Peer"
+
+# Each character of a key is ASCII, and takes at most three.
+_MAX_ELEMENT_LENGTH = 3 * MAX_KEY_LENGTH
 
 # The interfaces of every object.
 STANDARD = (PROPERTIES, INTROSPECTABLE, PEER)
@@ -134,7 +139,9 @@ def path_element(key: str) -> str:
 
 
 def key_of(element: str) -> str | None:
-    """Decode the key of a path element; None if ``path_element`` would not encode it so: an object has one path."""
+    """Decode the key of a path element; None if ``path_element`` would not encode a key so: an object has one path."""
+    if len(element) > _MAX_ELEMENT_LENGTH:
+        return None
     try:
         raw = re.sub(rb"_([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), element.encode())
         key = "" if element == "_" else raw.decode()

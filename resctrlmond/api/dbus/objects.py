@@ -31,6 +31,8 @@ UNKNOWN_METHOD = f"{_ERROR}UnknownMethod"
 UNKNOWN_PROPERTY = f"{_ERROR}UnknownProperty"
 READ_ONLY = f"{_ERROR}PropertyReadOnly"
 
+_MAX_SHOWN_PATH = 1024
+
 _INTERFACES_AT = {
     "/": (),
     "/org": (),
@@ -256,7 +258,8 @@ def _key(path: str | None) -> str:
     folder, _, element = str(path).rpartition("/")
     key = names.key_of(element) if folder == names.GROUPS else None
     if key is None:
-        raise DBusError(UNKNOWN_OBJECT, f"there is no object {path}")
+        # A path that arrives here can take 8 KiB.
+        raise DBusError(UNKNOWN_OBJECT, f"there is no object {str(path)[:_MAX_SHOWN_PATH]}")
     return key
 
 
