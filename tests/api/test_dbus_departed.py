@@ -48,10 +48,11 @@ def test_calls_of_disconnected_senders_do_not_displace_a_call_of_root(
             monkeypatch.setattr(callers, "find_departed", late_list)
             await asyncio.to_thread(_call_and_disconnect, host.address, CONNECTIONS)
             assert await eventually(lambda: admission._unknown_calls == CONNECTIONS)
-            status = asyncio.create_task(host.busctl("call", NAME, ROOT, MANAGER, "Status"))
-            assert await eventually(lambda: admission._unknown_calls == CONNECTIONS + 1)
-            go_on.set()
-            assert "version" in (await status)["data"][0]
+            async with Client(host.address) as client:
+                calls = [asyncio.create_task(client.call("Status")) for _ in range(3)]
+                assert await eventually(lambda: admission._unknown_calls == CONNECTIONS + 3)
+                go_on.set()
+                assert all("version" in status for status in await asyncio.gather(*calls))
             # The server asked the bus for a list of its connections, not for the credentials of each closed one.
             assert len(asked) < 100
             assert await eventually(lambda: not admission._calls)

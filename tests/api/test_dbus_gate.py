@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
+import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import dbus_fast
@@ -30,9 +33,12 @@ from tests.api.private_bus import (
     BusctlError,
     BusHost,
     Client,
+    descriptors,
     eventually,
     marshal_message,
 )
+
+PEER = "org.freedesktop.DBus.Peer"
 
 
 def _decoded(server: Any) -> list[Any]:
@@ -373,3 +379,153 @@ def test_damaged_header_is_parsed_or_refused(noise: bytes, data: st.DataObject) 
         except ValueError:
             continue
         assert all(isinstance(text, str) for text in (header.path, header.member, header.sender))
+
+
+# The calls of one reader: a JSON list of messages for each write, and the number of replies after it. "fds" is the
+# number of descriptors of a message.
+_READER = """
+import array, json, os, socket, sys
+import dbus_fast
+from tests.flood.attack import connect_to_bus
+os.setgroups([int(sys.argv[2])]); os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[3]))
+connection = connect_to_bus(sys.argv[1], descriptors=True)
+null = os.open("/dev/null", os.O_RDONLY)
+for line in sys.stdin:
+    messages, replies = json.loads(line)
+    for serial, fields in enumerate(messages, 2):
+        passed = [null] * fields.pop("fds", 0)
+        if fields.pop("silent", False):
+            fields["flags"] = dbus_fast.MessageFlag.NO_REPLY_EXPECTED
+        message = dbus_fast.Message(serial=serial, unix_fds=passed, **fields)._marshall(True)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
+        assert connection.sendmsg([message], ancillary) == len(message)
+    received = b""
+    while received.count(b"\\x05\\x01u\\0") < replies:
+        received += connection.recv(65536)
+    print(flush=True)
+"""
+
+
+class _Reader:
+    """A process of a user in the group of readers that sends calls as they are given."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._input, self._output = process.stdin, process.stdout
+
+    async def send(self, messages: list[dict[str, Any]], replies: int = 0) -> None:
+        """Send calls and wait for a number of replies."""
+        target = {"destination": NAME, "path": ROOT, "interface": MANAGER}
+        self._input.write(json.dumps([[target | message for message in messages], replies]).encode() + b"\n")
+        assert await self._output.readline() == b"\n"
+
+
+@contextlib.asynccontextmanager
+async def _reader(host: BusHost) -> AsyncIterator[_Reader]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _READER, host.address, str(READERS), str(NOBODY)),
+        cwd=Path(__file__).parents[2],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield _Reader(process)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def test_calls_of_peer_wait_in_the_queue_of_the_user(host: BusHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library answered them without a limit, however many replies the bus had not taken."""
+    pings = [{"interface": PEER, "member": "Ping"}, {"interface": PEER, "member": "GetMachineId", "path": "/any"}] * 8
+
+    async def run() -> None:
+        async with host.serving() as server, _reader(host) as reader:
+            connection = server._connection
+            flush = connection._flush
+            go_on = asyncio.Event()
+
+            async def late() -> None:
+                await go_on.wait()
+                await flush()
+
+            monkeypatch.setattr(connection, "_flush", late)
+            decoded = _decoded(server)
+            await reader.send(pings)
+            assert await eventually(lambda: len(connection._admission._queues.get(NOBODY, ())) == 12)
+            assert await eventually(lambda: len([one for one in decoded if one.interface == PEER]) == 4)
+            go_on.set()
+            await reader.send([], replies=len(pings))
+
+    asyncio.run(run())
+
+
+def test_machine_id_is_that_of_the_bus(host: BusHost) -> None:
+    async def run() -> None:
+        async with host.serving():
+            bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus", PEER)
+            expected = (await host.busctl("call", *bus, "GetMachineId"))["data"]
+            assert (await host.busctl("call", NAME, ROOT, PEER, "GetMachineId"))["data"] == expected
+
+    asyncio.run(run())
+
+
+def test_changes_of_a_reader_that_wants_no_reply_are_not_even_checked(
+    host: BusHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = {"member": "Create", "signature": "sa{sv}", "body": ["silent", {}], "silent": True}
+
+    async def run() -> None:
+        async with host.serving() as server, _reader(host) as reader:
+            objects = server._connection._objects
+            check = objects.check
+            checked: list[str] = []
+
+            def record(header: Any, caller: Any) -> None:
+                checked.append(header.member)
+                check(header, caller)
+
+            monkeypatch.setattr(objects, "check", record)
+            # The first call waits for the credentials of the sender.
+            await reader.send([silent, {"member": "Status"}], replies=1)
+            await reader.send([silent, {"member": "Status"}], replies=1)
+            assert "Status" in checked
+            assert "Create" not in checked
+            assert not server._connection._admission._calls
+
+    asyncio.run(run())
+
+
+def test_descriptors_of_a_reader_are_closed_before_its_call_waits(
+    host: BusHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        go_on = threading.Event()
+        look = host.manager._watcher.look
+        monkeypatch.setattr(host.manager._watcher, "look", lambda: (go_on.wait(60), look())[1])
+        async with host.serving() as server, _reader(host) as reader:
+            await reader.send([{"member": "Status"}], replies=1)
+            before = descriptors()
+            try:
+                await reader.send([{"member": "List", "fds": 4}] * 8)
+                assert await eventually(lambda: len(server._connection._admission._queues.get(NOBODY, ())) == 4)
+                assert descriptors() == before
+            finally:
+                go_on.set()
+            await reader.send([], replies=8)
+
+    asyncio.run(run())
+
+
+def test_call_with_more_than_four_descriptors_is_refused(host: BusHost) -> None:
+    async def run() -> None:
+        async with host.serving() as server, Client(host.address) as client, _reader(host) as reader:
+            await client.call("Status")
+            before = descriptors()
+            decoded = _decoded(server)
+            await reader.send([{"member": "Status", "fds": 5}], replies=1)
+            assert not [message for message in decoded if message.member == "Status"]
+            assert descriptors() == before
+
+    asyncio.run(run())

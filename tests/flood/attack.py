@@ -132,11 +132,14 @@ def _pour(bus: str, data: bytes) -> None:
             left[connection] = left[connection][connection.send(left[connection], socket.MSG_DONTWAIT) :]
 
 
-def connect_to_bus(address: str) -> socket.socket:
+def connect_to_bus(address: str, *, descriptors: bool = False) -> socket.socket:
     """Return a connection to the bus, with a unique name, that reads nothing further."""
     connection = _connected(address.removeprefix("unix:path="))
     connection.sendall(b"\0AUTH EXTERNAL " + str(os.getuid()).encode().hex().encode() + b"\r\n")
     connection.recv(100)
+    if descriptors:
+        connection.sendall(b"NEGOTIATE_UNIX_FD\r\n")
+        connection.recv(100)
     path = "/org/freedesktop/DBus"
     name = path[1:].replace("/", ".")
     hello = dbus_fast.Message(destination=name, path=path, interface=name, member="Hello", serial=1)

@@ -7,11 +7,11 @@ The checks of a call, in order:
    (``systemd/org.resctrlmon1.dbus.conf``).
 1. ``gate.Gate``: the length and the form of the header.
 2. ``Admission``, before the body is read: the caller expects a reply or changes something; the length of the body;
-   the number of calls of the sender. If the credentials of the sender are known already: unread replies of the user,
-   and for readers the rights, the method and the signature.
-3. ``Admission``, when the body is complete: the credentials, asked from the bus if necessary; for readers the checks
-   of step 2 again, and the queue of the user. While many senders are unknown, the calls of senders that have left the
-   bus are dropped first, also those in queues.
+   the number of calls of the sender. If the credentials of the sender are known already, for readers: a reply is
+   expected; unread replies of the user; the rights, the method and the signature.
+3. ``Admission``, when the body is complete: the number of descriptors; the credentials, asked from the bus if
+   necessary; for readers the checks of step 2 again, and the queue of the user. While many senders are unknown, the
+   calls of senders that have left the bus are dropped first, also those in queues.
 4. The D-Bus library decodes the message.
 5. ``objects.Objects.resolve``: the object, the interface, the method and its signature; the rights
    (``access.Policy``). This check decides: that of steps 2 and 3 only keeps calls from being decoded.
@@ -28,7 +28,7 @@ import contextlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from resctrlmond.api.access import Caller, is_privileged
@@ -52,12 +52,16 @@ _MAX_QUEUED_BYTES = 1024 * 1024
 # one call and leave would delay the calls of root, and every other thread.
 _MOST_LOOKUPS = 32
 _FLOOD_PAUSE_S = 0.05
-# The calls that wait for the credentials of their senders: beyond the first number a sender may have one, beyond the
-# second none. The bus has at most 2048 connections, so only calls of departed senders can reach the second. The
+# The calls that wait for the credentials of their senders: beyond the first number a sender may have a few, beyond
+# the second none. The bus has at most 2048 connections, so only calls of departed senders can reach the second. The
 # limits of their bytes, of all senders and of one, are for large calls only: small calls of root never fail because
 # of large calls of other users.
 _MANY_UNKNOWN = 1024
+_FEW_CALLS = 4
 _MOST_UNKNOWN = 8192
+# The most descriptors of one call: Assign uses one. Those of all calls that wait must be fewer than LimitNOFILE= in
+# resctrlmond.service.
+_MOST_DESCRIPTORS = 4
 _MAX_UNKNOWN_BYTES = 8 * 1024 * 1024
 _MAX_UNKNOWN_BYTES_OF_ONE = 2 * 1024 * 1024
 
@@ -137,7 +141,7 @@ class Admission:
         if not header.wants_reply and not self._objects.changes(header):
             return False  # no effect and no reply
         caller = self._callers.known(header.sender)
-        if caller is not None and self._floods(caller):
+        if caller is not None and self._is_useless(header, caller):
             return False
         error: Exception | None = self._limit(header, caller)
         if error is None and caller is not None and not is_privileged(caller.uid):
@@ -149,6 +153,10 @@ class Admission:
 
     def _take(self, call: HeldCall) -> None:
         sender = call.header.sender
+        if len(call.descriptors) > _MOST_DESCRIPTORS:
+            why = f"{len(call.descriptors)} file descriptors came with the call, more than {_MOST_DESCRIPTORS}"
+            self._refuse(call.header, DBusError(LIMITS_EXCEEDED, why))
+            return
         self._calls[sender] += 1
         # If earlier calls of the sender wait for its credentials, this one waits after them.
         caller = self._callers.known(sender) if sender not in self._unknown else None
@@ -229,9 +237,11 @@ class Admission:
         if is_privileged(caller.uid):
             self._forward(call, caller)
             return
-        if self._floods(caller):
+        if self._is_useless(call.header, caller):
             self._drop(call, None)
             return
+        # Only Assign uses descriptors.
+        call = replace(call, descriptors=())
         queue = self._queues.get(caller.uid, ())
         error = self._denial(call.header, caller)
         size = call.size + sum(queued.size for queued, _ in queue)
@@ -269,8 +279,11 @@ class Admission:
         if not self._calls[sender]:
             del self._calls[sender]
 
-    def _floods(self, caller: Caller) -> bool:
-        return not is_privileged(caller.uid) and self._unread.is_flooded(caller.uid)
+    def _is_useless(self, header: Header, caller: Caller) -> bool:
+        """Return whether a call is dropped without a reply: a reader's that wants none, or of a flooded reader."""
+        if is_privileged(caller.uid):
+            return False
+        return not header.wants_reply or self._unread.is_flooded(caller.uid)
 
     def _limit(self, header: Header, caller: Caller | None) -> DBusError | None:
         """Return the error for a call that is too long or exceeds a limit on the number of calls; otherwise None."""
@@ -285,7 +298,8 @@ class Admission:
         is_too_much = size > MAX_SMALL_BODY and (
             of_one + size > _MAX_UNKNOWN_BYTES_OF_ONE or self._unknown_bytes + size > _MAX_UNKNOWN_BYTES
         )
-        most = _MANY_UNKNOWN if header.sender in self._unknown else _MOST_UNKNOWN
+        is_new = len(self._unknown.get(header.sender, ())) < _FEW_CALLS
+        most = _MOST_UNKNOWN if is_new else _MANY_UNKNOWN
         if is_too_much or self._unknown_calls >= most:
             return DBusError(LIMITS_EXCEEDED, "too many calls wait for the credentials of their senders")
         return None

@@ -139,7 +139,7 @@ def path_element(key: str) -> str:
 
 
 def key_of(element: str) -> str | None:
-    """Decode the key of a path element; None if ``path_element`` would not encode a key so: an object has one path."""
+    """Decode the key of a path element; None if ``path_element`` encodes no key so: an object has one path."""
     if len(element) > _MAX_ELEMENT_LENGTH:
         return None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from resctrlmond.api import types
@@ -96,9 +97,7 @@ class Objects:
 
         Only an optimization: the body of a call that would be refused need not be decoded.
         """
-        # The library answers calls of Peer.
-        if header.interface != names.PEER:
-            self.resolve(header, caller)
+        self.resolve(header, caller)
 
     def resolve(self, call: Header, caller: Caller) -> Target:
         """Return the target of a call if the caller may call it. Raises DBusError, PermissionDenied.
@@ -108,6 +107,8 @@ class Objects:
         target = self._target(call)
         if target.verb is not None:
             self._service.policy.check(caller, target.access, target.verb.name)
+            return target
+        if target.interface == names.PEER:
             return target
         # The names of the groups' objects are the keys of workloads, which not all users may read.
         if target.interface == names.INTROSPECTABLE and not str(call.path).startswith(names.GROUPS):
@@ -152,6 +153,10 @@ class Objects:
                 return []
             case "org.freedesktop.DBus.ObjectManager.GetManagedObjects":
                 return [await self._service.run(caller, Lane.RECORDS, _managed, self._service.manager)]
+            case "org.freedesktop.DBus.Peer.Ping":
+                return []
+            case "org.freedesktop.DBus.Peer.GetMachineId":
+                return [_machine_id()]
             case _:
                 return [self._introspect(str(call.path))]
 
@@ -203,13 +208,16 @@ class Objects:
     # -- steps
 
     def _target(self, call: Header) -> Target:
-        """Return the target of a call of any interface except Peer. The caller may omit the interface."""
-        has = (*_interfaces_at(str(call.path)), *names.STANDARD)
+        """Return the target of a call. The caller may omit the interface."""
+        if call.interface == names.PEER:
+            has: tuple[str, ...] = (names.PEER,)  # at any path (D-Bus specification, "org.freedesktop.DBus.Peer")
+        else:
+            has = (*_interfaces_at(str(call.path)), *names.STANDARD)
         if call.interface and call.interface not in has:
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {call.interface}")
         for interface in [call.interface] if call.interface else has:
             method = INTERFACES[interface].methods.get(str(call.member))
-            if method is not None and interface != names.PEER:
+            if method is not None:
                 if method.input_signature != call.signature:
                     raise DBusError(
                         values.INVALID_ARGS, f"{call.member} takes ({method.input_signature}), not ({call.signature})"
@@ -261,6 +269,13 @@ def _key(path: str | None) -> str:
         # A path that arrives here can take 8 KiB.
         raise DBusError(UNKNOWN_OBJECT, f"there is no object {str(path)[:_MAX_SHOWN_PATH]}")
     return key
+
+
+def _machine_id() -> str:
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise DBusError(f"{_ERROR}FileNotFound", f"cannot read /etc/machine-id: {error.strerror}") from error
 
 
 def _children(path: str) -> list[str]:

@@ -18,7 +18,7 @@ from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.admission import Admission, Admitted
 from resctrlmond.api.dbus.callers import Callers
 from resctrlmond.api.dbus.gate import Header
-from resctrlmond.api.dbus.interfaces import NAME, PEER
+from resctrlmond.api.dbus.interfaces import NAME
 from resctrlmond.api.dbus.library import BUS_NAME, Bus, BusUnavailable, DBusError, Message, MessageType, wants_reply
 from resctrlmond.api.dbus.objects import LogControl, Objects
 from resctrlmond.api.dbus.pace import Pace
@@ -196,15 +196,12 @@ class _Connection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_message(self, message: Message) -> bool:
-        """Handle a message; return False to leave it to the library: replies, and calls of the interface Peer."""
+        """Handle a message; return False to leave it to the library: replies."""
         if message.message_type is MessageType.METHOD_CALL and message.sender:
             if self._is_closing:
                 # The bus sends an error when the connection ends. The library would reply that there is no method.
                 return True
             admitted = self._admission.begin(message.sender)
-            if message.interface == PEER:
-                self._admission.end(admitted)
-                return False
             task = asyncio.create_task(self._answer(message, admitted))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
