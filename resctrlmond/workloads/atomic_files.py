@@ -78,23 +78,19 @@ def read_file(path: str) -> bytes:
     then, and the caller must not replace it by a default.
     """
     try:
-        return _read_file(path)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            chunks = []
+            size = 0
+            while chunk := os.read(fd, 1 << 20):
+                size += len(chunk)
+                if size > _LIMIT:
+                    raise OSError(errno.EFBIG, "larger than any file of resctrlmond", path)
+                chunks.append(chunk)
+            return b"".join(chunks)
+        finally:
+            os.close(fd)
     except OSError as error:
         if error.errno in LACKS or error.errno == errno.EIO:
             raise not_read(error, "read the saved state of a workload", path) from error
         raise
-
-
-def _read_file(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        chunks = []
-        size = 0
-        while chunk := os.read(fd, 1 << 20):
-            size += len(chunk)
-            if size > _LIMIT:
-                raise OSError(errno.EFBIG, "larger than any file of resctrlmond", path)
-            chunks.append(chunk)
-        return b"".join(chunks)
-    finally:
-        os.close(fd)

@@ -335,15 +335,16 @@ class Interference:
         if not self._events_lock.acquire(blocking=is_blocking):
             return False
         try:
-            return self._process_events()
+            since, self._events_read_at = self._events_read_at, time.monotonic()
+            foreign = self._foreign
+            if foreign is None or not (written := foreign.take()):
+                return False
+            self._process(foreign, written, since)
+            return True
         finally:
             self._events_lock.release()
 
-    def _process_events(self) -> bool:
-        since, self._events_read_at = self._events_read_at, time.monotonic()
-        foreign = self._foreign
-        if foreign is None or not (written := foreign.take()):
-            return False
+    def _process(self, foreign: ForeignWrites, written: Written, since: float) -> None:
         for directory, what in _files(written):
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
@@ -374,7 +375,6 @@ class Interference:
                 if workload.existing_groups:
                     is_thorough = written.is_incomplete or self._to_inspect.get(workload.key, False)
                     self._to_inspect[workload.key] = is_thorough
-        return True
 
     def _groups_that_may_lose_tasks_to(self, directory: str) -> Groups:
         """Return the groups whose tasks a write to the directory can move. A group accepts only tasks of its class.
