@@ -13,6 +13,18 @@ __all__ = ["Mode"]
 
 
 @dataclass(frozen=True, slots=True)
+class Configuration:
+    """How the bandwidth events of groups count at one time.
+
+    ``transactions`` is which memory transactions each event counts, by its configuration file below ``info``; {} if
+    no event can be configured.
+    """
+
+    mode: Mode
+    transactions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Bandwidth:
     """The mode at one time; ``can_assign``: the mode ``mbm_event`` is offered.
 

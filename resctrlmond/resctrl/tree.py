@@ -213,35 +213,31 @@ class Tree:
             for resource in resources
         ]
 
-    def bandwidth_mode(self) -> bandwidth.Mode:
-        """Return how groups get bandwidth counters now. Raises NotRead, NotMounted."""
+    def bandwidth_configuration(self) -> bandwidth.Configuration:
+        """Return how the bandwidth events of groups count now. Raises NotRead, NotMounted."""
+        features = self._read_text_if_there(f"{_L3}/mon_features")
         assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
-        return bandwidth.mode_of(assign_mode, self._read_text_if_there(f"{_L3}/mon_features"), self._read_modalias())
-
-    def transactions(self) -> dict[str, str]:
-        """Return which transactions each bandwidth event counts now, by its configuration file below ``info``.
-
-        {} if no event can be configured. Raises NotRead, NotMounted.
-        """
+        mode = bandwidth.mode_of(assign_mode, features, self._read_modalias())
         # AMD's BMEC has one file for each event in mon_features; mbm_event has one in each event's directory.
-        features = self._read_text_if_there(f"{_L3}/mon_features").split()
-        files = [f"L3_MON/{name}" for name in features if name.endswith("_config")]
-        if self.bandwidth_mode() is bandwidth.Mode.ASSIGNED:
-            files = [f"L3_MON/event_configs/{name}/event_filter" for name in features]
+        files = [f"L3_MON/{name}" for name in features.split() if name.endswith("_config")]
+        if mode is bandwidth.Mode.ASSIGNED:
+            files = [f"L3_MON/event_configs/{name}/event_filter" for name in features.split()]
         with self._command_lock:  # reading event_filter clears last_cmd_status
             texts = {file: self._read_text_if_there(f"info/{file}").strip() for file in files}
-        return {file: text for file, text in texts.items() if text}
+        return bandwidth.Configuration(mode, {file: text for file, text in texts.items() if text})
 
     def bandwidth(self) -> bandwidth.Bandwidth:
         """Return how memory bandwidth is counted now, with the assignable counters. Raises NotRead, NotMounted."""
-        mode = self.bandwidth_mode()
+        assign_mode = self._read_text_if_there(f"{_L3}/mbm_assign_mode")
+        features = self._read_text_if_there(f"{_L3}/mon_features")
+        mode = bandwidth.mode_of(assign_mode, features, self._read_modalias())
         available = ""
         if mode is bandwidth.Mode.ASSIGNED:
             with self._command_lock:  # reading it clears last_cmd_status
                 available = self._read_text_if_there(f"{_L3}/available_mbm_cntrs")
         return bandwidth.Bandwidth(
             mode,
-            bandwidth.can_assign(self._read_text_if_there(f"{_L3}/mbm_assign_mode")),
+            bandwidth.can_assign(assign_mode),
             bandwidth.by_domain(self._read_text_if_there(f"{_L3}/num_mbm_cntrs")),
             bandwidth.by_domain(available),
         )

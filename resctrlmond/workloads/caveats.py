@@ -45,7 +45,7 @@ def of_readings(readings: Iterable[Reading], mode: Mode | None, inexact: str) ->
 def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     """Return ``known``, the caveats of a group by event, with one more for each event whose configuration changed.
 
-    ``before`` and ``now`` are the results of ``Tree.transactions`` at the baseline and now: the memory transactions
+    ``before`` and ``now`` are ``Configuration.transactions`` at the baseline and now: the memory transactions
     that each event counts. An L3 cache that is in one of the two only is ignored.
     """
     found = dict(known)

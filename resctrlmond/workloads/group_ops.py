@@ -202,10 +202,12 @@ def write_baseline(
         group, quality = _cleared(ctx, txn.key, group, quality)
     group = replace(group, created_at=utc_now(), created_ns=boot_ns())
     # Before the readings, and at the end after them, so that a change in between is found.
-    group = replace(group, transactions=ctx.tree.transactions())
+    configuration = ctx.tree.bandwidth_configuration()
+    group = replace(group, transactions=configuration.transactions)
     readings = ctx.tree.read(group.ref)
     lacking = caveats.unassigned(readings)
-    if lacking and _gets_free_counters(ctx, txn.workload) and _assign(ctx, group.ref, lacking) != lacking:
+    gets_free = lacking and configuration.mode is Mode.ASSIGNED and _is_first_for_counters(ctx, txn.workload)
+    if gets_free and _assign(ctx, group.ref, lacking) != lacking:
         readings = ctx.tree.read(group.ref)
         lacking = caveats.unassigned(readings)
     group = replace(group, caveats=caveats.of_unassigned(lacking), unassigned=lacking)
@@ -614,11 +616,10 @@ def assign_counters(ctx: Context, txn: Transaction, group: Group) -> Group:
     return txn.save_group(replace(group, unassigned=_assign(ctx, group.ref, group.unassigned)))
 
 
-def _gets_free_counters(ctx: Context, workload: Workload) -> bool:
-    """Whether the kernel assigns counters, and no other group of the same or a higher priority lacks some."""
+def _is_first_for_counters(ctx: Context, workload: Workload) -> bool:
+    """Whether no other group of the same or a higher priority lacks bandwidth counters."""
     first = next(iter(lacking_counters(ctx.store.all())), None)
-    is_first = first is None or first.workload.priority < workload.priority
-    return is_first and ctx.tree.bandwidth_mode() is Mode.ASSIGNED
+    return first is None or first.workload.priority < workload.priority
 
 
 def _assign(ctx: Context, ref: GroupRef, lacking: Lacking) -> Lacking:
@@ -630,12 +631,11 @@ def _assign(ctx: Context, ref: GroupRef, lacking: Lacking) -> Lacking:
 
 def _with_caveats(ctx: Context, group: Group, readings: Sequence[Reading]) -> Group:
     """Return the group with the caveats of these readings. Raises NotRead."""
-    inexact = ctx.tree.inexact()
-    has_bandwidth = any(event(reading.event).restarts for reading in readings)
-    mode = ctx.tree.bandwidth_mode() if has_bandwidth else None
+    inexact, configuration = ctx.tree.inexact(), ctx.tree.bandwidth_configuration()
+    mode = configuration.mode if any(event(reading.event).restarts for reading in readings) else None
     found = caveats.of_readings(readings, mode, inexact) | group.caveats
     if group.transactions:
-        found = caveats.with_change(found, group.transactions, ctx.tree.transactions())
+        found = caveats.with_change(found, group.transactions, configuration.transactions)
     return replace(group, caveats=found, is_reallocated=group.is_reallocated or mode is Mode.REALLOCATED)
 
 

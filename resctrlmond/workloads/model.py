@@ -138,7 +138,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     group is to get a counter as soon as one is free.
 
     ``inodes`` are those of the domains' directories at the baseline, by domain; there are none before it.
-    ``transactions`` is what the bandwidth events counted then (``Tree.transactions``). ``created_ns`` and
+    ``transactions`` is what the bandwidth events counted then (``Tree.bandwidth_configuration``). ``created_ns`` and
     ``completed_ns`` are ``created_at`` and ``completed_at`` in ns since boot (``clock.boot_ns``): durations and the
     order of the RMID queue are computed from these.
     """
