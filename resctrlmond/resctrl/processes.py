@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -81,26 +82,16 @@ def cpu_time_ns(pid: int) -> int | None:
     ticks = stat_fields(pid)
     of_threads, timeslices = 0, 0
     for tid in threads(pid):
-        used = _schedstat(pid, tid)
-        if used is not None:
-            of_threads += used[0]
-            timeslices += used[1]
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/task/{tid}/schedstat", "rb") as file:
+            used, _waited, slices = map(int, file.read().split())
+            of_threads += used
+            timeslices += slices
     in_ticks = (int(ticks[11]) + int(ticks[12])) * _NS_PER_TICK if ticks else 0
     if in_ticks > of_threads:
         return in_ticks + 2 * _NS_PER_TICK
     if of_threads or timeslices or not os.path.exists("/proc/self/schedstat"):
         return of_threads
     return None
-
-
-def _schedstat(pid: int, tid: int) -> tuple[int, int] | None:
-    """Return the CPU time (ns) of one thread and its number of timeslices; None if unknown."""
-    try:
-        with open(f"/proc/{pid}/task/{tid}/schedstat", encoding="ascii") as file:
-            used, _waited, timeslices = map(int, file.read().split())
-    except (OSError, ValueError):
-        return None
-    return used, timeslices
 
 
 def descendants(pid: int) -> list[int]:
