@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
@@ -85,21 +86,22 @@ def summed(live: Live) -> list[Reading]:
 
 def _so_far(snapshots: Snapshots, subfolder: str, group: Group, live: Sequence[Reading]) -> list[Total]:
     """Return the current totals of a group. A domain without a ``live`` reading counts up to its last reading."""
-    now = snapshots.last_read_with(subfolder, "", live, group.inodes)
+    begin = snapshots.begin_values(subfolder)
+    baseline = functools.partial(checkpoint.of_baseline, begin, group.inodes)
+    now = checkpoint.with_readings(snapshots.last_read(subfolder), "", live, baseline)
     here = {reading.domain for reading in live}
     missed = {
         domain: f"{domain} went offline, last read at {now[domain].time or group.created_at}"
         for domain in now.keys() - here
     }
     readings = checkpoint.readings_of(now)
-    begin = _begin(snapshots, subfolder, group, readings)
-    return _totals(group, begin, readings, missed, now)
+    return _totals(group, _with_lost(begin, group, readings), readings, missed, now)
 
 
 def _ended(snapshots: Snapshots, subfolder: str, group: Group, completed_at: str = "") -> list[Total]:
     """Return the totals of a group up to its end values. Values that are older than the end have a reason."""
     end = snapshots.end_values(subfolder)
-    begin = _begin(snapshots, subfolder, group, end)
+    begin = _with_lost(snapshots.begin_values(subfolder), group, end)
     last_read, completed_at = snapshots.last_read(subfolder), completed_at or snapshots.completed_at(subfolder)
     missed = {}
     for domain in {reading.domain for reading in begin} | last_read.keys():
@@ -134,20 +136,19 @@ def _totals(
     ]
 
 
-def _begin(snapshots: Snapshots, subfolder: str, group: Group, end: Iterable[Reading]) -> list[Reading]:
+def _with_lost(begin: list[Reading], group: Group, end: Iterable[Reading]) -> list[Reading]:
     """Return the begin values, with an error in place of each value whose file has disappeared since the baseline.
 
     Without the error the domain would look like a domain that came online later: it would count from 0, and so
     include the use of other workloads before the baseline.
     """
-    found = snapshots.begin_values(subfolder)
-    known = {(reading.domain, reading.event) for reading in found}
+    known = {(reading.domain, reading.event) for reading in begin}
     gone = [
         Reading(reading.domain, reading.event, Value(Status.ERROR, "no file"))
         for reading in end
         if reading.domain in group.inodes and (reading.domain, reading.event) not in known
     ]
-    return found + gone
+    return begin + gone
 
 
 def _of_prior_runs(prior_runs: PriorRuns, parts: Iterable[list[Total]]) -> list[Total]:
