@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real mounts of the simulation, and real processes for its groups."""
+"""Mount the simulation, and run real processes in its groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resctrlmond.sim.fuse.mount import Simulation
 from tests.commanded import Commanded
 
 # Reads commands from standard input, one on each line, and replies to each with one line.
-_PUPPET = """
+_WORKER = """
 import os, queue, sys, threading, time
 
 def spawn():
@@ -56,7 +56,7 @@ class Puppet(Commanded):
     """A process that forks, starts threads and uses CPU time on command."""
 
     def __init__(self) -> None:
-        super().__init__(_PUPPET)
+        super().__init__(_WORKER)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ class Mounted:
 
 
 def mounted(directory: Path, profile: str, rmids: int | None = None) -> Iterator[Mounted]:
-    """Mount while the generator lives."""
+    """Mount a simulation until the generator ends."""
     with Simulation(str(directory), profile, rmids):
         yield Mounted(str(directory))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bandwidth events that can be configured: the masks of each L3, and what a change does to the counters."""
+"""Bandwidth events that can be configured: the masks of each L3, and the effect of a change on the counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sim.virtual import Lab
+from tests.sim.virtual import VirtualResctrl
 
 GIB = 1 << 30
 TOTAL = "info/L3_MON/mbm_total_bytes_config"
@@ -17,64 +17,64 @@ LOCAL = "info/L3_MON/mbm_local_bytes_config"
 
 
 @pytest.fixture
-def lab() -> Lab:
-    made = Lab("amd-bmec")
+def resctrl() -> VirtualResctrl:
+    made = VirtualResctrl("amd-bmec")
     made.mkdir("mon_groups/a")
     return made
 
 
-def counter(lab: Lab, event: str = "mbm_total_bytes", domain: int = 0) -> str:
-    return lab.read(f"mon_groups/a/mon_data/mon_L3_{domain:02d}/{event}").strip()
+def counter(resctrl: VirtualResctrl, event: str = "mbm_total_bytes", domain: int = 0) -> str:
+    return resctrl.read(f"mon_groups/a/mon_data/mon_L3_{domain:02d}/{event}").strip()
 
 
-def refused(lab: Lab, path: str, text: str) -> str:
+def refused(resctrl: VirtualResctrl, path: str, text: str) -> str:
     with pytest.raises(OSError) as caught:
-        lab.write(path, text)
+        resctrl.write(path, text)
     return errno.errorcode[caught.value.errno or 0]
 
 
-def test_the_files_and_what_they_say(lab: Lab) -> None:
-    assert lab.read("info/L3_MON/mon_features").split() == [
+def test_the_files_and_what_they_say(resctrl: VirtualResctrl) -> None:
+    assert resctrl.read("info/L3_MON/mon_features").split() == [
         "llc_occupancy",
         *("mbm_total_bytes", "mbm_total_bytes_config"),
         *("mbm_local_bytes", "mbm_local_bytes_config"),
     ]
     # Local reads and local writes, from memory near and slow (resctrl.rst: 0x7f and 0x15 by default).
-    assert (lab.read(TOTAL), lab.read(LOCAL)) == ("0=0x7f;1=0x7f\n", "0=0x15;1=0x15\n")
-    assert lab.read("info/L3_MON/mbm_assign_mode") == "[default]\n"
+    assert (resctrl.read(TOTAL), resctrl.read(LOCAL)) == ("0=0x7f;1=0x7f\n", "0=0x15;1=0x15\n")
+    assert resctrl.read("info/L3_MON/mbm_assign_mode") == "[default]\n"
 
 
 def test_other_machines_have_no_such_files() -> None:
-    assert "mbm_total_bytes_config" not in Lab("amd-abmc").directory("info/L3_MON").children
+    assert "mbm_total_bytes_config" not in VirtualResctrl("amd-abmc").directory("info/L3_MON").children
 
 
-def test_a_mask_decides_what_is_counted(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.write(TOTAL, "0=0x2\n")
-    assert (lab.read(TOTAL), lab.status) == ("0=0x02;1=0x7f\n", "ok\n")
-    lab.run(tid, 1.0)
-    assert [counter(lab) for _ in range(2)] == ["Unavailable", str(GIB // 8)]  # remote reads: an eighth
+def test_a_mask_decides_what_is_counted(resctrl: VirtualResctrl) -> None:
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    resctrl.write(TOTAL, "0=0x2\n")
+    assert (resctrl.read(TOTAL), resctrl.status) == ("0=0x02;1=0x7f\n", "ok\n")
+    resctrl.run(tid, 1.0)
+    assert [counter(resctrl) for _ in range(2)] == ["Unavailable", str(GIB // 8)]  # remote reads: an eighth
 
 
-def test_a_change_clears_both_events_of_all_groups_in_that_cache(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.run(tid, 1.0)
-    lab.model.accounting.look()
-    lab.run(tid, 2.0, cpu=1)
-    assert (counter(lab), counter(lab, domain=1)) == (str(GIB), str(2 * GIB))
-    lab.write(LOCAL, "0=1\n")
-    lab.mkdir("mon_groups/b")
-    assert [counter(lab) for _ in range(2)] == ["Unavailable", "0"]
-    assert [counter(lab, "mbm_local_bytes") for _ in range(2)] == ["Unavailable", "0"]
-    assert counter(lab, domain=1) == str(2 * GIB)
-    assert lab.read("mon_groups/b/mon_data/mon_L3_00/mbm_total_bytes") == "Unavailable\n"
+def test_a_change_clears_both_events_of_all_groups_in_that_cache(resctrl: VirtualResctrl) -> None:
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    resctrl.run(tid, 1.0)
+    resctrl.model.accounting.look()
+    resctrl.run(tid, 2.0, cpu=1)
+    assert (counter(resctrl), counter(resctrl, domain=1)) == (str(GIB), str(2 * GIB))
+    resctrl.write(LOCAL, "0=1\n")
+    resctrl.mkdir("mon_groups/b")
+    assert [counter(resctrl) for _ in range(2)] == ["Unavailable", "0"]
+    assert [counter(resctrl, "mbm_local_bytes") for _ in range(2)] == ["Unavailable", "0"]
+    assert counter(resctrl, domain=1) == str(2 * GIB)
+    assert resctrl.read("mon_groups/b/mon_data/mon_L3_00/mbm_total_bytes") == "Unavailable\n"
 
 
-def test_unchanged_mask_restarts_no_counter(lab: Lab) -> None:
-    lab.write(TOTAL, "1=7f;0=0x7F;\n")
-    assert counter(lab) == "0"
+def test_unchanged_mask_restarts_no_counter(resctrl: VirtualResctrl) -> None:
+    resctrl.write(TOTAL, "1=7f;0=0x7F;\n")
+    assert counter(resctrl) == "0"
 
 
 @pytest.mark.parametrize(
@@ -89,33 +89,33 @@ def test_unchanged_mask_restarts_no_counter(lab: Lab) -> None:
         ("9=1\n", "ok\n"),
     ],
 )
-def test_the_kernels_words_for_a_bad_mask(lab: Lab, written: str, said: str) -> None:
-    assert refused(lab, TOTAL, written) == "EINVAL"
-    assert (lab.status, lab.read(TOTAL)) == (said, "0=0x7f;1=0x7f\n")
+def test_the_kernels_words_for_a_bad_mask(resctrl: VirtualResctrl, written: str, said: str) -> None:
+    assert refused(resctrl, TOTAL, written) == "EINVAL"
+    assert (resctrl.status, resctrl.read(TOTAL)) == (said, "0=0x7f;1=0x7f\n")
 
 
-def test_changes_before_an_error_are_applied(lab: Lab) -> None:
-    assert refused(lab, TOTAL, "1=1;0=80\n") == "EINVAL"
-    assert lab.read(TOTAL) == "0=0x7f;1=0x01\n"
+def test_changes_before_an_error_are_applied(resctrl: VirtualResctrl) -> None:
+    assert refused(resctrl, TOTAL, "1=1;0=80\n") == "EINVAL"
+    assert resctrl.read(TOTAL) == "0=0x7f;1=0x01\n"
 
 
 def test_linux_6_12_had_it_and_says_nothing_of_a_missing_newline() -> None:
-    lab = Lab("amd-bmec", kernel="6.12")
-    assert refused(lab, "tasks", "x") == "EINVAL"
-    said = lab.status
-    assert (refused(lab, TOTAL, "0=1"), lab.status) == ("EINVAL", said)
-    lab.write(TOTAL, "0=1\n")
-    assert lab.read(TOTAL) == "0=0x01;1=0x7f\n"
+    resctrl = VirtualResctrl("amd-bmec", kernel="6.12")
+    assert refused(resctrl, "tasks", "x") == "EINVAL"
+    said = resctrl.status
+    assert (refused(resctrl, TOTAL, "0=1"), resctrl.status) == ("EINVAL", said)
+    resctrl.write(TOTAL, "0=1\n")
+    assert resctrl.read(TOTAL) == "0=0x01;1=0x7f\n"
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(alphabet=st.sampled_from("01=0x7f;\n z"), max_size=20) | st.text(max_size=20))
 def test_any_text_is_a_mask_or_an_error(text: str) -> None:
-    lab = Lab("amd-bmec", rmids=4)
+    resctrl = VirtualResctrl("amd-bmec", rmids=4)
     try:
-        lab.write(TOTAL, text)
+        resctrl.write(TOTAL, text)
     except OSError as failure:
         assert failure.errno == errno.EINVAL
-    masks = [int(part.partition("=")[2], 16) for part in lab.read(TOTAL).split(";")]
+    masks = [int(part.partition("=")[2], 16) for part in resctrl.read(TOTAL).split(";")]
     assert len(masks) == 2
     assert all(0 <= mask <= 0x7F for mask in masks)

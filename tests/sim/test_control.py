@@ -302,7 +302,7 @@ def test_the_truth_of_many_tasks_fits_and_each_can_be_asked_for(fs: Mounted, con
 
 
 def test_the_truth_has_every_task_although_that_of_all_rmids_does_not_fit(tmp_path: Path) -> None:
-    """With the history of 576 RMIDs, all tasks were left out of a text of 760 bytes."""
+    """The history of 576 RMIDs must not exclude the tasks from the text."""
     with Simulation(str(tmp_path), "intel-aet", residue=3, virtual_cpus=2) as simulation:
         fs, control = Mounted(simulation.mountpoint), Control(simulation.mountpoint)
         fs.mkdir(A)

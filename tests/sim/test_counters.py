@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counter values: the model's arithmetic, the kernel's print formats, and what is reset when."""
+"""Counter values: the model's arithmetic, the kernel's print formats, and resets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resctrlmond.sim.kernel.counters import decimals, format_fixed
-from tests.sim.virtual import Lab
+from tests.sim.virtual import VirtualResctrl
 
 GIB = 1 << 30
 SCALE = 64 << 10
@@ -61,154 +61,154 @@ def test_printed_decimals_are_within_half_of_the_last_digit(raw: int, bits: int)
     assert abs(printed - exact) <= Decimal(1).scaleb(-decimals(bits)) / 2 + Decimal("1e-12")
 
 
-def busy_lab(profile: str = "intel-aet") -> tuple[Lab, int]:
-    lab = Lab(profile)
-    lab.mkdir("mon_groups/a")
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    return lab, tid
+def busy_resctrl(profile: str = "intel-aet") -> tuple[VirtualResctrl, int]:
+    resctrl = VirtualResctrl(profile)
+    resctrl.mkdir("mon_groups/a")
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    return resctrl, tid
 
 
 def test_two_cpu_seconds_are_five_joules_three_farads_and_two_gib() -> None:
-    lab, tid = busy_lab()
-    lab.run(tid, 2.0)
-    assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
-    assert lab.read("mon_groups/a/" + PACKAGE + "activity") == "3.000000\n"
-    assert lab.read("mon_groups/a/" + L3 + "mbm_total_bytes") == f"{2 * GIB}\n"
-    assert lab.read("mon_groups/a/" + L3 + "mbm_local_bytes") == f"{3 * GIB // 2}\n"
+    resctrl, tid = busy_resctrl()
+    resctrl.run(tid, 2.0)
+    assert resctrl.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
+    assert resctrl.read("mon_groups/a/" + PACKAGE + "activity") == "3.000000\n"
+    assert resctrl.read("mon_groups/a/" + L3 + "mbm_total_bytes") == f"{2 * GIB}\n"
+    assert resctrl.read("mon_groups/a/" + L3 + "mbm_local_bytes") == f"{3 * GIB // 2}\n"
 
 
 def test_cpu_time_before_joining_is_not_the_groups() -> None:
-    lab = Lab("intel-aet")
-    lab.mkdir("mon_groups/a")
-    tid = lab.tasks.fork()
-    lab.run(tid, 100.0)
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.run(tid, 1.0)
-    assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "2.500000\n"
+    resctrl = VirtualResctrl("intel-aet")
+    resctrl.mkdir("mon_groups/a")
+    tid = resctrl.tasks.fork()
+    resctrl.run(tid, 100.0)
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    resctrl.run(tid, 1.0)
+    assert resctrl.read("mon_groups/a/" + PACKAGE + "core_energy") == "2.500000\n"
 
 
 def test_energy_of_a_task_that_left_or_died_stays_with_the_group() -> None:
-    lab, tid = busy_lab()
-    lab.run(tid, 1.0)
-    lab.write("tasks", str(tid))
-    lab.run(tid, 50.0)
-    other = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(other))
-    lab.run(other, 1.0)
-    lab.poll()
-    lab.tasks.exit(other)
-    assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
+    resctrl, tid = busy_resctrl()
+    resctrl.run(tid, 1.0)
+    resctrl.write("tasks", str(tid))
+    resctrl.run(tid, 50.0)
+    other = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(other))
+    resctrl.run(other, 1.0)
+    resctrl.poll()
+    resctrl.tasks.exit(other)
+    assert resctrl.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
 
 
 def test_telemetry_is_unavailable_until_the_rmid_was_active_on_that_package() -> None:
-    lab, tid = busy_lab()
-    assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "Unavailable\n"
-    lab.run(tid, 1.0, cpu=1)  # of two CPUs and two packages, the second
-    assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "Unavailable\n"
-    assert lab.read("mon_groups/a/mon_data/mon_PERF_PKG_01/core_energy") == "2.500000\n"
+    resctrl, tid = busy_resctrl()
+    assert resctrl.read("mon_groups/a/" + PACKAGE + "core_energy") == "Unavailable\n"
+    resctrl.run(tid, 1.0, cpu=1)  # of two CPUs and two packages, the second
+    assert resctrl.read("mon_groups/a/" + PACKAGE + "core_energy") == "Unavailable\n"
+    assert resctrl.read("mon_groups/a/mon_data/mon_PERF_PKG_01/core_energy") == "2.500000\n"
 
 
 def test_a_new_group_begins_at_the_telemetry_of_its_rmids_last_owner_but_at_no_traffic() -> None:
-    lab = Lab("intel-aet", rmids=2)
+    resctrl = VirtualResctrl("intel-aet", rmids=2)
     for expected in ("2.500000\n", "5.000000\n"):
-        lab.mkdir("mon_groups/a")
-        tid = lab.tasks.fork()
-        lab.write("mon_groups/a/tasks", str(tid))
-        lab.run(tid, 1.0)
-        assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == expected
-        assert lab.read("mon_groups/a/" + L3 + "mbm_total_bytes") == f"{GIB}\n"
-        lab.rmdir("mon_groups/a")
-        lab.now += 5
-    lab.mkdir("mon_groups/a")
-    assert lab.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
-    assert lab.read("mon_groups/a/" + L3 + "mbm_total_bytes") == "0\n"
+        resctrl.mkdir("mon_groups/a")
+        tid = resctrl.tasks.fork()
+        resctrl.write("mon_groups/a/tasks", str(tid))
+        resctrl.run(tid, 1.0)
+        assert resctrl.read("mon_groups/a/" + PACKAGE + "core_energy") == expected
+        assert resctrl.read("mon_groups/a/" + L3 + "mbm_total_bytes") == f"{GIB}\n"
+        resctrl.rmdir("mon_groups/a")
+        resctrl.now += 5
+    resctrl.mkdir("mon_groups/a")
+    assert resctrl.read("mon_groups/a/" + PACKAGE + "core_energy") == "5.000000\n"
+    assert resctrl.read("mon_groups/a/" + L3 + "mbm_total_bytes") == "0\n"
 
 
 def test_residue_is_the_same_for_the_same_seed() -> None:
     def first(seed: int) -> str:
-        lab = Lab("intel-aet", residue=seed)
-        lab.mkdir("mon_groups/a")
-        assert lab.read("mon_groups/a/" + L3 + "mbm_total_bytes") == "0\n"
-        return lab.read("mon_groups/a/" + PACKAGE + "core_energy")
+        resctrl = VirtualResctrl("intel-aet", residue=seed)
+        resctrl.mkdir("mon_groups/a")
+        assert resctrl.read("mon_groups/a/" + L3 + "mbm_total_bytes") == "0\n"
+        return resctrl.read("mon_groups/a/" + PACKAGE + "core_energy")
 
     assert first(1) == first(1) != first(2)
     assert Decimal(first(1)) > 0
 
 
 def test_a_control_groups_value_is_its_own_plus_its_children_and_drops_with_them() -> None:
-    lab = Lab("intel-aet")
+    resctrl = VirtualResctrl("intel-aet")
     for path in ("c", "c/mon_groups/a", "c/mon_groups/b"):
-        lab.mkdir(path)
+        resctrl.mkdir(path)
     for path in ("c", "c/mon_groups/a", "c/mon_groups/b"):
-        tid = lab.tasks.fork()
-        lab.write("c/tasks", str(tid))
-        lab.write(path + "/tasks", str(tid))
-        lab.run(tid, 1.0)
-    assert lab.read("c/" + PACKAGE + "core_energy") == "7.500000\n"
-    lab.rmdir("c/mon_groups/a")
-    assert lab.read("c/" + PACKAGE + "core_energy") == "5.000000\n"
+        tid = resctrl.tasks.fork()
+        resctrl.write("c/tasks", str(tid))
+        resctrl.write(path + "/tasks", str(tid))
+        resctrl.run(tid, 1.0)
+    assert resctrl.read("c/" + PACKAGE + "core_energy") == "7.500000\n"
+    resctrl.rmdir("c/mon_groups/a")
+    assert resctrl.read("c/" + PACKAGE + "core_energy") == "5.000000\n"
 
 
 def test_a_control_group_with_one_available_child_is_a_number() -> None:
-    lab = Lab("intel-aet")
-    lab.mkdir("c")
-    lab.mkdir("c/mon_groups/a")
-    assert lab.read("c/" + PACKAGE + "core_energy") == "Unavailable\n"
-    tid = lab.tasks.fork()
-    lab.write("c/tasks", str(tid))
-    lab.write("c/mon_groups/a/tasks", str(tid))
-    lab.run(tid, 1.0)
-    assert lab.read("c/" + PACKAGE + "core_energy") == "2.500000\n"
+    resctrl = VirtualResctrl("intel-aet")
+    resctrl.mkdir("c")
+    resctrl.mkdir("c/mon_groups/a")
+    assert resctrl.read("c/" + PACKAGE + "core_energy") == "Unavailable\n"
+    tid = resctrl.tasks.fork()
+    resctrl.write("c/tasks", str(tid))
+    resctrl.write("c/mon_groups/a/tasks", str(tid))
+    resctrl.run(tid, 1.0)
+    assert resctrl.read("c/" + PACKAGE + "core_energy") == "2.500000\n"
 
 
 def test_sums_are_made_before_rounding() -> None:
-    lab = Lab("intel-aet")
-    lab.mkdir("c")
-    lab.mkdir("c/mon_groups/a")
+    resctrl = VirtualResctrl("intel-aet")
+    resctrl.mkdir("c")
+    resctrl.mkdir("c/mon_groups/a")
     for path in ("c", "c/mon_groups/a"):
-        tid = lab.tasks.fork()
-        lab.write("c/tasks", str(tid))
-        lab.write(path + "/tasks", str(tid))
-        lab.run(tid, 1e-9 * 1_526)  # one raw unit of 2^-18 J
-    assert lab.read("c/mon_groups/a/" + PACKAGE + "core_energy") == "0.000004\n"
-    assert lab.read("c/" + PACKAGE + "core_energy") == "0.000008\n"
+        tid = resctrl.tasks.fork()
+        resctrl.write("c/tasks", str(tid))
+        resctrl.write(path + "/tasks", str(tid))
+        resctrl.run(tid, 1e-9 * 1_526)  # one raw unit of 2^-18 J
+    assert resctrl.read("c/mon_groups/a/" + PACKAGE + "core_energy") == "0.000004\n"
+    assert resctrl.read("c/" + PACKAGE + "core_energy") == "0.000008\n"
 
 
 def test_roots_own_share_is_the_hosts_cpu_time_that_is_nobody_elses() -> None:
-    lab, tid = busy_lab()
-    lab.run(tid, 3.0)
-    lab.run(1, 1.0)
-    assert lab.read(PACKAGE + "core_energy") == "10.000000\n"
-    lab.rmdir("mon_groups/a")
-    assert lab.read(PACKAGE + "core_energy") == "2.500000\n"
+    resctrl, tid = busy_resctrl()
+    resctrl.run(tid, 3.0)
+    resctrl.run(1, 1.0)
+    assert resctrl.read(PACKAGE + "core_energy") == "10.000000\n"
+    resctrl.rmdir("mon_groups/a")
+    assert resctrl.read(PACKAGE + "core_energy") == "2.500000\n"
 
 
 @pytest.mark.parametrize("name", ["llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"])
 def test_cache_counters_are_multiples_of_the_scale_factor(name: str) -> None:
-    lab, tid = busy_lab()
+    resctrl, tid = busy_resctrl()
     for _ in range(20):
-        lab.run(tid, 0.0137)
-        assert int(lab.read("mon_groups/a/" + L3 + name)) % SCALE == 0
+        resctrl.run(tid, 0.0137)
+        assert int(resctrl.read("mon_groups/a/" + L3 + name)) % SCALE == 0
 
 
 def test_occupancy_rises_with_tasks_and_drains_after_them() -> None:
-    lab, tid = busy_lab("intel-rdt")
+    resctrl, tid = busy_resctrl("intel-rdt")
     path = "mon_groups/a/" + L3 + "llc_occupancy"
-    assert int(lab.read(path)) == 1 << 20
-    lab.tasks.exit(tid)
-    after = [int(lab.read(path))]
+    assert int(resctrl.read(path)) == 1 << 20
+    resctrl.tasks.exit(tid)
+    after = [int(resctrl.read(path))]
     for _ in range(12):
-        lab.now += 0.5
-        after.append(int(lab.read(path)))
+        resctrl.now += 0.5
+        after.append(int(resctrl.read(path)))
     assert after == sorted(after, reverse=True)
     assert after[-1] == 0
 
 
 def test_occupancy_never_exceeds_the_cache() -> None:
-    lab = Lab("intel-rdt")
-    lab.mkdir("mon_groups/a")
+    resctrl = VirtualResctrl("intel-rdt")
+    resctrl.mkdir("mon_groups/a")
     for _ in range(200):
-        lab.write("mon_groups/a/tasks", str(lab.tasks.fork()))
-    assert int(lab.read("mon_groups/a/" + L3 + "llc_occupancy")) <= 32 << 20
-    assert int(lab.read(L3 + "llc_occupancy")) <= 32 << 20
+        resctrl.write("mon_groups/a/tasks", str(resctrl.tasks.fork()))
+    assert int(resctrl.read("mon_groups/a/" + L3 + "llc_occupancy")) <= 32 << 20
+    assert int(resctrl.read(L3 + "llc_occupancy")) <= 32 << 20

@@ -19,7 +19,7 @@ from tests.sim.conftest import Mounted
 
 NS = 10**9
 # Prints its own use until its end, in nanoseconds.
-_SHORT_LIFE = """
+_SHORT_LIVED = """
 import time
 until = time.process_time() + 0.02
 while time.process_time() < until: pass
@@ -40,18 +40,18 @@ def test_every_exit_is_reported_once_with_its_cpu_time(records: ExitRecords | No
         # Not the host's namespaces, or no CAP_NET_ADMIN: then the kernel reports nothing.
         return
     records.drain()
-    with subprocess.Popen([sys.executable, "-c", _SHORT_LIFE], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", _SHORT_LIVED], stdout=subprocess.PIPE, text=True) as process:
         used = int(process.communicate()[0])
     (told,) = [told for told in records.drain() if told.tid == process.pid]
     assert told.cpu_ns >= used
     assert process.pid not in [told.tid for told in records.drain()]
 
 
-def test_short_lives_are_counted_whole_where_the_kernel_tells_of_forks_and_exits(
+def test_short_lived_processes_are_counted_completely_if_the_kernel_reports_forks_and_exits(
     sim: Mounted, records: ExitRecords | None
 ) -> None:
     sim.mkdir("mon_groups/a")
-    script = f"read go; for i in 1 2 3 4 5; do {sys.executable} -c '{_SHORT_LIFE}'; done"
+    script = f"read go; for i in 1 2 3 4 5; do {sys.executable} -c '{_SHORT_LIVED}'; done"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         sim.write("mon_groups/a/tasks", str(shell.pid))
         said, _ = shell.communicate("\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a simulation starts and ends: the command line, signals, the death of its parent, and what it refuses."""
+"""Start and end of a simulation: command line, signals, the end of its parent, and refused options."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ import pytest
 
 from resctrlmond.sim.kernel.tree import Caller
 from resctrlmond.sim.profiles import profile_named
-from tests.sim.virtual import Lab
+from tests.sim.virtual import VirtualResctrl
 
 SOILED = "Can't move task to different control group\n"
 
 
 @pytest.fixture
-def lab() -> Lab:
-    made = Lab(kernel="6.1")
+def resctrl() -> VirtualResctrl:
+    made = VirtualResctrl(kernel="6.1")
     made.mkdir("mon_groups/a")
     return made
 
@@ -28,76 +28,76 @@ def refused(action: Callable[[], object]) -> str:
     return errno.errorcode[caught.value.errno or 0]
 
 
-def soil(lab: Lab) -> None:
-    lab.mkdir("x")
-    tid = lab.tasks.fork()
-    lab.write("x/tasks", str(tid))
-    assert refused(lambda: lab.write("mon_groups/a/tasks", str(tid))) == "EINVAL"
-    assert lab.status == SOILED
+def soil(resctrl: VirtualResctrl) -> None:
+    resctrl.mkdir("x")
+    tid = resctrl.tasks.fork()
+    resctrl.write("x/tasks", str(tid))
+    assert refused(lambda: resctrl.write("mon_groups/a/tasks", str(tid))) == "EINVAL"
+    assert resctrl.status == SOILED
 
 
-def test_a_write_is_one_number(lab: Lab) -> None:
+def test_a_write_is_one_number(resctrl: VirtualResctrl) -> None:
     for form in ("{}", " {}\n", "{:#x}", "+{}\n", "{}\0zz"):
-        tid = lab.tasks.fork()
-        lab.write("mon_groups/a/tasks", form.format(tid))
-        assert tid in lab.tids("mon_groups/a")
+        tid = resctrl.tasks.fork()
+        resctrl.write("mon_groups/a/tasks", form.format(tid))
+        assert tid in resctrl.tids("mon_groups/a")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "1,1", "1,", "abc", "-1", "1\n1\n", "99999999999"])
-def test_invalid_number_is_refused_without_a_message(lab: Lab, text: str) -> None:
-    soil(lab)
-    assert refused(lambda: lab.write("mon_groups/a/tasks", text)) == "EINVAL"
-    assert lab.status == SOILED
+def test_invalid_number_is_refused_without_a_message(resctrl: VirtualResctrl, text: str) -> None:
+    soil(resctrl)
+    assert refused(lambda: resctrl.write("mon_groups/a/tasks", text)) == "EINVAL"
+    assert resctrl.status == SOILED
 
 
-def test_its_words_are_one_line(lab: Lab) -> None:
-    assert refused(lambda: lab.write("mon_groups/a/tasks", "4000")) == "ESRCH"
-    assert lab.status == "No task 4000\n"
-    assert refused(lambda: lab.write("mon_groups/a/tasks", "1", Caller(5, 5, 1))) == "EPERM"
-    assert lab.status == "No permission to move task 1\n"
-    lab.write("mon_groups/a/tasks", "0")
-    assert (lab.status, lab.tids("mon_groups/a")) == ("ok\n", {1})
+def test_its_words_are_one_line(resctrl: VirtualResctrl) -> None:
+    assert refused(lambda: resctrl.write("mon_groups/a/tasks", "4000")) == "ESRCH"
+    assert resctrl.status == "No task 4000\n"
+    assert refused(lambda: resctrl.write("mon_groups/a/tasks", "1", Caller(5, 5, 1))) == "EPERM"
+    assert resctrl.status == "No permission to move task 1\n"
+    resctrl.write("mon_groups/a/tasks", "0")
+    assert (resctrl.status, resctrl.tids("mon_groups/a")) == ("ok\n", {1})
 
 
-def test_there_is_no_rename(lab: Lab) -> None:
-    soil(lab)
-    assert refused(lambda: lab.rename("mon_groups/a", "mon_groups/b")) == "EPERM"
-    assert lab.status == SOILED
+def test_there_is_no_rename(resctrl: VirtualResctrl) -> None:
+    soil(resctrl)
+    assert refused(lambda: resctrl.rename("mon_groups/a", "mon_groups/b")) == "EPERM"
+    assert resctrl.status == SOILED
 
 
-def test_an_rmid_whose_cache_is_clean_is_free_at_once(lab: Lab) -> None:
-    lab.rmdir("mon_groups/a")
-    assert lab.model.rmid_counts() == "used=1 limbo=0 free=63\n"
+def test_an_rmid_whose_cache_is_clean_is_free_at_once(resctrl: VirtualResctrl) -> None:
+    resctrl.rmdir("mon_groups/a")
+    assert resctrl.model.rmid_counts() == "used=1 limbo=0 free=63\n"
 
 
-def test_an_rmid_that_holds_cache_waits(lab: Lab) -> None:
-    lab.write("mon_groups/a/tasks", str(lab.tasks.fork()))
-    lab.rmdir("mon_groups/a")
-    assert lab.model.rmid_counts() == "used=1 limbo=1 free=62\n"
-    lab.now += 10
-    assert lab.model.rmid_counts() == "used=1 limbo=0 free=63\n"
+def test_an_rmid_that_holds_cache_waits(resctrl: VirtualResctrl) -> None:
+    resctrl.write("mon_groups/a/tasks", str(resctrl.tasks.fork()))
+    resctrl.rmdir("mon_groups/a")
+    assert resctrl.model.rmid_counts() == "used=1 limbo=1 free=62\n"
+    resctrl.now += 10
+    assert resctrl.model.rmid_counts() == "used=1 limbo=0 free=63\n"
 
 
 def test_elsewhere_than_where_it_is_removed_it_waits_for_the_worker() -> None:
-    lab = Lab(kernel="6.1", domains=2)
-    lab.mkdir("mon_groups/a")
-    lab.rmdir("mon_groups/a")
-    assert lab.model.rmid_counts() == "used=1 limbo=1 free=62\n"
-    lab.now += 1
-    assert lab.model.rmid_counts() == "used=1 limbo=0 free=63\n"
+    resctrl = VirtualResctrl(kernel="6.1", domains=2)
+    resctrl.mkdir("mon_groups/a")
+    resctrl.rmdir("mon_groups/a")
+    assert resctrl.model.rmid_counts() == "used=1 limbo=1 free=62\n"
+    resctrl.now += 1
+    assert resctrl.model.rmid_counts() == "used=1 limbo=0 free=63\n"
 
 
 def test_newer_kernels_wait_always() -> None:
     for kernel in ("6.12", "newest"):
-        lab = Lab(kernel=kernel)
-        lab.mkdir("mon_groups/a")
-        lab.rmdir("mon_groups/a")
-        assert lab.model.rmid_counts() == "used=1 limbo=1 free=62\n"
+        resctrl = VirtualResctrl(kernel=kernel)
+        resctrl.mkdir("mon_groups/a")
+        resctrl.rmdir("mon_groups/a")
+        assert resctrl.model.rmid_counts() == "used=1 limbo=1 free=62\n"
 
 
-def test_its_files(lab: Lab) -> None:
-    assert "sparse_masks" not in lab.directory("info/L3").children
-    assert "mbm_assign_mode" not in lab.directory("info/L3_MON").children
+def test_its_files(resctrl: VirtualResctrl) -> None:
+    assert "sparse_masks" not in resctrl.directory("info/L3").children
+    assert "mbm_assign_mode" not in resctrl.directory("info/L3_MON").children
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def write(path: str, text: str) -> None:
 
 
 def as_nobody(where: str, action: Callable[[], object]) -> str:
-    """The outcome of ``action`` for a user without any power, with ``where`` as the working directory."""
+    """Return the outcome of ``action`` for a user without capabilities, with ``where`` as the working directory."""
     receiving, sending = os.pipe()
     if (pid := os.fork()) == 0:
         os.chdir(where)
@@ -252,7 +252,7 @@ def test_a_user_may_read_counters_and_change_nothing(sim: Mounted) -> None:
 # Real tasks
 
 
-def test_children_of_a_parent_that_lived_for_a_moment_follow_where_the_kernel_tells_of_forks(sim: Mounted) -> None:
+def test_children_of_a_short_lived_parent_inherit_its_group_if_the_kernel_reports_forks(sim: Mounted) -> None:
     sim.mkdir("mon_groups/a")
     script = "read go; (sleep 60 & echo $!); read go; (sleep 60 & echo $!)"
     pipe = subprocess.PIPE
@@ -272,12 +272,12 @@ def test_children_of_a_parent_that_lived_for_a_moment_follow_where_the_kernel_te
 
 
 def cpu_seconds(pid: int) -> Decimal:
-    """The CPU time of a process's first thread, to the nanosecond."""
+    """Return the CPU time of a process's first thread in nanoseconds."""
     return Decimal(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 10**9
 
 
 def total(sim: Mounted, group: str, resource: str, event: str) -> Decimal:
-    """The sum over both domains."""
+    """Return the sum over both domains."""
     domains = [os.path.join(group, "mon_data", f"mon_{resource}_{number:02d}") for number in (0, 1)]
     texts = [sim.read(os.path.join(domain, event)).strip() for domain in domains]
     return sum((Decimal(text) for text in texts if text != "Unavailable"), Decimal(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plain user's own simulation, as on a Debian whose /dev/fuse everybody may open."""
+"""A user without privileges runs a simulation if /dev/fuse is open to all users, as on Debian."""
 
 from __future__ import annotations
 

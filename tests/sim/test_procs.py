@@ -30,7 +30,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[ProcTable]:
 
 
 class Group:
-    """A group ``a`` on the host's tasks."""
+    """Return a model of the host's tasks with the group ``a``."""
 
     def __init__(self, table: ProcTable) -> None:
         self.model = Resctrl(profile_named("intel-rdt"), table)

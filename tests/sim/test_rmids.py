@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMIDs are given out first in, first out, and wait in limbo as long as they hold cache lines."""
+"""RMIDs are allocated first in, first out, and stay in limbo as long as they hold cache lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resctrlmond.sim.kernel.rmids import RmidPool
 
 
 class Cache:
-    """Occupancy that a test sets, by (rmid, domain)."""
+    """The occupancy of each (rmid, domain), which a test sets."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[int, int], int] = {}

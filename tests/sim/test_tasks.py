@@ -13,22 +13,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from resctrlmond.sim.kernel.commands import parse_int, task_tokens
 from resctrlmond.sim.kernel.cpusets import cpu_list, cpu_mask
 from resctrlmond.sim.kernel.tree import Caller
-from tests.sim.virtual import ROOT, Lab
+from tests.sim.virtual import ROOT, VirtualResctrl
 
 
-@pytest.fixture(params=["looking", "told"])
-def lab(request: pytest.FixtureRequest) -> Lab:
-    """Forks are found by polling, or reported by the kernel: most tests must not depend on it."""
-    made = Lab("intel-rdt", tells_forks=request.param == "told")
+@pytest.fixture(params=["polling", "reports"])
+def resctrl(request: pytest.FixtureRequest) -> VirtualResctrl:
+    """Return a model that polls for forks, and one whose kernel reports them: most tests must pass with both."""
+    made = VirtualResctrl("intel-rdt", reports_forks=request.param == "reports")
     made.mkdir("mon_groups/a")
     made.mkdir("mon_groups/b")
     return made
 
 
-def refusal(lab: Lab, path: str, text: str, caller: Caller = ROOT) -> tuple[str, str]:
+def refusal(resctrl: VirtualResctrl, path: str, text: str, caller: Caller = ROOT) -> tuple[str, str]:
     with pytest.raises(OSError) as caught:
-        lab.write(path, text, caller)
-    return errno.errorcode[caught.value.errno or 0], lab.status
+        resctrl.write(path, text, caller)
+    return errno.errorcode[caught.value.errno or 0], resctrl.status
 
 
 @pytest.mark.parametrize(
@@ -74,132 +74,134 @@ def test_task_lists_are_split_at_commas(text: str, tokens: list[str]) -> None:
     assert list(task_tokens(text)) == tokens
 
 
-def test_empty_write_only_clears_the_status(lab: Lab) -> None:
-    refusal(lab, "tasks", "abc")
-    lab.write("mon_groups/a/tasks", "")
-    assert lab.status == "ok\n"
+def test_empty_write_only_clears_the_status(resctrl: VirtualResctrl) -> None:
+    refusal(resctrl, "tasks", "abc")
+    resctrl.write("mon_groups/a/tasks", "")
+    assert resctrl.status == "ok\n"
 
 
-def test_writing_to_a_control_group_takes_a_task_out_of_its_monitoring_group(lab: Lab) -> None:
-    lab.mkdir("c1")
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    assert lab.model.task_groups(tid) == "res:/\nmon:a\n"
-    lab.write("c1/tasks", str(tid))
-    assert lab.model.task_groups(tid) == "res:c1\nmon:\n"
-    lab.write("tasks", str(tid))
-    assert lab.model.task_groups(tid) == "res:/\nmon:\n"
+def test_writing_to_a_control_group_takes_a_task_out_of_its_monitoring_group(resctrl: VirtualResctrl) -> None:
+    resctrl.mkdir("c1")
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    assert resctrl.model.task_groups(tid) == "res:/\nmon:a\n"
+    resctrl.write("c1/tasks", str(tid))
+    assert resctrl.model.task_groups(tid) == "res:c1\nmon:\n"
+    resctrl.write("tasks", str(tid))
+    assert resctrl.model.task_groups(tid) == "res:/\nmon:\n"
 
 
-def test_children_and_threads_made_later_follow_and_earlier_ones_do_not(lab: Lab) -> None:
-    parent = lab.tasks.fork()
-    earlier = lab.tasks.fork(parent)
-    lab.write("mon_groups/a/tasks", str(parent))
-    later = {lab.tasks.fork(parent), lab.tasks.fork(parent, thread=True)}
-    grandchild = lab.tasks.fork(max(later), thread=False)
-    assert lab.tids("mon_groups/a") == {parent, *later, grandchild}
-    assert earlier not in lab.tids("mon_groups/a")
+def test_children_and_threads_made_later_follow_and_earlier_ones_do_not(resctrl: VirtualResctrl) -> None:
+    parent = resctrl.tasks.fork()
+    earlier = resctrl.tasks.fork(parent)
+    resctrl.write("mon_groups/a/tasks", str(parent))
+    later = {resctrl.tasks.fork(parent), resctrl.tasks.fork(parent, thread=True)}
+    grandchild = resctrl.tasks.fork(max(later), thread=False)
+    assert resctrl.tids("mon_groups/a") == {parent, *later, grandchild}
+    assert earlier not in resctrl.tids("mon_groups/a")
 
 
-def test_a_child_of_a_process_with_threads_in_two_groups_follows_the_thread_that_forked_it(lab: Lab) -> None:
-    leader = lab.tasks.fork()
-    worker = lab.tasks.fork(leader, thread=True)
-    lab.write("mon_groups/a/tasks", str(leader))
-    lab.write("mon_groups/b/tasks", str(worker))
-    of_leader, of_worker = lab.tasks.fork(leader), lab.tasks.fork(worker)
-    assert lab.tids("mon_groups/a") == {leader, of_leader}
-    assert lab.tids("mon_groups/b") == {worker, of_worker}
+def test_a_child_of_a_process_with_threads_in_two_groups_follows_the_thread_that_forked_it(
+    resctrl: VirtualResctrl,
+) -> None:
+    leader = resctrl.tasks.fork()
+    worker = resctrl.tasks.fork(leader, thread=True)
+    resctrl.write("mon_groups/a/tasks", str(leader))
+    resctrl.write("mon_groups/b/tasks", str(worker))
+    of_leader, of_worker = resctrl.tasks.fork(leader), resctrl.tasks.fork(worker)
+    assert resctrl.tids("mon_groups/a") == {leader, of_leader}
+    assert resctrl.tids("mon_groups/b") == {worker, of_worker}
 
 
 def test_reported_forks_find_children_of_an_unseen_parent() -> None:
-    lab = Lab("intel-rdt", tells_forks=True)
-    lab.mkdir("mon_groups/a")
-    shell = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(shell))
-    middle = lab.tasks.fork(shell)
-    orphan = lab.tasks.fork(middle)
-    lab.tasks.exit(middle)
-    assert lab.tids("mon_groups/a") == {shell, orphan}
+    resctrl = VirtualResctrl("intel-rdt", reports_forks=True)
+    resctrl.mkdir("mon_groups/a")
+    shell = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(shell))
+    middle = resctrl.tasks.fork(shell)
+    orphan = resctrl.tasks.fork(middle)
+    resctrl.tasks.exit(middle)
+    assert resctrl.tids("mon_groups/a") == {shell, orphan}
 
 
 def test_reported_forks_find_the_last_children_of_an_ended_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lab = Lab("intel-rdt", tells_forks=True)
-    lab.mkdir("mon_groups/a")
-    shell = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(shell))
-    orphan = lab.tasks.fork(shell)
-    lab.tasks.exit(shell)
+    resctrl = VirtualResctrl("intel-rdt", reports_forks=True)
+    resctrl.mkdir("mon_groups/a")
+    shell = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(shell))
+    orphan = resctrl.tasks.fork(shell)
+    resctrl.tasks.exit(shell)
     # Forked and ended between the report of forks and the sample.
-    later = iter([[], lab.tasks.forks()])
-    monkeypatch.setattr(lab.tasks, "forks", lambda: next(later, []))
-    assert lab.tids("mon_groups/a") == {orphan}
+    later = iter([[], resctrl.tasks.forks()])
+    monkeypatch.setattr(resctrl.tasks, "forks", lambda: next(later, []))
+    assert resctrl.tids("mon_groups/a") == {orphan}
 
 
 def test_a_child_of_a_reused_number_does_not_follow_the_task_that_had_it_before() -> None:
-    lab = Lab("intel-rdt", tells_forks=True)
-    lab.mkdir("mon_groups/a")
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.tasks.exit(tid)
-    assert lab.tids("mon_groups/a") == set()
-    lab.tasks.fork(tid=tid)
-    child = lab.tasks.fork(tid)
-    assert lab.model.task_groups(child) == "res:/\nmon:\n"
+    resctrl = VirtualResctrl("intel-rdt", reports_forks=True)
+    resctrl.mkdir("mon_groups/a")
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    resctrl.tasks.exit(tid)
+    assert resctrl.tids("mon_groups/a") == set()
+    resctrl.tasks.fork(tid=tid)
+    child = resctrl.tasks.fork(tid)
+    assert resctrl.model.task_groups(child) == "res:/\nmon:\n"
 
 
 def test_an_orphan_of_a_removed_group_is_in_the_group_above() -> None:
-    lab = Lab("intel-rdt", tells_forks=True)
-    lab.mkdir("mon_groups/a")
-    shell = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(shell))
-    orphan = lab.tasks.fork(shell)
-    forks, lab.tasks.unread_forks = lab.tasks.unread_forks, []
-    lab.tasks.exit(shell)
-    lab.rmdir("mon_groups/a")
-    lab.tasks.unread_forks = forks
-    assert lab.model.task_groups(orphan) == "res:/\nmon:\n"
+    resctrl = VirtualResctrl("intel-rdt", reports_forks=True)
+    resctrl.mkdir("mon_groups/a")
+    shell = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(shell))
+    orphan = resctrl.tasks.fork(shell)
+    forks, resctrl.tasks.unread_forks = resctrl.tasks.unread_forks, []
+    resctrl.tasks.exit(shell)
+    resctrl.rmdir("mon_groups/a")
+    resctrl.tasks.unread_forks = forks
+    assert resctrl.model.task_groups(orphan) == "res:/\nmon:\n"
 
 
-def test_a_reused_number_is_another_task(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.tasks.exit(tid)
-    lab.tasks.fork(1, tid=tid)
-    assert lab.model.task_groups(tid) == "res:/\nmon:\n"
-    assert lab.tids("mon_groups/a") == set()
+def test_a_reused_number_is_another_task(resctrl: VirtualResctrl) -> None:
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    resctrl.tasks.exit(tid)
+    resctrl.tasks.fork(1, tid=tid)
+    assert resctrl.model.task_groups(tid) == "res:/\nmon:\n"
+    assert resctrl.tids("mon_groups/a") == set()
 
 
-def test_a_reused_number_can_be_put_into_the_group_that_it_had_before(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.tasks.exit(tid)
-    lab.tasks.fork(1, tid=tid)
-    lab.write("mon_groups/a/tasks", str(tid))
-    assert lab.tids("mon_groups/a") == {tid}
+def test_a_reused_number_can_be_put_into_the_group_that_it_had_before(resctrl: VirtualResctrl) -> None:
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    resctrl.tasks.exit(tid)
+    resctrl.tasks.fork(1, tid=tid)
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    assert resctrl.tids("mon_groups/a") == {tid}
 
 
-def test_there_is_no_group_of_a_task_that_is_gone(lab: Lab) -> None:
-    tid = lab.tasks.fork()
-    lab.write("mon_groups/a/tasks", str(tid))
-    lab.tasks.exit(tid)
-    assert lab.model.task_groups(tid) is None
-    assert lab.read("mon_groups/a/tasks") == ""
+def test_there_is_no_group_of_a_task_that_is_gone(resctrl: VirtualResctrl) -> None:
+    tid = resctrl.tasks.fork()
+    resctrl.write("mon_groups/a/tasks", str(tid))
+    resctrl.tasks.exit(tid)
+    assert resctrl.model.task_groups(tid) is None
+    assert resctrl.read("mon_groups/a/tasks") == ""
 
 
 @settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("0123456789,x- \n\0abcdef+"), max_size=40) | st.text(max_size=40))
 def test_any_text_is_a_list_or_an_error_with_words(text: str) -> None:
-    lab = Lab("intel-rdt")
-    lab.mkdir("mon_groups/a")
+    resctrl = VirtualResctrl("intel-rdt")
+    resctrl.mkdir("mon_groups/a")
     try:
-        lab.write("mon_groups/a/tasks", text)
+        resctrl.write("mon_groups/a/tasks", text)
     except OSError as failure:
         assert failure.errno in (errno.EINVAL, errno.ESRCH)
-        assert lab.status != "ok\n"
+        assert resctrl.status != "ok\n"
     else:
-        assert lab.status == "ok\n"
+        assert resctrl.status == "ok\n"
 
 
 @pytest.mark.parametrize(
@@ -220,20 +222,22 @@ def test_cpu_masks_and_lists(cpus: list[int], total: int, mask: str, listed: str
 class AnyOrder(RuleBasedStateMachine):
     """The invariants hold after any sequence of operations."""
 
-    tells_forks = False
+    reports_forks = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.lab = Lab("intel-rdt", rmids=5, tells_forks=self.tells_forks)
+        self.resctrl = VirtualResctrl("intel-rdt", rmids=5, reports_forks=self.reports_forks)
         self.traffic: dict[int, int] = {}
 
     def groups(self) -> list[str]:
-        classes = ["", *(f"c{n}/" for n in range(3) if f"c{n}" in self.lab.model.root.children)]
-        return [f"{c}mon_groups/{name}" for c in classes for name in self.lab.directory(f"{c}mon_groups").children]
+        classes = ["", *(f"c{n}/" for n in range(3) if f"c{n}" in self.resctrl.model.root.children)]
+        return [
+            f"{c}mon_groups/{name}" for c in classes for name in self.resctrl.directory(f"{c}mon_groups").children
+        ]
 
     def attempt(self, what: str, *arguments: str) -> None:
         try:
-            getattr(self.lab, what)(*arguments)
+            getattr(self.resctrl, what)(*arguments)
         except OSError as failure:
             assert failure.errno in (
                 errno.EBUSY,
@@ -261,55 +265,55 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(path=places, data=st.data())
     def join(self, path: str, data: st.DataObject) -> None:
-        tid = data.draw(st.sampled_from(sorted(self.lab.tasks.tasks)))
+        tid = data.draw(st.sampled_from(sorted(self.resctrl.tasks.tasks)))
         self.attempt("write", path + "/tasks", str(tid))
 
     @rule(data=st.data(), thread=st.booleans())
     def fork(self, data: st.DataObject, thread: bool) -> None:
-        self.lab.tasks.fork(data.draw(st.sampled_from(sorted(self.lab.tasks.tasks))), thread=thread)
+        self.resctrl.tasks.fork(data.draw(st.sampled_from(sorted(self.resctrl.tasks.tasks))), thread=thread)
 
-    @precondition(lambda self: len(self.lab.tasks.tasks) > 1)
+    @precondition(lambda self: len(self.resctrl.tasks.tasks) > 1)
     @rule(data=st.data())
     def burn_and_exit(self, data: st.DataObject) -> None:
-        tid = data.draw(st.sampled_from(sorted(self.lab.tasks.tasks)[1:]))
-        self.lab.run(tid, 0.5)
-        self.lab.poll()
-        if not any(task.tgid == tid != task.tid for task in self.lab.tasks.tasks.values()):
-            self.lab.tasks.exit(tid)
+        tid = data.draw(st.sampled_from(sorted(self.resctrl.tasks.tasks)[1:]))
+        self.resctrl.run(tid, 0.5)
+        self.resctrl.poll()
+        if not any(task.tgid == tid != task.tid for task in self.resctrl.tasks.tasks.values()):
+            self.resctrl.tasks.exit(tid)
 
     @rule(seconds=st.floats(0, 3))
     def wait(self, seconds: float) -> None:
-        self.lab.now += seconds
+        self.resctrl.now += seconds
 
     @invariant()
     def used_limbo_and_free_are_all_rmids(self) -> None:
-        used, limbo, free = self.lab.model.rmids.counts(self.lab.now)
-        classes = [name for name in self.lab.model.root.children if name in ("c0", "c1", "c2")]
+        used, limbo, free = self.resctrl.model.rmids.counts(self.resctrl.now)
+        classes = [name for name in self.resctrl.model.root.children if name in ("c0", "c1", "c2")]
         assert used == 1 + len(self.groups()) + len(classes)
         assert used + limbo + free == 5
 
     @invariant()
     def every_task_is_in_one_class_and_at_most_one_group(self) -> None:
-        classes = ["", *(f"{n}" for n in ("c0", "c1", "c2") if n in self.lab.model.root.children)]
-        listed = [tid for name in classes for tid in self.lab.tids(name)]
-        assert sorted(listed) == sorted(self.lab.tasks.tasks)
-        grouped = [tid for group in self.groups() for tid in self.lab.tids(group)]
+        classes = ["", *(f"{n}" for n in ("c0", "c1", "c2") if n in self.resctrl.model.root.children)]
+        listed = [tid for name in classes for tid in self.resctrl.tids(name)]
+        assert sorted(listed) == sorted(self.resctrl.tasks.tasks)
+        grouped = [tid for group in self.groups() for tid in self.resctrl.tids(group)]
         assert len(grouped) == len(set(grouped))
 
     @invariant()
     def traffic_of_a_group_never_falls(self) -> None:
         now = {}
         for path in self.groups():
-            counter = self.lab.file(path + "/mon_data/mon_L3_00/mbm_total_bytes")
+            counter = self.resctrl.file(path + "/mon_data/mon_L3_00/mbm_total_bytes")
             now[counter.inode] = int(counter.show())
             assert now[counter.inode] >= self.traffic.get(counter.inode, 0)
         self.traffic = now
 
 
 class AnyOrderTold(AnyOrder):
-    """The same if the kernel reports forks."""
+    """The invariants hold after any sequence of operations if the kernel reports forks."""
 
-    tells_forks = True
+    reports_forks = True
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -318,10 +322,10 @@ TestAnyOrder.settings = TestAnyOrderTold.settings = settings(deadline=None, max_
 
 
 def test_forks_and_exits_are_read_while_no_task_is_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the kernel's queues fill up while a simulation is idle, and it is inexact from then on."""
-    lab = Lab(tells_forks=True)
+    """A full queue of the kernel, while the simulation is idle, would make it inexact."""
+    resctrl = VirtualResctrl(reports_forks=True)
     read: list[str] = []
-    monkeypatch.setattr(lab.tasks, "forks", lambda: read.append("forks") or [])
-    monkeypatch.setattr(lab.tasks, "exits", lambda: read.append("exits") or [])
-    lab.poll()
+    monkeypatch.setattr(resctrl.tasks, "forks", lambda: read.append("forks") or [])
+    monkeypatch.setattr(resctrl.tasks, "exits", lambda: read.append("exits") or [])
+    resctrl.poll()
     assert sorted(read) == ["exits", "forks"]

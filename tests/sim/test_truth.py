@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The truth agrees with the counters and with the CPUs, whatever happens in whatever order."""
+"""The true use agrees with the counters and the CPUs after any sequence of events."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from resctrlmond.sim.host.virtual import VirtualTasks
 from resctrlmond.sim.kernel import truth as ledger
-from tests.sim.virtual import Lab
+from tests.sim.virtual import VirtualResctrl
 
 PLACES = st.sampled_from(["", "mon_groups/a", "mon_groups/b", "c", "c/mon_groups/k"])
 
 
 class Conserved(RuleBasedStateMachine):
-    """Two packages with two CPUs each; every nanosecond that a task used belongs to exactly one RMID."""
+    """Each nanosecond of CPU time belongs to exactly one RMID, on two packages with two CPUs each."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lab = Lab("intel-aet", rmids=6, tells_forks=True, cpus=4)
+        self.resctrl = VirtualResctrl("intel-aet", rmids=6, reports_forks=True, cpus=4)
         self.used: collections.Counter[int] = collections.Counter()  # by thread number, none used twice
 
     @property
     def tasks(self) -> VirtualTasks:
-        return self.lab.tasks
+        return self.resctrl.tasks
 
     def attempt(self, what: str, *arguments: str) -> None:
         try:
-            getattr(self.lab, what)(*arguments)
+            getattr(self.resctrl, what)(*arguments)
         except OSError as failure:
             assert failure.errno in (errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.ENOENT, errno.ENOSPC, errno.EPERM)
 
@@ -55,12 +55,12 @@ class Conserved(RuleBasedStateMachine):
     @rule(data=st.data(), ns=st.integers(1, 10**10), cpu=st.integers(0, 3), looked=st.booleans())
     def run(self, data: st.DataObject, ns: int, cpu: int, looked: bool) -> None:
         tid = data.draw(st.sampled_from(sorted(self.tasks.tasks)))
-        self.lab.model.accounting.look()
+        self.resctrl.model.accounting.look()
         self.tasks.run(tid, ns, cpu)
         self.used[tid] += ns
-        self.lab.model.accounting.charge_default(tid, cpu, ns)
+        self.resctrl.model.accounting.charge_default(tid, cpu, ns)
         if looked:
-            self.lab.model.accounting.look()
+            self.resctrl.model.accounting.look()
 
     @rule(data=st.data())
     def exit(self, data: st.DataObject) -> None:
@@ -74,12 +74,12 @@ class Conserved(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 3))
     def wait(self, seconds: float) -> None:
-        self.lab.now += seconds
+        self.resctrl.now += seconds
 
     @invariant()
     def all_rmids_together_used_what_the_cpus_did(self) -> None:
         by_node = collections.Counter[int]()
-        for rmid in self.lab.model.truth().rmids:
+        for rmid in self.resctrl.model.truth().rmids:
             for row in rmid.total:
                 by_node[row.node] += row.cpu_ns
         host = self.tasks.host_cpu_ns()
@@ -87,7 +87,7 @@ class Conserved(RuleBasedStateMachine):
 
     @invariant()
     def tasks_were_charged_as_their_rmids_were(self) -> None:
-        truth = self.lab.model.truth()
+        truth = self.resctrl.model.truth()
         charged = collections.Counter[tuple[int, int]]()
         for task in truth.tasks:
             charged.update({(row.rmid, row.node): row.cpu_ns for row in task.used if row.rmid})
@@ -97,11 +97,11 @@ class Conserved(RuleBasedStateMachine):
 
     @invariant()
     def a_groups_traffic_is_the_truth_rounded_down(self) -> None:
-        for told in self.lab.model.truth().rmids:
+        for told in self.resctrl.model.truth().rmids:
             if told.group and told.group.startswith("mon_groups/"):
                 of_node = {row.node: row.bytes for row in told.since_mkdir}
                 for node in (0, 1):
-                    text = self.lab.file(f"{told.group}/mon_data/mon_L3_{node:02d}/mbm_total_bytes").show()
+                    text = self.resctrl.file(f"{told.group}/mon_data/mon_L3_{node:02d}/mbm_total_bytes").show()
                     assert 0 <= of_node.get(node, 0) - int(text) < 65536
 
 
@@ -111,17 +111,17 @@ TestConserved.settings = settings(deadline=None, max_examples=40, stateful_step_
 
 def test_tasks_that_ended_are_forgotten_first_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_TASKS", 3)
-    lab = Lab("intel-aet", tells_forks=True)
-    lab.mkdir("mon_groups/a")
-    tids = [lab.tasks.fork() for _ in range(4)]
+    resctrl = VirtualResctrl("intel-aet", reports_forks=True)
+    resctrl.mkdir("mon_groups/a")
+    tids = [resctrl.tasks.fork() for _ in range(4)]
     for number, tid in enumerate(tids):
-        lab.write("mon_groups/a/tasks", str(tid))
-        lab.run(tid, 1.0)
-        lab.model.accounting.look()
+        resctrl.write("mon_groups/a/tasks", str(tid))
+        resctrl.run(tid, 1.0)
+        resctrl.model.accounting.look()
         if number == 1:
-            lab.tasks.exit(tid)
-            lab.model.accounting.look()
-            lab.model.accounting.look()
-    truth = lab.model.truth()
+            resctrl.tasks.exit(tid)
+            resctrl.model.accounting.look()
+            resctrl.model.accounting.look()
+    truth = resctrl.model.truth()
     assert [task.tid for task in truth.tasks] == [tids[0], tids[2], tids[3]]
     assert truth.left_off == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model on virtual tasks and a clock that a test drives, exact and repeatable."""
+"""The simulator's model on virtual tasks and a virtual clock, so that tests are exact and repeatable."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NS = 10**9
 ROOT = Caller(0, 0, 1)
 
 
-class Lab:
-    """A model on virtual tasks and a virtual clock, spoken to by paths."""
+class VirtualResctrl:
+    """The model of a resctrl filesystem on virtual tasks and a virtual clock. Methods take paths."""
 
     def __init__(
         self,
@@ -25,18 +25,18 @@ class Lab:
         rmids: int | None = None,
         residue: int | None = None,
         *,
-        tells_forks: bool = False,
+        reports_forks: bool = False,
         cpus: int = 2,
         **numbers: Any,
     ) -> None:
-        self.tasks = VirtualTasks(cpus, tells_forks=tells_forks)
+        self.tasks = VirtualTasks(cpus, reports_forks=reports_forks)
         self.now = 1000.0
         self.wall_ns = 1_700_000_000 * NS
         clock = Clock(lambda: self.now, lambda: self.wall_ns)
         self.model = Resctrl(profile_named(profile, rmids=rmids, **numbers), self.tasks, clock, residue)
 
     def run(self, tid: int, seconds: float, cpu: int = 0) -> None:
-        """The task uses that much CPU time, now."""
+        """Use CPU time in a task."""
         self.tasks.run(tid, int(seconds * NS), cpu)
 
     def node(self, path: str) -> Node:
@@ -67,7 +67,7 @@ class Lab:
         self.model.rename(self.node(old), self.directory(above), name)
 
     def read(self, path: str) -> str:
-        # Past the lag that counters may have.
+        # More than the time by which counters may lag.
         self.now += 0.01
         return self.file(path).show()
 

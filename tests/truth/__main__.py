@@ -17,7 +17,7 @@ from tests.truth.run import NAMES, Part, end_orderly, run
 # A machine for each so many: the simulator remembers every task that it ever had.
 PART = 250
 # One in so many parts is played through the daemon's socket.
-BY_DOOR = 10
+BY_DAEMON = 10
 
 LEGEND = """
 resctrlmond: its files, Release and Read, which must say the same. The others are not these programs but small models
@@ -29,23 +29,25 @@ former owners of the RMID left in its register.
 
 
 def main() -> int:
-    """Returns 0 if every promise was kept, 1 after naming those that were not."""
+    """Compare all reports with the actual use. Print the broken promises, and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="tests.truth", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="another one, another churn (default: %(default)s)")
-    parser.add_argument("--workloads", type=int, default=10_000, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--by-door", action="store_true", help="all of them through the daemon's socket")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the workloads (default: %(default)s)")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="so many machines at a time"
+        "--workloads", type=int, default=10_000, metavar="N", help="the number of workloads (default: %(default)s)"
+    )
+    parser.add_argument("--by-daemon", action="store_true", help="run all workloads through the daemon's socket")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="the number of parallel machines"
     )
     parser.add_argument(
         "--machines",
         nargs="*",
         default=list(PROFILES),
         choices=PROFILES,
-        help="play the cases of single workloads on these (default: all; none: only the churn)",
+        help="the machines for the cases of single workloads (default: all; none: only the short workloads)",
     )
     options = parser.parse_args()
-    parts = list(_parts(options.seed, options.workloads, options.by_door))
+    parts = list(_parts(options.seed, options.workloads, options.by_daemon))
     started = time.monotonic()
     tallies = [Tally(name) for name in NAMES]
     with multiprocessing.get_context("spawn").Pool(options.jobs, end_orderly, maxtasksperchild=1) as pool:
@@ -76,13 +78,13 @@ def main() -> int:
     return 1 if ours.violations or any(report.wrong for report in reports) else 0
 
 
-def _parts(seed: int, workloads: int, by_door: bool) -> list[Part]:
-    """A churn that fits into one machine is played with its own seed, so that a part can be played again."""
+def _parts(seed: int, workloads: int, by_daemon: bool) -> list[Part]:
+    """Divide the workloads into parts of one machine each. Each part has a seed of its own, to repeat it."""
     if workloads <= PART:
-        return [Part(seed, workloads, by_door)]
+        return [Part(seed, workloads, by_daemon)]
     counts = [min(PART, workloads - start) for start in range(0, workloads, PART)]
     return [
-        Part(seed * 1000 + number, count, by_door or number % BY_DOOR == BY_DOOR - 1)
+        Part(seed * 1000 + number, count, by_daemon or number % BY_DAEMON == BY_DAEMON - 1)
         for number, count in enumerate(counts)
     ]
 

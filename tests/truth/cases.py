@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single workloads on every simulated machine, each with one difficulty: no figure that is wrong is called exact.
+"""Run single workloads with one difficulty each on each simulated machine: no wrong figure may be exact.
 
 A counter has no number at the beginning, at the end, at both, or in between; the hardware takes counters away; a task
 is taken over; a process is assigned late, with a child or without; one run is inside another; tasks stay outside.
@@ -58,7 +58,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
     def add(self, case: str, totals: Iterable[Total], used: Use) -> None:
-        """Compare what was reported of a workload with what its tasks used."""
+        """Compare the report of a workload with the use of its tasks."""
         self.cases += 1
         truth = {ENERGY: used.joules, TRAFFIC: Decimal(used.bytes)}
         for total in totals:
@@ -73,7 +73,7 @@ class Report:
 
 
 class Machine:
-    """One simulated machine with a manager, and the cases that are played on it."""
+    """A simulated machine with a manager, and the cases that run on it."""
 
     def __init__(self, mountpoint: str, run: str, profile: str) -> None:
         self.host = Host(mountpoint, run)
@@ -99,13 +99,13 @@ class Machine:
     # -- tasks
 
     def start(self, by: int = 0) -> int:
-        """A process outside, or one that task ``by`` forks."""
+        """Start a process outside all groups, or fork one from task ``by``."""
         self._processes.append(subprocess.Popen(["sleep", "600"], text=True))
         pid = self._processes[-1].pid
         return self.control.fork(by, tid=pid) if by else self.control.spawn(tid=pid)
 
     def start_with_child(self) -> tuple[int, int]:
-        """A process outside, and its child."""
+        """Start a process and its child outside all groups."""
         process = subprocess.Popen(_WITH_CHILD, stdout=subprocess.PIPE, text=True)
         self._processes.append(process)
         assert process.stdout
@@ -115,7 +115,7 @@ class Machine:
         return first, self.control.fork(first, tid=child)
 
     def start_with_thread(self) -> tuple[int, int]:
-        """A process outside, and its second thread."""
+        """Start a process with a second thread outside all groups."""
         process = subprocess.Popen([sys.executable, "-c", _WITH_THREAD], stdout=subprocess.PIPE, text=True)
         self._processes.append(process)
         assert process.stdout
@@ -133,7 +133,7 @@ class Machine:
         return sum((Use(Decimal(row.picojoules) / _PICO, row.bytes) for row in rows), start=Use())
 
     def crowd(self) -> None:
-        """Others become active, so that hardware that tracks a few RMIDs takes counters away."""
+        """Let other workloads become active, so that hardware that tracks few RMIDs reassigns its counters."""
         if self.profile.mbm_tracked is None:
             return
         while len(self._crowd) <= self.profile.mbm_tracked:
@@ -149,7 +149,7 @@ class Machine:
         self.host.manager.assign(Assignment(key=key, owner=OWNER, pid=pid, late=late, take_over=take_over))
 
     def end(self, case: str, key: str, *tids: int) -> None:
-        """Release the workload, whose tasks were these."""
+        """Release the workload of these tasks."""
         # The cores have pushed their counts by then.
         self.control.advance(1.0)
         self.report.add(case, self.host.manager.release(key, owner=OWNER).totals, self.used(*tids))
@@ -178,7 +178,7 @@ class Machine:
             yield lambda word=word, time=time, event=event, is_read=is_read: self.word(word, time, event, is_read)  # type: ignore[misc]
 
     def word(self, word: str, time: str, event: str, is_read: bool) -> None:
-        """The counter reads a word at that time. ``is_read``: a checkpoint has read a number in between."""
+        """A counter has a word for its value. ``is_read``: a checkpoint has read a number before."""
         key, pid = next(self._keys), self.start()
         fault = Fault(group=f"mon_groups/{key}", event=event, answer=word)
         self.control.set_faults(*[fault] if time in ("begin", "both") else [])
@@ -197,7 +197,7 @@ class Machine:
         self.end(f"{event} reads {word} ({time}, {'' if is_read else 'never '}read before)", key, pid)
 
     def crowded(self) -> None:
-        """Every reading is a number, and the hardware may have reset the counter in between."""
+        """All readings are numbers, and the hardware may have reset the counter between them."""
         key, pid = next(self._keys), self.start()
         self.assign(key, pid)
         self.run(pid)
@@ -209,7 +209,7 @@ class Machine:
         self.end("crowded", key, pid)
 
     def take_over(self) -> None:
-        """Another workload takes the task, and both end at once."""
+        """Another workload takes over the task, and both end immediately."""
         first, second, pid = next(self._keys), next(self._keys), self.start()
         self.assign(first, pid)
         self.run(pid)
@@ -219,7 +219,7 @@ class Machine:
         self.end("taken over by", second, pid)
 
     def nested(self) -> None:
-        """A run inside another one takes its first task out of the outer one, which ends at once."""
+        """A nested run takes its first task from the outer one, which ends immediately."""
         outer, inner, pid = next(self._keys), next(self._keys), self.start()
         self.assign(outer, pid)
         self.run(pid)
@@ -231,7 +231,7 @@ class Machine:
         self.end("outer run", outer, pid, child)
 
     def late(self) -> None:
-        """The process has run before, and nobody says so."""
+        """A process has used the CPU before its Assign, which does not say "late"."""
         key, pid = next(self._keys), self.start()
         self.run(pid)
         self.assign(key, pid, late=None)
@@ -239,7 +239,7 @@ class Machine:
         self.end("late", key, pid)
 
     def late_with_child(self) -> None:
-        """And has a child that stays outside."""
+        """The process also has a child that stays outside."""
         key, (pid, child) = next(self._keys), self.start_with_child()
         self.run(pid, child)
         self.assign(key, pid, late=None)
@@ -247,7 +247,7 @@ class Machine:
         self.end("late with a child", key, pid, child)
 
     def left_outside(self) -> None:
-        """A thread is in a class where there is no RMID for a group: the reply says that it stayed outside."""
+        """A thread is in a class without a free RMID: the reply reports that it is outside."""
         if not self.profile.can_allocate:
             return
         mountpoint = self.host.mountpoint
@@ -282,7 +282,7 @@ class Machine:
 
 
 def play(profile: str) -> Report:
-    """All cases on a machine of that profile."""
+    """Run all cases on a machine of a profile."""
     with (
         mounted(profile, 16, residue=7) as (simulation, top),
         contextlib.closing(Machine(simulation.mountpoint, os.path.join(top, "run"), profile)) as played,
@@ -291,7 +291,7 @@ def play(profile: str) -> Report:
 
 
 def table(reports: Iterable[Report]) -> str:
-    """A line for each machine."""
+    """Return a table with a line for each machine."""
     rows = [("machine", "workloads", "exact", "marked", "exact and wrong")]
     rows += [(one.profile, str(one.cases), str(one.exact), str(one.marked), str(len(one.wrong))) for one in reports]
     return "\n".join(f"{name:<16}" + "".join(f"{cell:>17}" for cell in cells) for name, *cells in rows)

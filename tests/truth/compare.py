@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare reported figures with the true use: exact figures, exact rules, one table."""
+"""Compare reported figures with the actual use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PIECE = Use(Decimal(PIECE_NS) * Decimal("2.5e-9"), PIECE_NS * GIB // 10**9)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One event of one workload: ``said`` is None where no figure was given, ``mark`` "" where none was."""
+    """One event of one workload: ``reported`` is None without a figure, and ``mark`` is "" without one."""
 
     event: str
-    said: Decimal | None
+    reported: Decimal | None
     used: Decimal
     counted: Decimal
     risked: Decimal
@@ -28,11 +28,11 @@ class Figure:
 
     @property
     def lost(self) -> Decimal:
-        return max(Decimal(0), self.used - (self.said or 0))
+        return max(Decimal(0), self.used - (self.reported or 0))
 
     @property
     def twice(self) -> Decimal:
-        return max(Decimal(0), (self.said or 0) - self.used)
+        return max(Decimal(0), (self.reported or 0) - self.used)
 
     @property
     def is_marked(self) -> bool:
@@ -40,14 +40,14 @@ class Figure:
 
 
 def figures(life: Life) -> list[Figure]:
-    """Energy and traffic of a life that is over, in joules and bytes."""
-    said = life.reported
-    assert said is not None
-    marks = said.marks
+    """Return the figures of energy (joules) and traffic (bytes) of an ended workload."""
+    reported = life.reported
+    assert reported is not None
+    marks = reported.marks
     risked = _PIECE.joules * life.pieces_risked, Decimal(_PIECE.bytes * life.pieces_risked)
-    traffic = None if said.bytes is None else Decimal(said.bytes)
+    traffic = None if reported.bytes is None else Decimal(reported.bytes)
     return [
-        Figure(ENERGY, said.joules, life.used.joules, life.counted.joules, risked[0], marks.get(ENERGY, "")),
+        Figure(ENERGY, reported.joules, life.used.joules, life.counted.joules, risked[0], marks.get(ENERGY, "")),
         Figure(
             TRAFFIC, traffic, Decimal(life.used.bytes), Decimal(life.counted.bytes), risked[1], marks.get(TRAFFIC, "")
         ),
@@ -73,7 +73,7 @@ class Tally:
     violations: list[str] = field(default_factory=list)
 
     def merge(self, other: Tally) -> None:
-        """Count what another machine's agent of that name did, too."""
+        """Add the results of the same agent on another machine."""
         for name in ("workloads", "exact", "marked", "needlessly", "wrong", "kills", "restarts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, others in ((self.lost, other.lost), (self.twice, other.twice)):
@@ -85,16 +85,16 @@ class Tally:
         self.violations += other.violations
 
     def add(self, life: Life, *, judged: bool = True) -> None:
-        """Count a life that is over; ``judged``: its agent has promised something."""
+        """Count an ended workload. ``judged``: the promises apply to its agent."""
         self.workloads += 1
         self.used += life.used
         of = figures(life)
-        is_right = all(figure.said == figure.used for figure in of)
+        is_right = all(figure.reported == figure.used for figure in of)
         is_marked = any(figure.is_marked for figure in of)
         self.exact += is_right and not is_marked
         self.marked += is_marked
         self.needlessly += is_right and is_marked
-        self.wrong += any(figure.said != figure.used and not figure.is_marked for figure in of)
+        self.wrong += any(figure.reported != figure.used and not figure.is_marked for figure in of)
         for figure in of:
             name = figure.event, figure.is_marked
             self.lost[name] = self.lost.get(name, Decimal(0)) + figure.lost
@@ -105,36 +105,37 @@ class Tally:
             )
             self.marks[worst] = self.marks.get(worst, 0) + 1
         if judged:
-            told = f"workload {life.of.number} ({life.of.key[:12]}, {life.reported})"
-            self.violations += [f"{told}: {why}" for figure in of for why in broken(life, figure)]
-            self.violations += [f"{told}: {why}" for why in life.problems]
+            workload = f"workload {life.of.number} ({life.of.key[:12]}, {life.reported})"
+            self.violations += [f"{workload}: {why}" for figure in of for why in broken(life, figure)]
+            self.violations += [f"{workload}: {why}" for why in life.problems]
 
 
 def broken(life: Life, figure: Figure) -> list[str]:
-    """The promises that this figure breaks."""
+    """Return the promises that a figure breaks."""
     assert life.reported is not None
     found = []
     if figure.mark == "":
         found.append("is given without a word on how far it can be trusted")
-    if figure.mark == EXACT and figure.said != figure.used:
+    if figure.mark == EXACT and figure.reported != figure.used:
         found.append("is called exact and is not")
     if figure.twice:
         found.append("is more than was used")
-    if figure.mark == LATE and figure.said != figure.counted:
+    if figure.mark == LATE and figure.reported != figure.counted:
         found.append("is not what its tasks used in the group")
-    if figure.said is not None and figure.used >= figure.said > figure.counted:
+    if figure.reported is not None and figure.used >= figure.reported > figure.counted:
         found.append("is more than was used in groups of its own")
     # If somebody removed the group, at most the use since the last checkpoint is unknown.
     was_removed = life.pieces_at_removal >= 0 and figure.event == ENERGY and not has(life, What.MISREAD)
-    if was_removed and figure.said is not None and figure.counted - figure.said > figure.risked:
+    if was_removed and figure.reported is not None and figure.counted - figure.reported > figure.risked:
         found.append(f"is short of more than was used since the last checkpoint ({figure.risked})")
     return [
-        f"{figure.event} {why}: said {figure.said}, used {figure.used}, in groups {figure.counted}" for why in found
+        f"{figure.event} {why}: reported {figure.reported}, used {figure.used}, in groups {figure.counted}"
+        for why in found
     ]
 
 
 def has(life: Life, what: What) -> bool:
-    """Whether that happened to it."""
+    """Return whether an event of this kind happened to the workload."""
     return any(event.what is what for events in life.of.events.values() for event in events)
 
 
@@ -143,7 +144,7 @@ def _gib(number: Decimal) -> str:
 
 
 def table(tallies: list[Tally]) -> str:
-    """All tallies side by side, one figure a line."""
+    """Return a table of all tallies, with one figure on each line."""
     rows: list[tuple[str, list[str]]] = [
         ("workloads", [str(one.workloads) for one in tallies]),
         ("exact, to the last digit", [str(one.exact) for one in tallies]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes that do nothing: what the simulation's virtual tasks are to /proc, pidfds and control groups."""
+"""Run idle real processes, which represent the virtual tasks of the simulation in /proc and in control groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 
 class Crew:
-    """Makes and ends processes, and control groups for them; a context manager that leaves none of either."""
+    """Starts and ends processes, and control groups for them; a context manager that removes all of them."""
 
     def __init__(self) -> None:
         self._pidfds: dict[int, int] = {}
@@ -73,7 +73,7 @@ class Crew:
         remove_cgroup(self.cgroup)
 
     def start(self, threads: int = 0, cgroup: str = "") -> list[int]:
-        """A new process in the control group: its number, and those of its further threads."""
+        """Start a process in the control group. Return its pid and the ids of its further threads."""
         assert self._zygote.stdin
         assert self._zygote.stdout
         self._zygote.stdin.write(f"{threads} {cgroup}\n")
@@ -83,13 +83,13 @@ class Crew:
         return tids
 
     def make_cgroup(self, name: str) -> str:
-        """A control group, empty."""
+        """Create an empty control group."""
         path = os.path.join(self.cgroup, name)
         os.mkdir(path)
         return path
 
     def end(self, pid: int) -> None:
-        """The process ends; when this returns it has."""
+        """End a process, and wait for its end."""
         pidfd = self._pidfds.pop(pid)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -100,7 +100,7 @@ class Crew:
 
 
 def remove_cgroup(path: str) -> None:
-    """Remove a control group whose processes are on their way out."""
+    """Remove a control group whose processes are exiting."""
     deadline = time.monotonic() + 10
     while Path(path, "cgroup.events").exists():
         try:

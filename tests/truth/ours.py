@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our manager as an agent of the churn: restarted at random, and killed at random steps of its verbs."""
+"""The manager as the agent of the simulated workloads: with restarts, and kills at random steps of its verbs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_CHANGES = 60
 
 
 class Trap:
-    """Kills the process that set it just before the change with that number."""
+    """Kills its process immediately before the change with a given number."""
 
     def __init__(self) -> None:
         self._left = -1
@@ -56,8 +56,8 @@ class Trap:
             os.kill(os.getpid(), signal.SIGKILL)
         self._left -= 1
 
-    def springs(self, change: int, action: Callable[[], object]) -> bool:
-        """Do it in a process of its own, which has the trap; whether it was killed."""
+    def kills(self, change: int, action: Callable[[], object]) -> bool:
+        """Run a function in a process of its own, which has the trap. Return whether the process was killed."""
         child = os.fork()
         if child == 0:
             code = 1
@@ -78,7 +78,7 @@ _TRAP = Trap()
 
 
 class Ours:
-    """The manager in this process. ``restarts`` and ``kills`` count; both happen to that part of the verbs."""
+    """The manager in this process. ``restarts`` and ``kills`` count; the parameters are their shares of the verbs."""
 
     def __init__(
         self, simulation: Simulation, run: str, seed: int, restarts: float = 0.01, kills: float = 0.02
@@ -88,7 +88,7 @@ class Ours:
         self.host = Host(simulation.mountpoint, run)
         self._lives: dict[str, Life] = {}
         self.restarts = self.kills = 0
-        self._untold: set[str] = set()
+        self._unreported: set[str] = set()
         # The start of the run that was reported last under a key: a later run that was not reported is another one.
         self._reported: dict[str, str] = {}
         self._is_down = False
@@ -106,11 +106,11 @@ class Ours:
         return verb()
 
     def _is_killed_in(self, verb: Callable[[], object]) -> bool:
-        """Whether the daemon died on the way, or just after, before it could answer: it is down then."""
+        """Run a verb. Return whether the daemon was killed in it, or after it and before its reply."""
         if self._chance.random() >= self._kill:
             return False
         self._start()
-        self.kills += _TRAP.springs(self._chance.randrange(_MOST_CHANGES), verb)
+        self.kills += _TRAP.kills(self._chance.randrange(_MOST_CHANGES), verb)
         self._is_down = True
         return True
 
@@ -142,7 +142,7 @@ class Ours:
 
             if owner == Owner.HOOK and self._is_killed_in(assign):
                 # The container starts all the same. Nobody asks again for it; the daemon is up a second later.
-                self._untold.add(of.key)
+                self._unreported.add(of.key)
                 return
             self._do(assign)
 
@@ -163,7 +163,7 @@ class Ours:
 
     def end(self, life: Life) -> None:
         key, owner = life.of.key, life.of.owner
-        if owner is Owner.HOOK and (key in self._untold or not life.of.second_claim):
+        if owner is Owner.HOOK and (key in self._unreported or not life.of.second_claim):
             return  # nobody tells
         restarts = self.restarts
         try:
@@ -188,9 +188,9 @@ class Ours:
         for life in self._lives.values():
             record = self._record(life)
             is_of_before = record is not None and record.first.created_at == self._reported.get(life.of.key)
-            if record is None or (is_of_before and life.of.key in self._untold):
+            if record is None or (is_of_before and life.of.key in self._unreported):
                 if life.is_over and life.reported is None:
-                    life.reported = unseen(life, life.of.key in self._untold)
+                    life.reported = unseen(life, life.of.key in self._unreported)
             elif record.state.is_over and not record.claims and life.is_over and life.reported is None:
                 life.reported = self._report(life, record, manager.read(life.of.key)[2])
             elif record.state in (State.ACTIVE, State.IDLE) and (
@@ -202,13 +202,15 @@ class Ours:
         if self.host.manager.read(life.of.key)[2] != totals:
             life.problems.append("Read says another thing than Release did")
         self._reported[life.of.key] = record.first.created_at
-        said = {total.event.name: (total.number, total.quality.value) for total in totals}
-        return reported(life, os.path.join(self.host.run, "groups", life.of.key), said, record.state, record.reason)
+        figures = {total.event.name: (total.number, total.quality.value) for total in totals}
+        return reported(
+            life, os.path.join(self.host.run, "groups", life.of.key), figures, record.state, record.reason
+        )
 
     def forget(self, life: Life) -> None:
         manager, key = self.host.manager, life.of.key
         self._lives.pop(key, None)
-        self._untold.discard(key)
+        self._unreported.discard(key)
         if self._chance.random() < 0.5:
             return  # a run of the same key finds this one, and sets it aside
         with manager.context.store.transaction(key):
@@ -224,26 +226,26 @@ def unseen(life: Life, expected: bool) -> Reported:
 
 
 def reported(
-    life: Life, folder: str, said: dict[str, tuple[int | Decimal | None, str]], state: str, reason: str
+    life: Life, folder: str, totals: dict[str, tuple[int | Decimal | None, str]], state: str, reason: str
 ) -> Reported:
-    """Return the figures of an ended run: ``said`` by the daemon, and confirmed by the files in ``folder``."""
+    """Return the figures of an ended run: ``totals`` as in its reply, compared with the files in ``folder``."""
     for event, number in from_files(folder).items():
-        told, mark = said.get(event, (None, "none"))
-        if state == State.COMPLETED and mark in ("exact", "late") and told != number:
-            life.problems.append(f"{event}: the files say {number}, Release {told}")
-    joules, traffic = (said.get(event, (None, ""))[0] for event in PROMISED)
+        total, mark = totals.get(event, (None, "none"))
+        if state == State.COMPLETED and mark in ("exact", "late") and total != number:
+            life.problems.append(f"{event}: {number} by the files, {total} by Release")
+    joules, traffic = (totals.get(event, (None, ""))[0] for event in PROMISED)
     return Reported(
         None if joules is None else Decimal(joules),
         None if traffic is None else int(traffic),
-        # Without any figure it is said why: it never had an RMID.
-        {event: mark for event, (_, mark) in said.items()} or dict.fromkeys(PROMISED, "unknown"),
+        # Without any figure, the workload never had an RMID, and the reason says so.
+        {event: mark for event, (_, mark) in totals.items()} or dict.fromkeys(PROMISED, "unknown"),
         state,
         reason,
     )
 
 
 def from_files(folder: str) -> dict[str, int | Decimal]:
-    """End less begin of every event, added up over domains and classes, with nothing but the files."""
+    """Return the sum over domains and classes of end minus begin of each event, from the files only."""
     found: dict[str, int | Decimal] = {}
     for end in Path(folder).glob("**/mon_data/*/*.end"):
         first = end.with_suffix(".begin")

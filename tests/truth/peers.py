@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of two other owners of monitoring groups, as their sources describe them; without their code.
+"""Model two other owners of monitoring groups by their sources, without their code.
 
 They run the same script on the same simulated machine, but within this process: neither of them reads processes, so
 no process needs to exist. The models have the system calls on resctrl, their times, and the figures that a reader
@@ -25,7 +25,7 @@ from resctrlmond.sim.kernel.clock import Stopwatch
 from resctrlmond.sim.kernel.tree import Directory, File
 from resctrlmond.sim.messages import TRUTH, VIRTUAL, Truth, Virtual
 from resctrlmond.workloads.validation import is_pod_uid
-from tests.sim.virtual import Lab
+from tests.sim.virtual import VirtualResctrl
 from tests.truth.script import CPUS
 from tests.truth.world import Life, Reported
 
@@ -38,12 +38,12 @@ Number = int | Decimal
 
 
 class InProcess(Control):
-    """The control of a machine that is not mounted; its clock stands still between the seconds of the script."""
+    """The control of a simulation that is not mounted. Its clock stops between the seconds of the script."""
 
     def __init__(self, rmids: int, residue: int) -> None:
         super().__init__("")
-        self.lab = Lab("intel-aet", rmids, residue, tells_forks=True, cpus=CPUS)
-        self._orders = Orders(self.lab.model, (self.lab.tasks, _Clock(self.lab)))
+        self.resctrl = VirtualResctrl("intel-aet", rmids, residue, reports_forks=True, cpus=CPUS)
+        self._orders = Orders(self.resctrl.model, (self.resctrl.tasks, _Clock(self.resctrl)))
 
     def _say(self, attribute: str, order: object) -> None:
         self._orders.set(attribute, msgspec.json.encode(order))
@@ -61,21 +61,21 @@ class InProcess(Control):
 
     def exists(self, path: str) -> bool:
         try:
-            self.lab.node(path)
+            self.resctrl.node(path)
         except OSError:
             return False
         return True
 
     def join(self, group: str, tid: int) -> None:
-        self.lab.write(f"{group}/tasks", f"{tid}\n")
+        self.resctrl.write(f"{group}/tasks", f"{tid}\n")
 
     def groups(self) -> list[str]:
-        """The names in mon_groups of the root."""
-        return list(self.lab.directory("mon_groups").children)
+        """Return the names in mon_groups of the root."""
+        return list(self.resctrl.directory("mon_groups").children)
 
     def numbers(self, group: str) -> Iterator[tuple[tuple[str, str], Number]]:
-        """(domain, event) and the number there; what has none is passed over."""
-        for domain in self.lab.directory(f"{group}/mon_data").children.values():
+        """Return the numbers by (domain, event). Values that are not numbers are left out."""
+        for domain in self.resctrl.directory(f"{group}/mon_data").children.values():
             assert isinstance(domain, Directory)
             for file in domain.children.values():
                 if isinstance(file, File) and file.name in EVENTS:
@@ -85,16 +85,16 @@ class InProcess(Control):
 
 
 class _Clock(Stopwatch):
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, resctrl: VirtualResctrl) -> None:
         super().__init__()
-        self._lab = lab
+        self._resctrl = resctrl
 
     def advance(self, seconds: float) -> None:
-        self._lab.now += seconds
+        self._resctrl.now += seconds
 
 
 class _Peer:
-    """The common part of both: one group for each pod, which gets the first process of each container."""
+    """The common part of both models: a group for each pod, with the first process of each container."""
 
     def __init__(self, machine: InProcess, seed: int, restarts: float = 0.03) -> None:
         self.machine = machine
@@ -104,7 +104,7 @@ class _Peer:
         self.figures: dict[str, dict[str, Number]] = {}
 
     def adopt(self, life: Life, late: bool) -> None:
-        """PostCreateContainer and StartContainer; or, of one that runs already, Synchronize."""
+        """Handle PostCreateContainer and StartContainer, or Synchronize for a container that runs already."""
         self._maybe_restart()
         self.running[_uid(life)] = life
         self._take_in(life)
@@ -121,7 +121,7 @@ class _Peer:
             self.restart()
 
     def move(self, life: Life, class_: str) -> bool:
-        """Neither moves a group: the tasks leave it for the class, and nobody follows."""
+        """Return False: neither program moves groups, so the tasks leave the group for the class."""
         return False
 
     def group(self, life: Life) -> str:
@@ -129,7 +129,7 @@ class _Peer:
         return path if self.machine.exists(path) else ""
 
     def end(self, life: Life) -> None:
-        """RemovePodSandbox: the group is removed, and nothing is read before."""
+        """Handle RemovePodSandbox: remove the group without reading it."""
         self._maybe_restart()
         uid = _uid(life)
         self.running.pop(uid, None)
@@ -142,7 +142,7 @@ class _Peer:
         )
 
     def forget(self, life: Life) -> None:
-        """All is forgotten already."""
+        """Do nothing: no state is left."""
 
     def second(self, number: int) -> None:
         if number % SCRAPE_S == 0:
@@ -155,7 +155,7 @@ class _Peer:
 
     def mkdir(self, uid: str) -> bool:
         try:
-            self.machine.lab.mkdir(self.path(uid))
+            self.machine.resctrl.mkdir(self.path(uid))
         except OSError as error:
             # An existing group is adopted, whatever its owner. Without an RMID, the pod is unmonitored: ENOSPC, or
             # EBUSY, which they do not distinguish from other failures.
@@ -164,16 +164,16 @@ class _Peer:
 
     def remove(self, uid: str) -> None:
         if self.machine.exists(self.path(uid)):
-            self.machine.lab.rmdir(self.path(uid))
+            self.machine.resctrl.rmdir(self.path(uid))
 
     def reconcile(self) -> None:
-        """Groups with the name of a pod that is not known are removed."""
+        """Remove groups with the names of unknown pods."""
         for name in self.machine.groups():
             if name not in self.running:
                 self.remove(name)
 
     def restart(self) -> None:
-        """All that was in memory is gone; the runtime tells which containers run."""
+        """Restart: the state in memory is lost, and the runtime reports the running containers."""
         for life in self.running.values():
             if not life.is_over:
                 self._take_in(life)
@@ -190,7 +190,7 @@ class _Peer:
 
 
 class NriResctrlMon(_Peer):
-    """The NRI plugin (main branch, mid-2026), which makes groups and leaves the reading to others.
+    """The NRI plugin (main branch, mid-2026), which creates groups and does not read them.
 
     Its reader is one as its documentation has in mind: it reads the files of all groups at an interval, and tells how
     far they have risen between its first and last reading of them, a fall being a reset (as Prometheus' increase()).
@@ -271,6 +271,6 @@ class GoresctrlMonitor(_Peer):
 
 
 def _uid(life: Life) -> str:
-    """Both know pods alone: whatever runs is one, and has a UID."""
+    """Return the UID of the pod: both programs know only pods, so each workload is one."""
     key = life.of.key
     return key if is_pod_uid(key) else str(uuid.uuid5(uuid.NAMESPACE_OID, key))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One machine's part of the churn, by each agent in turn, from the mount to the last figure."""
+"""Run a part of the workloads on one machine, with each agent in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resctrlmond.resctrl.tree import Tree
 from resctrlmond.sim.control.client import Control
 from tests.truth.compare import Tally
 from tests.truth.crew import Crew
-from tests.truth.door import Door
+from tests.truth.daemon import Daemon
 from tests.truth.ours import Ours
 from tests.truth.peers import GoresctrlMonitor, InProcess, NriResctrlMon
 from tests.truth.script import CLASSES, write
@@ -33,14 +33,14 @@ NAMES = ("resctrlmond", "nri-resctrl-mon", "goresctrl")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """So many workloads of that seed on a machine of its own; ``by_door``: through the daemon and its socket."""
+    """A number of workloads on a machine of its own. ``by_daemon``: through the daemon and its socket."""
 
     seed: int
     workloads: int
-    by_door: bool = False
+    by_daemon: bool = False
 
     def __str__(self) -> str:
-        return f"--seed {self.seed} --workloads {self.workloads}{' --by-door' if self.by_door else ''}"
+        return f"--seed {self.seed} --workloads {self.workloads}{' --by-daemon' if self.by_daemon else ''}"
 
 
 def end_orderly() -> None:
@@ -50,11 +50,11 @@ def end_orderly() -> None:
 
 def run(part: Part) -> list[Tally]:
     """Run the part for resctrlmond and for both models, and return the results."""
-    # Sessions are found every five seconds of the clock, of which none goes by here.
-    script = write(part.seed, part.workloads, sessions=not part.by_door)
+    # The daemon detects sessions every five seconds of the real clock, which is too slow here.
+    script = write(part.seed, part.workloads, sessions=not part.by_daemon)
     ours = Tally(NAMES[0])
-    # Another process's waiting cannot be seen: for it the lag is the hardware's. All RMIDs have a past.
-    lag_ms = None if part.by_door else LAG_MS
+    # The waits of another process cannot be observed: it gets the lag of the hardware. All RMIDs have old counts.
+    lag_ms = None if part.by_daemon else LAG_MS
     with contextlib.ExitStack() as stack:
         simulation, top = stack.enter_context(mounted("intel-aet", RMIDS, residue=part.seed, lag_ms=lag_ms))
         crew = stack.enter_context(Crew())
@@ -64,11 +64,11 @@ def run(part: Part) -> list[Tally]:
             os.mkdir(os.path.join(simulation.mountpoint, name))
 
         world = World(control, crew, make_class)
-        if part.by_door:
-            with contextlib.closing(Door(top, part.seed)) as door:
-                world.play(script, door, ours.add)
-                left = door.left()
-                ours.kills += door.kills
+        if part.by_daemon:
+            with contextlib.closing(Daemon(top, part.seed)) as daemon:
+                world.play(script, daemon, ours.add)
+                left = daemon.left()
+                ours.kills += daemon.kills
         else:
             stack.enter_context(_slow_machine(control))
             agent = Ours(simulation, os.path.join(top, "run"), part.seed)
@@ -83,10 +83,10 @@ def run(part: Part) -> list[Tally]:
 
 def _peers(part: Part, ours: Tally) -> Iterator[Tally]:
     for name, kind in zip(NAMES[1:], (NriResctrlMon, GoresctrlMonitor), strict=True):
-        script = write(part.seed, part.workloads, sessions=not part.by_door)
+        script = write(part.seed, part.workloads, sessions=not part.by_daemon)
         machine = InProcess(RMIDS, part.seed)
         tally = Tally(name)
-        world = World(machine, None, machine.lab.mkdir)
+        world = World(machine, None, machine.resctrl.mkdir)
         world.play(script, kind(machine, part.seed), lambda life, tally=tally: tally.add(life, judged=False))  # type: ignore[misc]
         if tally.used != ours.used:
             ours.violations.append(f"the truth is not the same for {name}: {tally.used}, {ours.used}")
@@ -95,7 +95,7 @@ def _peers(part: Part, ours: Tally) -> Iterator[Tally]:
 
 @contextlib.contextmanager
 def _slow_machine(control: Control) -> Iterator[None]:
-    """While the manager in this process sleeps, SLOWER times as long goes by on the simulated machine.
+    """Let SLOWER times as much time pass on the simulated machine while the manager in this process sleeps.
 
     For this manager, the lag is therefore not longer than that of hardware, and the simulation is exact.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The churn: a seeded list of workloads, and what happens to each of them in which second. No I/O."""
+"""Generate a seeded list of workloads and of their events in each second. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Owner(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens to workload ``of`` in one second; ``task`` counts its tasks from 0, the first one."""
+    """An event of the workload ``of`` in one second. ``task`` is the index of a task, from 0."""
 
     what: What
     of: int
@@ -45,7 +45,7 @@ class What(enum.Enum):
     """The kinds of events."""
 
     START = "its first task is there, and has not run yet"
-    ADOPT = "the owner of monitoring groups is told of it, late"
+    ADOPT = "the owner of monitoring groups learns of it late"
     RUN = "a task uses CPU time"
     FORK = "a task forks a process"
     THREAD = "a task starts a thread"
@@ -61,7 +61,7 @@ class What(enum.Enum):
 
 @dataclass(slots=True)
 class Workload:
-    """One life. ``late_s``: how long it ran before its Assign; ``again``: its key had another life before."""
+    """A workload. ``late_s``: how long it ran before its Assign. ``again``: its key had an earlier run."""
 
     number: int
     key: str
@@ -76,7 +76,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """All workloads, and by second what happens, in order. ``domains_off``: seconds in which an L3 is offline."""
+    """All workloads, and their events by second. ``domains_off``: the seconds in which an L3 is offline."""
 
     workloads: list[Workload]
     seconds: list[list[Event]]
@@ -130,7 +130,7 @@ def _workload(
 
 
 def _life(chance: random.Random, one: Workload, start: int, sessions: bool, rivals: bool) -> int:
-    """Fills in what happens, and returns its last second."""
+    """Add the events of a workload, and return its last second."""
     length = min(90, 1 + int(chance.expovariate(1 / 7)))
     if chance.random() < 0.08:
         one.late_s = chance.randrange(1, length + 1)
@@ -141,7 +141,7 @@ def _life(chance: random.Random, one: Workload, start: int, sessions: bool, riva
 
 
 class _Story:
-    """Writes one workload's events down, and knows which of its tasks live."""
+    """Adds the events of one workload, and keeps the set of its living tasks."""
 
     def __init__(self, chance: random.Random, one: Workload, start: int, end: int, *, strays: bool) -> None:
         self.chance = chance
@@ -196,7 +196,7 @@ class _Story:
         return self.end
 
     def change(self, second: int) -> None:
-        """One of its tasks begins or ends, or none."""
+        """Start or end one of its tasks at random, or do nothing."""
         dice = self.chance.random()
         if dice < 0.15:
             # A task that is forked before the Assign is found only by its control group.
@@ -224,7 +224,7 @@ class _Story:
             self.begin(second, What.RESTART)
 
     def was_looked_at(self, second: int, task: int) -> bool:
-        """Whether it may end: a session that comes and goes between two looks is seen by nobody."""
+        """Return whether the workload may end: a session that exists only between two scans is not detected."""
         return self.sessions.get(task, -EXEC_S) + EXEC_S <= second
 
     def begin(self, second: int, what: What, **more: int) -> int:

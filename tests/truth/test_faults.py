@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults of other owners of monitoring groups (peers.md): each has a test that shows it impossible here."""
+"""Each fault of other owners of monitoring groups (peers.md) has a test that shows that it cannot happen here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FAULTS = 35
 
 
 def rows() -> list[list[str]]:
-    """The page's table: number, fault, what shows it impossible."""
+    """Return the rows of the page's table: number, fault, and the test that excludes it."""
     lines = (line for line in PAGE.read_text().splitlines() if re.match(r"\| [0-9]+ \|", line))
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 def functions(file: str) -> set[str]:
-    """The names of the functions in a file of this tree."""
+    """Return the names of the functions in a file of this tree."""
     tree = ast.parse((TOP / file).read_text())
     return {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small part of the churn that ``make truth`` plays, held to the same promises; and the rules of its judgement."""
+"""Run a sample of ``make truth``, and test the rules by which it compares figures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.truth.world import Life, Reported, Task, Use
 
 
 def played(part: Part) -> list[Tally]:
-    """In a process of its own: it forks, which one with threads should not."""
+    """Run a part in a process of its own: it forks, which a process with threads should not do."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(run, (part,))
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", [Part(5, 100), Part(6, 25, by_door=True)], ids=["manager", "daemon"])
-def test_nothing_is_lost_unsaid_and_nothing_is_counted_twice(part: Part) -> None:
+@pytest.mark.parametrize("part", [Part(5, 100), Part(6, 25, by_daemon=True)], ids=["manager", "daemon"])
+def test_nothing_is_lost_without_a_mark_and_nothing_is_counted_twice(part: Part) -> None:
     ours, *peers = played(part)
     assert ours.violations == []
     assert (ours.workloads, ours.wrong) == (part.workloads, 0)
@@ -59,7 +59,7 @@ def test_the_command_prints_the_table() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("profile", ["intel-aet", "amd-abmc"])
 def test_no_case_on_its_own_gives_a_wrong_figure_that_is_called_exact(profile: str) -> None:
-    """A sample of the machines; ``make truth`` plays the cases on all of them."""
+    """``make truth`` runs the cases on all machines, this test on a sample."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         report = pool.apply(cases.play, (profile,))
     assert report.wrong == []
@@ -79,8 +79,8 @@ def test_the_script_is_the_same_for_the_same_seed_and_has_all_that_happens() -> 
     assert len(again) > 50
 
 
-def life(said: Use, mark: str, *, used: Use, counted: Use | None = None, state: str = "completed") -> Life:
-    reported = Reported(said.joules, said.bytes, {ENERGY: mark, TRAFFIC: mark}, state)
+def life(figures: Use, mark: str, *, used: Use, counted: Use | None = None, state: str = "completed") -> Life:
+    reported = Reported(figures.joules, figures.bytes, {ENERGY: mark, TRAFFIC: mark}, state)
     return Life(Workload(0, "k", Owner.POD), used=used, counted=counted or used, reported=reported)
 
 
@@ -131,12 +131,12 @@ def scraped(model: type[NriResctrlMon | GoresctrlMonitor], monkeypatch: pytest.M
     one = Life(Workload(0, "0f8fad5b-d9cb-469f-a165-70867728950e", Owner.POD))
     one.tasks[0] = Task(machine.spawn())
     agent.adopt(one, late=False)
-    told: list[object] = []
+    readings: list[object] = []
     for number in (100, 150, 148, 200):
         monkeypatch.setattr(machine, "numbers", lambda group, number=number: [(("d", TRAFFIC), number)])
         agent.scrape()
-        told.append(agent.figures[one.of.key][TRAFFIC])
-    return told
+        readings.append(agent.figures[one.of.key][TRAFFIC])
+    return readings
 
 
 def test_the_models_count_as_they_are_described(monkeypatch: pytest.MonkeyPatch) -> None:

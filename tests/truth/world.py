@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine on which the script is played: its tasks, and what each workload used in truth."""
+"""The machine that plays the script: its tasks, and the actual use of each workload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OFF = "mon_L3_01"
 
 @contextlib.contextmanager
 def mounted(profile: str, rmids: int, **options: float | None) -> Iterator[tuple[Simulation, str]]:
-    """A mounted machine with virtual tasks for an agent that marks its groups, and a folder in memory, as /run is."""
+    """Mount a simulation with virtual tasks for an agent that marks its groups, with a folder in memory as /run."""
     before = os.getegid()
     os.setegid(MARK)
     try:
@@ -44,7 +44,7 @@ def mounted(profile: str, rmids: int, **options: float | None) -> Iterator[tuple
 
 @dataclass
 class Use:
-    """Energy and memory traffic; exact."""
+    """Exact energy and memory traffic."""
 
     joules: Decimal = Decimal(0)
     bytes: int = 0
@@ -69,7 +69,7 @@ class Reported:
 
 @dataclass
 class Task:
-    """``pid`` is the real process, 0 where there is none."""
+    """A task. ``pid`` is its real process, or 0."""
 
     tid: int
     pid: int = 0
@@ -78,7 +78,7 @@ class Task:
 
 @dataclass
 class Life:
-    """A workload while it lives and after: ``used`` in all, ``counted`` while its tasks were in a group of its own.
+    """A workload and its use: ``used`` in total, ``counted`` while its tasks were in its own group.
 
     ``pieces`` of CPU time it has used until now, ``pieces_checked`` when its counters were last read while it ran,
     ``pieces_at_removal`` when somebody removed its group; -1 for never. ``pieces_risked`` had not been read then.
@@ -103,34 +103,34 @@ class Life:
 
     @property
     def first(self) -> Task:
-        """The first task of its present container."""
+        """Return the first task of the current container."""
         return self.tasks[self.container]
 
 
 class Agent(Protocol):
-    """An owner of monitoring groups, ours or another's, as runtimes and operators see it."""
+    """An owner of monitoring groups, with the calls of runtimes and operators."""
 
     def adopt(self, life: Life, late: bool) -> None:
-        """The container is about to run its first instruction, or (``late``) runs already."""
+        """Handle a container before its first instruction, or (``late``) one that runs already."""
 
     def move(self, life: Life, class_: str) -> bool:
-        """An operator wants it in another class; False if the agent cannot, and its tasks are written there."""
+        """Move the workload to another class. Return False if the agent cannot: then its tasks are moved."""
 
     def group(self, life: Life) -> str:
-        """Its group's path below the root of resctrl; "" if it has none now."""
+        """Return the path of the workload's group below the root of resctrl; "" if it has none."""
 
     def end(self, life: Life) -> None:
-        """Its tasks are gone, and its owner knows."""
+        """Handle the end of the workload, which its owner has detected."""
 
     def second(self, number: int) -> None:
-        """A second went by. What is said of those that are over is put into ``Life.reported``."""
+        """Handle the end of a second: set ``Life.reported`` of ended workloads."""
 
     def forget(self, life: Life) -> None:
-        """Its figures were taken: nobody asks again."""
+        """Forget a workload whose figures have been compared."""
 
 
 class World:
-    """Plays the script. ``crew`` makes real processes where the agent looks for them in /proc."""
+    """Plays the script. ``crew`` starts real processes if the agent reads them in /proc."""
 
     def __init__(self, control: Control, crew: Crew | None, make_class: Callable[[str], None]) -> None:
         self.control = control
@@ -145,7 +145,7 @@ class World:
         self._not_groups = {row.rmid for row in control.truth().rmids if row.group in ("", *CLASSES)} | {0}
 
     def play(self, script: Script, agent: Agent, over: Callable[[Life], None]) -> None:
-        """All of it; ``over`` is called with each life that has ended and of which something was reported."""
+        """Play the whole script. Call ``over`` with each workload that has ended and was reported."""
         for second, events in enumerate(script.seconds):
             for event in events:
                 if event.what is What.START:
@@ -162,7 +162,7 @@ class World:
             self._go_by(second, agent, over)
 
     def _wait_for_end(self, key: str, second: int, agent: Agent, over: Callable[[Life], None]) -> None:
-        """Until an earlier life under that key is over for the agent too: the next one would be a part of it."""
+        """Wait until the agent has ended the earlier run of the key, which the next one would join."""
         for _ in range(MOST_PATIENCE):
             if all(life.of.key != key for life in self.is_living.values()):
                 return
@@ -175,7 +175,7 @@ class World:
         for number, life in list(self.is_living.items()):
             if life.is_over and life.reported is not None:
                 del self.is_living[number]
-                self._misread(life, None)
+                self._set_fault(life, None)
                 agent.forget(life)
                 over(life)
 
@@ -216,21 +216,21 @@ class World:
                     if task.lives and (event.what is What.MOVE or event.by or not index):
                         self.control.steal(task.tid, event.class_)
             case What.RIVAL | What.MISREAD if group := agent.group(life):
-                self._befall(event, life, group)
+                self._disturb(event, life, group)
             case _:
                 self._work(event, life)
 
-    def _befall(self, event: Event, life: Life, group: str) -> None:
-        """Somebody else's deed, or the machine's, to its group."""
+    def _disturb(self, event: Event, life: Life, group: str) -> None:
+        """Apply an event that another program or the machine causes in the workload's group."""
         if event.what is What.RIVAL:
             self.control.remove_group(group)
             life.pieces_at_removal = life.pieces
             life.pieces_risked = life.pieces - max(0, life.pieces_checked)
         else:
-            self._misread(life, Fault(group=group, event="core_energy", domain="mon_PERF_PKG_01", answer="Error"))
+            self._set_fault(life, Fault(group=group, event="core_energy", domain="mon_PERF_PKG_01", answer="Error"))
 
     def _work(self, event: Event, life: Life) -> None:
-        """Run an event of its tasks."""
+        """Apply an event of the workload's tasks."""
         match event.what:
             case What.RUN:
                 # No CPU of an offline L3 runs.
@@ -238,12 +238,12 @@ class World:
                 self.control.run(life.tasks[event.task].tid, event.pieces * PIECE_NS, cpu)
                 life.pieces += event.pieces
             case What.FORK | What.THREAD | What.EXEC:
-                life.tasks[event.task] = self._bear(event, life)
+                life.tasks[event.task] = self._create_task(event, life)
             case What.EXIT:
                 self._exit(life, life.tasks[event.task])
 
-    def _misread(self, life: Life, fault: Fault | None) -> None:
-        """This fault, or none any more, befalls its counters."""
+    def _set_fault(self, life: Life, fault: Fault | None) -> None:
+        """Inject a fault into the counters of the workload, or remove it."""
         before = len(self._faults)
         if fault:
             self._faults[life.of.number] = fault
@@ -267,11 +267,11 @@ class World:
             life.tasks[index] = Task(self.control.thread(first, tid=number))
 
     def _start(self, life: Life) -> Task:
-        """One more process from outside."""
+        """Start a process outside all groups."""
         pid = self.crew.start(0, life.cgroup)[0] if self.crew else 0
         return Task(self.control.spawn(tid=pid or next(self._numbers)), pid)
 
-    def _bear(self, event: Event, life: Life) -> Task:
+    def _create_task(self, event: Event, life: Life) -> Task:
         if event.what is What.EXEC:
             return self._start(life)
         by = life.tasks[event.by].tid
@@ -291,7 +291,7 @@ class World:
         self.control.exit(task.tid)
         task.lives = False
         # Before the kernel gives the number to somebody else.
-        truth = max(self.control.truth(tid=task.tid).tasks, key=lambda told: told.start, default=None)
+        truth = max(self.control.truth(tid=task.tid).tasks, key=lambda task: task.start, default=None)
         for row in truth.used if truth else ():
             use = Use(Decimal(row.picojoules) / _PICO, row.bytes)
             life.used += use

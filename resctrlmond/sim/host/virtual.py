@@ -29,14 +29,14 @@ class VirtualTask:
 class VirtualTasks:
     """A task table: task 1 exists from the start, and an existing task forks every other one.
 
-    ``tells_forks``: forks and exits are reported, as by the kernel; otherwise they have to be found by polling.
+    ``reports_forks``: forks and exits are reported, as by the kernel; otherwise they have to be found by polling.
     Methods raise ESRCH for a thread that does not exist, EEXIST for a number in use, EINVAL for a CPU that does not
     exist.
     """
 
-    def __init__(self, cpus: int = 2, *, tells_forks: bool = True) -> None:
+    def __init__(self, cpus: int = 2, *, reports_forks: bool = True) -> None:
         self.cpus = cpus
-        self.tells_forks = tells_forks
+        self.reports_forks = reports_forks
         self.tasks = {1: VirtualTask(1, 1, 0, 0)}
         self.unread_forks: list[Fork] = []
         self._exits: list[Exit] = []
@@ -90,12 +90,12 @@ class VirtualTasks:
     def forks(self) -> list[Fork] | None:
         """Return all forks since the last call, in order; None if they are not reported."""
         forks, self.unread_forks = self.unread_forks, []
-        return forks if self.tells_forks else None
+        return forks if self.reports_forks else None
 
     def exits(self) -> list[Exit]:
         """Return all exits since the last call; none if they are not reported."""
         exits, self._exits = self._exits, []
-        return exits if self.tells_forks else []
+        return exits if self.reports_forks else []
 
     @property
     def inexact(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon itself as an agent of the churn, asked over varlink, and killed at random moments."""
+"""The daemon as the agent of the simulated workloads: called over varlink, and killed at random moments."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from tests.truth.script import Owner
 from tests.truth.world import Life, Reported
 
 _OVER = ("completed", "lost", "failed")
-# A call takes some milliseconds: the daemon dies before it, in it, or after it was answered.
+# A call takes some milliseconds: the daemon is killed before, during or after it.
 _MOST_DELAY_S = 0.05
-# The daemon goes by the clock: so much of it goes by in one second of the script, and while an end is to be noticed.
+# The daemon uses the real clock: the real time of a second of the script, and that in which it can detect an end.
 _PAUSE_S = 0.02
 _WAIT_S = 0.1
 _GONE = (DaemonUnavailable, ProtocolError, ConnectionError)
 
 
 def _claim(owner: Owner) -> str:
-    """In whose name a program asks that does what the hook does: the hook's own is refused to others."""
+    """Return the name of a claim. The hook's own is reserved, so "engine" replaces it."""
     return "engine" if owner is Owner.HOOK else owner.value
 
 
-class _Patient(Machine):
-    """It is started often, on a machine that has much to do."""
+class _SlowMachine(Machine):
+    """A machine on which each start of the daemon may take long, because of the load."""
 
     def wait_for_notify(self, wanted: str, timeout_s: float = 120) -> list[str]:
         return super().wait_for_notify(wanted, timeout_s)
 
 
-class Door:
-    """A running daemon. ``kills`` counts how often it was killed; that happens after this part of the calls began."""
+class Daemon:
+    """A running daemon. ``share`` is the share of calls during which it is killed; ``kills`` counts the kills."""
 
-    def __init__(self, top: str, seed: int, kills: float = 0.03) -> None:
-        self._chance = random.Random(f"{seed} of the door")
-        self._kill = kills
-        self._machine = _Patient(Path(top))
+    def __init__(self, top: str, seed: int, share: float = 0.03) -> None:
+        self._chance = random.Random(f"{seed} of the daemon")
+        self._share = share
+        self._machine = _SlowMachine(Path(top))
         self._machine.start()
         self._client = Client(self._machine.socket, timeout_s=120)
         self._lives: dict[str, Life] = {}
-        self._untold: set[str] = set()
+        self._unreported: set[str] = set()
         # The start of the run that was reported last under a key: a later run that was not reported is another one.
         self._reported: dict[str, str] = {}
         self._killers: list[threading.Timer] = []
@@ -64,22 +64,22 @@ class Door:
         self._client.close()
         self._machine.close()
 
-    def _ask(self, verb: str, **parameters: Any) -> dict[str, Any]:
+    def _call(self, verb: str, **parameters: Any) -> dict[str, Any]:
         return self._client.call(f"{MANAGER}.{verb}", {name.rstrip("_"): value for name, value in parameters.items()})
 
-    def _do(self, verb: str, *, insist: bool = True, **parameters: Any) -> dict[str, Any] | None:
-        """The answer. If the daemon dies it is started again, and asked again if we ``insist``; else None."""
-        if self._chance.random() < self._kill:
+    def _do(self, verb: str, *, repeat: bool = True, **parameters: Any) -> dict[str, Any] | None:
+        """Call the daemon, and return its reply. If it is killed, start it; then repeat the call, or return None."""
+        if self._chance.random() < self._share:
             assert self._machine.daemon is not None
             killer = threading.Timer(self._chance.random() * _MOST_DELAY_S, self._machine.daemon.kill)
             self._killers.append(killer)
             killer.start()
         while True:
             try:
-                return self._ask(verb, **parameters)
+                return self._call(verb, **parameters)
             except _GONE:
                 self._start_again()
-                if not insist:
+                if not repeat:
                     return None
 
     def _start_again(self) -> None:
@@ -93,7 +93,7 @@ class Door:
     def adopt(self, life: Life, late: bool) -> None:
         of = life.of
         self._lives[of.key] = life
-        asked = {
+        parameters = {
             "key": of.key,
             "pid": life.first.tid,
             "member": f"c{life.container}",
@@ -101,12 +101,13 @@ class Door:
             "kind": "process",
             "late": late,
         }
-        # The hook asks once, and lets the container start whatever comes of it.
+        # The hook calls once, and the container starts even after an error.
         rule = {"endRule": "container"} if of.owner is Owner.HOOK else {}
-        if self._do("Assign", insist=of.owner is not Owner.HOOK, claim=_claim(of.owner), **rule, **asked) is None:
-            self._untold.add(of.key)
+        answer = self._do("Assign", repeat=of.owner is not Owner.HOOK, claim=_claim(of.owner), **rule, **parameters)
+        if answer is None:
+            self._unreported.add(of.key)
         elif of.second_claim:
-            self._do("Assign", claim=OTHER, **asked)
+            self._do("Assign", claim=OTHER, **parameters)
 
     def move(self, life: Life, class_: str) -> bool:
         try:
@@ -125,13 +126,13 @@ class Door:
 
     def end(self, life: Life) -> None:
         of = life.of
-        if of.owner is Owner.HOOK and (of.key in self._untold or not of.second_claim):
-            return  # nobody tells
+        if of.owner is Owner.HOOK and (of.key in self._unreported or not of.second_claim):
+            return  # no call reports the end
         kills = self.kills
         try:
             answer = self._do("Release", key=of.key, claim=_claim(of.owner))
         except VarlinkError as error:
-            # It ended with the container, by its rule, or in the call in which the daemon was killed.
+            # The claim ended with the container, by its rule, or in the call during which the daemon was killed.
             assert error.name == f"{MANAGER}.NoSuchClaim"
             assert of.second_claim
             assert of.owner is Owner.HOOK or self.kills > kills
@@ -151,32 +152,32 @@ class Door:
         for key, life in self._lives.items():
             if not life.is_over or life.reported is not None:
                 continue
-            if key not in states or (key in self._untold and begun[key] == self._reported.get(key)):
-                life.reported = unseen(life, key in self._untold)
+            if key not in states or (key in self._unreported and begun[key] == self._reported.get(key)):
+                life.reported = unseen(life, key in self._unreported)
             elif states[key] in _OVER and key not in claimed:
-                told = self._do("Read", key=key)
-                assert told is not None
-                life.reported = self._report(life, told)
+                answer = self._do("Read", key=key)
+                assert answer is not None
+                life.reported = self._report(life, answer)
 
     def _report(self, life: Life, answer: dict[str, Any]) -> Reported:
         read = self._do("Read", key=life.of.key)
         if read is None or read["totals"] != answer["totals"]:
-            life.problems.append("Read says another thing than Release did")
-        said: dict[str, tuple[int | Decimal | None, str]] = {
+            life.problems.append("the totals of Read and of Release differ")
+        totals: dict[str, tuple[int | Decimal | None, str]] = {
             total["event"]: (parse_value(total.get("value") or "").number, total["quality"])
             for total in answer["totals"]
         }
         group = answer["group"]
         self._reported[life.of.key] = group.get("createdAt", "")
         folder = str(self._machine.run / "groups" / life.of.key)
-        return reported(life, folder, said, group["state"], group.get("reason") or "")
+        return reported(life, folder, totals, group["state"], group.get("reason") or "")
 
     def forget(self, life: Life) -> None:
         self._lives.pop(life.of.key, None)
-        self._untold.discard(life.of.key)
+        self._unreported.discard(life.of.key)
 
     def left(self) -> list[str]:
         """Return the daemon's groups that remain at the end; there must be none."""
         with contextlib.suppress(*_GONE):
-            self._ask("Status")
+            self._call("Status")
         return self._machine.groups()
