@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes that start threads, fork, end and make system calls on the order of a test.
+"""Real processes that start threads, fork, end and make system calls on the commands of a test.
 
-One small process forks all of them, so that an actor costs a fork and not the start of an interpreter. Orders and
-replies are JSON, one message each; an order names a thread of the actor, which runs it.
+One small process forks all of them, so that an actor costs a fork and not the start of an interpreter. Commands and
+replies are JSON, one message each; an command names a thread of the actor, which runs it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
-Order = dict[str, Any]
-Answer = Any
+Command = dict[str, Any]
+Reply = Any
 MOST_BYTES = 1 << 20
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWPID = 0x20000000
@@ -49,7 +49,7 @@ def write(path: str, text: str, flags: int = os.O_WRONLY) -> None:
 
 
 def read(path: str) -> str:
-    """Read a whole file; by system calls only, because all else is slow on an emulated processor."""
+    """Read a whole file, with system calls only: Python's file objects are slow on an emulated processor."""
     fd = os.open(path, os.O_RDONLY)
     try:
         parts = []
@@ -74,30 +74,30 @@ def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 class _Worker:
-    """A thread that runs one order after the other."""
+    """A thread that runs commands, one after another."""
 
     def __init__(self) -> None:
-        self.orders: queue.SimpleQueue[Callable[[], Answer] | None] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Callable[[], Reply] | None] = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         self.tid = self.thread.native_id or 0
 
     def _run(self) -> None:
-        for order in iter(self.orders.get, None):
-            self.answers.put(order())
+        for command in iter(self.commands.get, None):
+            self.replies.put(command())
 
-    def do(self, order: Callable[[], Answer]) -> Answer:
-        self.orders.put(order)
-        return self.answers.get()
+    def run(self, command: Callable[[], Reply]) -> Reply:
+        self.commands.put(command)
+        return self.replies.get()
 
     def end(self) -> None:
-        self.orders.put(None)
+        self.commands.put(None)
         self.thread.join()
         wait_until(lambda: not os.path.exists(f"/proc/self/task/{self.tid}"))
 
 
-class _Stage:
+class _ActorProcess:
     """The process of one actor."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -105,22 +105,22 @@ class _Stage:
         self.workers: dict[int, _Worker] = {}
         self.held: dict[int, int] = {}
 
-    def perform(self) -> None:
-        """Run orders until the order to exit, or until the test has closed the link."""
+    def run(self) -> None:
+        """Run commands until "exit", or until the test closes the link."""
         # The actor's number in /proc, which differs from its own in a PID namespace.
         self.link.send(os.readlink("/proc/self").encode())
         while message := self.link.recv(MOST_BYTES):
-            order: Order = json.loads(message)
-            verb = getattr(self, "do_" + order.pop("verb"))
-            worker = self.workers.get(order.pop("thread", 0))
-            action = partial(verb, **order)
-            answer = worker.do(action) if worker else action()
-            if isinstance(answer, socket.socket):
+            command: Command = json.loads(message)
+            verb = getattr(self, "do_" + command.pop("verb"))
+            worker = self.workers.get(command.pop("thread", 0))
+            action = partial(verb, **command)
+            reply = worker.run(action) if worker else action()
+            if isinstance(reply, socket.socket):
                 # The new process replies over its own link.
-                socket.send_fds(self.link, [b"0"], [answer.fileno()])
-                answer.close()
+                socket.send_fds(self.link, [b"0"], [reply.fileno()])
+                reply.close()
             else:
-                self.link.send(json.dumps(answer).encode())
+                self.link.send(json.dumps(reply).encode())
         os._exit(0)
 
     def do_thread(self) -> int:
@@ -133,13 +133,13 @@ class _Stage:
         return tid
 
     def do_fork(self) -> socket.socket:
-        return fork_stage(self.link)
+        return fork_actor(self.link)
 
     def do_reap(self, pid: int) -> int:
         return os.waitpid(pid, 0)[1]
 
     def do_exec(self) -> None:
-        """Execute another program, which waits to be killed."""
+        """Execute another program, which sleeps until it is killed."""
         self.link.send(b"0")
         os.execv("/bin/sleep", ["sleep", "600"])
 
@@ -191,7 +191,7 @@ class _Stage:
         return outcome(lambda: os.utime(path, ns=(ns, ns)))
 
 
-def fork_stage(*inherited: socket.socket) -> socket.socket:
+def fork_actor(*inherited: socket.socket) -> socket.socket:
     """Fork a new actor from the calling thread. Return its link, on which it first sends its pid."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
@@ -199,7 +199,7 @@ def fork_stage(*inherited: socket.socket) -> socket.socket:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for link in (*inherited, ours):
                 link.close()
-            _Stage(theirs).perform()
+            _ActorProcess(theirs).run()
         os._exit(1)
     theirs.close()
     return ours
@@ -210,12 +210,12 @@ def _serve(link: socket.socket) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while link.recv(1):
-        made = fork_stage(link)
+        made = fork_actor(link)
         socket.send_fds(link, [b"0"], [made.fileno()])
         made.close()
 
 
-# -- outside
+# -- in the process of the tests
 
 
 class Actor:
@@ -226,14 +226,14 @@ class Actor:
         self.pid: int = json.loads(link.recv(MOST_BYTES))
         self._children: list[Actor] = []
 
-    def tell(self, verb: str, thread: int = 0, **details: object) -> Answer:
-        """Return the reply to one order of that thread (0: the first one)."""
+    def call(self, verb: str, thread: int = 0, **details: object) -> Reply:
+        """Run a command in a thread (0: the first one), and return its reply."""
         self._link.send(json.dumps({"verb": verb, "thread": thread, **details}).encode())
         return json.loads(self._link.recv(MOST_BYTES))
 
     def thread(self) -> int:
         """Start a thread and return its number."""
-        made: int = self.tell("thread")
+        made: int = self.call("thread")
         return made
 
     def fork(self, thread: int = 0) -> Actor:
@@ -245,16 +245,16 @@ class Actor:
 
     def exit(self) -> None:
         """End the process; it is a zombie until its parent reaps it."""
-        self.tell("exit")
+        self.call("exit")
         wait_until(lambda: state(self.pid) in ("Z", ""))
 
     def exec(self) -> None:
-        """Execute another program, which takes no more orders; ``close`` ends it."""
-        self.tell("exec")
+        """Execute another program, which accepts no commands; ``close`` ends it."""
+        self.call("exec")
         wait_until(lambda: os.readlink(f"/proc/{self.pid}/exe").endswith(("sleep", "busybox", "coreutils")))
 
     def close(self) -> None:
-        """End the process and those it forked, and wait until nothing runs any more."""
+        """End the process and its children, and wait for their ends."""
         for child in self._children:
             child.close()
         if self._link.fileno() != -1:
@@ -278,8 +278,8 @@ def state(pid: int) -> str:
         return ""
 
 
-class Troupe:
-    """The source of actors; as a context it ends all of them."""
+class ActorPool:
+    """Starts actors; a context manager that ends all of them."""
 
     def __init__(self) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -294,7 +294,7 @@ class Troupe:
         self._actors.append(Actor(_received(self._link)))
         return self._actors[-1]
 
-    def dismiss(self) -> None:
+    def end_all(self) -> None:
         """End all actors."""
         while self._actors:
             self._actors.pop().close()
@@ -303,7 +303,7 @@ class Troupe:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.dismiss()
+        self.end_all()
         self._link.close()
         self._server.wait()
 

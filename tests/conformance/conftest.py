@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .actors import Actor, Troupe
+from .actors import Actor, ActorPool
 from .table import Outcome, Results, lines
 from .target import OLDER, REAL_ROOT, SIMULATIONS, Resctrl, kernel, options, simulation
 
@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _capabilities(name: str) -> set[str]:
-    """The markers that the target satisfies."""
+    """Return the markers that the target satisfies."""
     if name != KERNEL:
         from resctrlmond.sim.fuse.mount import Simulation
 
@@ -80,7 +80,7 @@ def _parameters(item: pytest.Item) -> dict[str, str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Workload the outcome of a rule on its target."""
+    """Record the outcome of a rule on its target."""
     report = yield
     target = _parameters(item).get("target")
     if target and item.path.is_relative_to(HERE) and (report.when == "call" or report.failed):
@@ -121,17 +121,17 @@ def fs(target: Resctrl) -> Iterator[Resctrl]:
 
 
 @pytest.fixture(scope="session")
-def troupe() -> Iterator[Troupe]:
+def actor_pool() -> Iterator[ActorPool]:
     """Yield the source of processes."""
-    with Troupe() as made:
+    with ActorPool() as made:
         yield made
 
 
 @pytest.fixture
-def actors(troupe: Troupe) -> Iterator[Callable[[], Actor]]:
-    """Yield a function that starts processes that take orders; end them afterwards."""
-    yield troupe.actor
-    troupe.dismiss()
+def actors(actor_pool: ActorPool) -> Iterator[Callable[[], Actor]]:
+    """Yield a function that starts processes for commands; end them afterwards."""
+    yield actor_pool.actor
+    actor_pool.end_all()
 
 
 @pytest.fixture
@@ -143,5 +143,5 @@ def actor(actors: Callable[[], Actor]) -> Actor:
 @pytest.fixture
 def nobody(actor: Actor) -> Actor:
     """Start one process of an ordinary user."""
-    actor.tell("become", uid=65534, gid=65534)
+    actor.call("become", uid=65534, gid=65534)
     return actor

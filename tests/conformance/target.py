@@ -41,7 +41,7 @@ class Mounter(Protocol):
     """Mounts and unmounts a resctrl."""
 
     def mount(self, *, debug: bool = False) -> None:
-        """Mount it, with or without the option debug."""
+        """Mount resctrl, with or without the option debug."""
 
     def switch(self, cpu: int, online: bool) -> None:
         """Take a CPU offline or online; nothing happens if it already is."""
@@ -112,37 +112,37 @@ class Resctrl:
 
     @property
     def can_allocate(self) -> bool:
-        """Whether there are control groups besides root."""
+        """Return whether there can be control groups besides root."""
         return os.path.isdir(self.path("info/L3"))
 
     @property
     def events(self) -> list[str]:
-        """The names of the counter files of an L3 domain."""
+        """Return the names of the counter files of an L3 domain."""
         return self.read("info/L3_MON/mon_features").split()
 
     @property
     def has_occupancy(self) -> bool:
-        """Whether freed RMIDs wait in limbo until their cache lines are gone."""
+        """Return whether freed RMIDs stay in limbo until their cache lines are evicted."""
         return "llc_occupancy" in self.events
 
     @property
     def num_rmids(self) -> int:
-        """The maximum number of groups, including root."""
+        """Return the maximum number of groups, including root."""
         return int(self.read("info/L3_MON/num_rmids"))
 
     @property
     def num_closids(self) -> int:
-        """The maximum number of control groups, including root."""
+        """Return the maximum number of control groups, including root."""
         return int(self.read("info/L3/num_closids")) if self.can_allocate else 1
 
     @property
     def domains(self) -> list[str]:
-        """The names in ``mon_data``, sorted."""
+        """Return the names in ``mon_data``, sorted."""
         return sorted(os.listdir(self.path("mon_data")))
 
     @property
     def last_cache(self) -> list[int]:
-        """The CPUs of the last L3."""
+        """Return the CPUs of the last L3."""
         if self.simulated:
             return list(range(self.cpus - self.cpus // len(self.domains), self.cpus))
         text = Path(f"/sys/devices/system/cpu/cpu{self.cpus - 1}/cache/index3/shared_cpu_list").read_text()
@@ -159,7 +159,7 @@ class Resctrl:
 
     @property
     def is_6_16(self) -> bool:
-        """Whether mkdir clears last_cmd_status, as it does since the code moved to fs/resctrl (6.12: it does not).
+        """Return whether mkdir clears last_cmd_status, as since the code moved to fs/resctrl (6.12: it does not).
 
         Detected by a file of 6.18: no kernel between the two is tested.
         """
@@ -179,7 +179,7 @@ class Resctrl:
         """Write one command to a file. Raises OSError if it is refused."""
         write(self.path(path), str(text))
 
-    def tries(self, path: str, text: object) -> tuple[str, str]:
+    def try_write(self, path: str, text: object) -> tuple[str, str]:
         """Return the result of one command: ``OK`` or the errno's name, and last_cmd_status after it."""
         return outcome(lambda: self.write(path, text)), self.status
 
@@ -192,10 +192,10 @@ class Resctrl:
         """Clear last_cmd_status: a write to tasks also does it in Linux 6.12, unlike a write to cpus."""
         self.write("tasks", os.getpid())
 
-    def soil(self) -> str:
+    def set_status(self) -> str:
         """Leave a message in last_cmd_status, to see whether the next operation clears it."""
-        assert outcome(lambda: self.write("tasks", "soil")) == "EINVAL"
-        return "Task list parsing error pid soil\n"
+        assert outcome(lambda: self.write("tasks", "set_status")) == "EINVAL"
+        return "Task list parsing error pid set_status\n"
 
     def names(self, *names: str) -> list[str]:
         """Return the entries of a directory, sorted."""
@@ -210,8 +210,8 @@ class Resctrl:
             time.sleep(0.05)
         return result
 
-    def make(self, path: str) -> str:
-        """Create a group without failure. Return its path."""
+    def create(self, path: str) -> str:
+        """Create a group, which must succeed, and return its path."""
         result = self.mkdir(path)
         assert result == "OK", f"mkdir {path}: {result}, last_cmd_status {self.status!r}"
         return path
@@ -255,7 +255,7 @@ class Resctrl:
     # -- mount and unmount
 
     def unmount(self) -> str:
-        """Unmount. Return ``OK``, or ``EBUSY`` if a file in it is open."""
+        """Unmount resctrl. Return ``OK``, or ``EBUSY`` if a file in it is open."""
         done = subprocess.run(["umount", self.root], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return "OK"
@@ -263,7 +263,7 @@ class Resctrl:
         return "EBUSY"
 
     def mount(self, *, debug: bool = False) -> None:
-        """Mount it, if it is not mounted."""
+        """Mount resctrl if it is not mounted."""
         if not os.path.isdir(self.path("info")):
             self._mounter.mount(debug=debug)
 

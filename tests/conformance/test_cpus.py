@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cpus and cpus_list: which masks and lists are taken, where the CPUs come from, and where they go."""
+"""cpus and cpus_list: accepted masks and lists, and the groups that lose and get CPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT_KEEPS = ("EINVAL", "Can't drop CPUs from default group\n")
 
 @pytest.fixture
 def a(fs: Resctrl) -> str:
-    return fs.make("mon_groups/a")
+    return fs.create("mon_groups/a")
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def tried(fs: Resctrl, path: str, texts: Iterable[str]) -> dict[str, tuple[str, 
     for text in texts:
         fs.write(f"{os.path.dirname(path)}/cpus_list", "0")
         fs.clear()
-        found[text] = (*fs.tries(path, text), *cpus(fs, os.path.dirname(path)))
+        found[text] = (*fs.try_write(path, text), *cpus(fs, os.path.dirname(path)))
     return found
 
 
-def test_lists(fs: Resctrl, a: str) -> None:
-    """cpus_list takes numbers and ranges, parted by commas or white space; nothing after a NUL is seen.
+def test_cpus_list_accepts_numbers_and_ranges(fs: Resctrl, a: str) -> None:
+    """cpus_list accepts numbers and ranges, separated by commas or white space; it ignores all after a NUL.
 
     A range may take so many out of every so many, the first of them; ``all`` in either case is every CPU.
     """
@@ -66,13 +66,13 @@ def test_lists(fs: Resctrl, a: str) -> None:
 
 
 @pytest.mark.two_domains
-def test_patterns(fs: Resctrl, a: str) -> None:
-    """A range may take so many out of every so many; the first of them are taken."""
+def test_a_range_may_have_a_pattern(fs: Resctrl, a: str) -> None:
+    """A range may have a pattern USED/GROUP: the first USED CPUs of every GROUP."""
     wanted = {"0-3:1/2": "0,2\n", "1-3:2/3": "1-2\n", "all:1/3": "0,3\n", "0-3:0/2": "\n", "0-2:3/9": "0-2\n"}
     assert tried(fs, f"{a}/cpus_list", wanted) == {text: ("OK", "ok\n", got) for text, got in wanted.items()}
 
 
-def test_bad_lists(fs: Resctrl, a: str) -> None:
+def test_an_invalid_list_changes_nothing(fs: Resctrl, a: str) -> None:
     """An invalid list is EINVAL, an impossible CPU ERANGE, a number above 32 bits EOVERFLOW; nothing changes."""
     results = {
         "EINVAL": [
@@ -103,14 +103,14 @@ def test_bad_lists(fs: Resctrl, a: str) -> None:
     assert tried(fs, f"{a}/cpus_list", wanted) == wanted
 
 
-def test_masks(fs: Resctrl, a: str) -> None:
-    """cpus takes a hexadecimal mask in one line. Whatever precedes a word of eight digits is taken along with it."""
+def test_cpus_accepts_hexadecimal_masks(fs: Resctrl, a: str) -> None:
+    """cpus accepts a hexadecimal mask in one line. A word of eight digits may follow any character."""
     texts = ["1", "1\n", "01", "00000001", "1,", ",1", " 1\t", "1\n5", "1\0zz", "x00000001", "-00000001,"]
     assert tried(fs, f"{a}/cpus", texts) == dict.fromkeys(texts, ("OK", "ok\n", "0\n"))
     assert int(fs.read(a, "cpus").replace(",", ""), 16) == 1
 
 
-def test_bad_masks(fs: Resctrl, a: str) -> None:
+def test_an_invalid_mask_changes_nothing(fs: Resctrl, a: str) -> None:
     """An invalid mask is EINVAL; words or masks that are too long, and impossible CPUs, are EOVERFLOW."""
     results = {
         "EINVAL": ["zz", "0-1", "-1", "+1", "0x1", "1_1", "all", "N", "x1"],
@@ -128,50 +128,50 @@ def test_empty_write_removes_all_cpus(fs: Resctrl, a: str) -> None:
 
 
 def test_a_write_clears_the_status(fs: Resctrl, a: str) -> None:
-    """A write to cpus begins with an empty last_cmd_status; in Linux 6.12 it leaves it as it is."""
-    said = fs.soil()
-    assert fs.tries(f"{a}/cpus_list", "0") == ("OK", "ok\n" if fs.is_6_16 else said)
-    assert fs.tries(f"{a}/cpus_list", "zz")[1] == ("" if fs.is_6_16 else said) + "Bad CPU list/mask\n"
+    """A write to cpus clears last_cmd_status; in Linux 6.12 it does not."""
+    status = fs.set_status()
+    assert fs.try_write(f"{a}/cpus_list", "0") == ("OK", "ok\n" if fs.is_6_16 else status)
+    assert fs.try_write(f"{a}/cpus_list", "zz")[1] == ("" if fs.is_6_16 else status) + "Bad CPU list/mask\n"
 
 
 # -- origin of CPUs
 
 
 def test_a_cpu_goes_to_a_monitoring_group_and_stays_in_root(fs: Resctrl, a: str) -> None:
-    """A monitoring group takes a CPU of its control group, which has it still."""
+    """A monitoring group gets a CPU of its control group, which keeps it."""
     before = cpus(fs, "")
-    assert fs.tries(f"{a}/cpus_list", "0\n") == ("OK", "ok\n")
+    assert fs.try_write(f"{a}/cpus_list", "0\n") == ("OK", "ok\n")
     assert cpus(fs, a, "") == ["0\n", *before]
 
 
 def test_root_keeps_its_cpus(fs: Resctrl) -> None:
     """CPUs cannot be taken from root by writing to root."""
     before = cpus(fs, "")
-    assert fs.tries("cpus_list", "\n") == ROOT_KEEPS
+    assert fs.try_write("cpus_list", "\n") == ROOT_KEEPS
     fs.clear()
-    assert fs.tries("cpus", "0\n") == ROOT_KEEPS
+    assert fs.try_write("cpus", "0\n") == ROOT_KEEPS
     assert cpus(fs, "") == before
 
 
-def test_roots_own_cpus_written_to_root(fs: Resctrl, a: str) -> None:
+def test_writing_roots_cpus_to_root_removes_them_from_its_monitoring_groups(fs: Resctrl, a: str) -> None:
     """The CPUs of root may be written to root; its monitoring groups lose theirs."""
     fs.write(f"{a}/cpus_list", "0")
-    assert fs.tries("cpus_list", cpus(fs, "")[0]) == ("OK", "ok\n")
+    assert fs.try_write("cpus_list", cpus(fs, "")[0]) == ("OK", "ok\n")
     assert cpus(fs, a) == ["\n"]
 
 
 def test_a_cpu_is_in_one_monitoring_group(fs: Resctrl, a: str) -> None:
-    """Another group that takes the CPU takes it away from the first."""
+    """A monitoring group that gets a CPU removes it from another one."""
     fs.write(f"{a}/cpus_list", "0\n")
-    b = fs.make("mon_groups/b")
+    b = fs.create("mon_groups/b")
     fs.write(f"{b}/cpus_list", "0\n")
     assert cpus(fs, a, b) == ["\n", "0\n"]
 
 
 @pytest.mark.two_domains
-def test_only_the_cpus_named_move(fs: Resctrl, a: str) -> None:
-    """Groups keep the CPUs that are not named; a new list takes the place of the old one."""
-    b = fs.make("mon_groups/b")
+def test_a_write_moves_only_the_named_cpus(fs: Resctrl, a: str) -> None:
+    """Groups keep the CPUs that are not named; a new list replaces the old one."""
+    b = fs.create("mon_groups/b")
     fs.write(f"{a}/cpus_list", "0-2")
     fs.write(f"{b}/cpus_list", "1,3")
     assert cpus(fs, a, b) == ["0,2\n", "1,3\n"]
@@ -181,13 +181,13 @@ def test_only_the_cpus_named_move(fs: Resctrl, a: str) -> None:
 
 @pytest.mark.allocation
 def test_a_control_group_takes_cpus_from_root(fs: Resctrl, rest: str) -> None:
-    """A control group has its CPUs for itself; an empty list and rmdir give them back to root."""
+    """A control group has its CPUs exclusively; an empty list and rmdir return them to root."""
     before = cpus(fs, "")
-    fs.make("class")
+    fs.create("class")
     for _ in range(2):
-        assert fs.tries("class/cpus_list", "0\n") == ("OK", "ok\n")
+        assert fs.try_write("class/cpus_list", "0\n") == ("OK", "ok\n")
         assert cpus(fs, "class", "") == ["0\n", rest]
-        assert fs.tries("class/cpus_list", "\n") == ("OK", "ok\n")
+        assert fs.try_write("class/cpus_list", "\n") == ("OK", "ok\n")
         assert cpus(fs, "class", "") == ["\n", *before]
     fs.write("class/cpus_list", "0\n")
     fs.rmdir("class")
@@ -196,35 +196,35 @@ def test_a_control_group_takes_cpus_from_root(fs: Resctrl, rest: str) -> None:
 
 @pytest.mark.allocation
 def test_a_control_group_takes_cpus_from_monitoring_groups(fs: Resctrl, a: str) -> None:
-    """A CPU that a control group takes is lost by a monitoring group elsewhere, which cannot take it back."""
-    fs.make("class")
+    """A monitoring group of root loses a CPU that a control group gets, and cannot get it back."""
+    fs.create("class")
     fs.write(f"{a}/cpus_list", "0")
     fs.write("class/cpus_list", "0")
     assert cpus(fs, a) == ["\n"]
-    assert fs.tries(f"{a}/cpus_list", "0") == NOT_THE_PARENTS
+    assert fs.try_write(f"{a}/cpus_list", "0") == NOT_THE_PARENTS
 
 
 @pytest.mark.allocation
 def test_root_takes_cpus_from_a_control_group(fs: Resctrl) -> None:
-    """Root takes CPUs by writing to root; the control group and what is in it have them no more."""
+    """A write to root moves CPUs to root from the control group and its monitoring groups."""
     before = cpus(fs, "")
-    fs.make("class")
-    fs.make("class/mon_groups/m")
+    fs.create("class")
+    fs.create("class/mon_groups/m")
     fs.write("class/cpus_list", "0")
     fs.write("class/mon_groups/m/cpus_list", "0")
-    assert fs.tries("cpus_list", before[0]) == ("OK", "ok\n")
+    assert fs.try_write("cpus_list", before[0]) == ("OK", "ok\n")
     assert cpus(fs, "class", "class/mon_groups/m", "") == ["\n", "\n", *before]
 
 
 @pytest.mark.allocation
 def test_a_monitoring_group_takes_only_its_control_groups(fs: Resctrl) -> None:
-    """A CPU of another control group is refused, and one of its own is taken."""
-    fs.make("class")
-    fs.make("class/mon_groups/m")
-    assert fs.tries("class/mon_groups/m/cpus_list", "0\n") == NOT_THE_PARENTS
+    """A CPU of another control group is refused, and one of its own is accepted."""
+    fs.create("class")
+    fs.create("class/mon_groups/m")
+    assert fs.try_write("class/mon_groups/m/cpus_list", "0\n") == NOT_THE_PARENTS
     fs.write("class/cpus_list", "0")
     fs.clear()
-    assert fs.tries("class/mon_groups/m/cpus_list", "0\n") == ("OK", "ok\n")
+    assert fs.try_write("class/mon_groups/m/cpus_list", "0\n") == ("OK", "ok\n")
     assert cpus(fs, "class", "class/mon_groups/m") == ["0\n", "0\n"]
 
 
@@ -232,8 +232,8 @@ def test_a_monitoring_group_takes_only_its_control_groups(fs: Resctrl) -> None:
 @pytest.mark.parametrize("text", ["0", "\n"])
 def test_a_write_to_a_control_group_empties_its_monitoring_groups(fs: Resctrl, text: str) -> None:
     """The monitoring groups in a control group lose all CPUs when its mask is written, even the same one."""
-    fs.make("class")
-    fs.make("class/mon_groups/m")
+    fs.create("class")
+    fs.create("class/mon_groups/m")
     fs.write("class/cpus_list", "0")
     fs.write("class/mon_groups/m/cpus_list", "0")
     fs.write("class/cpus_list", text)
@@ -241,10 +241,10 @@ def test_a_write_to_a_control_group_empties_its_monitoring_groups(fs: Resctrl, t
 
 
 @pytest.mark.allocation
-def test_a_monitoring_group_that_goes_leaves_its_cpus_to_its_control_group(fs: Resctrl, rest: str) -> None:
-    """After rmdir of the monitoring group the control group has the CPU still."""
-    fs.make("class")
-    fs.make("class/mon_groups/m")
+def test_the_control_group_keeps_the_cpus_of_a_removed_monitoring_group(fs: Resctrl, rest: str) -> None:
+    """After rmdir of the monitoring group, the control group still has the CPU."""
+    fs.create("class")
+    fs.create("class/mon_groups/m")
     fs.write("class/cpus_list", "0")
     fs.write("class/mon_groups/m/cpus_list", "0")
     fs.rmdir("class/mon_groups/m")
@@ -254,7 +254,7 @@ def test_a_monitoring_group_that_goes_leaves_its_cpus_to_its_control_group(fs: R
 @pytest.mark.allocation
 def test_a_group_with_cpus_stays_with_its_parent(fs: Resctrl, a: str) -> None:
     """A group that monitors CPUs cannot move to another control group, and can get a new name."""
-    fs.make("class")
+    fs.create("class")
     fs.write(f"{a}/cpus_list", "0\n")
     assert outcome(lambda: os.rename(fs.path(a), fs.path("class/mon_groups/a"))) == "EPERM"
     assert fs.status == "Cannot move a MON group that monitors CPUs\n"
@@ -266,16 +266,16 @@ def test_a_removed_group_gives_its_cpus_back(fs: Resctrl, a: str) -> None:
     """After rmdir another group can take the CPU."""
     fs.write(f"{a}/cpus_list", "0\n")
     fs.rmdir(a)
-    b = fs.make("mon_groups/b")
+    b = fs.create("mon_groups/b")
     assert cpus(fs, b) == ["\n"]
     fs.write(f"{b}/cpus_list", "0\n")
     assert cpus(fs, b) == ["0\n"]
 
 
-def test_an_unmount_gives_all_back(fs: Resctrl, a: str) -> None:
-    """After unmount and mount all CPUs are root's."""
+def test_an_unmount_returns_all_cpus_to_root(fs: Resctrl, a: str) -> None:
+    """After unmount and mount, root has all CPUs."""
     before = cpus(fs, "")
-    fs.make("class" if fs.can_allocate else "mon_groups/b")
+    fs.create("class" if fs.can_allocate else "mon_groups/b")
     fs.write("class/cpus_list" if fs.can_allocate else "mon_groups/b/cpus_list", "0")
     assert fs.unmount() == "OK"
     fs.mount()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator repeats, sequence by sequence, what the real kernel was seen to do."""
+"""The simulator shows the recorded results of a real kernel for each sequence of operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_recorded_case(path: Path) -> None:
 
 
 def test_a_seed_gives_the_same_sequences() -> None:
-    """Two generators of one seed agree, of two seeds they do not."""
+    """Two generators with the same seed agree, and with different seeds they do not."""
     one, same, other = (Generator(seed, allocation=True) for seed in (1, 1, 2))
     first = [one.sequence() for _ in range(5)]
     assert first == [same.sequence() for _ in range(5)]
@@ -67,7 +67,7 @@ def test_first_difference_is_reported() -> None:
 
 
 def test_a_difference_is_shrunk() -> None:
-    """Only the operations that it takes are left."""
+    """Only the necessary operations are left."""
 
     def differ(candidates: list[Sequence]) -> list[bool]:
         return [["b"] in one and ["d"] in one and one.index(["b"]) < one.index(["d"]) for one in candidates]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs that go offline and come back; L3 domains that go with their last CPU and come back with the first."""
+"""CPUs that go offline and return; L3 domains that disappear with their last CPU and return with the first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Switch = Callable[[bool], None]
 
 @pytest.fixture
 def second(fs: Resctrl) -> Iterator[Switch]:
-    """Switches the CPUs of the second cache off or on."""
+    """Return a function that takes the CPUs of the second cache offline or online."""
     cpus = fs.last_cache
 
     def all_of_it(online: bool) -> None:
@@ -30,23 +30,23 @@ def second(fs: Resctrl) -> Iterator[Switch]:
 
 @pytest.fixture
 def last(fs: Resctrl) -> Iterator[Switch]:
-    """Switches one CPU off or on, the last one."""
+    """Return a function that takes the last CPU offline or online."""
     yield lambda online: fs.switch(online, fs.cpus - 1)
     fs.switch(True, fs.cpus - 1)
 
 
-def test_a_domain_goes_with_its_last_cpu(fs: Resctrl, second: Switch) -> None:
-    """When the last CPU of a cache goes offline, its directory goes from every group."""
-    fs.make("mon_groups/a")
+def test_a_domain_disappears_with_its_last_cpu(fs: Resctrl, second: Switch) -> None:
+    """When the last CPU of a cache goes offline, its directory disappears from each group."""
+    fs.create("mon_groups/a")
     second(False)
     assert fs.names("mon_data") == fs.names("mon_groups/a/mon_data") == ["mon_L3_00"]
 
 
-def test_a_domain_comes_back(fs: Resctrl, second: Switch) -> None:
+def test_a_domain_returns_with_its_first_cpu(fs: Resctrl, second: Switch) -> None:
     """When a CPU comes back, the directory does, in old and new groups, and its traffic begins at 0."""
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     second(False)
-    fs.make("mon_groups/b")
+    fs.create("mon_groups/b")
     assert fs.names("mon_groups/b/mon_data") == ["mon_L3_00"]
     second(True)
     for group in ("mon_groups/a", "mon_groups/b"):
@@ -54,9 +54,9 @@ def test_a_domain_comes_back(fs: Resctrl, second: Switch) -> None:
         assert fs.read(group, SECOND, "mbm_total_bytes") == "0\n"
 
 
-def test_a_domain_that_comes_back_is_another_directory(fs: Resctrl, second: Switch) -> None:
-    """Its inode tells that its counters began anew; that of a domain that stayed online is the same."""
-    fs.make("mon_groups/a")
+def test_a_domain_that_returns_has_a_new_inode(fs: Resctrl, second: Switch) -> None:
+    """Its new inode shows that its counters began again; a domain that stayed online keeps its inode."""
+    fs.create("mon_groups/a")
 
     def inodes() -> list[int]:
         return [os.stat(fs.path("mon_groups/a/mon_data", domain)).st_ino for domain in ("mon_L3_00", "mon_L3_01")]
@@ -69,15 +69,15 @@ def test_a_domain_that_comes_back_is_another_directory(fs: Resctrl, second: Swit
     assert after[1] != before[1]
 
 
-def test_one_cpu_is_enough(fs: Resctrl, last: Switch) -> None:
+def test_a_domain_stays_while_one_cpu_is_online(fs: Resctrl, last: Switch) -> None:
     """While one CPU of a cache is online, nothing changes."""
     last(False)
     assert fs.domains == ["mon_L3_00", "mon_L3_01"]
 
 
 def test_old_descriptors_of_a_domain(fs: Resctrl, second: Switch) -> None:
-    """An open counter of a domain that has gone is ENODEV, also when the domain is back."""
-    fs.make("mon_groups/a")
+    """An open counter of a domain that has gone is ENODEV, also when the domain has returned."""
+    fs.create("mon_groups/a")
     fd = os.open(fs.path("mon_groups/a", SECOND, "mbm_total_bytes"), os.O_RDONLY)
     try:
         assert outcome(lambda: os.pread(fd, 64, 0)) == "OK"
@@ -91,24 +91,24 @@ def test_old_descriptors_of_a_domain(fs: Resctrl, second: Switch) -> None:
 
 
 def test_an_offline_cpu_leaves_its_group(fs: Resctrl, last: Switch) -> None:
-    """A CPU that goes offline is in no group, and none can take it; when it comes back it belongs to root alone."""
+    """An offline CPU is in no group, and no group can get it; when it returns, only root has it."""
     cpu = fs.cpus - 1
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     fs.write("mon_groups/a/cpus_list", cpu)
     last(False)
     assert fs.read("mon_groups/a/cpus_list") == "\n"
     assert fs.read("cpus_list") == f"0-{cpu - 1}\n"
-    assert fs.tries("mon_groups/a/cpus_list", cpu) == ("EINVAL", "Can only assign online CPUs\n")
+    assert fs.try_write("mon_groups/a/cpus_list", cpu) == ("EINVAL", "Can only assign online CPUs\n")
     last(True)
     assert fs.read("mon_groups/a/cpus_list") == "\n"
     assert fs.read("cpus_list") == f"0-{cpu}\n"
 
 
 def test_an_offline_cpu_leaves_its_class(fs: Resctrl, last: Switch) -> None:
-    """A CPU of a control group and of a monitoring group in it comes back to root."""
+    """A CPU of a control group and of a monitoring group in it returns to root."""
     cpu = fs.cpus - 1
-    fs.make("class")
-    fs.make("class/mon_groups/m")
+    fs.create("class")
+    fs.create("class/mon_groups/m")
     fs.write("class/cpus_list", f"0,{cpu}")
     fs.write("class/mon_groups/m/cpus_list", f"0,{cpu}")
     last(False)
@@ -123,13 +123,13 @@ def test_root_need_not_name_offline_cpus(fs: Resctrl, last: Switch) -> None:
     wide = len(fs.read("cpus"))
     last(False)
     assert len(fs.read("cpus")) == wide
-    assert fs.tries("cpus_list", f"0-{fs.cpus - 2}") == ("OK", "ok\n")
-    assert fs.tries("cpus_list", f"0-{fs.cpus - 1}") == ("EINVAL", "Can only assign online CPUs\n")
+    assert fs.try_write("cpus_list", f"0-{fs.cpus - 2}") == ("OK", "ok\n")
+    assert fs.try_write("cpus_list", f"0-{fs.cpus - 1}") == ("EINVAL", "Can only assign online CPUs\n")
 
 
-def test_the_other_domain_is_not_disturbed(fs: Resctrl, second: Switch) -> None:
-    """An open counter of the domain that stays goes on working."""
-    fs.make("mon_groups/a")
+def test_an_open_counter_of_the_other_domain_still_works(fs: Resctrl, second: Switch) -> None:
+    """An open counter of the domain that stays online still works."""
+    fs.create("mon_groups/a")
     fd = os.open(fs.path("mon_groups/a/mon_data/mon_L3_00/mbm_total_bytes"), os.O_RDONLY)
     try:
         second(False)
@@ -138,23 +138,23 @@ def test_the_other_domain_is_not_disturbed(fs: Resctrl, second: Switch) -> None:
         os.close(fd)
 
 
-def test_a_domain_has_its_masks_only_while_it_is_there(fs: Resctrl, second: Switch) -> None:
-    """schemata, size and bit_usage leave an offline cache out; when it comes back, all of it is everybody's."""
-    fs.make("class")
+def test_an_offline_domain_has_no_masks(fs: Resctrl, second: Switch) -> None:
+    """schemata, size and bit_usage leave an offline cache out; when it returns, each class has the full mask."""
+    fs.create("class")
     full = fs.read("info/L3/cbm_mask").strip()
     fs.write("class/schemata", "L3:0=1;1=1\n")
     second(False)
     assert fs.read("class/schemata") == "L3:0=1\n"
     assert [fs.read(name).count("=") for name in ("schemata", "class/size", "info/L3/bit_usage")] == [1, 1, 1]
-    assert fs.tries("class/schemata", "L3:1=1\n") == ("EINVAL", "ok\n")
+    assert fs.try_write("class/schemata", "L3:1=1\n") == ("EINVAL", "ok\n")
     second(True)
     assert fs.read("class/schemata") == f"L3:0=1;1={full}\n"
 
 
 @pytest.mark.limbo
-def test_limbo_does_not_wait_for_a_domain_that_has_gone(fs: Resctrl, second: Switch) -> None:
-    """Freed RMIDs come back though one of their domains is offline."""
+def test_limbo_does_not_wait_for_an_offline_domain(fs: Resctrl, second: Switch) -> None:
+    """Freed RMIDs can be used again although one of their domains is offline."""
     fs.fill()
     second(False)
     fs.rmdir("mon_groups/fill-0")
-    fs.make("mon_groups/one-more")
+    fs.create("mon_groups/one-more")

@@ -19,7 +19,7 @@ FREED = (9, 2, 5)  # groups, in the order in which they go
 
 @pytest.fixture(scope="module")
 def mounted_with_debug(target: Resctrl) -> Iterator[None]:
-    """For all rules here; after them it is mounted without the option."""
+    """Mount with the option debug for all rules of this module."""
     assert target.unmount() == "OK"
     target.mount(debug=True)
     yield
@@ -30,7 +30,7 @@ def mounted_with_debug(target: Resctrl) -> Iterator[None]:
 
 @pytest.fixture
 def debug(mounted_with_debug: None, fs: Resctrl) -> Resctrl:
-    """A resctrl whose groups tell their ids."""
+    """Return a resctrl whose groups show their ids."""
     return fs
 
 
@@ -48,32 +48,32 @@ def free(fs: Resctrl) -> list[int]:
 
 
 def made(fs: Resctrl) -> list[int]:
-    """The RMIDs of as many new groups."""
-    return [rmid(fs, fs.make(f"mon_groups/new-{number}")) for number in FREED]
+    """Create groups, and return their RMIDs."""
+    return [rmid(fs, fs.create(f"mon_groups/new-{number}")) for number in FREED]
 
 
-def test_debug_shows_the_ids(debug: Resctrl) -> None:
+def test_the_option_debug_shows_the_ids(debug: Resctrl) -> None:
     """With the option debug each group has mon_hw_id, of mode 0444; that of root is 0."""
     assert rmid(debug, "") == 0
-    group = debug.make("mon_groups/a")
+    group = debug.create("mon_groups/a")
     assert 0 < rmid(debug, group) < debug.num_rmids
     assert stat.S_IMODE(os.lstat(debug.path(group, "mon_hw_id")).st_mode) == 0o444
     assert outcome(lambda: debug.write(f"{group}/mon_hw_id", "1")) == "EACCES"
 
 
 def test_control_groups_have_a_closid(debug: Resctrl) -> None:
-    """Control groups have ctrl_hw_id as well, root where it is the only one too; monitoring groups have none."""
+    """Control groups also have ctrl_hw_id, even if root is the only one; monitoring groups have none."""
     assert debug.read("ctrl_hw_id") == "0\n"
-    assert "ctrl_hw_id" not in debug.names(debug.make("mon_groups/a"))
+    assert "ctrl_hw_id" not in debug.names(debug.create("mon_groups/a"))
 
 
 @pytest.mark.allocation
 def test_the_lowest_closid_is_taken(debug: Resctrl) -> None:
     """A control group gets the lowest CLOSID that is free, and an RMID of its own."""
-    debug.make("x")
+    debug.create("x")
     assert (debug.read("x/ctrl_hw_id"), rmid(debug, "x") > 0) == ("1\n", True)
     debug.rmdir("x")
-    debug.make("y")
+    debug.create("y")
     assert debug.read("y/ctrl_hw_id") == "1\n"
 
 
@@ -84,24 +84,24 @@ def test_debug_is_in_proc_mounts(debug: Resctrl) -> None:
     assert wanted in Path("/proc/mounts").read_text().splitlines()
 
 
-def test_ids_are_each_ones_own(debug: Resctrl) -> None:
-    """No two groups have one RMID."""
-    groups = ["", *(debug.make(f"mon_groups/{name}") for name in "abcd")]
+def test_no_two_groups_have_the_same_rmid(debug: Resctrl) -> None:
+    """No two groups have the same RMID."""
+    groups = ["", *(debug.create(f"mon_groups/{name}") for name in "abcd")]
     assert len({rmid(debug, group) for group in groups}) == len(groups)
 
 
-def test_an_rmid_stays_over_rename(debug: Resctrl) -> None:
-    """A group that is renamed has its RMID still."""
-    before = rmid(debug, debug.make("mon_groups/a"))
+def test_rename_keeps_the_rmid(debug: Resctrl) -> None:
+    """A renamed group keeps its RMID."""
+    before = rmid(debug, debug.create("mon_groups/a"))
     os.rename(debug.path("mon_groups/a"), debug.path("mon_groups/b"))
     assert rmid(debug, "mon_groups/b") == before
 
 
 @pytest.mark.allocation
-def test_an_rmid_moves_to_another_class(debug: Resctrl) -> None:
-    """Also if it moves to another control group."""
-    before = rmid(debug, debug.make("mon_groups/a"))
-    debug.make("x")
+def test_a_move_to_another_class_keeps_the_rmid(debug: Resctrl) -> None:
+    """A group that moves to another control group keeps its RMID."""
+    before = rmid(debug, debug.create("mon_groups/a"))
+    debug.create("x")
     os.rename(debug.path("mon_groups/a"), debug.path("x/mon_groups/a"))
     assert rmid(debug, "x/mon_groups/a") == before
 
@@ -114,7 +114,7 @@ def test_freed_rmids_come_back_in_their_order(debug: Resctrl) -> None:
 
 @pytest.mark.limbo
 def test_rmids_leave_limbo_in_the_order_of_their_numbers(debug: Resctrl) -> None:
-    """Those that are found clean by one look of the worker are free in the order of their numbers."""
+    """RMIDs that one run of the limbo worker finds clean become free in the order of their numbers."""
     before = debug.read(THRESHOLD)
     debug.fill()
     debug.write(THRESHOLD, 0)  # no RMID leaves limbo before all are in it

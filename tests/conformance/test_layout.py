@@ -27,18 +27,18 @@ def test_root_has_the_files_of_a_control_group_and_info(fs: Resctrl) -> None:
 
 def test_a_monitoring_group_has_four_entries(fs: Resctrl) -> None:
     """A monitoring group has tasks, cpus, cpus_list and mon_data, and no mon_groups."""
-    assert set(fs.names(fs.make("mon_groups/a"))) == EVERY_GROUP
+    assert set(fs.names(fs.create("mon_groups/a"))) == EVERY_GROUP
 
 
 @pytest.mark.allocation
 def test_a_control_group_has_roots_files_without_info(fs: Resctrl) -> None:
-    """A control group has all that root has, but for ``info``."""
-    assert set(fs.names(fs.make("class"))) == CONTROL_GROUP
+    """A control group has the files of root except ``info``."""
+    assert set(fs.names(fs.create("class"))) == CONTROL_GROUP
 
 
 def test_domains_have_one_file_per_event(fs: Resctrl) -> None:
     """``mon_data`` has mon_L3_NN with at least two digits, and in it a file for each line of mon_features."""
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     for group in ("", "mon_groups/a"):
         domains = fs.names(group, "mon_data")
         assert domains == [f"mon_L3_{number:02d}" for number in range(len(domains))]
@@ -49,13 +49,13 @@ def test_domains_have_one_file_per_event(fs: Resctrl) -> None:
 
 @pytest.mark.two_domains
 def test_every_group_has_every_domain(fs: Resctrl) -> None:
-    """Where there are two caches, each group has a directory for each."""
-    assert fs.names(fs.make("mon_groups/a"), "mon_data") == ["mon_L3_00", "mon_L3_01"] == fs.domains
-    assert fs.names(fs.make("class"), "mon_data") == ["mon_L3_00", "mon_L3_01"]
+    """With two caches, each group has a directory for each of them."""
+    assert fs.names(fs.create("mon_groups/a"), "mon_data") == ["mon_L3_00", "mon_L3_01"] == fs.domains
+    assert fs.names(fs.create("class"), "mon_data") == ["mon_L3_00", "mon_L3_01"]
 
 
-def test_info_names_what_is_monitored(fs: Resctrl) -> None:
-    """``info`` has last_cmd_status, L3_MON, and L3 where there is allocation."""
+def test_info_has_the_monitored_resources(fs: Resctrl) -> None:
+    """``info`` has last_cmd_status, L3_MON, and L3 if there is allocation."""
     assert set(fs.names("info")) == {"last_cmd_status", "L3_MON"} | ({"L3"} if fs.can_allocate else set())
 
 
@@ -99,9 +99,9 @@ def test_info_of_allocation(fs: Resctrl) -> None:
         ("mon_groups/a/mon_data/mon_L3_00/mbm_local_bytes", "100444"),
     ],
 )
-def test_modes(fs: Resctrl, path: str, wanted: str) -> None:
-    """Files have the mode of the kernel's table; root's directories have 0555, a group's what mkdir gave it."""
-    fs.make("mon_groups/a")
+def test_each_file_has_its_mode(fs: Resctrl, path: str, wanted: str) -> None:
+    """Files have the mode of the kernel's table; root's directories have 0555, a group's the mode of mkdir."""
+    fs.create("mon_groups/a")
     assert mode(fs, path) == wanted
 
 
@@ -109,7 +109,7 @@ def test_modes(fs: Resctrl, path: str, wanted: str) -> None:
 @pytest.mark.parametrize(("name", "wanted"), [("schemata", "100644"), ("mode", "100644"), ("size", "100444")])
 def test_modes_of_allocation_files(fs: Resctrl, name: str, wanted: str) -> None:
     """schemata and mode can be written, size cannot."""
-    assert mode(fs, fs.make("class") + "/" + name) == wanted
+    assert mode(fs, fs.create("class") + "/" + name) == wanted
 
 
 def test_mkdirs_mode_counts_for_directories_only(fs: Resctrl) -> None:
@@ -127,8 +127,8 @@ def test_mode_0000_is_usable_by_root(fs: Resctrl, actor: Actor) -> None:
     assert fs.members("mon_groups/a") == {actor.pid}
 
 
-def test_the_umask_counts(fs: Resctrl) -> None:
-    """mkdir's mode loses the bits of the umask."""
+def test_mkdir_applies_the_umask(fs: Resctrl) -> None:
+    """mkdir applies the umask to the mode."""
     before = os.umask(0o027)
     try:
         os.mkdir(fs.path("mon_groups/a"), 0o777)
@@ -137,7 +137,7 @@ def test_the_umask_counts(fs: Resctrl) -> None:
     assert mode(fs, "mon_groups/a") == "40750"
 
 
-def test_sizes_are_0(fs: Resctrl) -> None:
+def test_all_sizes_are_0(fs: Resctrl) -> None:
     """Every file and directory has size 0, though there is something to read."""
     assert fs.read("info/L3_MON/num_rmids")
     for path in ("", "tasks", "cpus", "info/L3_MON/num_rmids", "mon_data/mon_L3_00/mbm_total_bytes", "mon_groups"):
@@ -147,17 +147,17 @@ def test_sizes_are_0(fs: Resctrl) -> None:
 def test_directories_count_their_directories(fs: Resctrl) -> None:
     """A directory has two links and one more for each directory in it."""
     before = os.lstat(fs.path("mon_groups")).st_nlink
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     assert (before, os.lstat(fs.path("mon_groups")).st_nlink) == (2, 3)
     assert os.lstat(fs.path("mon_groups/a")).st_nlink == 3
     assert os.lstat(fs.path("mon_groups/a/tasks")).st_nlink == 1
 
 
-def test_groups_belong_to_their_maker(fs: Resctrl) -> None:
+def test_groups_belong_to_their_creator(fs: Resctrl) -> None:
     """All nodes of a new group have the fsuid and fsgid of its creator."""
     os.setegid(4242)
     try:
-        fs.make("mon_groups/a")
+        fs.create("mon_groups/a")
     finally:
         os.setegid(0)
     for name in ("", "tasks", "mon_data", "mon_data/mon_L3_00/mbm_total_bytes"):
@@ -165,9 +165,9 @@ def test_groups_belong_to_their_maker(fs: Resctrl) -> None:
         assert (found.st_uid, found.st_gid) == (0, 4242), name
 
 
-def test_attributes_last(fs: Resctrl) -> None:
-    """chmod, chown and utime work on any node and last, over rename as well."""
-    fs.make("mon_groups/a")
+def test_chmod_chown_and_utime_persist(fs: Resctrl) -> None:
+    """chmod, chown and utime work on any node, and last, also after a rename."""
+    fs.create("mon_groups/a")
     os.chmod(fs.path("mon_groups/a"), 0o711)
     os.chown(fs.path("mon_groups/a"), 17, 18)
     os.utime(fs.path("mon_groups/a"), ns=(5, 1_700_000_000_123_456_789))
@@ -179,21 +179,21 @@ def test_attributes_last(fs: Resctrl) -> None:
     assert mode(fs, "mon_groups/b/tasks") == "100600"
 
 
-def test_a_group_made_again_is_a_new_one(fs: Resctrl) -> None:
-    """Attributes of a removed group do not come back with its name."""
-    fs.make("mon_groups/a")
+def test_a_group_created_again_has_default_attributes(fs: Resctrl) -> None:
+    """A group created again does not have the attributes of the removed one."""
+    fs.create("mon_groups/a")
     os.utime(fs.path("mon_groups/a"), ns=(5, 5))
     os.chmod(fs.path("mon_groups/a"), 0o700)
     fs.rmdir("mon_groups/a")
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     assert os.lstat(fs.path("mon_groups/a")).st_mtime_ns != 5
     assert mode(fs, "mon_groups/a") == "40755"
 
 
 def test_a_group_inside_changes_the_mtime_of_mon_groups(fs: Resctrl) -> None:
-    """mkdir and rmdir in mon_groups give it a new mtime."""
+    """mkdir and rmdir in mon_groups change its mtime."""
     os.utime(fs.path("mon_groups"), ns=(5, 5))
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     assert os.lstat(fs.path("mon_groups")).st_mtime_ns != 5
     os.utime(fs.path("mon_groups"), ns=(5, 5))
     fs.rmdir("mon_groups/a")
@@ -202,12 +202,12 @@ def test_a_group_inside_changes_the_mtime_of_mon_groups(fs: Resctrl) -> None:
 
 def test_user_attributes_are_refused(fs: Resctrl) -> None:
     """Extended attributes of the class user cannot be set."""
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     assert outcome(lambda: os.setxattr(fs.path("mon_groups/a"), "user.mine", b"1")) == "ENOTSUP"
 
 
 def test_numbers_end_with_a_newline(fs: Resctrl) -> None:
-    """Files of one number are that number and a newline."""
+    """Files with one number have that number and a newline."""
     for path in ("info/L3_MON/num_rmids", "info/L3_MON/max_threshold_occupancy"):
         text = fs.read(path)
         assert text == f"{int(text)}\n"
@@ -221,13 +221,13 @@ def test_mon_features_are_lines(fs: Resctrl) -> None:
 
 
 def test_assign_mode_without_assignable_counters(fs: Resctrl) -> None:
-    """Where counters need no assignment, mbm_assign_mode (6.18 and newer) reads ``[default]``."""
+    """If counters need no assignment, mbm_assign_mode (6.18 and newer) reads ``[default]``."""
     if fs.is_6_16:
         assert fs.read("info/L3_MON/mbm_assign_mode") == "[default]\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "result", "said"),
+    ("text", "result", "status"),
     [
         ("default\n", "OK", "ok\n"),
         ("default\0zz\n", "OK", "ok\n"),
@@ -237,9 +237,9 @@ def test_assign_mode_without_assignable_counters(fs: Resctrl) -> None:
         ("default", "EINVAL", "mbm_assign_mode: Invalid input\n"),
     ],
 )
-def test_commands_of_the_assign_mode(fs: Resctrl, text: str, result: str, said: str) -> None:
-    """If counters need no assignment, the mode is the default one, and a write of another mode is explained."""
+def test_commands_of_the_assign_mode(fs: Resctrl, text: str, result: str, status: str) -> None:
+    """If counters need no assignment, the mode is the default one, and a write of another mode has a message."""
     if fs.is_6_16:
-        fs.soil()
-        assert fs.tries("info/L3_MON/mbm_assign_mode", text) == (result, said)
+        fs.set_status()
+        assert fs.try_write("info/L3_MON/mbm_assign_mode", text) == (result, status)
         assert fs.read("info/L3_MON/mbm_assign_mode") == "[default]\n"

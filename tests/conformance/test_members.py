@@ -13,12 +13,12 @@ from .target import Resctrl
 
 @pytest.fixture
 def a(fs: Resctrl) -> str:
-    return fs.make("mon_groups/a")
+    return fs.create("mon_groups/a")
 
 
 @pytest.fixture
 def b(fs: Resctrl) -> str:
-    return fs.make("mon_groups/b")
+    return fs.create("mon_groups/b")
 
 
 def put(fs: Resctrl, group: str, tid: int) -> None:
@@ -41,7 +41,7 @@ def test_a_thread_moves_alone(fs: Resctrl, a: str, actor: Actor) -> None:
 
 
 def test_a_child_is_in_its_parents_group(fs: Resctrl, a: str, actor: Actor) -> None:
-    """A process that is forked begins where its parent is, and so do its own children."""
+    """A forked process begins in the group of its parent, and so do its own children."""
     put(fs, a, actor.pid)
     child = actor.fork()
     grandchild = child.fork()
@@ -56,7 +56,7 @@ def test_earlier_children_stay(fs: Resctrl, a: str, actor: Actor) -> None:
     assert fs.groups_of(child.pid) == fs.groups_of(thread) == ("/", "")
 
 
-def test_a_new_thread_is_in_its_makers_group(fs: Resctrl, a: str, actor: Actor) -> None:
+def test_a_new_thread_is_in_the_group_of_its_creator(fs: Resctrl, a: str, actor: Actor) -> None:
     """A thread that is started by a member is a member."""
     put(fs, a, actor.pid)
     tid = actor.thread()
@@ -64,7 +64,7 @@ def test_a_new_thread_is_in_its_makers_group(fs: Resctrl, a: str, actor: Actor) 
 
 
 def test_a_child_is_in_the_group_of_the_thread_that_forked(fs: Resctrl, a: str, b: str, actor: Actor) -> None:
-    """Threads in two groups each pass their own to the children that they fork."""
+    """The children of threads in two groups begin in the group of the thread that forked them."""
     tid = actor.thread()
     put(fs, a, actor.pid)
     put(fs, b, tid)
@@ -74,47 +74,47 @@ def test_a_child_is_in_the_group_of_the_thread_that_forked(fs: Resctrl, a: str, 
 
 
 def test_exec_changes_nothing(fs: Resctrl, a: str, actor: Actor) -> None:
-    """Another program in the same process is in the same group."""
+    """exec does not change the group."""
     put(fs, a, actor.pid)
     actor.exec()
     assert fs.members(a) == {actor.pid}
 
 
 def test_ended_thread_is_not_listed(fs: Resctrl, a: str, actor: Actor) -> None:
-    """A thread that ends leaves without a trace."""
+    """A thread that has ended is not listed."""
     tid = actor.thread()
     put(fs, a, tid)
     assert fs.members(a) == {tid}
-    actor.tell("end_thread", tid=tid)
+    actor.call("end_thread", tid=tid)
     assert fs.members(a) == set()
 
 
 def test_a_zombie_is_listed_until_it_is_reaped(fs: Resctrl, a: str, actor: Actor) -> None:
-    """A process that has ended is listed until its parent has asked for its end."""
+    """A process that has ended is listed until its parent reaps it."""
     put(fs, a, actor.pid)
     child = actor.fork()
     child.exit()
     assert fs.members(a) == {actor.pid, child.pid}
-    actor.tell("reap", pid=child.pid)
+    actor.call("reap", pid=child.pid)
     assert fs.members(a) == {actor.pid}
 
 
 def test_moving_between_monitoring_groups(fs: Resctrl, a: str, b: str, actor: Actor) -> None:
-    """A task goes from one monitoring group to another at once, and is in one only."""
+    """A task moves from one monitoring group to another immediately, and is in only one."""
     put(fs, a, actor.pid)
     put(fs, b, actor.pid)
     assert (fs.members(a), fs.members(b)) == (set(), {actor.pid})
 
 
 def test_roots_tasks_takes_out_of_a_monitoring_group(fs: Resctrl, a: str, actor: Actor) -> None:
-    """Writing to root's tasks leaves the monitoring group, also where root lists nobody."""
+    """A write to root's tasks removes the task from its monitoring group, even if root lists no task."""
     put(fs, a, actor.pid)
     put(fs, ".", actor.pid)
     assert (fs.members(a), fs.groups_of(actor.pid)) == (set(), ("/", ""))
 
 
 def test_children_of_a_member_that_left(fs: Resctrl, a: str, actor: Actor) -> None:
-    """A process that left passes nothing on: its later children are not in the group."""
+    """Children of a process that has left the group are not in the group."""
     put(fs, a, actor.pid)
     put(fs, ".", actor.pid)
     child = actor.fork()
@@ -122,26 +122,26 @@ def test_children_of_a_member_that_left(fs: Resctrl, a: str, actor: Actor) -> No
     assert fs.members(a) == set()
 
 
-def test_a_child_whose_parent_ended(fs: Resctrl, a: str, actor: Actor) -> None:
+def test_a_child_stays_in_its_group_when_its_parent_ends(fs: Resctrl, a: str, actor: Actor) -> None:
     """A process stays in its group when its parent ends."""
     child = actor.fork()
     put(fs, a, child.pid)
     grandchild = child.fork()
     assert fs.members(a) == {child.pid, grandchild.pid}
     child.exit()
-    actor.tell("reap", pid=child.pid)
+    actor.call("reap", pid=child.pid)
     assert fs.members(a) == {grandchild.pid}
 
 
-def test_lines(fs: Resctrl, a: str, actor: Actor) -> None:
-    """tasks has one decimal number a line; an empty group's is empty."""
+def test_tasks_has_one_decimal_number_in_each_line(fs: Resctrl, a: str, actor: Actor) -> None:
+    """tasks has one decimal number in each line; that of an empty group is empty."""
     assert fs.read(a, "tasks") == ""
     put(fs, a, actor.pid)
     assert fs.read(a, "tasks") == f"{actor.pid}\n"
 
 
 @pytest.mark.monitoring_only
-def test_root_lists_nobody_without_allocation(fs: Resctrl, a: str, actor: Actor) -> None:
+def test_root_lists_no_task_without_allocation(fs: Resctrl, a: str, actor: Actor) -> None:
     """With monitoring only, root's tasks reads empty, whatever tasks are in root."""
     put(fs, a, actor.pid)
     assert fs.read("tasks") == ""
@@ -150,7 +150,7 @@ def test_root_lists_nobody_without_allocation(fs: Resctrl, a: str, actor: Actor)
 
 @pytest.mark.allocation
 def test_root_lists_the_tasks_of_its_monitoring_groups(fs: Resctrl, a: str, actors: Callable[[], Actor]) -> None:
-    """A control group lists also those in its monitoring groups."""
+    """A control group also lists the tasks of its monitoring groups."""
     inside, outside = actors(), actors()
     put(fs, a, inside.pid)
     assert {inside.pid, outside.pid} <= fs.members("")
@@ -160,8 +160,8 @@ def test_root_lists_the_tasks_of_its_monitoring_groups(fs: Resctrl, a: str, acto
 def test_a_control_group_lists_its_own(fs: Resctrl, actors: Callable[[], Actor]) -> None:
     """A control group lists its tasks and those of its monitoring groups; root lists neither."""
     inner, outer = actors(), actors()
-    fs.make("class")
-    fs.make("class/mon_groups/m")
+    fs.create("class")
+    fs.create("class/mon_groups/m")
     fs.write("class/tasks", f"{inner.pid},{outer.pid}")
     put(fs, "class/mon_groups/m", inner.pid)
     assert fs.members("class") == {inner.pid, outer.pid}
@@ -171,8 +171,8 @@ def test_a_control_group_lists_its_own(fs: Resctrl, actors: Callable[[], Actor])
 
 @pytest.mark.allocation
 def test_a_control_groups_tasks_takes_out_of_a_monitoring_group(fs: Resctrl, a: str, actor: Actor) -> None:
-    """Moving to another control group leaves the monitoring group."""
-    fs.make("class")
+    """A move to another control group removes the task from its monitoring group."""
+    fs.create("class")
     put(fs, a, actor.pid)
     put(fs, "class", actor.pid)
     assert (fs.groups_of(actor.pid), fs.members(a)) == (("class", ""), set())
@@ -180,9 +180,9 @@ def test_a_control_groups_tasks_takes_out_of_a_monitoring_group(fs: Resctrl, a: 
 
 @pytest.mark.allocation
 def test_the_control_groups_own_tasks_takes_out_of_its_monitoring_group(fs: Resctrl, actor: Actor) -> None:
-    """Writing to the same control group's tasks leaves the monitoring group in it."""
-    fs.make("class")
-    fs.make("class/mon_groups/m")
+    """A write to the tasks of the same control group removes the task from its monitoring group."""
+    fs.create("class")
+    fs.create("class/mon_groups/m")
     put(fs, "class", actor.pid)
     put(fs, "class/mon_groups/m", actor.pid)
     assert fs.groups_of(actor.pid) == ("class", "m")
@@ -193,8 +193,8 @@ def test_the_control_groups_own_tasks_takes_out_of_its_monitoring_group(fs: Resc
 @pytest.mark.allocation
 def test_children_of_a_control_groups_task(fs: Resctrl, actor: Actor) -> None:
     """A child is in its parent's control group and monitoring group."""
-    fs.make("class")
-    fs.make("class/mon_groups/m")
+    fs.create("class")
+    fs.create("class/mon_groups/m")
     put(fs, "class", actor.pid)
     first = actor.fork()
     put(fs, "class/mon_groups/m", actor.pid)
@@ -203,7 +203,7 @@ def test_children_of_a_control_groups_task(fs: Resctrl, actor: Actor) -> None:
 
 
 def test_names_of_groups_in_proc(fs: Resctrl, actor: Actor) -> None:
-    """``/proc/TID/cpu_resctrl_groups`` tells the group by its name, whatever it is made of."""
-    fs.make("mon_groups/with space")
+    """``/proc/TID/cpu_resctrl_groups`` has the name of the group, with any characters."""
+    fs.create("mon_groups/with space")
     put(fs, "mon_groups/with space", actor.pid)
     assert fs.groups_of(actor.pid) == ("/", "with space")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mkdir: where groups can be made, under which names, and what last_cmd_status says of it."""
+"""mkdir: the directories and names of groups, and last_cmd_status."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from .target import Resctrl
 
 
 def test_mkdir_clears_the_status(fs: Resctrl) -> None:
-    """Since 6.16 a mkdir that succeeds clears last_cmd_status; in 6.12 it leaves what was there."""
-    said = fs.soil()
-    fs.make("mon_groups/a")
-    assert fs.status == ("ok\n" if fs.is_6_16 else said)
+    """Since 6.16 a mkdir that succeeds clears last_cmd_status; in 6.12 it does not."""
+    status = fs.set_status()
+    fs.create("mon_groups/a")
+    assert fs.status == ("ok\n" if fs.is_6_16 else status)
 
 
 def test_an_existing_name(fs: Resctrl) -> None:
-    """An existing group is EEXIST, and last_cmd_status stays: the VFS says so."""
-    fs.make("mon_groups/a")
-    said = fs.soil()
+    """An existing group is EEXIST, and last_cmd_status stays, because the VFS returns it."""
+    fs.create("mon_groups/a")
+    status = fs.set_status()
     assert fs.mkdir("mon_groups/a") == "EEXIST"
-    assert fs.status == said
+    assert fs.status == status
 
 
 @pytest.mark.parametrize("name", ["tasks", "info", "mon_data", "mon_groups", "cpus"])
-def test_names_of_root_are_taken(fs: Resctrl, name: str) -> None:
+def test_names_of_files_in_root_are_eexist(fs: Resctrl, name: str) -> None:
     """Root's own names cannot be created again: EEXIST, even if no control group can be created."""
-    said = fs.soil()
-    assert (fs.mkdir(name), fs.status) == ("EEXIST", said)
+    status = fs.set_status()
+    assert (fs.mkdir(name), fs.status) == ("EEXIST", status)
 
 
-def test_a_newline_in_the_name(fs: Resctrl) -> None:
+def test_mkdir_refuses_a_newline_in_the_name(fs: Resctrl) -> None:
     """A name with a newline is EINVAL, last_cmd_status stays."""
-    said = fs.soil()
-    assert (fs.mkdir("mon_groups/x\ny"), fs.status) == ("EINVAL", said)
+    status = fs.set_status()
+    assert (fs.mkdir("mon_groups/x\ny"), fs.status) == ("EINVAL", status)
 
 
 @pytest.mark.parametrize(
@@ -41,30 +41,30 @@ def test_a_newline_in_the_name(fs: Resctrl) -> None:
 )
 def test_no_group_elsewhere(fs: Resctrl, parent: str) -> None:
     """In a monitoring group and in mon_data a mkdir is EPERM; since 6.16 it clears last_cmd_status."""
-    fs.make("mon_groups/a")
-    said = fs.soil()
-    assert (fs.mkdir(f"{parent}/x"), fs.status) == ("EPERM", "ok\n" if fs.is_6_16 else said)
+    fs.create("mon_groups/a")
+    status = fs.set_status()
+    assert (fs.mkdir(f"{parent}/x"), fs.status) == ("EPERM", "ok\n" if fs.is_6_16 else status)
 
 
 @pytest.mark.allocation
 def test_no_control_group_in_another(fs: Resctrl) -> None:
     """In a control group other than root a mkdir is EPERM."""
-    fs.make("class")
+    fs.create("class")
     assert fs.mkdir("class/x") == "EPERM"
     assert fs.mkdir("class/mon_data/x") == "EPERM"
 
 
 @pytest.mark.parametrize("parent", ["info", "info/L3_MON"])
 def test_no_group_in_info(fs: Resctrl, parent: str) -> None:
-    """In info there is no group to make it in: ENODEV since 6.16, EPERM before; last_cmd_status stays."""
-    said = fs.soil()
-    assert (fs.mkdir(f"{parent}/x"), fs.status) == ("ENODEV" if fs.is_6_16 else "EPERM", said)
+    """In info, mkdir is ENODEV since 6.16 and EPERM before; last_cmd_status stays."""
+    status = fs.set_status()
+    assert (fs.mkdir(f"{parent}/x"), fs.status) == ("ENODEV" if fs.is_6_16 else "EPERM", status)
 
 
-def test_the_forbidden_name(fs: Resctrl) -> None:
-    """A monitoring group cannot be called mon_groups: EPERM."""
-    said = fs.soil()
-    assert (fs.mkdir("mon_groups/mon_groups"), fs.status) == ("EPERM", "ok\n" if fs.is_6_16 else said)
+def test_a_monitoring_group_cannot_be_named_mon_groups(fs: Resctrl) -> None:
+    """A monitoring group cannot be named mon_groups: EPERM."""
+    status = fs.set_status()
+    assert (fs.mkdir("mon_groups/mon_groups"), fs.status) == ("EPERM", "ok\n" if fs.is_6_16 else status)
 
 
 @pytest.mark.parametrize(
@@ -83,36 +83,36 @@ def test_the_forbidden_name(fs: Resctrl) -> None:
         "-",
     ],
 )
-def test_other_names(fs: Resctrl, name: str) -> None:
-    """Any other name is good for a monitoring group, whatever bytes it has."""
-    fs.make(f"mon_groups/{name}")
+def test_a_monitoring_group_may_have_any_other_name(fs: Resctrl, name: str) -> None:
+    """A monitoring group can have any other name, of any bytes."""
+    fs.create(f"mon_groups/{name}")
     assert fs.names("mon_groups") == [name]
     assert fs.read("mon_groups", name, "tasks") == ""
 
 
 @pytest.mark.parametrize("length", [255, 256, 1000])
-def test_long_names(fs: Resctrl, length: int) -> None:
+def test_names_may_be_longer_than_255_characters(fs: Resctrl, length: int) -> None:
     """kernfs has no NAME_MAX: 256 and 1000 characters are accepted as well as 255."""
-    fs.make("mon_groups/" + "n" * length)
+    fs.create("mon_groups/" + "n" * length)
     assert fs.names("mon_groups") == ["n" * length]
 
 
 @pytest.mark.monitoring_only
 def test_no_control_groups_without_allocation(fs: Resctrl) -> None:
-    """In root a mkdir is EPERM where there is no allocation."""
-    said = fs.soil()
-    assert (fs.mkdir("class"), fs.status) == ("EPERM", "ok\n" if fs.is_6_16 else said)
+    """In root, mkdir is EPERM without allocation."""
+    status = fs.set_status()
+    assert (fs.mkdir("class"), fs.status) == ("EPERM", "ok\n" if fs.is_6_16 else status)
 
 
 @pytest.mark.allocation
 def test_no_more_control_groups_than_closids(fs: Resctrl) -> None:
     """Beyond num_closids a mkdir in root is ENOSPC "Out of CLOSIDs"."""
     for number in range(1, fs.num_closids):
-        fs.make(f"class{number}")
+        fs.create(f"class{number}")
     fs.write("tasks", "\n")
     assert (fs.mkdir("one-more"), fs.status) == ("ENOSPC", "Out of CLOSIDs\n")
     fs.rmdir("class1")
-    fs.make("one-more")
+    fs.create("one-more")
 
 
 @pytest.mark.allocation
@@ -124,14 +124,14 @@ def test_newline_in_a_control_groups_name(fs: Resctrl) -> None:
 @pytest.mark.allocation
 def test_a_control_group_has_monitoring_groups(fs: Resctrl) -> None:
     """The same name can be used in two control groups."""
-    fs.make("class")
-    fs.make("class/mon_groups/a")
-    fs.make("mon_groups/a")
+    fs.create("class")
+    fs.create("class/mon_groups/a")
+    fs.create("mon_groups/a")
     assert (fs.names("class/mon_groups"), fs.names("mon_groups")) == (["a"], ["a"])
 
 
-def test_a_missing_parent(fs: Resctrl) -> None:
-    """In a directory that is not there a mkdir is ENOENT, last_cmd_status stays."""
-    said = fs.soil()
-    assert (fs.mkdir("mon_groups/none/x"), fs.status) == ("ENOENT", said)
+def test_mkdir_in_a_missing_directory_is_enoent(fs: Resctrl) -> None:
+    """In a missing directory, mkdir is ENOENT, and last_cmd_status stays."""
+    status = fs.set_status()
+    assert (fs.mkdir("mon_groups/none/x"), fs.status) == ("ENOENT", status)
     assert fs.mkdir("tasks/x") == "ENOTDIR"

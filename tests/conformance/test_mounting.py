@@ -15,7 +15,7 @@ from .target import Resctrl
 
 def test_an_open_file_keeps_it_mounted(fs: Resctrl) -> None:
     """While a file in it is open, umount is EBUSY and changes nothing."""
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     with Path(fs.path("mon_groups/a/tasks")).open():
         assert fs.unmount() == "EBUSY"
     assert fs.names("mon_groups") == ["a"]
@@ -31,23 +31,23 @@ def test_a_working_directory_keeps_it_mounted(fs: Resctrl) -> None:
         os.chdir(here)
 
 
-def test_groups_do_not_survive(fs: Resctrl, actor: Actor) -> None:
+def test_an_unmount_removes_all_groups(fs: Resctrl, actor: Actor) -> None:
     """After umount and mount there is no group, and all tasks are in root."""
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     fs.write("mon_groups/a/tasks", actor.pid)
     assert fs.unmount() == "OK"
     assert os.listdir(fs.root) == []
     fs.mount()
     assert fs.names("mon_groups") == []
     assert fs.groups_of(actor.pid) == ("/", "")
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     assert fs.members("mon_groups/a") == set()
 
 
 @pytest.mark.allocation
-def test_control_groups_do_not_survive(fs: Resctrl, actor: Actor) -> None:
-    """After umount and mount there is no control group either."""
-    fs.make("class")
+def test_an_unmount_removes_all_control_groups(fs: Resctrl, actor: Actor) -> None:
+    """After umount and mount, there is no control group."""
+    fs.create("class")
     fs.write("class/tasks", actor.pid)
     assert fs.unmount() == "OK"
     fs.mount()
@@ -55,7 +55,7 @@ def test_control_groups_do_not_survive(fs: Resctrl, actor: Actor) -> None:
     assert fs.groups_of(actor.pid) == ("/", "")
 
 
-def test_modes_do_not_survive(fs: Resctrl) -> None:
+def test_an_unmount_resets_modes(fs: Resctrl) -> None:
     """A chmod of root's files is lost with the mount."""
     os.chmod(fs.path("tasks"), 0o600)
     assert fs.unmount() == "OK"
@@ -63,16 +63,16 @@ def test_modes_do_not_survive(fs: Resctrl) -> None:
     assert os.stat(fs.path("tasks")).st_mode & 0o777 == 0o644
 
 
-def test_the_status_begins_anew(fs: Resctrl) -> None:
+def test_the_status_is_ok_after_a_mount(fs: Resctrl) -> None:
     """A mount begins with ``ok``."""
-    fs.soil()
+    fs.set_status()
     assert fs.unmount() == "OK"
     fs.mount()
     assert fs.status == "ok\n"
 
 
 @pytest.mark.kernel_only("each simulation is an instance of its own")
-def test_there_is_one_instance(fs: Resctrl, tmp_path: Path) -> None:
+def test_a_second_mount_is_ebusy(fs: Resctrl, tmp_path: Path) -> None:
     """A second mount elsewhere is EBUSY."""
     done = subprocess.run(
         ["mount", "-t", "resctrl", "resctrl", tmp_path], capture_output=True, text=True, check=False
@@ -83,8 +83,8 @@ def test_there_is_one_instance(fs: Resctrl, tmp_path: Path) -> None:
 
 @pytest.mark.kernel_only("options are given to the simulator when it is started")
 @pytest.mark.parametrize("option", ["bogus", "cdp", "cdpl2", "mba_MBps"])
-def test_an_option_that_there_is_not(fs: Resctrl, option: str) -> None:
-    """An option that nobody knows, or that the machine cannot do, refuses the mount."""
+def test_an_unknown_option_is_refused(fs: Resctrl, option: str) -> None:
+    """An unknown option, or one that the machine does not support, refuses the mount."""
     assert fs.unmount() == "OK"
     command = ["mount", "-t", "resctrl", "-o", option, "resctrl", fs.root]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 32
@@ -93,8 +93,8 @@ def test_an_option_that_there_is_not(fs: Resctrl, option: str) -> None:
 
 @pytest.mark.kernel_only("a simulation ends with its mount, and its threshold with it")
 @pytest.mark.limbo
-def test_the_threshold_survives(fs: Resctrl) -> None:
-    """max_threshold_occupancy is the kernel's, not the mount's."""
+def test_an_unmount_keeps_the_threshold(fs: Resctrl) -> None:
+    """max_threshold_occupancy belongs to the kernel, not to the mount."""
     before = fs.read("info/L3_MON/max_threshold_occupancy")
     fs.write("info/L3_MON/max_threshold_occupancy", 0)
     try:
@@ -108,7 +108,7 @@ def test_the_threshold_survives(fs: Resctrl) -> None:
 
 @pytest.mark.kernel_only("a simulation ends with its mount, and its limbo with it")
 @pytest.mark.limbo
-def test_limbo_goes_on_over_an_unmount(fs: Resctrl) -> None:
+def test_limbo_continues_after_an_unmount(fs: Resctrl) -> None:
     """The RMIDs of the groups that an unmount has removed are in limbo after the next mount."""
     fs.fill()
     before = fs.read("info/L3_MON/max_threshold_occupancy")
@@ -123,8 +123,8 @@ def test_limbo_goes_on_over_an_unmount(fs: Resctrl) -> None:
 
 
 @pytest.mark.kernel_only("a simulation has nothing in /proc")
-def test_unmounted_there_is_no_group(fs: Resctrl) -> None:
-    """While it is not mounted /proc/PID/cpu_resctrl_groups names no group, not even root."""
+def test_without_a_mount_proc_names_no_group(fs: Resctrl) -> None:
+    """Without a mount, /proc/PID/cpu_resctrl_groups names no group, not even root."""
     assert fs.groups_of(os.getpid()) == ("/", "")
     assert fs.unmount() == "OK"
     assert fs.groups_of(os.getpid()) == ("", "")
@@ -141,8 +141,8 @@ def test_only_the_hosts_root_may_mount(fs: Resctrl, tmp_path: Path) -> None:
 
 @pytest.mark.kernel_only("a descriptor of a simulation that has ended belongs to a dead connection")
 def test_a_lazy_unmount_keeps_what_is_open(fs: Resctrl, actor: Actor) -> None:
-    """After umount --lazy an open tasks file goes on working: the groups end with its last descriptor."""
-    fs.make("mon_groups/a")
+    """After umount --lazy, an open tasks file still works: the groups end with the last descriptor."""
+    fs.create("mon_groups/a")
     fd = os.open(fs.path("mon_groups/a/tasks"), os.O_RDWR)
     try:
         subprocess.run(["umount", "--lazy", fs.root], check=True)
@@ -156,7 +156,7 @@ def test_a_lazy_unmount_keeps_what_is_open(fs: Resctrl, actor: Actor) -> None:
 
 def test_a_write_through_another_path(fs: Resctrl, actor: Actor, tmp_path: Path) -> None:
     """A bind mount is the same filesystem."""
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     subprocess.run(["mount", "--bind", fs.root, tmp_path], check=True)
     try:
         write(str(tmp_path / "mon_groups/a/tasks"), str(actor.pid))
@@ -165,10 +165,10 @@ def test_a_write_through_another_path(fs: Resctrl, actor: Actor, tmp_path: Path)
         subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_the_roots_ctime_tells_one_mount_from_the_next(fs: Resctrl) -> None:
-    """Groups come and go without changing it; after umount and mount it is another one."""
+def test_the_ctime_of_root_identifies_the_mount(fs: Resctrl) -> None:
+    """mkdir and rmdir do not change it; after umount and mount it differs."""
     before = os.stat(fs.root).st_ctime_ns
-    fs.make("mon_groups/a")
+    fs.create("mon_groups/a")
     fs.rmdir("mon_groups/a")
     assert os.stat(fs.root).st_ctime_ns == before
     assert fs.unmount() == "OK"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of RMIDs: how many groups there can be, what exhaustion says, and how freed ones come back."""
+"""The pool of RMIDs: the number of groups, exhaustion, and the reuse of freed RMIDs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OUT = "Out of RMIDs\n"
 
 @pytest.fixture
 def full(fs: Resctrl) -> Resctrl:
-    """No RMID is left, and none is in limbo."""
+    """Return a resctrl without a free RMID, and without one in limbo."""
     fs.fill()
     return fs
 
 
 @pytest.fixture
 def stuck(full: Resctrl) -> Iterator[Resctrl]:
-    """The same, with a threshold of 0: no freed RMID is ever clean."""
+    """Return a full resctrl with a threshold of 0: no freed RMID becomes clean."""
     before = full.read("info/L3_MON/max_threshold_occupancy")
     full.write("info/L3_MON/max_threshold_occupancy", 0)
     yield full
@@ -36,26 +36,26 @@ def mkdir(fs: Resctrl, name: str) -> tuple[str, str]:
 
 
 def test_num_rmids_counts_root(fs: Resctrl) -> None:
-    """There can be one group less than num_rmids besides root."""
+    """There can be num_rmids - 1 groups besides root."""
     assert fs.fill() == fs.num_rmids - 1
 
 
 @pytest.mark.allocation
-def test_a_control_group_takes_one(fs: Resctrl) -> None:
+def test_a_control_group_needs_an_rmid(fs: Resctrl) -> None:
     """Control groups and monitoring groups take RMIDs from one pool."""
-    fs.make("class")
-    fs.make("class/mon_groups/a")
+    fs.create("class")
+    fs.create("class/mon_groups/a")
     assert fs.fill() == fs.num_rmids - 3
 
 
-def test_exhaustion(full: Resctrl) -> None:
-    """When all are in use a mkdir is ENOSPC "Out of RMIDs"."""
+def test_mkdir_without_a_free_rmid_is_enospc(full: Resctrl) -> None:
+    """Without a free RMID, mkdir is ENOSPC "Out of RMIDs"."""
     full.write("tasks", "\n")
     assert mkdir(full, "one-more") == ("ENOSPC", OUT)
     assert not os.path.exists(full.path("mon_groups/one-more"))
 
 
-def test_exhaustion_again(full: Resctrl) -> None:
+def test_each_mkdir_without_a_free_rmid_has_a_message(full: Resctrl) -> None:
     """Since 6.16 each mkdir has its own message; 6.12 appends them."""
     full.write("tasks", "\n")
     mkdir(full, "one-more")
@@ -68,17 +68,17 @@ def test_no_control_group_without_an_rmid(full: Resctrl) -> None:
     full.write("tasks", "\n")
     assert (full.mkdir("class"), full.status) == ("ENOSPC", OUT)
     full.rmdir("mon_groups/fill-0")
-    full.make("class")
+    full.create("class")
 
 
 def test_an_existing_name_when_full(full: Resctrl) -> None:
-    """An existing name is EEXIST, also where no RMID is left."""
+    """An existing name is EEXIST, also without a free RMID."""
     assert mkdir(full, "fill-0")[0] == "EEXIST"
 
 
 @pytest.mark.limbo
-def test_limbo(stuck: Resctrl) -> None:
-    """While freed RMIDs are in limbo a mkdir is EBUSY, with the same words as ENOSPC."""
+def test_mkdir_is_ebusy_while_rmids_are_in_limbo(stuck: Resctrl) -> None:
+    """While freed RMIDs are in limbo mkdir is EBUSY, with the same message as ENOSPC."""
     stuck.rmdir("mon_groups/fill-0")
     stuck.write("tasks", "\n")
     assert mkdir(stuck, "one-more") == ("EBUSY", OUT)
@@ -86,7 +86,7 @@ def test_limbo(stuck: Resctrl) -> None:
 
 @pytest.mark.limbo
 def test_limbo_lasts_while_the_threshold_is_0(stuck: Resctrl) -> None:
-    """An RMID that holds at least the threshold is never clean: at 0, none comes back."""
+    """An RMID that holds at least the threshold is never clean: at 0, none becomes free."""
     stuck.rmdir("mon_groups/fill-0")
     # Longer than the worker that looks every second.
     time.sleep(2.5)
@@ -95,7 +95,7 @@ def test_limbo_lasts_while_the_threshold_is_0(stuck: Resctrl) -> None:
 
 @pytest.mark.limbo
 def test_a_higher_threshold_ends_limbo(stuck: Resctrl) -> None:
-    """When the threshold is raised, the worker finds the RMID clean, and a group can be made."""
+    """When the threshold is raised, the worker finds the RMID clean, and a group can be created."""
     stuck.rmdir("mon_groups/fill-0")
     assert mkdir(stuck, "one-more")[0] == "EBUSY"
     stuck.write("info/L3_MON/max_threshold_occupancy", 29360191)
@@ -104,16 +104,16 @@ def test_a_higher_threshold_ends_limbo(stuck: Resctrl) -> None:
 
 
 @pytest.mark.limbo
-def test_all_come_back(full: Resctrl) -> None:
-    """After limbo as many groups can be made as before."""
+def test_all_rmids_can_be_used_again_after_limbo(full: Resctrl) -> None:
+    """After limbo, the same number of groups can be created."""
     full.clean()
     assert full.fill() == full.num_rmids - 1
 
 
-def test_a_freed_rmid_comes_back(full: Resctrl) -> None:
-    """After an rmdir one group can be made, at once or after limbo, and no second one."""
+def test_a_freed_rmid_can_be_used_again(full: Resctrl) -> None:
+    """After an rmdir, one group can be created, immediately or after limbo, and no second one."""
     full.rmdir("mon_groups/fill-0")
-    full.make("mon_groups/one-more")
+    full.create("mon_groups/one-more")
     assert full.mkdir("mon_groups/two-more") == "ENOSPC"
 
 
@@ -135,21 +135,21 @@ def test_a_freed_rmid_comes_back(full: Resctrl) -> None:
     ],
 )
 def test_commands_of_the_threshold(fs: Resctrl, text: str, result: str, words: str) -> None:
-    """An unsigned number of any base, not more than the cache has; 7.3 says what is wrong, 6.12 leaves the status."""
+    """An unsigned number of any base, not more than the cache; 7.3 has a message, 6.12 keeps the status."""
     path = "info/L3_MON/max_threshold_occupancy"
     before = fs.read(path)
-    said = fs.soil()
+    status = fs.set_status()
     if fs.is_6_16:
-        said = f"max_threshold_occupancy: {words}" if words else "ok\n"
+        status = f"max_threshold_occupancy: {words}" if words else "ok\n"
     try:
-        assert fs.tries(path, text) == (result, said)
+        assert fs.try_write(path, text) == (result, status)
         assert fs.read(path) == ("0\n" if result == "OK" else before)
     finally:
         fs.write(path, before)
 
 
 def test_the_threshold_is_rounded_down(fs: Resctrl) -> None:
-    """The threshold is rounded down to the counter's unit, also where nothing waits for it."""
+    """The threshold is rounded down to the counter's unit, also without an RMID in limbo."""
     path = "info/L3_MON/max_threshold_occupancy"
     before = fs.read(path)
     try:
@@ -165,13 +165,13 @@ def test_the_threshold_is_rounded_down(fs: Resctrl) -> None:
 
 @pytest.mark.no_occupancy
 def test_the_threshold_without_occupancy(fs: Resctrl) -> None:
-    """Where occupancy is not monitored the threshold is 0, and nobody asks for it."""
+    """Without occupancy, the threshold is 0 and unused."""
     assert fs.read("info/L3_MON/max_threshold_occupancy") == "0\n"
 
 
 @pytest.mark.no_occupancy
 def test_without_occupancy_a_freed_rmid_is_free(full: Resctrl) -> None:
-    """Where occupancy is not monitored there is no limbo: the next mkdir has the RMID, and none is ever EBUSY."""
+    """Without occupancy, there is no limbo: the next mkdir gets the RMID, and is never EBUSY."""
     for _ in range(3):
         full.rmdir("mon_groups/fill-0")
         assert mkdir(full, "fill-0")[0] == "OK"
@@ -179,8 +179,8 @@ def test_without_occupancy_a_freed_rmid_is_free(full: Resctrl) -> None:
 
 
 @pytest.mark.no_occupancy
-def test_without_occupancy_all_come_back_at_once(full: Resctrl) -> None:
-    """All groups of a full machine are removed, and as many made, without a wait between."""
+def test_without_occupancy_all_rmids_are_free_at_once(full: Resctrl) -> None:
+    """All groups of a full machine are removed, and the same number is created without a wait."""
     names = full.names("mon_groups")
     for name in names:
         full.rmdir(f"mon_groups/{name}")

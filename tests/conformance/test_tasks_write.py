@@ -10,12 +10,12 @@ import pytest
 from .actors import Actor
 from .target import Resctrl
 
-NO_SUCH = 4_194_303  # beyond every pid_max but the largest, whose last number nobody had yet
+NO_SUCH = 4_194_303  # above every pid_max but the largest, of which it is the last number
 
 
 @pytest.fixture
 def tasks(fs: Resctrl) -> str:
-    return fs.make("mon_groups/a") + "/tasks"
+    return fs.create("mon_groups/a") + "/tasks"
 
 
 @pytest.mark.parametrize(
@@ -23,33 +23,33 @@ def tasks(fs: Resctrl) -> str:
     [("", ""), ("", "\n"), (" ", " "), ("\t", " \n"), ("", ","), ("+", ""), ("00", ""), ("", "\0rest"), ("", ",\n")],
 )
 def test_valid_text_around_a_number(fs: Resctrl, actor: Actor, tasks: str, before: str, after: str) -> None:
-    """White space, a sign, one newline, a trailing comma and whatever follows a NUL are fine."""
+    """White space, a sign, one newline, a trailing comma and any text after a NUL are accepted."""
     # A leading 0 makes it octal.
     number = f"{actor.pid:o}" if before == "00" else str(actor.pid)
-    assert fs.tries(tasks, before + number + after) == ("OK", "ok\n")
+    assert fs.try_write(tasks, before + number + after) == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {actor.pid}
 
 
 @pytest.mark.parametrize("form", ["0x{:x}", "0X{:X}", "0{:o}", "{:d}"])
-def test_bases(fs: Resctrl, actor: Actor, tasks: str, form: str) -> None:
+def test_numbers_may_be_hexadecimal_octal_or_decimal(fs: Resctrl, actor: Actor, tasks: str, form: str) -> None:
     """Numbers may be hexadecimal, octal or decimal."""
-    assert fs.tries(tasks, form.format(actor.pid)) == ("OK", "ok\n")
+    assert fs.try_write(tasks, form.format(actor.pid)) == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {actor.pid}
 
 
 @pytest.mark.parametrize("command", ["\n", "\0", "\n5", "\0abc"])
-def test_nothing_is_a_command(fs: Resctrl, tasks: str, command: str) -> None:
+def test_a_command_may_be_empty(fs: Resctrl, tasks: str, command: str) -> None:
     """A command that begins with a newline or a NUL succeeds, does nothing and clears last_cmd_status."""
-    fs.soil()
-    assert fs.tries(tasks, command) == ("OK", "ok\n")
+    fs.set_status()
+    assert fs.try_write(tasks, command) == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == set()
 
 
 @pytest.mark.kernel_only("a write of no bytes does not get past the kernel's own side of FUSE")
 def test_an_empty_write_is_a_command(fs: Resctrl, tasks: str) -> None:
     """A write of no bytes succeeds and clears last_cmd_status."""
-    fs.soil()
-    assert fs.tries(tasks, "") == ("OK", "ok\n")
+    fs.set_status()
+    assert fs.try_write(tasks, "") == ("OK", "ok\n")
 
 
 @pytest.mark.parametrize(
@@ -74,44 +74,44 @@ def test_an_empty_write_is_a_command(fs: Resctrl, tasks: str) -> None:
         ("\udcff", "\udcff"),
     ],
 )
-def test_bad_tokens(fs: Resctrl, tasks: str, command: str, token: str) -> None:
+def test_an_invalid_number_is_einval(fs: Resctrl, tasks: str, command: str, token: str) -> None:
     """A value that is not a number of 32 bits is EINVAL, and last_cmd_status has the token."""
-    assert fs.tries(tasks, command) == ("EINVAL", f"Task list parsing error pid {token}\n")
+    assert fs.try_write(tasks, command) == ("EINVAL", f"Task list parsing error pid {token}\n")
 
 
 @pytest.mark.parametrize("number", [-1, -5, -(2**31)])
 def test_negative_numbers(fs: Resctrl, tasks: str, number: int) -> None:
     """A negative number is EINVAL "Invalid pid"."""
-    assert fs.tries(tasks, number) == ("EINVAL", f"Invalid pid {number}\n")
+    assert fs.try_write(tasks, number) == ("EINVAL", f"Invalid pid {number}\n")
 
 
 def test_minus_0_is_0(fs: Resctrl, actor: Actor, tasks: str) -> None:
     """-0 is the writing thread, as 0 is."""
-    assert actor.tell("write", path=fs.path(tasks), text="-0") == "OK"
+    assert actor.call("write", path=fs.path(tasks), text="-0") == "OK"
     assert fs.members("mon_groups/a") == {actor.pid}
 
 
-def test_no_such_task(fs: Resctrl, tasks: str) -> None:
-    """A number that nobody has is ESRCH, with two lines in last_cmd_status."""
+def test_an_unused_number_is_esrch(fs: Resctrl, tasks: str) -> None:
+    """An unused number is ESRCH, with two lines in last_cmd_status."""
     words = f"No task {NO_SUCH}\nError while processing task {NO_SUCH}\n"
-    assert fs.tries(tasks, NO_SUCH) == ("ESRCH", words)
+    assert fs.try_write(tasks, NO_SUCH) == ("ESRCH", words)
 
 
 def test_the_largest_number(fs: Resctrl, tasks: str) -> None:
-    """2147483647 is a number, of which there is no task."""
-    assert fs.tries(tasks, 2**31 - 1)[0] == "ESRCH"
+    """2147483647 is a valid number without a task."""
+    assert fs.try_write(tasks, 2**31 - 1)[0] == "ESRCH"
 
 
 def test_messages_have_the_number_as_decimal(fs: Resctrl, tasks: str) -> None:
     """A hexadecimal number is decimal in last_cmd_status."""
     words = f"No task {NO_SUCH}\nError while processing task {NO_SUCH}\n"
-    assert fs.tries(tasks, f"{NO_SUCH:#x}") == ("ESRCH", words)
+    assert fs.try_write(tasks, f"{NO_SUCH:#x}") == ("ESRCH", words)
 
 
-def test_a_list(fs: Resctrl, actors: Callable[[], Actor], tasks: str) -> None:
-    """Commas separate tasks, white space around them is fine."""
+def test_a_list_of_tasks(fs: Resctrl, actors: Callable[[], Actor], tasks: str) -> None:
+    """Commas separate tasks, with optional white space."""
     one, two, three = actors(), actors(), actors()
-    assert fs.tries(tasks, f"{one.pid}, {two.pid} ,\t{three.pid}\n") == ("OK", "ok\n")
+    assert fs.try_write(tasks, f"{one.pid}, {two.pid} ,\t{three.pid}\n") == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {one.pid, two.pid, three.pid}
 
 
@@ -127,58 +127,58 @@ def test_a_list(fs: Resctrl, actors: Callable[[], Actor], tasks: str) -> None:
 def test_a_list_stops_at_the_first_error(
     fs: Resctrl, actors: Callable[[], Actor], bad: str, result: str, words: str
 ) -> None:
-    """Tasks before the bad token have moved, those after it have not, and the call fails as a whole."""
+    """Tasks before the invalid token have moved, those after it have not, and the call fails as a whole."""
     before, after = actors(), actors()
-    tasks = fs.make("mon_groups/a") + "/tasks"
-    assert fs.tries(tasks, f"{before.pid},{bad},{after.pid}") == (result, words)
+    tasks = fs.create("mon_groups/a") + "/tasks"
+    assert fs.try_write(tasks, f"{before.pid},{bad},{after.pid}") == (result, words)
     assert fs.members("mon_groups/a") == {before.pid}
 
 
 def test_newlines_do_not_separate(fs: Resctrl, actors: Callable[[], Actor], tasks: str) -> None:
-    """Two numbers on two lines are one bad token, and nobody moves."""
+    """Two numbers on two lines are one invalid token, and no task moves."""
     one, two = actors(), actors()
     words = f"Task list parsing error pid {one.pid}\n{two.pid}\n"
-    assert fs.tries(tasks, f"{one.pid}\n{two.pid}\n") == ("EINVAL", words)
+    assert fs.try_write(tasks, f"{one.pid}\n{two.pid}\n") == ("EINVAL", words)
     assert fs.members("mon_groups/a") == set()
 
 
 def test_a_comma_and_a_newline_end_the_list(fs: Resctrl, actors: Callable[[], Actor], tasks: str) -> None:
-    """Where a token would begin with a newline the list is over: what follows is not looked at."""
+    """A newline at the begin of a token ends the list: the rest is ignored."""
     one, two = actors(), actors()
-    assert fs.tries(tasks, f"{one.pid},\n{two.pid},x") == ("OK", "ok\n")
+    assert fs.try_write(tasks, f"{one.pid},\n{two.pid},x") == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {one.pid}
 
 
-def test_twice_the_same(fs: Resctrl, actor: Actor, tasks: str) -> None:
+def test_moving_a_member_again_is_accepted(fs: Resctrl, actor: Actor, tasks: str) -> None:
     """A task that is already in the group is accepted, also twice in one list."""
     fs.write(tasks, actor.pid)
-    assert fs.tries(tasks, f"{actor.pid},{actor.pid}") == ("OK", "ok\n")
+    assert fs.try_write(tasks, f"{actor.pid},{actor.pid}") == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {actor.pid}
 
 
 def test_the_status_holds_511_bytes(fs: Resctrl, tasks: str) -> None:
-    """A message of more than 511 bytes with its newline is cut, and 7.3 says so; 6.12 does not."""
+    """A message of more than 511 bytes with its newline is cut; 7.3 marks it, 6.12 does not."""
     words = "Task list parsing error pid " + "x" * 3000
-    assert fs.tries(tasks, "x" * 482) == ("EINVAL", words[:510] + "\n")
+    assert fs.try_write(tasks, "x" * 482) == ("EINVAL", words[:510] + "\n")
     cut = words[:511] + ("[truncated]\n" if fs.is_6_16 else "")
-    assert fs.tries(tasks, "x" * 483) == ("EINVAL", cut)
-    assert fs.tries(tasks, "x" * 3000) == ("EINVAL", cut)
-    assert fs.tries(tasks, "\n") == ("OK", "ok\n")
+    assert fs.try_write(tasks, "x" * 483) == ("EINVAL", cut)
+    assert fs.try_write(tasks, "x" * 3000) == ("EINVAL", cut)
+    assert fs.try_write(tasks, "\n") == ("OK", "ok\n")
 
 
 def test_each_write_begins_a_new_status(fs: Resctrl, tasks: str) -> None:
-    """A write to tasks clears what the write before has said."""
-    fs.tries(tasks, "first")
-    assert fs.tries(tasks, "second") == ("EINVAL", "Task list parsing error pid second\n")
+    """A write to tasks clears the message of the previous write."""
+    fs.try_write(tasks, "first")
+    assert fs.try_write(tasks, "second") == ("EINVAL", "Task list parsing error pid second\n")
 
 
 @pytest.mark.allocation
 def test_a_task_of_another_control_group(fs: Resctrl, actor: Actor) -> None:
-    """A monitoring group takes only tasks of its control group: EINVAL, with two lines."""
-    fs.make("class")
-    fs.make("class/mon_groups/a")
+    """A monitoring group accepts only tasks of its control group: EINVAL, with two lines."""
+    fs.create("class")
+    fs.create("class/mon_groups/a")
     words = f"Can't move task to different control group\nError while processing task {actor.pid}\n"
-    assert fs.tries("class/mon_groups/a/tasks", actor.pid) == ("EINVAL", words)
+    assert fs.try_write("class/mon_groups/a/tasks", actor.pid) == ("EINVAL", words)
     assert fs.groups_of(actor.pid) == ("/", "")
 
 
@@ -186,28 +186,28 @@ def test_zombies_can_be_moved(fs: Resctrl, actor: Actor, tasks: str) -> None:
     """A zombie is a task until it is reaped; then it is ESRCH."""
     child = actor.fork()
     child.exit()
-    assert fs.tries(tasks, child.pid) == ("OK", "ok\n")
+    assert fs.try_write(tasks, child.pid) == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {child.pid}
-    actor.tell("reap", pid=child.pid)
+    actor.call("reap", pid=child.pid)
     assert fs.members("mon_groups/a") == set()
-    assert fs.tries(tasks, child.pid)[0] == "ESRCH"
+    assert fs.try_write(tasks, child.pid)[0] == "ESRCH"
 
 
 def test_pid_0_is_the_writing_process(fs: Resctrl, actor: Actor, tasks: str) -> None:
     """0 is the writing thread."""
-    assert actor.tell("write", path=fs.path(tasks), text="0") == "OK"
+    assert actor.call("write", path=fs.path(tasks), text="0") == "OK"
     assert fs.members("mon_groups/a") == {actor.pid}
 
 
 def test_pid_0_is_the_writing_thread(fs: Resctrl, actor: Actor, tasks: str) -> None:
     """0 is the writing thread, not its process."""
     tid = actor.thread()
-    assert actor.tell("write", thread=tid, path=fs.path(tasks), text="0\n") == "OK"
+    assert actor.call("write", thread=tid, path=fs.path(tasks), text="0\n") == "OK"
     assert fs.members("mon_groups/a") == {tid}
 
 
 @pytest.mark.kernel_only("FUSE is not asked for a thread of the kernel where /proc does not show any")
 def test_kernel_threads_can_be_moved(fs: Resctrl, tasks: str) -> None:
-    """A thread of the kernel is a task as any other."""
-    assert fs.tries(tasks, 2) == ("OK", "ok\n")
+    """A kernel thread can be moved as any other task."""
+    assert fs.try_write(tasks, 2) == ("OK", "ok\n")
     assert fs.members("mon_groups/a") == {2}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make conformance``: many random operations on a real kernel and on the simulator, and what differs, shrunk."""
+"""``make conformance``: many random operations on a real kernel and on the simulator, with each difference shrunk."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MOST_SHRUNK = 3  # differences that are worth the time; they tend to be of one k
 
 
 def generated(machine: str, seed: int, operations: int) -> list[Sequence]:
-    """At least that many operations for a machine."""
+    """Return sequences with at least a number of operations for a machine."""
     allocation, two = machine.startswith(("cat", "two-domains")), machine.startswith("two-domains")
     generator = Generator(seed, allocation=allocation, fill=EVERY_MACHINE[machine], switch=two)
     return [generator.sequence() for _ in range(-(-operations // LENGTH))]
 
 
 def differences(sequences: list[Sequence], there: Execute, here: Execute) -> Iterator[tuple[Sequence, str]]:
-    """The sequences that do not look the same, cut after the first difference, and what it is."""
+    """Yield the sequences with a difference, cut after the first one, with its description."""
     with ThreadPoolExecutor() as both:
         kernels = both.submit(there, sequences)
         simulations = both.submit(here, sequences)
@@ -45,7 +45,7 @@ def differences(sequences: list[Sequence], there: Execute, here: Execute) -> Ite
 
 
 def _investigate(machine: str, sequence: Sequence, there: Execute, here: Execute, name: str) -> None:
-    """Shrinks a difference and keeps it as a case, with what the kernel shows."""
+    """Shrink a difference, and save it as a case with the results of the kernel."""
 
     def differ(candidates: list[Sequence]) -> list[bool]:
         pairs = zip(candidates, there(candidates), here(candidates), strict=True)
@@ -61,7 +61,7 @@ def _investigate(machine: str, sequence: Sequence, there: Execute, here: Execute
 
 
 def save(path: Path, machine: str, sequences: list[Sequence], there: Execute) -> None:
-    """Keeps sequences with what the kernel shows."""
+    """Save sequences with the results of the kernel."""
     case = {"machine": machine, "sequences": sequences, "observations": there(sequences)}
     path.write_text(json.dumps(case, separators=(",", ":")) + "\n")
     print(f"    saved as {path}")
@@ -75,7 +75,7 @@ class Total(NamedTuple):
 
 
 def compare(machine: str, guest: Guest, seed: int, operations: int) -> Total:
-    """Does so many operations on the machine and on its simulation; tells what differs when it is found."""
+    """Run operations on the machine and on its simulation, and print each difference."""
     put(guest)
     there, here = on_guest(guest), on_simulation(f"sim {machine}")
     sequences = generated(machine, seed, operations)
@@ -94,7 +94,7 @@ def compare(machine: str, guest: Guest, seed: int, operations: int) -> Total:
 
 
 def record(machine: str, guest: Guest, name: str, seed: int, operations: int) -> Total:
-    """Keeps so many operations with what the kernel shows as a case."""
+    """Save operations with the results of the kernel as a case."""
     put(guest)
     sequences = generated(machine, seed, operations)
     save(CASES / f"{name}-{machine}.json", machine, sequences, on_guest(guest))
@@ -102,7 +102,7 @@ def record(machine: str, guest: Guest, name: str, seed: int, operations: int) ->
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python3 -m tests.conformance.differential", description=__doc__)
     made.add_argument("--seed", type=int, help="of the sequences (default: a new one, which is printed)")
     made.add_argument("--operations", type=int, default=12_000, help="in all (default: %(default)s)")
@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status is 1 if anything differs."""
+    """Compare or record. Return 1 if there is a difference."""
     options = parser().parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     machines = options.machine or list(EVERY_MACHINE if options.all else MACHINES)

@@ -23,7 +23,7 @@ class Difference(NamedTuple):
 
 
 def difference(sequence: Sequence, first: list[Observation], second: list[Observation]) -> Difference | None:
-    """None where they look the same all the way."""
+    """Return the first difference of two lists of observations; None if there is none."""
     for index, (one, other) in enumerate(zip(first, second, strict=True)):
         if one != other:
             aspects = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
@@ -32,7 +32,7 @@ def difference(sequence: Sequence, first: list[Observation], second: list[Observ
 
 
 def shrink(sequence: Sequence, differ: Callable[[list[Sequence]], list[bool]]) -> Sequence:
-    """A sequence that differs still, and does not without any one of its operations.
+    """Return a sequence that still differs, and does not without any one of its operations.
 
     ``differ`` tells for many sequences at once which of them differ.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does sequences of operations on one target and tells what is seen after each of them.
+"""Run sequences of operations on one target, and return the observation after each operation.
 
 ``python3 -m tests.conformance.differential.executor TARGET IN OUT``: TARGET is ``kernel`` or the name of a
 simulation, IN a JSON list of sequences, OUT gets a JSON list with a list of observations for each. Needs the standard
@@ -17,31 +17,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.actors import Actor, Troupe, outcome, state, wait_until, write
+from tests.conformance.actors import Actor, ActorPool, outcome, state, wait_until, write
 from tests.conformance.differential.generator import Operation, Sequence
 from tests.conformance.target import Resctrl, kernel, simulation
 
 Observation = dict[str, Any]
 MARK = 10**18  # what utime sets is less; what the clock says is more
 GONE = "no such actor"
-# Groups, members, CPUs and masks are looked at after every third operation, and the last: what differs stays, and an
-# emulated processor takes its time for each look.
+# Groups, members, CPUs and masks are compared after every third operation and the last: differences stay, and an
+# emulated processor is slow.
 LOOK = 3
 # Files whose content is the same on both.
 TOLD = {"last_cmd_status", "mon_features", "cpus", "cpus_list", "schemata", "size", "mode", "bit_usage", "cbm_mask"}
 
 
 class _Symbols(string.Formatter):
-    """Puts numbers of tasks into a command: ``{P0}`` as it is, ``{P0:x}`` and ``{P0:o}`` in other bases."""
+    """Replaces the names of tasks in a command: ``{P0}`` as it is, ``{P0:x}`` and ``{P0:o}`` in other bases."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return {"x": f"{value:#x}", "o": f"0{value:o}"}.get(format_spec, str(value))
 
 
 class Executor:
-    """One sequence on an empty tree."""
+    """Runs one sequence on an empty tree."""
 
-    def __init__(self, fs: Resctrl, troupe: Troupe) -> None:
+    def __init__(self, fs: Resctrl, actor_pool: ActorPool) -> None:
         self._fs = fs
         self._tids: dict[str, int] = {}
         self._actors: dict[str, Actor] = {}
@@ -49,9 +49,9 @@ class Executor:
         self._parents: dict[str, Actor] = {}
         self._slots: dict[str, int] = {}
         for name in ("P0", "P1", "N"):
-            self._actors[name] = troupe.actor()
+            self._actors[name] = actor_pool.actor()
             self._tids[name] = self._actors[name].pid
-        self._actors["N"].tell("become", uid=65534, gid=65534)
+        self._actors["N"].call("become", uid=65534, gid=65534)
 
     def run(self, sequence: Sequence) -> list[Observation]:
         """Return the observation after each operation."""
@@ -113,7 +113,7 @@ class Executor:
         except (FileNotFoundError, ProcessLookupError):
             return "gone"
         except OSError as failure:
-            # ENODATA: what the simulation has to say of a task that is not there.
+            # ENODATA: the simulation's answer for a missing task.
             return "gone" if failure.errno == 61 else str(failure.errno)
 
     def _symbolic(self, text: str) -> str:
@@ -125,16 +125,16 @@ class Executor:
 
     # Groups and files
 
-    def _forget(self) -> None:
-        """Linux 6.12 adds to last_cmd_status at each mkdir that had to wait; how many there were is not the point."""
+    def _clear_status(self) -> None:
+        """Clear last_cmd_status of Linux 6.12, which adds to it at each mkdir that has to wait."""
         if not self._fs.is_6_16:
             self._fs.write("tasks", "\n")
 
     def do_mkdir(self, path: str) -> str:
-        self._forget()
+        self._clear_status()
         result = self._fs.mkdir(path)
         if result in ("OK", "ENOSPC"):
-            self._forget()
+            self._clear_status()
         return result
 
     def do_rmdir(self, path: str) -> str:
@@ -188,7 +188,7 @@ class Executor:
 
     def do_fill(self) -> int:
         made = self._fs.fill()
-        self._forget()
+        self._clear_status()
         return made
 
     def do_remount(self) -> str:
@@ -197,7 +197,7 @@ class Executor:
         return result
 
     def do_cpu(self, number: str, online: str) -> str:
-        """A CPU goes offline or comes back, if there is one of that number besides the first."""
+        """Take a CPU offline or online, if it exists and is not the first."""
         if not 0 < int(number) < self._fs.cpus:
             return "no such CPU"
         self._fs.switch(online == "online", int(number))
@@ -231,12 +231,12 @@ class Executor:
     # Tasks
 
     def _unknown(self, text: str) -> bool:
-        """Whether the text speaks of a task that was never born."""
+        """Return whether the text names a task that was never created."""
         fields = (field for _, field, _, _ in string.Formatter().parse(text) if field)
         return not set(fields) <= self._tids.keys()
 
     def _teller(self, name: str) -> tuple[Actor, int] | None:
-        """The actor that takes orders for a task, and the thread that is to do them; None if the task is gone."""
+        """Return the actor and the thread of a task; None if the task has ended."""
         actor = self._actors.get(name) or self._threads.get(name)
         if actor is None or state(actor.pid) in ("Z", ""):
             return None
@@ -252,7 +252,7 @@ class Executor:
         if verb == "open":
             details["flags"] = os.O_RDONLY
         actor, thread = teller
-        return str(actor.tell(verb, thread=thread, **details))
+        return str(actor.call(verb, thread=thread, **details))
 
     def do_fork(self, name: str, child: str) -> str:
         teller = self._teller(name)
@@ -277,16 +277,16 @@ class Executor:
         if teller is None or name in ("P0", "P1", "N"):
             return GONE
         if name in self._threads:
-            self._threads.pop(name).tell("end_thread", tid=self._tids[name])
+            self._threads.pop(name).call("end_thread", tid=self._tids[name])
         else:
             self._end(self._actors[name], self._parents.get(name))
         return "OK"
 
     def _end(self, actor: Actor, parent: Actor | None) -> None:
-        """Ends a process, and waits until all has come of it that will: other processors do it in their own time."""
+        """End a process, and wait for all effects, which other processors apply later."""
         actor.exit()
         if parent and state(parent.pid) in ("Z", ""):
-            # Nobody waits for an orphan: it is reaped as soon as it is a zombie.
+            # init reaps an orphan as soon as it is a zombie.
             wait_until(lambda: state(actor.pid) == "")
         threads = [self._tids[name] for name, owner in self._threads.items() if owner is actor]
         wait_until(lambda: not any(state(tid) for tid in threads))
@@ -298,7 +298,7 @@ class Executor:
         parent = self._parents.get(name)
         if parent is None or state(self._tids[name]) != "Z" or state(parent.pid) in ("Z", ""):
             return GONE
-        parent.tell("reap", pid=self._tids[name])
+        parent.call("reap", pid=self._tids[name])
         self._parents.pop(name)
         return "OK"
 
@@ -306,11 +306,11 @@ class Executor:
 def execute(fs: Resctrl, sequences: list[Sequence]) -> list[list[Observation]]:
     """Return the observations on one target, sequence by sequence."""
     found = []
-    with Troupe() as troupe:
+    with ActorPool() as actor_pool:
         for sequence in sequences:
             fs.write("tasks", "\n")
-            found.append(Executor(fs, troupe).run(sequence))
-            troupe.dismiss()
+            found.append(Executor(fs, actor_pool).run(sequence))
+            actor_pool.end_all()
             fs.mount()
             fs.switch(True, *range(1, fs.cpus))
             fs.clean()
@@ -318,7 +318,7 @@ def execute(fs: Resctrl, sequences: list[Sequence]) -> list[list[Observation]]:
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
+    """Run the sequences of a file, and print the observations."""
     target, source, result = arguments
     fs = kernel() if target == "kernel" else simulation(target)
     try:

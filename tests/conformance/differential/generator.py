@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences of operations from a seed: mostly sensible ones, many on the edge, some that can only fail."""
+"""Generate sequences of operations from a seed: mostly valid ones, many at limits, some that can only fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Operation = list[str]
 Sequence = list[Operation]
 
 LENGTH = 30
-BEGINNING = 3  # operations that make something to work on
+BEGINNING = 3  # operations that create groups to work on
 MON = ["mon_groups/a", "mon_groups/b", "mon_groups/c"]
 CLASSES = ["x", "y"]
 INNER = ["x/mon_groups/a", "x/mon_groups/d", "y/mon_groups/a"]
@@ -62,7 +62,7 @@ STATES = ["offline", "online"]
 
 
 class Generator:
-    """Makes one sequence after the other; the same seed makes the same ones."""
+    """Generates sequences; the same seed generates the same ones."""
 
     def __init__(self, seed: int, *, allocation: bool, fill: bool = True, switch: bool = False) -> None:
         self._random = random.Random(seed)
@@ -103,7 +103,7 @@ class Generator:
             self._kinds.append((2, lambda: ["cpu", self._choose(["1", "2", "2", "3", "3"]), self._choose(STATES)]))
 
     def sequence(self) -> Sequence:
-        """``LENGTH`` operations on an empty tree, with the processes P0, P1 of root and N of an ordinary user."""
+        """Return ``LENGTH`` operations on an empty tree, with processes P0, P1 of root and N of an ordinary user."""
         self._tasks, self._live, self._born = ["P0", "P1", "N"], [], 0
         weights = [weight for weight, _ in self._kinds]
         made = [self._mkdir() for _ in range(BEGINNING)]
@@ -122,7 +122,7 @@ class Generator:
         return self._random.random() < share
 
     def _group(self) -> str:
-        """A group: mostly one that there should be, as far as one can tell without doing it."""
+        """Return the name of a group, mostly of one that probably exists."""
         return self._choose(self._live if self._live and self._chance(0.85) else self._groups)
 
     def _path(self) -> str:
@@ -188,7 +188,7 @@ class Generator:
         return ["write", f"{group}/tasks", self._command()]
 
     def _end(self) -> str:
-        """Nearly always the newline that some files want."""
+        """Return, nearly always, the newline that some files require."""
         return "" if self._chance(0.08) else "\n"
 
     def _place(self, name: str) -> str:
@@ -239,7 +239,7 @@ class Generator:
 
 
 def _with_text(operation: Operation) -> Operation:
-    """The operation, a write of nothing as one of a newline.
+    """Return the operation, with a write of a newline in the place of an empty write.
 
     resctrl answers a write of no bytes (ENODEV for an open file of a removed group, EINVAL for some files). A
     filesystem in user space is never asked: generic_write_checks() in fs/read_write.c ends it before FUSE sends it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bugs that are planted in the simulator on purpose, to see that the suite finds them.
+"""Bugs that are planted in the simulator, to test that the suite finds them.
 
 A mutant is chosen by the environment variable RESCTRL_CONFORMANCE_MUTANT; ``environment`` makes every Python process
 that inherits it import this module's ``plant`` when it starts.
@@ -201,12 +201,12 @@ MUTANTS: dict[str, Callable[[], None]] = {
 
 
 def plant() -> None:
-    """Plants the mutant that the environment names."""
+    """Plant the mutant that the environment names."""
     MUTANTS[os.environ[VARIABLE]]()
 
 
 def environment(mutant: str, place: Path) -> dict[str, str]:
-    """The environment of a process whose simulations have the bug; ``place`` is an empty directory."""
+    """Return the environment of a process whose simulations have the bug; ``place`` is an empty directory."""
     (place / "sitecustomize.py").write_text(SITE)
     project = str(Path(__file__).parents[3])
     return {**os.environ, VARIABLE: mutant, "PYTHONPATH": os.pathsep.join([str(place), project])}

@@ -20,18 +20,18 @@ SAMPLE = Path(__file__).parents[1] / "cases/sample-cat.json"
 # Rules are best for these: no sequence distinguishes EBUSY from a wait, some bugs need a rare order, some end in a
 # long wait.
 BY_RULES = {
-    "enospc_for_ebusy": "test_rmids.py::test_limbo",
+    "enospc_for_ebusy": "test_rmids.py::test_mkdir_is_ebusy_while_rmids_are_in_limbo",
     "anybody_may_move_anybody": "test_permissions.py::test_a_user_may_not_move_another_users",
-    "tasks_stay_behind_on_rmdir": "test_rmdir.py::test_a_control_group_takes_its_monitoring_groups_along",
-    "rename_loses_the_closid": "test_rename.py::test_to_another_control_group",
+    "tasks_stay_behind_on_rmdir": "test_rmdir.py::test_rmdir_of_a_control_group_removes_its_monitoring_groups",
+    "rename_loses_the_closid": "test_rename.py::test_rename_moves_a_monitoring_group_to_another_control_group",
     "monitoring_groups_take_any_cpu": "test_cpus.py::test_a_monitoring_group_takes_only_its_control_groups",
     "removed_classes_keep_their_cpus": "test_cpus.py::test_a_control_group_takes_cpus_from_root",
-    "half_a_command_is_taken": "test_schemata.py::test_a_bad_command",
+    "half_a_command_is_taken": "test_schemata.py::test_a_command_with_an_error_changes_nothing",
     "the_last_freed_is_the_first_used": (
         "test_hardware_ids.py::test_rmids_leave_limbo_in_the_order_of_their_numbers"
     ),
-    "numbers_are_the_hosts": "test_namespaces.py::test_numbers_are_the_writers",
-    "masks_outlive_their_class": "test_schemata.py::test_a_class_made_again_begins_anew",
+    "numbers_are_the_hosts": "test_namespaces.py::test_numbers_are_of_the_namespace_of_the_writer",
+    "masks_outlive_their_class": "test_schemata.py::test_a_class_created_again_has_the_full_mask",
     "monitoring_groups_keep_the_cpus_of_their_class": (
         "test_cpus.py::test_a_write_to_a_control_group_empties_its_monitoring_groups"
     ),
@@ -62,7 +62,7 @@ def test_rules_find_a_planted_bug(mutant: str, rule: str, tmp_path: Path) -> Non
     assert f"FAILED {test}" in done.stdout, done.stdout
 
 
-def test_a_planted_bug_is_planted(tmp_path: Path) -> None:
+def test_every_bug_can_be_planted(tmp_path: Path) -> None:
     """Every mutant can be planted where a process starts."""
     for mutant in MUTANTS:
         command = [sys.executable, "-c", "import sitecustomize; print(sitecustomize.__file__)"]

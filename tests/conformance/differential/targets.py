@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where sequences are executed: in a simulation on this host, or on the real kernel in a guest."""
+"""Execute sequences in a simulation on this host, or on the real kernel in a guest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Execute = Callable[[list[Sequence]], list[list[Observation]]]
 
 
 def put(guest: Guest) -> None:
-    """Put the suite, which needs nothing else of the project, into the guest."""
+    """Copy the suite, which needs no other part of the project, into the guest."""
     with tempfile.TemporaryDirectory() as place:
         for part in PARTS:
             source, target = PROJECT / part, Path(place, part)
@@ -50,7 +50,7 @@ def _in_parts(execute: Execute) -> Execute:
 
 
 def on_simulation(name: str, environment: dict[str, str] | None = None) -> Execute:
-    """Executes in a simulation, by its name in ``SIMULATIONS``."""
+    """Return a function that executes sequences in a simulation, by its name in ``SIMULATIONS``."""
 
     def execute(sequences: list[Sequence]) -> list[list[Observation]]:
         with tempfile.TemporaryDirectory() as place:
@@ -65,7 +65,7 @@ def on_simulation(name: str, environment: dict[str, str] | None = None) -> Execu
 
 
 def on_guest(guest: Guest) -> Execute:
-    """Executes on the kernel of a guest that has the suite."""
+    """Return a function that executes sequences on the kernel of a guest that has the suite."""
 
     def execute(sequences: list[Sequence]) -> list[list[Observation]]:
         guest.write(f"{THERE}/in", json.dumps(sequences))
