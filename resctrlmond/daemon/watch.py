@@ -8,7 +8,8 @@ import contextlib
 import logging
 import os
 import select
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from resctrlmond.daemon.removals import Removals
 from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
@@ -21,19 +22,33 @@ log = logging.getLogger(__name__)
 class Watch:
     """Watches the living members and the pod of every workload.
 
-    Calls ``on_end`` with the key of a workload when a member or the pod may have ended. Belongs to the event loop.
+    Calls ``on_end`` with the key of a workload when a member or the pod may have ended; the caller then settles the
+    workload, and calls ``settled`` if that succeeds. Belongs to the event loop.
     Owns a pidfd and a descriptor of cgroup.events for each living member that has them, and one inotify for the
     control groups of all pods. If descriptors or watches run out, the manager's tick detects the end a second later.
+
+    ``report`` is called with the key and the members of a workload for whose end ``on_end`` will be called. These are
+    none between a call of ``on_end`` and its ``settled``, so that the tick detects the end if the settling fails.
+    The kernel drops a change of cgroup.events if it removes the control group within 10 ms of the change before
+    (kernel/cgroup/cgroup.c, CGROUP_FILE_NOTIFY_MIN_INTV); the sweep detects that end.
     """
 
-    def __init__(self, on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_end: Callable[[str], None],
+        report: Callable[[str, Iterable[Member]], None] = lambda _key, _members: None,
+    ) -> None:
         self._on_end = on_end
+        self._report = report
         self._loop = asyncio.get_running_loop()
-        self._watched: dict[tuple[str, str], _Watched] = {}
+        # By key and member.
+        self._watched: dict[str, dict[str, _Watched]] = {}
+        # By key: the calls of on_end that have no settled() yet.
+        self._unsettled: Counter[str] = Counter()
         # A change of cgroup.events gives EPOLLPRI, for which asyncio cannot wait. A separate epoll is readable
         # exactly when one of its files has EPOLLPRI.
         self._epoll = select.epoll()
-        self._events: dict[int, str] = {}
+        self._events: dict[int, tuple[str, _Watched]] = {}
         self._loop.add_reader(self._epoll.fileno(), self._cgroup_changed)
         self._pods: dict[str, str] = {}
         self._removals: Removals | None = None
@@ -56,44 +71,68 @@ class Watch:
             workload = None
         self._watch_pod(key, workload.pod_cgroup if workload is not None else "")
         living = {} if workload is None else {member.id: member for member in workload.living}
-        for (other, member_id), watched in list(self._watched.items()):
-            if other == key and living.get(member_id) != watched.member:
-                self._forget((other, member_id))
+        of_key = self._watched.setdefault(key, {})
+        for member_id, watched in list(of_key.items()):
+            if living.get(member_id) != watched.member:
+                self._forget(of_key.pop(member_id))
         for member in living.values():
-            if (key, member.id) not in self._watched:
-                self._begin(key, member)
+            if member.id not in of_key:
+                of_key[member.id] = self._begin(key, member)
+        if not of_key:
+            del self._watched[key]
+        self._report_watched(key)
+
+    def settled(self, key: str) -> None:
+        """Record that the workload was settled after a call of ``on_end``."""
+        self._unsettled[key] -= 1
+        if self._unsettled[key] <= 0:
+            del self._unsettled[key]
+        self._report_watched(key)
 
     def close(self) -> None:
         """Close every descriptor."""
-        for name in list(self._watched):
-            self._forget(name)
+        for key, of_key in self._watched.items():
+            self._report(key, ())
+            for watched in of_key.values():
+                self._forget(watched)
+        self._watched.clear()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         if self._removals is not None:
             self._loop.remove_reader(self._removals.fd)
             self._removals.close()
 
-    def _begin(self, key: str, member: Member) -> None:
+    def _report_watched(self, key: str) -> None:
+        of_key = self._watched.get(key, {}) if key not in self._unsettled else {}
+        self._report(key, [watched.member for watched in of_key.values() if watched.reports_end])
+
+    def _may_have_ended(self, key: str) -> None:
+        self._unsettled[key] += 1
+        self._report_watched(key)
+        self._on_end(key)
+
+    def _begin(self, key: str, member: Member) -> _Watched:
         watched = _Watched(member)
-        self._watched[key, member.id] = watched
         with contextlib.suppress(OSError, NotRead):
             if member.pid:
                 self._watch_process(key, member, watched)
             if member.cgroup:
                 self._watch_cgroup(key, member, watched)
+        return watched
 
     def _watch_process(self, key: str, member: Member, watched: _Watched) -> None:
         try:
             process = Process.open(member.pid, member.start_time)
         except NoSuchProcess:
-            self._loop.call_soon(self._on_end, key)
+            self._loop.call_soon(self._may_have_ended, key)
             return
         watched.process = process
 
         def exited() -> None:
             # A pidfd stays readable after the end.
             self._loop.remove_reader(process.pidfd)
-            self._on_end(key)
+            watched.has_exited = True
+            self._may_have_ended(key)
 
         self._loop.add_reader(process.pidfd, exited)
 
@@ -102,17 +141,19 @@ class Watch:
         if not os.path.exists(path):
             return  # control groups of version 1 have none
         watched.events = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._events[watched.events] = key
+        self._events[watched.events] = key, watched
         self._epoll.register(watched.events, select.EPOLLPRI)
+        watched.has_events = True
 
     def _cgroup_changed(self) -> None:
         for fd, _ in self._epoll.poll(0):
-            key = self._events[fd]
+            key, watched = self._events[fd]
             try:
                 os.pread(fd, 4096, 0)  # EPOLLPRI is cleared by reading
             except OSError:
                 self._epoll.unregister(fd)  # the control group was removed, so the file stays ready
-            self._on_end(key)
+                watched.has_events = False
+            self._may_have_ended(key)
 
     def _watch_pod(self, key: str, cgroup: str) -> None:
         before = self._pods.get(key, "")
@@ -128,15 +169,14 @@ class Watch:
                 # Also for the same path: the pod and its parent may have been created again.
                 self._removals.watch(cgroup)
             if cgroup != before and not os.path.exists(cgroup):
-                self._loop.call_soon(self._on_end, key)  # removed before it was watched
+                self._loop.call_soon(self._may_have_ended, key)  # removed before it was watched
 
     def _pod_removed(self, cgroup: str) -> None:
         for key, other in self._pods.items():
             if other == cgroup:
-                self._on_end(key)
+                self._may_have_ended(key)
 
-    def _forget(self, name: tuple[str, str]) -> None:
-        watched = self._watched.pop(name)
+    def _forget(self, watched: _Watched) -> None:
         if watched.process is not None:
             self._loop.remove_reader(watched.process.pidfd)
             watched.process.close()
@@ -151,4 +191,11 @@ class _Watched:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.process: Process | None = None
+        self.has_exited = False
         self.events = -1
+        self.has_events = False
+
+    @property
+    def reports_end(self) -> bool:
+        """Whether the end of the member raises an event, because its process or its control group has not ended."""
+        return (self.process is not None and not self.has_exited) or self.has_events

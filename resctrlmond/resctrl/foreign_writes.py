@@ -53,6 +53,8 @@ _REMOVED = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 # Moves that are older than this are dropped once there are so many.
 _MAX_MOVES = 10_000
 _MOVE_AGE_S = 600
+# If more directories were removed or renamed, any may have been.
+_MAX_GONE = 10_000
 
 
 def boot_ticks() -> int:
@@ -170,6 +172,8 @@ class ForeignWrites:
         # The directories that were created during this call of _read().
         self._new: set[str] = set()
         self._written = Written()
+        # The directories that are not at their path any more since the last take_gone(); None if any may be.
+        self._gone: set[str] | None = None
         self._expected = ""
         self._mounting: Mounting | None = None
         self._inotify: Inotify | None = None
@@ -197,6 +201,21 @@ class ForeignWrites:
         """The number of watched directories."""
         return len(self._watches)
 
+    def is_watched(self, directory: str) -> bool:
+        """Whether the removal of a group is detected, and that of the classes above it."""
+        groups = os.path.dirname(directory)
+        return not self.trouble and groups in self._watches and "" in self._watches
+
+    def take_gone(self, mounting: Mounting) -> set[str] | None:
+        """Return the directories of which ``take`` has read since the last call that they were removed or renamed.
+
+        None if any may have been: after a mount, if events were lost, or with ``trouble``.
+        """
+        with self._guard:
+            is_known = mounting == self._mounting and any(mounting) and not self.trouble
+            gone, self._gone = self._gone, set()
+            return gone if is_known else None
+
     @property
     def directories(self) -> set[str]:
         """The watched classes and groups."""
@@ -214,6 +233,7 @@ class ForeignWrites:
                 return False
             had_trouble = bool(self.trouble)
             self.trouble = ""
+            self._gone = None
             if self._inotify is None:
                 try:
                     self._inotify = Inotify()
@@ -297,6 +317,7 @@ class ForeignWrites:
         """Record that events are missing, and watch all directories anew."""
         self._modified.clear()
         self._sessions.clear()
+        self._gone = None
         self._forget_below("")
         self._watch_all()
         self._written.is_incomplete = self._written.is_lost = True
@@ -311,9 +332,11 @@ class ForeignWrites:
         elif event.mask & IN_DELETE:
             if path in self._new:
                 self._written.missed.add(path)
+            self._add_gone(path)
             self._forget_below(path)
         elif event.mask & IN_MOVED_FROM:
             # The watch continues; IN_MOVED_TO sets its new path.
+            self._add_gone(path)
             self._watches.pop(path, None)
 
     def _process_new(self, event: Event, path: str) -> None:
@@ -374,6 +397,7 @@ class ForeignWrites:
         wd = self._watches.pop(directory, None)
         if wd is None:
             return
+        self._add_gone(directory)
         if self._modified.pop(directory, 0) > self._own.begun(directory):
             self._written.missed.add(directory)
         self._sessions.pop(directory, None)
@@ -382,6 +406,12 @@ class ForeignWrites:
             del self._paths[wd]
             assert self._inotify is not None
             self._inotify.remove(wd)
+
+    def _add_gone(self, directory: str) -> None:
+        if self._gone is not None and len(self._gone) < _MAX_GONE:
+            self._gone.add(directory)
+        else:
+            self._gone = None
 
     def _forget_below(self, directory: str) -> None:
         for path in [path for path in self._watches if not directory or f"{path}/".startswith(f"{directory}/")]:

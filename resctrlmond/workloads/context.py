@@ -15,6 +15,7 @@ from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
 from resctrlmond.workloads.takeover import TakeOver
+from resctrlmond.workloads.watched import WatchedMembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,4 @@ class Context:
     take_over: TakeOver
     interference: Interference
     memory: Memory = field(default_factory=Memory)
+    watched: WatchedMembers = field(default_factory=WatchedMembers)

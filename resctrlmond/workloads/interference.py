@@ -263,6 +263,25 @@ class Interference:
             txn.save(self._with_cpus(txn.workload, group))
         return txn.workload.group(group.folder) or group
 
+    def take_gone(self) -> set[str] | None:
+        """Return the classes and groups that were removed or renamed since the last call; None if any may have been.
+
+        Each is a path relative to the tree, also that of ``mon_groups`` of a removed class.
+        """
+        foreign = self._foreign
+        if foreign is None:
+            return None
+        # Before the events: if a mount comes in between, its groups are found missing by the next call.
+        mounting = self._tree.mounting()
+        # Does not wait for a thread that may hang in the kernel: what that has read is returned by a later call.
+        if self._read_events(is_blocking=False):
+            self.wake()
+        return foreign.take_gone(mounting)
+
+    def reports_removal(self, ref: GroupRef) -> bool:
+        """Whether ``take_gone`` will return the group or its class when it is removed or renamed."""
+        return self._foreign is not None and self._foreign.is_watched(ref.path)
+
     def found_outside(self, where: Membership) -> None:
         """Record that a task of a workload, not ended, was found outside its groups: it explains writes there."""
         with self._guard:

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work without a caller, once a second: ends, retries, losses, checkpoints, pruning."""
+"""The work without a caller, once a second: ends, retries, losses, checkpoints, pruning.
+
+A tick skips a workload if nothing can have happened to it without a report: its members are watched (``watched.py``),
+its groups were found and not removed or renamed since then (``Interference.take_gone``), its record has not changed
+and its checkpoint is not due. A sweep skips none, in case that a report was lost.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import bandwidth_counters, ends, group_ops, placement, rmid_queue
 from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.context import Context
@@ -19,6 +26,7 @@ from resctrlmond.workloads.plan import lacking_counters, losses_in_a_row, resume
 from resctrlmond.workloads.runs import resume
 from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.watched import Members, may_end_unseen
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +52,10 @@ class Maintenance:
         self._swept = time.monotonic()
         # By key: the run (its generation) and the time.monotonic() of its last checkpoint.
         self._checkpointed: dict[str, tuple[int, float]] = {}
+        # By key: the workload when its groups were last found, if they were not removed or renamed since then.
+        self._found: dict[str, Workload] = {}
+        # By key: the workload that ticks skip as long as it does not change, and its watched members.
+        self._quiet: dict[str, tuple[Workload, Members]] = {}
         # The errors of work that is tried again, by key and kind of work.
         self._failures: dict[tuple[str, str], str] = {}
         # By key: the lost run (its generation), the time.monotonic() of the last try to resume it, and the number of
@@ -58,26 +70,36 @@ class Maintenance:
         """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
         settings = self._ctx.settings
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
-        for workload in self._store.all():
+        self._forget_gone()
+        workloads, unsaved = self._store.all(), set(self._store.unsaved)
+        for workload in workloads:
             if self.is_stopping:
                 # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
                 return
+            if not is_sweep and workload.key not in unsaved and self._is_quiet(workload, settings):
+                continue
             # Skip keys that a call has locked (the call may be blocked in the kernel); the next tick retries.
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
                 if txn is None:
                     continue
+                self._quiet.pop(workload.key, None)
+                watched = self._ctx.watched.of(workload.key)
                 try:
-                    if workload.key in self._store.unsaved:
+                    if workload.key in unsaved:
                         txn.save(txn.workload)
-                    self._tick(txn, settings)
+                    settled = self._tick(txn, settings, is_sweep=is_sweep)
                     if is_sweep:
                         placement.sweep(self._ctx, txn)
                         self._inspect(txn)
                 except NotMounted:
                     self._lose_unmounted(txn)
+                else:
+                    if settled is not None and not may_end_unseen(settled, watched):
+                        self._quiet[workload.key] = settled, watched
         self.react()
         if is_sweep:
             self._swept = time.monotonic()
+            self._forget_dropped()
         rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
         self.serve_counters(is_tick=True)
         with self._guarded("completed", "pruning"):
@@ -190,30 +212,53 @@ class Maintenance:
                     snapshots.prune(key, settings.snapshot_ttl_s)
         self.early_pruner.prune()
 
-    def _tick(self, txn: Transaction, settings: Settings) -> None:
+    def _forget_gone(self) -> None:
+        """Forget the groups that may have been removed or renamed since the last tick."""
+        gone = self._ctx.interference.take_gone()
+        for key, workload in list(self._found.items()) if gone is None or gone else ():
+            if gone is None or any(_is_below(group.ref, gone) for group in workload.existing_groups):
+                self._found.pop(key, None)
+
+    def _forget_dropped(self) -> None:
+        """Forget workloads that another thread has dropped."""
+        for known in (self._found, self._quiet):
+            for key in [key for key in list(known) if self._store.get(key) is None]:
+                known.pop(key, None)
+
+    def _is_quiet(self, workload: Workload, settings: Settings) -> bool:
+        """Whether nothing that a tick looks for can have happened since the last one without a report."""
+        key = workload.key
+        quiet, watched = self._quiet.get(key, (None, None))
+        return (
+            quiet is workload
+            and watched is self._ctx.watched.of(key)
+            and self._found.get(key) is workload
+            and not self._is_checkpoint_due(workload, settings.checkpoint_interval_s)
+        )
+
+    def _tick(self, txn: Transaction, settings: Settings, *, is_sweep: bool) -> Workload | None:
+        """Do the work of a second. Return the workload if it has a group."""
         ctx, key = self._ctx, txn.key
         workload = txn.find()
         if workload is None:
-            return
+            return None
         if workload.is_interrupted:
             self._resume(txn)
-            return
+            return None
         if workload.state.is_over:
             if seconds_since_ns(workload.first.completed_ns) >= settings.snapshot_ttl_s:
                 ctx.snapshots.delete(key)
                 txn.drop()
             self._checkpointed.pop(key, None)
             self._tries.pop(key, None)
+            self._found.pop(key, None)
             ctx.joiners.forget(key)
             ctx.interference.forget(key)
-            return
+            return None
         if workload.state is State.ENDING:
             ends.finish_again(ctx, txn)
-        elif workload.state is not State.PENDING:
-            try:
-                group_ops.follow(ctx, txn)
-            except NoSuchGroup as error:
-                group_ops.lose(ctx, txn, error.message)
+        elif workload.state is not State.PENDING and (is_sweep or not self._is_found(workload)):
+            self._follow(txn, workload)
         # Before the settling, which may end the workload: tasks that have come back ran outside.
         placement.wake_dormant(ctx, txn)
         settled = ends.settle(ctx, txn)
@@ -223,6 +268,26 @@ class Maintenance:
         if settled is not None and settled.state in (State.ACTIVE, State.IDLE):
             self._checkpoint(txn, settled, settings.checkpoint_interval_s)
             group_ops.relink_stale(ctx, txn.workload)
+            return txn.workload
+        return None
+
+    def _is_found(self, workload: Workload) -> bool:
+        reports_removal = self._ctx.interference.reports_removal
+        return self._found.get(workload.key) is workload and all(
+            reports_removal(group.ref) for group in workload.existing_groups
+        )
+
+    def _follow(self, txn: Transaction, workload: Workload) -> None:
+        # Set first: the groups may be removed right after they were found, and another tick take that report.
+        self._found[txn.key] = workload
+        try:
+            group_ops.follow(self._ctx, txn)
+        except NoSuchGroup as error:
+            self._found.pop(txn.key, None)
+            group_ops.lose(self._ctx, txn, error.message)
+        except BaseException:
+            self._found.pop(txn.key, None)
+            raise
 
     def _resume(self, txn: Transaction) -> None:
         key = txn.key
@@ -243,11 +308,14 @@ class Maintenance:
         resume(self._ctx, txn)
         del self._tries[key]
 
+    def _is_checkpoint_due(self, workload: Workload, interval_s: float) -> bool:
+        # The first one at once: so a short life has one too, and so has a workload after a restart.
+        generation, last = self._checkpointed.get(workload.key, (0, -math.inf))
+        return bool(interval_s) and (generation != workload.generation or time.monotonic() - last >= interval_s)
+
     def _checkpoint(self, txn: Transaction, workload: Workload, interval_s: float) -> None:
         now = time.monotonic()
-        # The first one at once: so a short life has one too, and so has a workload after a restart.
-        generation, last = self._checkpointed.get(txn.key, (0, -math.inf))
-        if not interval_s or (generation == workload.generation and now - last < interval_s):
+        if not self._is_checkpoint_due(workload, interval_s):
             return
         with contextlib.suppress(NoSuchGroup):  # the next tick records the loss
             group_ops.checkpoint(self._ctx, txn)
@@ -257,3 +325,8 @@ class Maintenance:
         workload = txn.find()
         if workload is not None and workload.state.has_group:
             group_ops.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")
+
+
+def _is_below(ref: GroupRef, gone: set[str]) -> bool:
+    """Whether one of the directories is that of the group, or above it."""
+    return not gone.isdisjoint((ref.path, os.path.dirname(ref.path), ref.class_, ""))

@@ -143,6 +143,13 @@ class Manager:
         """When a tick last began the work on a workload (time.monotonic())."""
         return self.maintenance.last_progress
 
+    def report_watched(self, key: str, members: Iterable[Member]) -> None:
+        """State for which members of the workload ``settle`` will be called when they may have ended.
+
+        Ticks look for the ends of the others. This replaces what was stated for the workload before.
+        """
+        self.context.watched.report(key, members)
+
     def settle(self, key: str) -> None:
         """Record which members have ended, and end the claims that end with them."""
         self.maintenance.settle(key)

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.daemon.watch import Watch
-from resctrlmond.workloads.model import State, Workload
+from resctrlmond.resctrl.processes import stat
+from resctrlmond.workloads.model import Member, State, Workload
 from tests.daemon.conftest import cgroup_root
 from tests.workloads.builders import workload
 
@@ -180,6 +182,97 @@ def test_both_workloads_of_one_control_group_are_reported(pods: Path) -> None:
         assert {await reported.next(), await reported.next()} == {"a", "b"}
         await reported.expect_none()
         watch.close()
+
+    asyncio.run(run())
+
+
+@dataclass
+class ReportedMembers:
+    """The members that the watch has reported as watched, by key."""
+
+    members: dict[str, list[str]] = field(default_factory=dict)
+
+    def __call__(self, key: str, members: Iterable[Member]) -> None:
+        self.members[key] = [member.id for member in members]
+
+
+def start_of(child: subprocess.Popen[bytes]) -> int:
+    found = stat(child.pid)
+    assert found is not None
+    return found.start_time
+
+
+def test_member_is_reported_as_watched_until_it_may_have_ended(pods: Path) -> None:
+    """The tick looks for the end of a member that is not watched: settling may fail, and no event follows."""
+
+    async def run() -> None:
+        reported, watched = ReportedKeys(), ReportedMembers()
+        watch = Watch(reported.keys.put_nowait, watched)
+        with subprocess.Popen(["sleep", "600"]) as child:
+            process = Member("process", "process", "a", child.pid, start_of(child))
+            gone = Member("gone", "process", "a", child.pid, start_of(child) + 1)
+            named = Member("named", "sandbox", "a")
+            watch.update(KEY, workload(KEY, members=(process, gone, named)))
+            assert await reported.next() == KEY, "one of its members has ended before"
+            assert watched.members == {KEY: []}
+            watch.settled(KEY)
+            assert watched.members == {KEY: ["process"]}
+            child.kill()
+        assert await reported.next() == KEY
+        assert watched.members == {KEY: []}
+        watch.settled(KEY)
+        assert watched.members == {KEY: []}
+        watch.close()
+
+    asyncio.run(run())
+
+
+def test_control_group_is_watched_again_when_each_of_its_changes_is_settled(pods: Path) -> None:
+    async def run() -> None:
+        reported, watched = ReportedKeys(), ReportedMembers()
+        watch = Watch(reported.keys.put_nowait, watched)
+        cgroup = pods / "service"
+        cgroup.mkdir()
+        with subprocess.Popen(["sleep", "600"]) as child:
+            (cgroup / "cgroup.procs").write_text(str(child.pid))
+            watch.update(KEY, workload(KEY, members=(Member("service", "cgroup", "a", cgroup=str(cgroup)),)))
+            assert await reported.next() == KEY, "the file is ready until it is read"
+            assert watched.members == {KEY: []}
+            watch.settled(KEY)
+            assert watched.members == {KEY: ["service"]}
+            for frozen in ("1", "0"):
+                (cgroup / "cgroup.freeze").write_text(frozen)
+                assert await reported.next() == KEY
+            watch.settled(KEY)
+            assert watched.members == {KEY: []}, "the settling of one change is under way, or has failed"
+            watch.settled(KEY)
+            assert watched.members == {KEY: ["service"]}
+            with (cgroup / "cgroup.events").open() as events:
+                events.read()
+                child.kill()
+                change = select.poll()
+                change.register(events, select.POLLPRI)
+                assert change.poll(60_000)
+        # Removed before the watch reads the change.
+        cgroup.rmdir()
+        assert await reported.next() == KEY
+        watch.settled(KEY)
+        assert watched.members == {KEY: []}, "a new control group at this path would raise no event"
+        watch.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_watched_after_the_end_of_the_watch(pods: Path) -> None:
+    async def run() -> None:
+        watched = ReportedMembers()
+        watch = Watch(lambda _key: None, watched)
+        with subprocess.Popen(["sleep", "600"]) as child:
+            watch.update(KEY, workload(KEY, members=(Member("m", "process", "a", child.pid, start_of(child)),)))
+            assert watched.members == {KEY: ["m"]}
+            watch.close()
+            child.kill()
+        assert watched.members == {KEY: []}
 
     asyncio.run(run())
 

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tick skips a workload without news: its members are watched, and inotify reports the removal of its group."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.sim.fuse.mount import Simulation, unmount
+from resctrlmond.workloads import ends
+from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.model import EndRule, State, Workload
+from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.store import Transaction
+from tests.workloads.conftest import Host, assignment, join
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the workloads that ticks look at."""
+    keys: list[str] = []
+    settle = ends.settle
+
+    def counted(ctx: Context, txn: Transaction) -> Workload | None:
+        keys.append(txn.key)
+        return settle(ctx, txn)
+
+    monkeypatch.setattr(ends, "settle", counted)
+    return keys
+
+
+def watch(host: Host, key: str = "k") -> None:
+    """Report all members of the workload as watched, as the daemon does, and have ticks find its group."""
+    host.manager.report_watched(key, host.manager.get(key).living)
+    host.manager.maintenance.tick()
+    host.manager.maintenance.tick()
+
+
+def tick_of_a_sweep(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+        host.manager.maintenance.tick()
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+
+
+def test_watched_members_cost_a_tick_nothing(host: Host, process: Start, looked_at: list[str]) -> None:
+    for key in ("k", "other"):
+        host.manager.assign(assignment(key, process().pid))
+    watch(host)
+    looked_at.clear()
+    host.manager.maintenance.tick()
+    assert looked_at == ["other"]
+
+
+def test_end_without_a_report_is_found_by_the_next_sweep(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid, "oci"))
+    watch(host)
+    end(child)
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").state is State.ACTIVE
+    tick_of_a_sweep(host, monkeypatch)
+    assert host.manager.get("k").state is State.COMPLETED
+
+
+def test_end_of_a_member_that_is_watched_no_more_is_found_by_the_next_tick(host: Host, process: Start) -> None:
+    """The settling after a report may have failed, and there is no further report."""
+    child = process()
+    host.manager.assign(assignment("k", child.pid, "oci"))
+    watch(host)
+    end(child)
+    host.manager.report_watched("k", ())
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").state is State.COMPLETED
+
+
+def test_only_the_process_that_is_watched_is_skipped(host: Host, process: Start, looked_at: list[str]) -> None:
+    """A member of the same id may be another process, and its watch begin later."""
+    host.manager.assign(assignment("k", process().pid, member="m"))
+    watch(host)
+    host.manager.assign(assignment("k", process().pid, member="m"))
+    for _ in range(3):
+        looked_at.clear()
+        host.manager.maintenance.tick()
+        assert looked_at == ["k"]
+
+
+def test_claims_that_end_by_time_or_by_tasks_are_looked_at(
+    host: Host, process: Start, looked_at: list[str], cgroup: str
+) -> None:
+    host.manager.create("lingers", owner="a", ends=EndRule.CONTAINER)
+    host.manager.create("waits", owner="a")
+    host.manager.assign(assignment("until-empty", process().pid, ends=EndRule.TASKS))
+    child = process()
+    join(cgroup, child.pid)
+    host.manager.assign(Assignment(key="service", owner="a", cgroup=cgroup))
+    watch(host, "until-empty")
+    watch(host, "service")
+    looked_at.clear()
+    host.manager.maintenance.tick()
+    assert looked_at == ["lingers", "until-empty"]
+    end(child)
+    host.manager.settle("service")
+    looked_at.clear()
+    host.manager.maintenance.tick()
+    host.manager.maintenance.tick()
+    assert looked_at.count("service") == 2, "tasks may appear in its control group"
+
+
+@pytest.mark.parametrize("by", ["its directory", "its class", "its place"])
+def test_removal_of_the_group_of_a_skipped_workload_is_found_by_the_next_tick(
+    host: Host, process: Start, looked_at: list[str], by: str
+) -> None:
+    host.make_class("gold")
+    host.manager.create("k", owner="test", class_="gold")
+    host.manager.assign(assignment("k", process().pid, class_="gold", allow_class_change=True))
+    watch(host)
+    looked_at.clear()
+    host.manager.maintenance.tick()
+    assert looked_at == []
+    path = host.tree.full_path(host.manager.get("k").first.ref)
+    if by == "its class":
+        os.rmdir(Path(host.mountpoint, "gold"))
+    else:
+        os.rmdir(path)
+    if by == "its place":
+        host.make_foreign("k", "gold")
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").state is State.LOST
+
+
+def test_new_path_of_the_group_of_a_skipped_workload_is_found_by_the_next_tick(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    watch(host)
+    host.tree.rename(GroupRef("", "k"), GroupRef("", "renamed"))
+    host.manager.maintenance.tick()
+    host.manager.maintenance.tick()
+    assert (host.manager.get("k").first.name, host.manager.get("k").state) == ("renamed", State.ACTIVE)
+    os.rmdir(host.tree.full_path(GroupRef("", "renamed")))
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").state is State.LOST
+
+
+@pytest.mark.parametrize("is_mounted_again", [False, True])
+def test_unmount_under_a_skipped_workload_is_found_by_the_next_tick(
+    tmp_path: Path, process: Start, is_mounted_again: bool
+) -> None:
+    for name in ("resctrl", "run"):
+        (tmp_path / name).mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.assign(assignment("k", process().pid))
+        watch(host)
+        assert unmount(host.mountpoint)
+        if not is_mounted_again:
+            host.manager.maintenance.tick()
+    if is_mounted_again:
+        with Simulation(str(tmp_path / "resctrl"), "intel-aet", 8):
+            host.manager.maintenance.tick()
+    assert host.manager.get("k").state is State.LOST
+    host.manager.context.interference.close()
+
+
+def test_removal_is_found_by_the_next_tick_if_nothing_reports_it(host: Host, process: Start) -> None:
+    """The host gives no inotify instance, for example."""
+    host.manager.assign(assignment("k", process().pid))
+    watch(host)
+    host.manager.context.interference.close()
+    os.rmdir(host.tree.full_path(GroupRef("", "k")))
+    host.manager.maintenance.tick()
+    assert host.manager.get("k").state is State.LOST
