@@ -212,7 +212,7 @@ class Store:
                 f"{workload.key} has {MAX_CLAIMS} claims already",
                 remedy="Release claims that are no longer needed",
             )
-        if len(workload.living) > MAX_LIVING_MEMBERS:
+        if sum(member.is_living for member in workload.members) > MAX_LIVING_MEMBERS:
             raise LimitExceeded(
                 f"{workload.key} has {MAX_LIVING_MEMBERS} living members already",
                 remedy="Assign their control group instead, or remove those that have ended",
