@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start and continue runs: a lost one with another one that keeps what was used before. Respects the RMID queue."""
+"""Start runs, and continue a lost run with a new run that keeps its use. Respects the RMID queue."""
 
 from __future__ import annotations
 
