@@ -52,6 +52,20 @@ MUTANTS = (
         "tests/workloads/test_interference.py tests/workloads",
     ),
     Mutant(
+        "a failed inspection leaves the totals exact",
+        _WORKLOADS + "interference.py",
+        "            self._add_downgrade(txn.key, Quality.ESTIMATED, reasons.not_inspected(error))\n",
+        "",
+        "tests/workloads/test_interference.py tests/workloads",
+    ),
+    Mutant(
+        "a small decrease of a counter leaves its total exact",
+        _WORKLOADS + "checkpoint.py",
+        "            carried.setdefault(reading.event, 0)\n",
+        "            pass\n",
+        "tests/workloads/test_checkpoint.py tests/workloads",
+    ),
+    Mutant(
         "a downgrade that could not be written is lost",
         _WORKLOADS + "store.py",
         "                store._keep_downgrades(before, workload)\n",
@@ -247,6 +261,13 @@ MUTANTS = (
         "        if group.nonce in used:\n",
         "        if group.nonce not in used:\n",
         "tests/workloads/test_undo.py tests/workloads",
+    ),
+    Mutant(
+        "a rejected Assign gives a group that was created again the quality of the old one",
+        _WORKLOADS + "assign.py",
+        "    if old is None or old.created_ns != group.created_ns:\n",
+        "    if old is None:\n",
+        "tests/workloads/test_strangers.py tests/workloads",
     ),
     Mutant(
         "an error of the last sweep leaves the totals exact",
