@@ -105,8 +105,8 @@ class Arrivals:
                 others = self._listings.copy()
             arrived = _Comparison(self._tree, directory, before, others).arrivals(now.tids)
             for name, other in others.items():
-                place = place_of(name)
-                other.tids -= {arrival.tid for arrival in arrived if not _includes(place, arrival.where)}
+                membership = membership_of(name)
+                other.tids -= {arrival.tid for arrival in arrived if not _includes(membership, arrival.where)}
             return arrived
 
     def _list(self, directory: str) -> _Listing | None:
@@ -131,16 +131,16 @@ class _Comparison:
         self.tree = tree
         self.directory = directory
         self.before = before
-        self.place = place_of(directory)
+        self.membership = membership_of(directory)
         self.known: dict[int, Arrival | None] = {}
         # The threads that were in another class, and, if the directory is a class, those in its groups.
         self.in_other_classes: set[int] = set()
         self.in_own_groups: set[int] = set()
         for name, other in listings.items():
-            place = place_of(name)
-            if place.class_ != self.place.class_:
+            membership = membership_of(name)
+            if membership.class_ != self.membership.class_:
                 self.in_other_classes |= other.tids
-            elif place.group and not self.place.group:
+            elif membership.group and not self.membership.group:
                 self.in_own_groups |= other.tids
 
     def arrivals(self, now: Iterable[int]) -> list[Arrival]:
@@ -153,7 +153,7 @@ class _Comparison:
 
     def _from_own_group(self, tid: int) -> Arrival | None:
         arrival = self._moved_by_others(tid)
-        return arrival if arrival is not None and arrival.where == self.place else None
+        return arrival if arrival is not None and arrival.where == self.membership else None
 
     def _from_elsewhere(self, tid: int) -> Arrival | None:
         if tid not in self.known:
@@ -174,7 +174,7 @@ class _Comparison:
             where = self.tree.membership(tid)
         except NoSuchProcess:
             return None
-        if not _includes(self.place, where):
+        if not _includes(self.membership, where):
             return None
         return Arrival(tid, processes.leader(tid), thread.start_time, where)
 
@@ -192,19 +192,19 @@ class _Comparison:
         if origin in self.before.tids:
             return True
         try:
-            is_here = _includes(self.place, self.tree.membership(origin))
+            is_here = _includes(self.membership, self.tree.membership(origin))
         except NoSuchProcess:
             return False
         # An arrival's children may have been moved with it, so they are arrivals too.
         return is_here and self._from_elsewhere(origin) is None
 
 
-def place_of(directory: str) -> Membership:
+def membership_of(directory: str) -> Membership:
     """Return the class and group whose directory has this path in the tree; "" is the root."""
     class_, _, name = directory.rpartition(_GROUPS)
     return Membership(class_.rstrip("/"), name) if class_ or directory.startswith(_GROUPS) else Membership(name, "")
 
 
-def _includes(place: Membership, where: Membership) -> bool:
-    """Whether the tasks file at ``place`` lists a task whose membership is ``where``."""
-    return where == place or (not place.group and where.class_ == place.class_)
+def _includes(listed: Membership, membership: Membership) -> bool:
+    """Return whether the tasks file of the group ``listed`` includes a task with a membership."""
+    return membership == listed or (not listed.group and membership.class_ == listed.class_)

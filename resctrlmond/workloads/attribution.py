@@ -25,7 +25,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from resctrlmond.resctrl.arrivals import place_of
+from resctrlmond.resctrl.arrivals import membership_of
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
 
@@ -111,7 +111,7 @@ class Attribution:
     def add_removed(self, directory: str, groups: Groups, since: float) -> None:
         """Add a directory that was removed, and to which tasks may have been moved after ``since``."""
         # rmdir moves the tasks of a group to its class, and the tasks of a class to the root.
-        destination = "" if "/" not in directory else place_of(directory).class_
+        destination = "" if "/" not in directory else membership_of(directory).class_
         self._search(Writes(directory, destination, since, groups=dict(groups), number=1))
 
     def unlisted(self) -> list[str]:

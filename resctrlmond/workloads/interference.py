@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.arrivals import Arrival, Arrivals, place_of
+from resctrlmond.resctrl.arrivals import Arrival, Arrivals, membership_of
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotMounted, NotRead, ResctrlError
 from resctrlmond.resctrl.foreign_writes import ForeignWrites, Written
 from resctrlmond.resctrl.membership import Membership
@@ -317,9 +317,9 @@ class Interference:
                 self._arrivals.begin(directory)
 
     def _is_own(self, directory: str) -> bool:
-        place = place_of(directory)
+        membership = membership_of(directory)
         try:
-            found = self._tree.find(GroupRef(place.class_, place.group)) if place.group else None
+            found = self._tree.find(GroupRef(membership.class_, membership.group)) if membership.group else None
         except ResctrlError:
             return False
         return found is not None and found.gid == self._mark.gid
@@ -376,7 +376,7 @@ class Interference:
         for directory in sorted(written.renamed):
             with contextlib.suppress(ResctrlError):
                 self._arrivals.begin(directory)
-                self._arrivals.begin(place_of(directory).class_)
+                self._arrivals.begin(membership_of(directory).class_)
         for directory, number in sorted(written.tasks.items()):
             groups = self._groups_that_may_lose_tasks_to(directory)
             with self._guard:
@@ -400,10 +400,12 @@ class Interference:
 
         A workload without a member has never had a task.
         """
-        place = place_of(directory)
+        membership = membership_of(directory)
         return {
             workload.key: frozenset(
-                group.nonce for group in workload.existing_groups if not place.group or group.class_ == place.class_
+                group.nonce
+                for group in workload.existing_groups
+                if not membership.group or group.class_ == membership.class_
             )
             for workload in self._store.all()
             if workload.existing_groups and workload.members
@@ -468,10 +470,10 @@ class Interference:
 
     def _owner(self, directory: str) -> tuple[str, int] | None:
         """Return the key and nonce of the workload's group in this directory, None if it is not a workload's."""
-        place = place_of(directory)
-        if not place.group:
+        membership = membership_of(directory)
+        if not membership.group:
             return None
-        ref = GroupRef(place.class_, place.group)
+        ref = GroupRef(membership.class_, membership.group)
         own = [
             (workload.key, group)
             for workload in self._store.all()
