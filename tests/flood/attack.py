@@ -98,6 +98,17 @@ def bus_unheard(_path: str, bus: str) -> None:
     _pour(bus, call)
 
 
+def bus_silent_sets(_path: str, bus: str) -> None:
+    """Calls of Set that want no reply, with paths that are long to decode, from 8 connections."""
+    path = f"/org/resctrlmon1/group/{'_2e' * 200}"
+    _pour(bus, marshal("Set", "", [], dbus_fast.MessageFlag.NO_REPLY_EXPECTED, path=path) * 20)
+
+
+def bus_peer(_path: str, bus: str) -> None:
+    """Calls of org.freedesktop.DBus.Peer whose replies are not read, from 8 connections."""
+    _pour(bus, marshal("GetMachineId", "", [], interface="org.freedesktop.DBus.Peer") * 100)
+
+
 def bus_unread(_path: str, bus: str) -> None:
     """Calls whose replies are not read, from 8 connections."""
     _pour(bus, marshal("Status", "", []) * 100)
@@ -177,12 +188,19 @@ def own_long_names(address: str) -> Iterator[None]:
 
 
 def marshal(
-    member: str, signature: str, body: list[object], flags: dbus_fast.MessageFlag | None = None, serial: int = 2
+    member: str,
+    signature: str,
+    body: list[object],
+    flags: dbus_fast.MessageFlag | None = None,
+    serial: int = 2,
+    *,
+    path: str = "/org/resctrlmon1",
+    interface: str = "org.resctrlmon1.Manager",
 ) -> bytes:
     message = dbus_fast.Message(
         destination="org.resctrlmon1",
-        path="/org/resctrlmon1",
-        interface="org.resctrlmon1.Manager",
+        path=path,
+        interface=interface,
         member=member,
         signature=signature,
         body=body,
@@ -228,6 +246,8 @@ FLOODS: dict[str, Callable[[str, str], Awaitable[None] | None]] = {
     "D-Bus arrays": bus_arrays,
     "D-Bus lists": bus_lists,
     "D-Bus unheard": bus_unheard,
+    "D-Bus silent sets": bus_silent_sets,
+    "D-Bus Peer": bus_peer,
     "D-Bus unread": bus_unread,
     "D-Bus unread lists": bus_unread_lists,
     "D-Bus left": bus_left,
