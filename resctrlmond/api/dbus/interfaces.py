@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
+from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
 from resctrlmond.workloads.validation import MAX_KEY_LENGTH
@@ -29,6 +29,9 @@ _MAX_ELEMENT_LENGTH = 3 * MAX_KEY_LENGTH
 
 # The interfaces of every object.
 STANDARD = (PROPERTIES, INTROSPECTABLE, PEER)
+
+# Each byte in an element of an object path.
+_ENCODED = [chr(byte) if chr(byte).isascii() and chr(byte).isalnum() else f"_{byte:02x}" for byte in range(256)]
 
 _EMITS = "org.freedesktop.DBus.Property.EmitsChangedSignal"
 _HEAD = """<!DOCTYPE node PUBLIC "-//freedesktop//DTD D-BUS Object Introspection 1.0//EN"
@@ -135,7 +138,8 @@ def path_element(key: str) -> str:
     """
     if not key:
         return "_"
-    return re.sub(rb"\A[0-9]|[^A-Za-z0-9]", lambda found: b"_%02x" % found[0][0], key.encode()).decode()
+    first, *rest = key.encode()
+    return (f"_{first:02x}" if chr(first).isdecimal() else _ENCODED[first]) + "".join([_ENCODED[one] for one in rest])
 
 
 def key_of(element: str) -> str | None:
@@ -143,8 +147,7 @@ def key_of(element: str) -> str | None:
     if len(element) > _MAX_ELEMENT_LENGTH:
         return None
     try:
-        raw = re.sub(rb"_([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), element.encode())
-        key = "" if element == "_" else raw.decode()
+        key = "" if element == "_" else unquote_to_bytes(element.replace("_", "%")).decode()
         return key if path_element(key) == element else None
     except UnicodeError:
         return None
