@@ -16,7 +16,7 @@ Medians of interleaved rounds; ratio: ours to bare within a round, its median, l
 * Most of both sides is the simulator: a call into it crosses FUSE to a Python process and takes some hundred times as
   long as one on plain files. The rows on plain files, a copy in memory, show our own share of the work.
 resctrlctl: the least of 30 rounds on both sides, because nearly all of it is imports.
-Release waits 4 ms in which the cores hand over their last energy counts. Start-up and memory are with the D-Bus door.
+Release waits 4 ms for the last energy counts of the cores. Start-up and memory are with the D-Bus interface.
 """
 
 

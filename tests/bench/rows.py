@@ -113,7 +113,7 @@ def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
 
 
 def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:
-    """A whole life of a group, through either door, on a connection that stands."""
+    """Measure the whole life of a group over each interface, on an open connection."""
     options = {"claim": Variant("s", "bench")}
 
     def by_varlink() -> None:

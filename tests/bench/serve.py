@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.bench.serve FOLDER``: the daemon, D-Bus door and all, on the simulation mounted in the folder.
+"""``python -m tests.bench.serve FOLDER``: the daemon with D-Bus, on the simulation in the folder.
 
 ``resctrlmond --simulate`` serves D-Bus on the session bus; this one serves it where a host does.
 """

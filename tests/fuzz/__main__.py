@@ -52,7 +52,7 @@ def _checkpoint(data: bytes) -> None:
 
 
 def _state(data: bytes) -> None:
-    # As the door hands it over: JSON text that was valid UTF-8.
+    # The interface passes only JSON text that was valid UTF-8.
     workload_of(parse_state(data.decode("utf-8", "replace")))
 
 

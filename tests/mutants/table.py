@@ -432,7 +432,7 @@ MUTANTS = (
         "if mount.fstype != SIMULATION_FSTYPE:",
         "tests/resctrl",
     ),
-    # -- the doors
+    # -- the interfaces
     Mutant(
         "an init with several threads has no control group of its own",
         _API + "hooks.py",

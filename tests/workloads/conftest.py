@@ -152,7 +152,7 @@ def contents(top: str) -> dict[str, str]:
 
 def assignment(key: str, pid: int, owner: str = "test", **more: object) -> Assignment:
     """Return an assignment of a process that waits for the call, as the hook's does, unless ``late`` is set."""
-    # As the hook's door asks.
+    # The parameters of the hook's interface.
     more.setdefault("ends", EndRule.CONTAINER if owner == "oci" else None)
     return Assignment(key=key, owner=owner, pid=pid, **{"late": False, **more})  # type: ignore[arg-type]
 
