@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# make         set up the development environment and compile the OCI hook
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   all tests, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
@@ -23,9 +24,9 @@ INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
 .PHONY: bench crash flood fuzz mutants record starved truth interfaces proto lint man deb wheel install install-modules install-files clean
-.PHONY: check-host uninstall uninstall-files
+.PHONY: check-host hook uninstall uninstall-files
 
-all: setup
+all: setup hook
 
 # The Debian packages that the tests need are installed by tests/host-packages as root; other users get their names.
 setup: $(READY)
@@ -140,6 +141,22 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/python -m tests.interfaces --check
 
+# The compiled OCI hook, also with sanitizers for the tests. Distributions set CPPFLAGS, CFLAGS, LDFLAGS and WARNINGS.
+COMPILED_HOOK = build/resctrlmon-oci-hook
+SANITIZED_HOOK = $(COMPILED_HOOK)-sanitized
+CPPFLAGS ?= -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3
+CFLAGS ?= -O2 -fstack-protector-strong
+LDFLAGS ?= -Wl,-z,relro,-z,now
+WARNINGS ?= -Wall -Wextra -Werror
+
+hook: $(COMPILED_HOOK)
+
+$(SANITIZED_HOOK): CPPFLAGS =
+$(SANITIZED_HOOK): CFLAGS = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+$(COMPILED_HOOK) $(SANITIZED_HOOK): hook/oci_hook.c Makefile
+	@mkdir -p build
+	$(CC) -std=c11 $(WARNINGS) $(CPPFLAGS) $(CFLAGS) -fPIE $< -pie $(LDFLAGS) -o $@.$$$$ && mv $@.$$$$ $@
+
 PAGES = $(patsubst man/%.scd,build/man/%,$(wildcard man/*.scd))
 
 man: $(PAGES)
@@ -189,12 +206,15 @@ install-modules: check-host
 
 # All files except Python modules, which distributions install with their own tools. A runtime may start a container
 # meanwhile: install(1) unlinks a file before it writes the new one, so the hook and its JSON files are renamed into place.
+# Without a C compiler, the hook is the Python file, which does the same and takes longer.
 install-files: check-host man
 	$(INSTALL) -D -m 644 systemd/resctrlmond.sysusers.conf $(SYSUSERS)
 ifeq ($(DESTDIR),)
 	systemd-sysusers $(notdir $(SYSUSERS))
 endif
-	$(INSTALL) -D -m 755 resctrlmond/oci_hook.py $(HOOK).new && mv -f $(HOOK).new $(HOOK)
+	if command -v $(firstword $(CC)) >/dev/null && $(MAKE) --no-print-directory hook; then hook=$(COMPILED_HOOK); \
+	  else echo "the OCI hook cannot be compiled here: its Python form is installed, which takes longer" >&2; \
+	  hook=resctrlmond/oci_hook.py; fi && $(INSTALL) -D -m 755 $$hook $(HOOK).new && mv -f $(HOOK).new $(HOOK)
 	$(INSTALL) -D -m 644 -t $(DESTDIR)$(UNITDIR) $(UNITS)
 	$(INSTALL) -D -m 644 -t $(CATALOGDIR) $(CATALOGS)
 	$(INSTALL) -D -m 644 systemd/org.resctrlmon1.dbus.conf $(POLICY)

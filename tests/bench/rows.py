@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import msgspec
 from dbus_fast import Variant
 
-from resctrlmond import oci_hook
 from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import move_process
@@ -23,6 +22,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.api import private_bus
 from tests.bench.host import IDLE, Host, python, resident, spawn, threaded
 from tests.bench.measure import Row, interleaved, mebibytes, seconds
+from tests.hook.forms import command_of, file_of
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 MANAGER = "org.resctrlmon.Manager."
@@ -99,17 +99,20 @@ def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
         container = {"ociVersion": "1.2.0", "id": f"container{last}", "status": "created", "pid": pid}
         state.write_text(json.dumps(container), encoding="ascii")
 
-    shim = [SYSTEM_PYTHON, "-IS", oci_hook.__file__, "createRuntime", "--strict", "--socket", host.varlink]
-    ours, nothing, true = interleaved(
+    options = ["createRuntime", "--strict", "--socket", host.varlink]
+    compiled, python_file = ([*command_of(form, file_of(form)), *options] for form in ("compiled", "python"))
+    ours, python_form, nothing, true = interleaved(
         30,
-        lambda: spawn(shim, str(state)),
+        lambda: spawn(compiled, str(state)),
+        lambda: spawn(python_file, str(state)),
         lambda: spawn([SYSTEM_PYTHON, "-IS", "-c", "pass"]),
         lambda: spawn(["/bin/true"]),
         before=new_container,
     )
     new_container()
-    yield Row("OCI hook, spawn to exit", ours, "python3 -IS -c pass", nothing, seconds)
+    yield Row("OCI hook, spawn to exit", ours, "its Python form", python_form, seconds)
     yield Row("OCI hook, spawn to exit", ours, "/bin/true", true, seconds)
+    yield Row("OCI hook in Python, spawn to exit", python_form, "python3 -IS -c pass", nothing, seconds)
 
 
 def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:

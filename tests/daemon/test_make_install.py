@@ -109,6 +109,22 @@ def test_make_uninstall_removes_what_make_install_installed(tmp_path: Path) -> N
     assert (tmp_path / "etc/resctrlmond/resctrlmond.yaml").read_text() == "log_level: debug\n"
 
 
+@pytest.mark.parametrize(
+    ("compiler", "beginning"),
+    [("cc", b"\x7fELF"), ("no-such-compiler", b"#!/usr/bin/python3 -IS\n"), ("false", b"#!/usr/bin/python3 -IS\n")],
+)
+def test_hook_is_compiled_where_a_compiler_works(tmp_path: Path, compiler: str, beginning: bytes) -> None:
+    """A compiler without the headers of the C library fails."""
+    compiled = f"COMPILED_HOOK={tmp_path / 'compiled'}"
+    command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={tmp_path}", f"CC={compiler}", compiled]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    hook = tmp_path / "usr/libexec/resctrlmon-oci-hook"
+    assert hook.read_bytes().startswith(beginning)
+    assert ("its Python form is installed" in done.stderr) is (compiler != "cc")
+    state, paths = b'{"id":"x"}', ["--socket", f"{tmp_path}/none", "--journal", f"{tmp_path}/none"]
+    assert subprocess.run([hook, "createRuntime", *paths], input=state, check=False).returncode == 0
+
+
 def test_hook_is_replaced_by_a_rename(tmp_path: Path) -> None:
     """install(1) unlinks a file before it writes the new one, and a runtime can execute the hook at that moment."""
     install = tmp_path / "install"

@@ -182,6 +182,7 @@ def test_every_id_is_in_catalogue_and_manual_page_and_is_used() -> None:
     for kind in MessageId:
         assert f"MessageId.{kind.name}" in code, kind
     assert oci_hook.MESSAGE_ID == MessageId.UNMONITORED
+    assert f'"{MessageId.UNMONITORED}"' in (ROOT / "hook" / "oci_hook.c").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", MessageId)

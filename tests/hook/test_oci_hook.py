@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hook, run as a runtime runs it: it sends the state to the daemon, and never prevents a container's start."""
+"""The hook, run as a runtime runs it: it sends the state to the daemon, and never prevents a container's start.
+
+Each test runs the Python form of the hook and the compiled one, as it is and with sanitizers.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,25 +19,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resctrlmond import oci_hook
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.start_lock import SUFFIX, StartLock
+from tests.hook.forms import COMPILED, FORMS, PYTHON, PYTHON_FORM, command_of, file_of
 
-PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-HOOK = Path(oci_hook.__file__)
 STATE = b'{"ociVersion":"1.0.2","id":"4d4d","status":"creating","pid":4711,"bundle":"/b","annotations":{"k":"v"}}'
 OK = b'{"parameters":{"state":"active"}}\0'
 NOBODY = 65534
 texts = st.text(st.characters(codec="utf-8")) | st.sampled_from(["error", ',"error":"a.b"}', '"}'])
 values = st.recursive(texts | st.integers(0, 9), lambda inner: st.lists(inner) | st.dictionaries(texts, inner))
 parameters = st.dictionaries(texts, values, max_size=4)
+# Each example runs the hook once, on one host.
+on_one_host = settings(
+    max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 
 
 @dataclass
@@ -48,12 +53,10 @@ class Result:
 class Host:
     """A host as the hook sees it: the sockets of the daemon and the journal, and the hook, in one directory."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, form: str) -> None:
         self.directory = directory
         os.chmod(directory, 0o755)  # access for the test with an unprivileged caller
-        self.hook = f"{directory}/hook"
-        Path(self.hook).write_bytes(HOOK.read_bytes())
-        os.chmod(self.hook, 0o755)
+        self.hook = command_of(form, shutil.copy(file_of(form), f"{directory}/hook"))
         self.daemon_path = f"{directory}/daemon"
         self.daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.journal_path = f"{directory}/journal"
@@ -62,9 +65,12 @@ class Host:
         self.journal.setblocking(False)
         os.chmod(self.journal_path, 0o666)
         self.received = b""
+        self.reply = OK
         self.threads: list[threading.Thread] = []
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.daemon.shutdown(socket.SHUT_RDWR)  # ends the accept() of serve_each
         self.daemon.close()
         self.journal.close()
         for thread in self.threads:
@@ -101,9 +107,34 @@ class Host:
         self.threads.append(threading.Thread(target=one))
         self.threads[-1].start()
 
+    def serve_each(self) -> None:
+        """Reply to every message with ``reply``. ``received`` has the last message."""
+        self.listen(64)
+
+        def each() -> None:
+            while True:
+                try:
+                    connection, _ = self.daemon.accept()
+                except OSError:
+                    return
+                with connection, contextlib.suppress(ConnectionError):
+                    received = b""
+                    while (chunk := connection.recv(65536)) and not (received := received + chunk).endswith(b"\0"):
+                        pass
+                    self.received = received
+                    connection.sendall(self.reply)
+
+        self.threads.append(threading.Thread(target=each))
+        self.threads[-1].start()
+
+    def outcome(self, state: bytes = STATE, reply: bytes = OK) -> tuple[int, bytes, list[str]]:
+        """Run the hook with --strict, served by serve_each. Return its exit code, its message and its journal."""
+        self.received, self.reply = b"", reply
+        code = self.run("createRuntime", "--strict", state=state).code
+        return code, self.received, [line["MESSAGE"] for line in self.lines()]
+
     def argv(self, *arguments: str) -> list[str]:
-        paths = ["--socket", self.daemon_path, "--journal", self.journal_path]
-        return [PYTHON, "-IS", self.hook, *arguments, *paths]
+        return [*self.hook, *arguments, "--socket", self.daemon_path, "--journal", self.journal_path]
 
     def run(self, *arguments: str, state: bytes = STATE, **options: Any) -> Result:
         start = time.monotonic()
@@ -148,12 +179,34 @@ class Host:
         return parameters
 
 
-@pytest.fixture
-def host() -> Iterator[Host]:
+@contextlib.contextmanager
+def host_with(form: str) -> Iterator[Host]:
     with tempfile.TemporaryDirectory() as directory:
-        made = Host(directory)
+        made = Host(directory, form)
         yield made
         made.close()
+
+
+@pytest.fixture(params=FORMS)
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    with host_with(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def served(host: Host) -> Host:
+    """Return a host whose daemon replies to every message."""
+    host.serve_each()
+    return host
+
+
+@pytest.fixture(params=COMPILED)
+def both(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Host]]:
+    """Return a host with the Python form and one with a compiled form; the daemons of both reply."""
+    with host_with("python") as one, host_with(request.param) as other:
+        one.serve_each()
+        other.serve_each()
+        yield one, other
 
 
 @pytest.mark.parametrize("answer", [(OK,), (b"{}\0",), (OK[:3], OK[3:-1], b"\0")], ids=["whole", "empty", "pieces"])
@@ -183,19 +236,71 @@ def test_a_hostile_state_stays_inside_its_string(host: Host, state: str) -> None
     assert host.parameters() == {"stage": "createRuntime", "state": state}
 
 
+@on_one_host
 @given(st.text(st.characters(codec="utf-8")) | st.text(alphabet='\\"{}[]:,\n\r\tu0d8\0\x1f\x0b'))
-def test_every_text_arrives_unchanged_or_is_refused(state: str) -> None:
+def test_every_text_arrives_unchanged_or_is_refused(served: Host, state: str) -> None:
     refused = not state.encode().strip() or any(c < " " and c not in "\t\n\r" for c in state)
-    try:
-        message = oci_hook.request("poststop", state.encode())
-    except oci_hook.HookError:
-        assert refused
+    code, message, _ = served.outcome(state.encode())
+    assert (code, message == b"") == (refused, refused)
+    if refused:
         return
-    assert not refused
-    assert json.loads(message[:-1])["parameters"] == {"stage": "poststop", "state": state}
+    assert json.loads(message[:-1])["parameters"] == {"stage": "createRuntime", "state": state}
     call = wire.decode(message[:-1], wire.Call)
     assert call.method == "org.resctrlmon.Hook.Run"
-    assert wire.decode_parameters(call.parameters, dict[str, str]) == {"stage": "poststop", "state": state}
+    assert wire.decode_parameters(call.parameters, dict[str, str]) == {"stage": "createRuntime", "state": state}
+
+
+# Pieces of states and of characters, so that mutated states are often nearly valid.
+PIECES = [STATE, b"\\", b'"', b"\n", b"\r\t", b" ", b"\0", b"\x1f", b"\x7f", b"\xe2\x80\xa8", b"x" * 70_000]
+# Characters at the limits of UTF-8, and bytes just past them (RFC 3629).
+PIECES += [b"\xc2\x80", b"\xed\x9f\xbf", b"\xee\x80\x80", b"\xf0\x90\x80\x80", b"\xf4\x8f\xbf\xbf"]
+PIECES += [b"\x80", b"\xc1\xbf", b"\xc3", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80"]
+PIECES += [b"\xf8\x88\x80\x80\x80", b"\xff"]
+stdin = st.binary(max_size=40) | st.lists(st.sampled_from(PIECES) | st.binary(max_size=3)).map(b"".join)
+
+
+def test_both_forms_find_the_same_characters_valid(both: tuple[Host, Host]) -> None:
+    one, other = both
+    for piece in PIECES:
+        assert other.outcome(b'"%b"' % piece) == one.outcome(b'"%b"' % piece), piece
+
+
+@on_one_host
+@given(stdin)
+def test_both_forms_do_the_same_with_any_stdin(both: tuple[Host, Host], state: bytes) -> None:
+    one, other = both
+    assert other.outcome(state) == one.outcome(state)
+
+
+WORDS = ['{"error":"', '{"parameters":{', ',"error":"a.b"}', '{"error":"a.b","parameters":{', '"message":"']
+WORDS += ['"remedy":"', "a.b", '"', "}", "\\", "\\\\", '\\"', "\\n", "\\u0041", "\\u00", ",", "{", "\n", "\x7f", "\0"]
+WORDS += ["x" * 5000]
+
+
+@on_one_host
+@given(st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
+def test_both_forms_do_the_same_with_any_reply(both: tuple[Host, Host], reply: str) -> None:
+    one, other = both
+    assert other.outcome(reply=reply.encode() + b"\0") == one.outcome(reply=reply.encode() + b"\0")
+
+
+@on_one_host
+@given(st.binary())
+def test_any_bytes_in_reply_are_survived(served: Host, reply: bytes) -> None:
+    code, message, lines = served.outcome(reply=reply)
+    assert message
+    assert (code, len(lines)) in ((0, 0), (1, 1))
+
+
+@on_one_host
+@given(st.lists(st.sampled_from([*"019.eE+-xn", "inf", "nan", "e400"])).map("".join))
+def test_both_forms_read_the_same_numbers(both: tuple[Host, Host], number: str) -> None:
+    def is_valid(host: Host) -> bool:
+        host.run("createRuntime", "--start-timeout", number)
+        return not host.lines()
+
+    one, other = both
+    assert is_valid(other) == is_valid(one)
 
 
 def test_a_long_state_is_handed_over(host: Host) -> None:
@@ -291,13 +396,12 @@ def test_error_reply_is_logged(host: Host, answer: bytes, reason: str) -> None:
     assert reason in host.the_line()
 
 
+@on_one_host
 @given(parameters, st.from_regex(r"[a-z]+(\.[a-zA-Z0-9]+)+", fullmatch=True))
-def test_hook_distinguishes_errors_from_replies(fields: dict[str, object], name: str) -> None:
+def test_hook_distinguishes_errors_from_replies(served: Host, fields: dict[str, object], name: str) -> None:
     # The hook parses no JSON, so this holds it to the daemon's own encoder.
-    reply = wire.encode(wire.Reply(wire.encode_parameters(fields)))
-    assert not oci_hook.is_refusal(reply[:-1])
-    refusal = wire.encode(wire.error_reply(wire.VarlinkError(name, fields)))
-    assert oci_hook.is_refusal(refusal[:-1])
+    assert served.outcome(reply=wire.encode(wire.Reply(wire.encode_parameters(fields))))[0] == 0
+    assert served.outcome(reply=wire.encode(wire.error_reply(wire.VarlinkError(name, fields))))[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -314,23 +418,31 @@ def test_hook_distinguishes_errors_from_replies(fields: dict[str, object], name:
         (rb'{"parameters":{"c":",\"error\":\"a.b"}}', False),
     ],
 )
-def test_a_refusal_is_an_error_at_the_top(reply: bytes, refusal: bool) -> None:
-    assert oci_hook.is_refusal(reply) is refusal
+def test_a_refusal_is_an_error_at_the_top(served: Host, reply: bytes, refusal: bool) -> None:
+    assert served.outcome(reply=reply + b"\0")[0] == refusal
 
 
-@given(st.dictionaries(st.sampled_from(["message", "remedy", "path", "status"]), st.text(max_size=60), min_size=1))
-def test_refusal_is_logged_as_text_and_not_as_json(fields: dict[str, str]) -> None:
+# Characters that a terminal shows, and some that it would execute or that end a line.
+shown = st.characters(codec="utf-8", exclude_categories=["C", "Z"])
+written = st.text(shown | st.sampled_from(' "\\/\n\t\x1b\x7f\x9b\xa0\xad\u200f\u2028\u202e\ufeff'), max_size=60)
+
+
+@on_one_host
+@given(st.dictionaries(st.sampled_from(["message", "remedy", "path", "status"]), written, min_size=1))
+def test_refusal_is_logged_as_text_and_not_as_json(served: Host, fields: dict[str, str]) -> None:
     # The hook parses no JSON, so this holds it to the daemon's own encoder.
     reply = wire.encode(wire.error_reply(wire.VarlinkError("org.resctrlmon.Manager.InvalidOciState", dict(fields))))
-    shown = {name: "".join(c if c >= " " else " " for c in text) for name, text in fields.items()}
-    words = shown.get("message") or "org.resctrlmon.Manager.InvalidOciState"
-    remedy = f". {shown['remedy']}" if shown.get("remedy") else ""
-    assert oci_hook.refusal(reply[:-1]) == f"resctrlmond refused: {words}{remedy}"
+    printed = {name: "".join(c if c.isprintable() else " " for c in text) for name, text in fields.items()}
+    words = printed.get("message") or "org.resctrlmon.Manager.InvalidOciState"
+    remedy = f". {printed['remedy']}" if printed.get("remedy") else ""
+    [line] = served.outcome(reply=reply)[2]
+    assert line == f"resctrlmond refused: {words}{remedy}; the container does not start (--strict)"
 
 
-@pytest.mark.parametrize("reply", [b"", b"[]", b'{"error":7}', b'{"parameters":{"message":"a\\'])
-def test_malformed_reply_is_logged(reply: bytes) -> None:
-    assert oci_hook.refusal(reply).startswith("resctrlmond refused: ")
+@pytest.mark.parametrize("reply", [b"", b"[]", b'{"error":"', b'{"error":"a","p":{"message":"a\\'])
+def test_malformed_reply_is_logged(served: Host, reply: bytes) -> None:
+    code, _, [line] = served.outcome(reply=reply + b"\0")
+    assert (code, line[:21]) == (1, "resctrlmond refused: ")
 
 
 def test_a_daemon_that_never_answers_is_not_waited_for_long(host: Host) -> None:
@@ -502,6 +614,51 @@ def test_a_daemon_that_closes_each_connection_is_asked_twice(host: Host) -> None
     assert "closed the connection without a reply" in host.the_line()
 
 
+def test_a_stdin_that_never_pauses_is_not_waited_for_long(host: Host) -> None:
+    with open("/dev/zero", "rb") as endless:
+        result = host.run("createRuntime", "--timeout", "0.3", input=None, stdin=endless)
+    assert result.code == 0
+    assert 0.3 <= result.seconds < 5
+    assert "gave up reading the state after 0.3 s" in host.the_line()
+
+
+def test_a_state_in_pieces_is_handed_over_whole(host: Host) -> None:
+    host.serve(OK)
+    hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "60"), stdin=subprocess.PIPE, env={}, bufsize=0)
+    with hook:
+        assert hook.stdin
+        for byte in STATE:
+            hook.stdin.write(bytes([byte]))
+            time.sleep(0.001)
+        hook.stdin.close()
+        assert hook.wait(60) == 0
+    assert host.parameters()["state"] == STATE.decode()
+
+
+def test_signals_end_no_wait(host: Host) -> None:
+    host.listen()
+    host.daemon.settimeout(60)
+    with running(host, "createRuntime", "--timeout", "60") as hook:
+        connection, _ = host.daemon.accept()
+        with connection:
+            for piece in (OK[:9], OK[9:]):
+                for _ in range(50):
+                    hook.send_signal(signal.SIGALRM)
+                    time.sleep(0.001)
+                connection.sendall(piece)
+            assert hook.wait(60) == 0
+    assert host.lines() == []
+
+
+def test_a_stderr_that_is_closed_changes_no_exit_code(host: Host) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = host.run("createRuntime", "--strict", capture_output=False, stdout=writer, stderr=writer)
+    os.close(writer)
+    assert result.code == 1
+    assert "the container does not start" in host.the_line()
+
+
 @pytest.mark.parametrize("blocked", [set(), {signal.SIGALRM}], ids=["", "SIGALRM blocked by the runtime"])
 def test_a_stdin_that_never_ends_is_not_waited_for_long(host: Host, blocked: set[signal.Signals]) -> None:
     reader, writer = os.pipe()
@@ -632,14 +789,15 @@ def modules(*command: str) -> set[str]:
     return {line.rsplit("|", 1)[1].strip() for line in lines}
 
 
-def test_the_hook_imports_next_to_nothing(host: Host) -> None:
-    host.serve(OK)
-    used = modules(*host.argv("createRuntime")[2:])
-    assert host.parameters()["state"] == STATE.decode()
+def test_the_hook_imports_next_to_nothing() -> None:
+    with host_with("python") as host:
+        host.serve(OK)
+        used = modules(*host.argv("createRuntime")[2:])
+        assert host.parameters()["state"] == STATE.decode()
     assert "posix" in used
     assert used - modules("-c", "pass") <= {"_socket"}
 
 
 def test_the_file_can_be_installed_as_it_is() -> None:
-    assert HOOK.read_text().startswith("#!/usr/bin/python3 -IS\n")
-    assert os.access(HOOK, os.X_OK)
+    assert PYTHON_FORM.read_text().startswith("#!/usr/bin/python3 -IS\n")
+    assert os.access(PYTHON_FORM, os.X_OK)

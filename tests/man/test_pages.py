@@ -8,7 +8,6 @@ import inspect
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from resctrlmond.sim.messages import ACT, FAULT, TRUTH, VIRTUAL
 from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import State
+from tests.hook import forms
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.scd"))
@@ -158,11 +158,17 @@ def test_every_option_of_the_hook() -> None:
     known = set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(oci_hook.Run)))
     assert len(known) > 1
     assert options(HOOK) == options(HOOK, "SYNOPSIS") == known
+    assert set(re.findall(r'"(--[a-z-]+)"', forms.SOURCE.read_text(encoding="utf-8"))) == known
 
 
 def test_the_defaults_of_the_hook() -> None:
     text = section(HOOK, "OPTIONS")
     run = oci_hook.Run(["createRuntime"])
+    compiled = forms.SOURCE.read_text(encoding="utf-8")
+    for name in ("socket", "journal"):
+        assert f'"{getattr(run, name)}"' in compiled
+    for name in ("timeout", "start_timeout"):
+        assert f" {name} = {getattr(run, name)}" in compiled
     for default in (f"_{run.socket}_", f"_{run.journal}_", f"{run.timeout:g}"):
         assert f"Default: {default}." in text
 
@@ -208,11 +214,12 @@ def test_page_names_the_replacements_of_foreign_keys() -> None:
     assert {f"*{key}*" for key in keys} <= set(re.findall(r"\*[a-z_]+\*", text))
 
 
-def test_every_exit_code_of_the_hook(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_every_exit_code_of_the_hook(tmp_path: Path, form: str) -> None:
     nobody = ["--socket", f"{tmp_path}/daemon", "--journal", f"{tmp_path}/journal"]
     seen = {
         subprocess.run(
-            [sys.executable, "-IS", oci_hook.__file__, *arguments, *nobody],
+            [*forms.command_of(form, forms.file_of(form)), *arguments, *nobody],
             input=b"{}",
             capture_output=True,
             timeout=60,
