@@ -25,7 +25,7 @@ from resctrlmond.config import Config, is_within
 from resctrlmond.daemon.group_losses import GroupLosses
 from resctrlmond.daemon.notices import Notices
 from resctrlmond.daemon.reaction import Reaction
-from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings
+from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings, needs_restart
 from resctrlmond.daemon.ticker import Ticker
 from resctrlmond.daemon.watch import Watch
 from resctrlmond.message_ids import MessageId
@@ -290,11 +290,7 @@ class Daemon:
 
     def _apply(self, new: Config) -> None:
         old = self._config
-        fixed = [
-            name
-            for name in ("resctrl", "runtime_dir", "groups_dir", "varlink_socket", "group", "dbus")
-            if getattr(new, name) != getattr(self._started, name)
-        ]
+        fixed = [name for name in needs_restart() if getattr(new, name) != getattr(self._started, name)]
         if fixed:
             log.warning("%s changed: to apply it, restart resctrlmond", ", ".join(fixed))
         self._config = new

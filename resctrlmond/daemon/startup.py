@@ -72,7 +72,13 @@ class Setup:
 
 def group_settings(config: Config) -> Settings:
     """Return the part of the configuration that is about groups: its times have names that end in "_s"."""
-    return Settings(**{one.name: getattr(config, one.name.removesuffix("_s")) for one in fields(Settings)})
+    return Settings(**{field.name: getattr(config, field.name.removesuffix("_s")) for field in fields(Settings)})
+
+
+def needs_restart() -> list[str]:
+    """Return the configuration keys that a reload cannot apply."""
+    reloaded = {"groups_mode", "log_level", *(field.name.removesuffix("_s") for field in fields(Settings))}
+    return [name for name in Config.__struct_fields__ if name not in reloaded]
 
 
 def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setup:

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.api.access import Access
+from resctrlmond.api.verbs import VERBS as API
 from tests.crash import daemon, harness
 from tests.crash.fault import Fault
+from tests.crash.operations import OPERATIONS
 from tests.crash.sweep import every, sweep
+from tests.crash.verbs import VERBS
 
 
 def outcomes_of(top: Path, name: str, fault: Fault, step: int, *, of_daemon: bool = False) -> Counter[str]:
@@ -60,6 +64,13 @@ def test_the_daemon_continues_after_an_error(tmp_path: Path) -> None:
 def test_a_start_recovers_from_a_start_that_was_killed(tmp_path: Path) -> None:
     outcomes = outcomes_of(tmp_path, daemon.START, Fault.KILL, 24, of_daemon=True)
     assert outcomes["killed"] >= 1
+
+
+def test_every_verb_that_writes_is_interrupted() -> None:
+    interrupted = {title.partition(" (")[0] for title in (*VERBS, *OPERATIONS)}
+    # ReportPods changes nothing on disk and nothing in resctrl.
+    writing = {verb.full_name.removeprefix("org.resctrlmon.") for verb in API.values() if verb.access is Access.WRITE}
+    assert {name.removeprefix("Manager.") for name in writing} <= interrupted | {"ReportPods"}
 
 
 def test_make_crash_reports_each_sweep_and_the_total() -> None:

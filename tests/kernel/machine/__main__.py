@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rig by hand: build the guests, or run one shell command in a fresh one."""
+"""The command line of the test machine: build the guests, or run one shell command in a fresh one."""
 
 from __future__ import annotations
 
