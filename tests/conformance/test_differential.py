@@ -25,16 +25,16 @@ def replay(path: Path) -> list[Difference]:
     case: dict[str, Any] = json.loads(path.read_text())
     found = on_simulation(f"sim {case['machine']}")(case["sequences"])
     return [
-        told
+        found
         for pair in zip(case["sequences"], case["observations"], found, strict=True)
-        if (told := difference(*pair))
+        if (found := difference(*pair))
     ]
 
 
 @pytest.mark.parametrize("path", cases(), ids=lambda path: path.stem)
 def test_a_recorded_case(path: Path) -> None:
     """After each operation, the simulator shows the same as the kernel did."""
-    assert [str(told) for told in replay(path)] == []
+    assert [str(found) for found in replay(path)] == []
 
 
 def test_a_seed_gives_the_same_sequences() -> None:
@@ -60,9 +60,9 @@ def test_no_operation_writes_nothing() -> None:
 def test_first_difference_is_reported() -> None:
     """The operation and what differs are named."""
     sequence = [["mkdir", "a"], ["rmdir", "a"]]
-    told = difference(sequence, [observation("OK"), observation("OK")], [observation("OK"), observation("EPERM")])
-    assert told == Difference(1, ["rmdir", "a"], {"result": ("OK", "EPERM")})
-    assert str(told) == "operation 1, ['rmdir', 'a']: result: 'OK' there, 'EPERM' here"
+    found = difference(sequence, [observation("OK"), observation("OK")], [observation("OK"), observation("EPERM")])
+    assert found == Difference(1, ["rmdir", "a"], {"result": ("OK", "EPERM")})
+    assert str(found) == "operation 1, ['rmdir', 'a']: result: 'OK' there, 'EPERM' here"
     assert difference(sequence, [observation("OK")] * 2, [observation("OK")] * 2) is None
 
 

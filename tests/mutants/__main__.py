@@ -64,7 +64,7 @@ def copy_of_the_tree(target: Path) -> None:
 
 
 def run_tests(copy: Path, tests: list[str]) -> tuple[int | None, str]:
-    """Run these tests in the copy until the first one fails: pytest's exit code (None: no end) and what it said."""
+    """Run these tests in the copy until the first one fails: pytest's exit code (None: no end) and its output."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-rfE", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
@@ -79,7 +79,7 @@ def run_tests(copy: Path, tests: list[str]) -> tuple[int | None, str]:
     ) as running:
         _RUNNING.add(running)
         try:
-            said, _ = running.communicate(timeout=TIMEOUT_S)
+            output, _ = running.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             running.terminate()  # pytest ends its fixtures, which unmount simulators
             try:
@@ -90,7 +90,7 @@ def run_tests(copy: Path, tests: list[str]) -> tuple[int | None, str]:
             return None, ""
         finally:
             _RUNNING.discard(running)
-    return running.returncode, said
+    return running.returncode, output
 
 
 def try_one(copy: Path, mutant: Mutant) -> Outcome:
@@ -107,7 +107,7 @@ def try_one(copy: Path, mutant: Mutant) -> Outcome:
     try:
         # One after the other: pytest would run a file that is named first in the order of its folder.
         for tests in mutant.tests.split():
-            code, said = run_tests(copy, [tests])
+            code, output = run_tests(copy, [tests])
             if code != 0:
                 break
     finally:
@@ -116,13 +116,13 @@ def try_one(copy: Path, mutant: Mutant) -> Outcome:
         return Outcome(mutant, SURVIVED, mutant.survives or "NO TEST NOTICED IT")
     if code is None:
         return Outcome(mutant, CAUGHT, f"no end within {TIMEOUT_S} s")
-    failed = _FAILED.search(said)
+    failed = _FAILED.search(output)
     if code != 1 or failed is None:
-        return Outcome(mutant, ERROR, f"pytest ended with {code}:\n{said[-2000:]}")
+        return Outcome(mutant, ERROR, f"pytest ended with {code}:\n{output[-2000:]}")
     # A test that fails without the bug, too, has caught nothing.
-    code, said = run_tests(copy, [failed[1]])
+    code, output = run_tests(copy, [failed[1]])
     if code != 0:
-        return Outcome(mutant, ERROR, f"{failed[1]} fails without the bug, too:\n{said[-2000:]}")
+        return Outcome(mutant, ERROR, f"{failed[1]} fails without the bug, too:\n{output[-2000:]}")
     return Outcome(mutant, CAUGHT, failed[1])
 
 

@@ -78,7 +78,7 @@ def test_unchanged_mask_restarts_no_counter(resctrl: VirtualResctrl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "status"),
     [
         ("0=1", "mbm_total_bytes_config: Invalid input\n"),
         ("x=1\n", "Missing '=' or non-numeric domain id\n"),
@@ -89,9 +89,9 @@ def test_unchanged_mask_restarts_no_counter(resctrl: VirtualResctrl) -> None:
         ("9=1\n", "ok\n"),
     ],
 )
-def test_the_kernels_words_for_a_bad_mask(resctrl: VirtualResctrl, written: str, said: str) -> None:
+def test_the_message_for_an_invalid_mask(resctrl: VirtualResctrl, written: str, status: str) -> None:
     assert refused(resctrl, TOTAL, written) == "EINVAL"
-    assert (resctrl.status, resctrl.read(TOTAL)) == (said, "0=0x7f;1=0x7f\n")
+    assert (resctrl.status, resctrl.read(TOTAL)) == (status, "0=0x7f;1=0x7f\n")
 
 
 def test_changes_before_an_error_are_applied(resctrl: VirtualResctrl) -> None:
@@ -102,8 +102,8 @@ def test_changes_before_an_error_are_applied(resctrl: VirtualResctrl) -> None:
 def test_linux_6_12_had_it_and_says_nothing_of_a_missing_newline() -> None:
     resctrl = VirtualResctrl("amd-bmec", kernel="6.12")
     assert refused(resctrl, "tasks", "x") == "EINVAL"
-    said = resctrl.status
-    assert (refused(resctrl, TOTAL, "0=1"), resctrl.status) == ("EINVAL", said)
+    status = resctrl.status
+    assert (refused(resctrl, TOTAL, "0=1"), resctrl.status) == ("EINVAL", status)
     resctrl.write(TOTAL, "0=1\n")
     assert resctrl.read(TOTAL) == "0=0x01;1=0x7f\n"
 

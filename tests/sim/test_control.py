@@ -64,9 +64,11 @@ def test_counter_fails_with_an_errno_until_the_fault_is_removed(fs: Mounted, con
     path = A + "/mon_data/mon_L3_00/llc_occupancy"
     assert [outcome(lambda: fs.read(path)) for _ in range(3)] == ["EIO"] * 3
     group = os.open(fs.path(A), os.O_RDONLY)
-    told = {reading.event: reading.value.status for reading in read_mon_data(group) if reading.domain == "mon_L3_00"}
+    statuses = {
+        reading.event: reading.value.status for reading in read_mon_data(group) if reading.domain == "mon_L3_00"
+    }
     os.close(group)
-    assert (told["llc_occupancy"], told["mbm_total_bytes"]) == (Status.ERROR, Status.OK)
+    assert (statuses["llc_occupancy"], statuses["mbm_total_bytes"]) == (Status.ERROR, Status.OK)
     control.set_faults()
     assert fs.read(path) == "0\n"
 

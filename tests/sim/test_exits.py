@@ -42,9 +42,9 @@ def test_every_exit_is_reported_once_with_its_cpu_time(records: ExitRecords | No
     records.drain()
     with subprocess.Popen([sys.executable, "-c", _SHORT_LIVED], stdout=subprocess.PIPE, text=True) as process:
         used = int(process.communicate()[0])
-    (told,) = [told for told in records.drain() if told.tid == process.pid]
-    assert told.cpu_ns >= used
-    assert process.pid not in [told.tid for told in records.drain()]
+    (record,) = [record for record in records.drain() if record.tid == process.pid]
+    assert record.cpu_ns >= used
+    assert process.pid not in [record.tid for record in records.drain()]
 
 
 def test_short_lived_processes_are_counted_completely_if_the_kernel_reports_forks_and_exits(
@@ -54,11 +54,11 @@ def test_short_lived_processes_are_counted_completely_if_the_kernel_reports_fork
     script = f"read go; for i in 1 2 3 4 5; do {sys.executable} -c '{_SHORT_LIVED}'; done"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         sim.write("mon_groups/a/tasks", str(shell.pid))
-        said, _ = shell.communicate("\n")
-    least = sum(int(line) for line in said.split())
+        output, _ = shell.communicate("\n")
+    least = sum(int(line) for line in output.split())
     counters = [sim.read(f"mon_groups/a/mon_data/mon_L3_{number:02d}/mbm_total_bytes") for number in (0, 1)]
     counted = sum(map(int, counters)) * NS / MBM_TOTAL.rate
-    assert len(said.split()) == 5
+    assert len(output.split()) == 5
     forks = ForkEvents.open()
     if forks:
         forks.close()

@@ -39,10 +39,10 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
 def start(mountpoint: Path, *options: str) -> subprocess.Popen[str]:
     server = subprocess.Popen([*COMMAND, str(mountpoint), *options], stdout=subprocess.PIPE, text=True)
     assert server.stdout
-    said = server.stdout.readline()
+    line = server.stdout.readline()
     server.stdout.close()
-    assert said.startswith("simulated resctrl (profile ")
-    assert said.endswith(f" on {mountpoint}: NOT hardware\n")
+    assert line.startswith("simulated resctrl (profile ")
+    assert line.endswith(f" on {mountpoint}: NOT hardware\n")
     return server
 
 

@@ -37,25 +37,25 @@ flags = "cqm rdt_a cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local cat_l3"
 make_up("cpuinfo", lambda text: re.sub("(?m)^flags.*", lambda line: line[0] + " " + flags, text))
 with Simulation("/sys/fs/resctrl", "intel-rdt"):
     burner = subprocess.Popen(["taskset", "1", sys.executable, "-c", "while True: pass"])
-    told = {"display": run("pqos", "-I", "-d"), "show": run("pqos", "-I", "-s")}
+    results = {"display": run("pqos", "-I", "-d"), "show": run("pqos", "-I", "-s")}
     # Not its perf events, which are no part of resctrl and not there on every machine.
     quiet = ["--disable-mon-ipc", "--disable-mon-llc_miss"]
     events = ";".join(f"{event}:{burner.pid}" for event in ("llc", "mbt", "mbl"))
-    told["monitor"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-p", events)
-    told["core"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-m", "llc:0;mbt:0;mbl:0")
-    told["groups"] = sorted(os.listdir("/sys/fs/resctrl/mon_groups"))
-    told["classes"] = sorted(name for name in os.listdir("/sys/fs/resctrl") if name.startswith("COS"))
-    told["pid"] = burner.pid
-    told["allocate"] = run("pqos", "-I", "-e", "llc:1=0x3", "-a", "llc:1=0")
-    told["allocated"] = run("pqos", "-I", "-s")
+    results["monitor"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-p", events)
+    results["core"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-m", "llc:0;mbt:0;mbl:0")
+    results["groups"] = sorted(os.listdir("/sys/fs/resctrl/mon_groups"))
+    results["classes"] = sorted(name for name in os.listdir("/sys/fs/resctrl") if name.startswith("COS"))
+    results["pid"] = burner.pid
+    results["allocate"] = run("pqos", "-I", "-e", "llc:1=0x3", "-a", "llc:1=0")
+    results["allocated"] = run("pqos", "-I", "-s")
     burner.kill()
     burner.wait()
-print(json.dumps(told))
+print(json.dumps(results))
 """
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, object]:
+def results() -> dict[str, object]:
     """Run pqos. Return [exit status, output, errors] of each command, and the groups that remain."""
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", _HOST]
     root = Path(__file__).parents[2]
@@ -65,25 +65,25 @@ def told() -> dict[str, object]:
     return answer
 
 
-def output(told: dict[str, object], what: str) -> str:
-    value = told[what]
+def output(results: dict[str, object], what: str) -> str:
+    value = results[what]
     assert isinstance(value, list)
     code, text, complaints = value
     assert code == 0, (text, complaints)
     return str(text)
 
 
-def test_pqos_finds_what_the_simulated_machine_has(told: dict[str, object]) -> None:
-    text = output(told, "display")
+def test_pqos_finds_what_the_simulated_machine_has(results: dict[str, object]) -> None:
+    text = output(results, "display")
     assert all(
         words in text for words in ("LLC Occupancy", "Total Memory Bandwidth", "Local Memory Bandwidth", "L3 CAT")
     )
     assert "Num COS: 4" in text
 
 
-def test_pqos_makes_its_classes_and_shows_them(told: dict[str, object]) -> None:
-    assert told["classes"] == ["COS1", "COS2", "COS3"]
-    assert "L3CA COS3 => MASK 0xfff" in output(told, "show")
+def test_pqos_makes_its_classes_and_shows_them(results: dict[str, object]) -> None:
+    assert results["classes"] == ["COS1", "COS2", "COS3"]
+    assert "L3CA COS3 => MASK 0xfff" in output(results, "show")
 
 
 def fullest_row(text: str) -> dict[str, str]:
@@ -93,28 +93,28 @@ def fullest_row(text: str) -> dict[str, str]:
     return max(csv.DictReader(io.StringIO(table[1] + table[2])), key=lambda row: float(row["MBT[MB/s]"]))
 
 
-def test_pqos_monitors_a_process(told: dict[str, object]) -> None:
-    row = fullest_row(output(told, "monitor"))
-    assert row["PID"] == str(told["pid"])
+def test_pqos_monitors_a_process(results: dict[str, object]) -> None:
+    row = fullest_row(output(results, "monitor"))
+    assert row["PID"] == str(results["pid"])
     assert float(row["LLC[KB]"]) == 1024
     assert 0 < float(row["MBL[MB/s]"]) < float(row["MBT[MB/s]"])
 
 
-def test_pqos_monitors_a_core(told: dict[str, object]) -> None:
+def test_pqos_monitors_a_core(results: dict[str, object]) -> None:
     """pqos creates a group with the core: it counts the use of the burner there, which is in no group."""
-    row = fullest_row(output(told, "core"))
+    row = fullest_row(output(results, "core"))
     assert row["Core"] == "0"
     assert float(row["LLC[KB]"]) == 1024
     assert 0 < float(row["MBL[MB/s]"]) < float(row["MBT[MB/s]"])
 
 
-def test_pqos_cleans_up(told: dict[str, object]) -> None:
-    assert told["groups"] == []
+def test_pqos_cleans_up(results: dict[str, object]) -> None:
+    assert results["groups"] == []
 
 
-def test_pqos_allocates(told: dict[str, object]) -> None:
-    assert "L3CA COS1 => MASK 0x3" in output(told, "allocate")
-    shown = output(told, "allocated")
+def test_pqos_allocates(results: dict[str, object]) -> None:
+    assert "L3CA COS1 => MASK 0x3" in output(results, "allocate")
+    shown = output(results, "allocated")
     assert "L3CA COS1 => MASK 0x3" in shown
     assert "L3CA COS0 => MASK 0xfff" in shown
     assert re.search("Core 0, .*=> COS1", shown)

@@ -21,9 +21,9 @@ from tests.sim.conftest import Puppet
 ROOT = Caller(0, 0, 1)
 
 
-@pytest.fixture(params=["looking", "told if the kernel does"])
+@pytest.fixture(params=["polling", "reports if the kernel has them"])
 def table(request: pytest.FixtureRequest) -> Iterator[ProcTable]:
-    events = None if request.param == "looking" else ForkEvents.open()
+    events = None if request.param == "polling" else ForkEvents.open()
     yield ProcTable(events)
     if events:
         events.close()
@@ -58,8 +58,8 @@ def test_inheritance_of_real_tasks(table: ProcTable, puppet: Puppet) -> None:
     later = {int(puppet.do("fork")), int(puppet.do("thread"))}
     assert group.tids == {puppet.pid} | later
     outside = int(puppet.do(f"fork-in {thread}"))
-    told = table.forks() is not None or Path(f"/proc/{puppet.pid}/task/{thread}/children").exists()
-    assert not told or outside not in group.tids
+    is_reported = table.forks() is not None or Path(f"/proc/{puppet.pid}/task/{thread}/children").exists()
+    assert not is_reported or outside not in group.tids
     assert earlier not in group.tids
 
 
@@ -125,8 +125,8 @@ def test_every_fork_is_reported_once_and_in_order() -> None:
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-    told = [fork for fork in with_events.forks() or [] if fork.parent == os.getpid()]
-    assert [fork.child for fork in told] == children
-    assert all(fork.tgid == fork.child for fork in told)
+    reported = [fork for fork in with_events.forks() or [] if fork.parent == os.getpid()]
+    assert [fork.child for fork in reported] == children
+    assert all(fork.tgid == fork.child for fork in reported)
     assert not [fork for fork in with_events.forks() or [] if fork.parent == os.getpid()]
     events.close()

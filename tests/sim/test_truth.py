@@ -97,11 +97,11 @@ class Conserved(RuleBasedStateMachine):
 
     @invariant()
     def a_groups_traffic_is_the_truth_rounded_down(self) -> None:
-        for told in self.resctrl.model.truth().rmids:
-            if told.group and told.group.startswith("mon_groups/"):
-                of_node = {row.node: row.bytes for row in told.since_mkdir}
+        for use in self.resctrl.model.truth().rmids:
+            if use.group and use.group.startswith("mon_groups/"):
+                of_node = {row.node: row.bytes for row in use.since_mkdir}
                 for node in (0, 1):
-                    text = self.resctrl.file(f"{told.group}/mon_data/mon_L3_{node:02d}/mbm_total_bytes").show()
+                    text = self.resctrl.file(f"{use.group}/mon_data/mon_L3_{node:02d}/mbm_total_bytes").show()
                     assert 0 <= of_node.get(node, 0) - int(text) < 65536
 
 

@@ -124,7 +124,7 @@ def broken(life: Life, figure: Figure) -> list[str]:
         found.append("is not what its tasks used in the group")
     if figure.reported is not None and figure.used >= figure.reported > figure.counted:
         found.append("is more than was used in groups of its own")
-    # If somebody removed the group, at most the use since the last checkpoint is unknown.
+    # If another program removed the group, at most the use since the last checkpoint is unknown.
     was_removed = life.pieces_at_removal >= 0 and figure.event == ENERGY and not has(life, What.MISREAD)
     if was_removed and figure.reported is not None and figure.counted - figure.reported > figure.risked:
         found.append(f"is short of more than was used since the last checkpoint ({figure.risked})")

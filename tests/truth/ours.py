@@ -164,7 +164,7 @@ class Ours:
     def end(self, life: Life) -> None:
         key, owner = life.of.key, life.of.owner
         if owner is Owner.HOOK and (key in self._unreported or not life.of.second_claim):
-            return  # nobody tells
+            return  # no call reports the end
         restarts = self.restarts
         try:
             released = self._do(lambda: self.host.manager.release(key, owner=owner.value))

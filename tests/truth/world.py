@@ -81,7 +81,7 @@ class Life:
     """A workload and its use: ``used`` in total, ``counted`` while its tasks were in its own group.
 
     ``pieces`` of CPU time it has used until now, ``pieces_checked`` when its counters were last read while it ran,
-    ``pieces_at_removal`` when somebody removed its group; -1 for never. ``pieces_risked`` had not been read then.
+    ``pieces_at_removal`` when a program removed its group; -1 for never. ``pieces_risked`` had not been read then.
     ``container`` is the task that its present
     container began with.
     """
@@ -290,7 +290,7 @@ class World:
     def _exit(self, life: Life, task: Task) -> None:
         self.control.exit(task.tid)
         task.lives = False
-        # Before the kernel gives the number to somebody else.
+        # Before the kernel gives the number to another process.
         truth = max(self.control.truth(tid=task.tid).tasks, key=lambda task: task.start, default=None)
         for row in truth.used if truth else ():
             use = Use(Decimal(row.picojoules) / _PICO, row.bytes)
