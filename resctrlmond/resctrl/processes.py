@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import select
-from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -229,14 +228,17 @@ def threads(pid: int) -> list[int]:
         raise not_read(error, f"list the threads of process {pid}", path) from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Process:
     """A process that is held by a pidfd, which this object owns and closes."""
 
-    pid: int
-    pidfd: int
-    start_time: int
-    is_kernel_thread: bool
+    # Not a dataclass: resctrlctl imports this module, and the import of dataclasses takes milliseconds.
+    __slots__ = ("is_kernel_thread", "pid", "pidfd", "start_time")
+
+    def __init__(self, pid: int, pidfd: int, start_time: int, is_kernel_thread: bool) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.start_time = start_time
+        self.is_kernel_thread = is_kernel_thread
 
     @classmethod
     def open(cls, pid: int, start_time: int | None = None) -> Self:
