@@ -524,6 +524,7 @@ def _close(ctx: Context, txn: Transaction, group: Group, state: GroupState, reas
     for over in forgotten:
         ctx.memory.mounted_on.pop(over.nonce, None)
         ctx.memory.stale_links.discard(workload.subfolder(over))
+    ctx.memory.checkpoints.pop(txn.key, None)
 
 
 def _with_ended_claims(ctx: Context, workload: Workload) -> Workload:
@@ -601,13 +602,21 @@ def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
 
 
 def checkpoint(ctx: Context, txn: Transaction) -> None:
-    """Keep the current values, for the case that another program removes a group. Raises NoSuchGroup, NotWritten."""
-    live = {}
+    """Keep the current values, for the case that another program removes a group. Raises NoSuchGroup, NotWritten.
+
+    Nothing is written for a workload whose values are those of its last checkpoint.
+    """
+    live, kept = {}, []
     for group in txn.workload.existing_groups:
-        readings = _read(ctx, txn.workload, group, must_keep=True)
+        readings, number = _read_and_keep(ctx, txn.workload, group)
         live[txn.workload.subfolder(group)] = readings
+        kept.append(number)
         _save_caveats(txn, _with_caveats(ctx, group, readings))
-    ctx.quality.update(txn.workload, live)
+    # A change of the workload has updated the file already (QualityFiles.before_save).
+    if 0 in kept or ctx.memory.checkpoints.get(txn.key) != kept or not ctx.snapshots.quality(txn.key):
+        ctx.memory.checkpoints.pop(txn.key, None)
+        ctx.quality.update(txn.workload, live)
+        ctx.memory.checkpoints[txn.key] = kept
 
 
 def assign_counters(ctx: Context, txn: Transaction, group: Group) -> Group:
@@ -655,16 +664,24 @@ def readings(ctx: Context, workload: Workload) -> Live:
     return {workload.subfolder(group): _read(ctx, workload, group) for group in workload.existing_groups}
 
 
-def _read(ctx: Context, workload: Workload, group: Group, *, must_keep: bool = False) -> list[Reading]:
+def _read(ctx: Context, workload: Workload, group: Group) -> list[Reading]:
+    """Read the group's counters, and keep the values, if possible. Raises NoSuchGroup, NotRead."""
+    begun_ns = time.monotonic_ns()
+    found = ctx.tree.read(find(ctx, group).ref)
+    with contextlib.suppress(NotWritten):
+        ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, group.inodes)
+    return found
+
+
+def _read_and_keep(ctx: Context, workload: Workload, group: Group) -> tuple[list[Reading], int]:
     """Read the group's counters, and keep the values for the case that another program removes the group.
 
-    Raises NoSuchGroup, NotRead, and NotWritten if the values ``must_keep``.
+    Return also the number of its checkpoint (``Snapshots.keep_read``). Raises NoSuchGroup, NotRead, NotWritten.
     """
     begun_ns = time.monotonic_ns()
     found = ctx.tree.read(find(ctx, group).ref)
-    with contextlib.nullcontext() if must_keep else contextlib.suppress(NotWritten):
-        ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, group.inodes)
-    return found
+    inodes = group.inodes
+    return found, ctx.snapshots.keep_read(group.created_at, begun_ns, workload.subfolder(group), found, inodes)
 
 
 def totals(ctx: Context, workload: Workload, live: Live) -> list[Total]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import shutil
@@ -53,6 +54,9 @@ class Snapshots:
         self.lock = threading.RLock()
         # By subfolder: the time.monotonic_ns() after the readings of its checkpoint; infinite after the last reading.
         self._read_until: dict[str, float] = {}
+        # By subfolder: the readings that keep_read() has last written (as a digest), their file, and their number.
+        self._kept: dict[str, tuple[bytes, tuple[int, int], int]] = {}
+        self._writes = 0
 
     def set_mode(self, mode: int) -> None:
         """Set the mode of all existing and all future folders. Raises NotWritten."""
@@ -101,6 +105,7 @@ class Snapshots:
         with writing(new):
             try:
                 self._read_until.pop(subfolder, None)
+                self._kept.pop(subfolder, None)
                 _remove(new)
                 os.mkdir(new, self._mode)
                 write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
@@ -155,8 +160,11 @@ class Snapshots:
 
     def keep_read(
         self, created_at: str, begun_ns: int, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]
-    ) -> None:
+    ) -> int:
         """Save readings in the checkpoint if the run that was created at ``created_at`` still goes on.
+
+        Return a number that is another one after each write, 0 if the readings were dropped. Readings that are those
+        of the checkpoint are not written again: the checkpoint keeps its time.
 
         For callers without a transaction of the workload's key. ``begun_ns`` is the time.monotonic_ns() before the
         reading began: readings that may be older than the checkpoint are dropped, because they would look like a
@@ -166,8 +174,18 @@ class Snapshots:
         with self.lock:
             is_newer = begun_ns >= self._read_until.get(subfolder, 0)
             if is_newer and not self.is_complete(subfolder) and self.created_at(subfolder) == created_at:
-                self.checkpoint(subfolder, utc_now(), readings, inodes)
                 self._read_until[subfolder] = ended_ns
+                return self._keep_changed(subfolder, readings, inodes)
+        return 0
+
+    def _keep_changed(self, subfolder: str, readings: Sequence[Reading], inodes: Mapping[str, int]) -> int:
+        path = os.path.join(self.path(subfolder), _CHECKPOINT)
+        digest, (known, file, number) = _digest(readings), self._kept.get(subfolder, (b"", (0, 0), 0))
+        if known != digest or file != _identity(path):
+            self.checkpoint(subfolder, utc_now(), readings, inodes)
+            number = self._writes = self._writes + 1
+            self._kept[subfolder] = digest, _identity(path), number
+        return number
 
     def keep_no_more(self, subfolder: str) -> None:
         """Let later calls of ``keep_read`` drop their readings, because the final reading begins."""
@@ -309,6 +327,7 @@ class Snapshots:
         """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
         for known in [known for known in self._read_until.copy() if (known + "/").startswith(subfolder + "/")]:
             del self._read_until[known]
+            self._kept.pop(known, None)
         with writing(self.path(subfolder)):
             _remove(self.path(subfolder))
 
@@ -466,3 +485,18 @@ def _remove(path: str) -> None:
             shutil.rmtree(path)
         else:
             os.unlink(path)
+
+
+def _digest(readings: Iterable[Reading]) -> bytes:
+    """Return a digest of everything that a checkpoint keeps of the readings: they take too much memory themselves."""
+    texts = [f"{reading.inode} {reading.domain}/{reading.event} {reading.value.text!r}\n" for reading in readings]
+    return hashlib.blake2b("".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """Return the inode of a file and its time of modification (ns); (0, 0) if it cannot be read."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns

@@ -22,12 +22,14 @@ from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, Total, totals
 from resctrlmond.workloads.checkpoint import LastRead
+from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.maintenance import log
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.settings import Settings
 from tests.sim.conftest import Puppet
 from tests.workloads.builders import total_of
 from tests.workloads.conftest import Host, assignment, own_host
+from tests.workloads.conftest import machine as virtual_machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 DOMAIN = "mon_L3_01"
@@ -69,17 +71,75 @@ def test_a_removed_group_ends_with_what_was_read_of_it_last(host: Host, puppet: 
     assert host.restart().read("k")[2] == totals
 
 
-def test_it_is_taken_at_once_and_then_at_the_interval(host: Host, process: Start) -> None:
-    host.manager.assign(assignment("k", process().pid))
+def test_it_is_taken_at_once_and_then_at_the_interval(host: Host, puppet: Puppet) -> None:
+    host.manager.assign(assignment("k", puppet.pid))
     assert last_read(host, "k") == {}
     host.manager.maintenance.tick()
     first = last_read(host, "k")
     assert first
+    puppet.do("burn 0.2")
     host.manager.maintenance.tick()
     assert last_read(host, "k") == first
     host.manager.settings = Settings(checkpoint_interval_s=1e-9)
     host.manager.maintenance.tick()
     assert last_read(host, "k")[DOMAIN].time > first[DOMAIN].time
+
+
+def test_group_that_did_not_change_is_not_written_again(tmp_path: Path, process: Start) -> None:
+    """Each checkpoint wrote two files, and read all begin values back."""
+    with virtual_machine(tmp_path, "intel-aet") as (host, control):
+        child = process()
+        control.spawn(tid=child.pid)
+        check_that_only_changes_are_written(host, control, child.pid)
+
+
+def check_that_only_changes_are_written(host: Host, control: Control, pid: int) -> None:
+    host.manager.assign(assignment("k", pid))
+    folder = Path(host.run, "groups", "k")
+
+    def tick() -> dict[str, int]:
+        host.manager.maintenance.tick()
+        return {path.name: path.stat().st_ino for path in folder.iterdir()}
+
+    first = tick()
+    assert tick() == first
+    control.run(pid, 1_000_000_000)
+    second = tick()
+    assert second["checkpoint"] != first["checkpoint"]
+    control.run(pid, 1_000_000_000)
+    host.manager.read("k")
+    third = tick()
+    assert third["checkpoint"] != second["checkpoint"], "the values that a caller has read are new too"
+    assert tick() == third
+    # Files that somebody removed are written again.
+    for name in ("checkpoint", "quality"):
+        (folder / name).unlink()
+        assert tick().keys() == third.keys()
+    host.check()
+    assert total_of(host.manager.release("k", owner="test").totals).quality is Quality.EXACT
+
+
+def test_quality_of_readings_that_did_not_change_is_written_if_that_failed_before(
+    machine: Host, process: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, child = machine, process()
+    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    host.manager.assign(assignment("k", child.pid))
+    host.manager.maintenance.tick()
+    Control(host.mountpoint).set_faults(Fault(group="mon_groups/k", event=TRAFFIC, answer="Error"))
+    snapshots = host.manager.context.snapshots
+    with monkeypatch.context() as full:
+
+        def refuse(_subfolder: str, _text: str) -> None:
+            raise NotWritten("cannot write", errno=errno.ENOSPC)
+
+        full.setattr(snapshots, "write_quality", refuse)
+        host.manager.maintenance.tick()
+        assert host.manager.problems
+    assert "\nmbm_total_bytes exact" in snapshots.quality("k")
+    host.manager.maintenance.tick()
+    assert "\nmbm_total_bytes exact" not in snapshots.quality("k")
+    host.check()
 
 
 def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, process: Start) -> None:
