@@ -68,6 +68,11 @@ class Inspector:
         """Drop the list of a workload that has ended."""
         self._listings.pop(key, None)
 
+    def threads(self, key: str) -> frozenset[int] | None:
+        """Return the threads in the groups of a workload at its last inspection; None if there was none."""
+        listing = self._listings.get(key)
+        return None if listing is None else frozenset(listing.threads)
+
     def had(self, key: str, arrival: Arrival) -> bool:
         """Whether the thread was in a group of the workload at its last inspection."""
         listing = self._listings.get(key)

@@ -204,10 +204,14 @@ class Interference:
         except ResctrlError:
             return True
 
+    def threads(self, key: str) -> frozenset[int] | None:
+        """Return the threads in the groups of a workload at its last inspection; None if there was none."""
+        return self._inspector.threads(key)
+
     def must_inspect(self, workload: Workload) -> bool:
         """Whether tasks of the workload can leave its groups without an event or another check."""
         # A task that is in no control group of a member is found only in a group's list of tasks.
-        return self._has_trouble or any(member.pid and not member.cgroup for member in workload.members)
+        return self.has_trouble or any(member.pid and not member.cgroup for member in workload.members)
 
     def inspect(self, txn: Transaction, *, is_thorough: bool = False) -> None:
         """Inspect the workload's groups, and downgrade those whose tasks another program has moved.
@@ -215,7 +219,7 @@ class Interference:
         ``is_thorough``: events were missed, so inspect the CPUs of the groups too. Raises NoSuchGroup, NotMounted.
         """
         workload = txn.workload
-        for group in workload.existing_groups if is_thorough or self._has_trouble else ():
+        for group in workload.existing_groups if is_thorough or self.has_trouble else ():
             workload = self._with_cpus(workload, group)
         txn.save(self._inspector.inspect(workload))
 
@@ -245,7 +249,7 @@ class Interference:
             self.wake()
         if self._departed.pop(txn.key, None):
             self._add_downgrade(txn.key, Quality.LATE, reasons.MOVED_OUT)
-        if txn.key in self._to_inspect or self._has_trouble:
+        if txn.key in self._to_inspect or self.has_trouble:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
                 txn.save(self._inspector.inspect(txn.workload))
 
@@ -512,7 +516,8 @@ class Interference:
     # -- without events
 
     @property
-    def _has_trouble(self) -> bool:
+    def has_trouble(self) -> bool:
+        """Whether some writes of other programs are not reported."""
         return self._foreign is None or bool(self._foreign.trouble)
 
     def _with_cpus(self, workload: Workload, group: Group) -> Workload:

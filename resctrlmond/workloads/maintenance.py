@@ -3,7 +3,8 @@
 
 A tick skips a workload if nothing can have happened to it without a report: its members are watched (``watched.py``),
 its groups were found and not removed or renamed since then (``Interference.take_gone``), its record has not changed
-and its checkpoint is not due. A sweep skips none, in case that a report was lost.
+and its checkpoint is not due. A sweep skips it only if none of its tasks has run since the last one
+(``activity.py``). A sweep each SWEEP_ALL_S skips none, in case that a report was lost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import bandwidth_counters, ends, group_ops, placement, rmid_queue
+from resctrlmond.workloads.activity import Activity, activity
 from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.early_pruning import EarlyPruner
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 # The interval of sweeps, which search the control groups of members for tasks outside their groups. A process that
 # joins a container from outside (podman exec) is not a child of its init, so it starts there.
 SWEEP_S = 5.0
+# The interval of sweeps of all workloads, also of those of which no task has run.
+SWEEP_ALL_S = 60.0
 
 
 def _log_failure(key: str, error: ResctrlError | OSError) -> None:
@@ -49,13 +53,15 @@ class Maintenance:
         self._ctx = ctx
         self._store = ctx.store
         self.early_pruner = EarlyPruner(ctx.store, ctx.snapshots)
-        self._swept = time.monotonic()
+        self._swept = self._swept_all = time.monotonic()
         # By key: the run (its generation) and the time.monotonic() of its last checkpoint.
         self._checkpointed: dict[str, tuple[int, float]] = {}
         # By key: the workload when its groups were last found, if they were not removed or renamed since then.
         self._found: dict[str, Workload] = {}
         # By key: the workload that ticks skip as long as it does not change, and its watched members.
         self._quiet: dict[str, tuple[Workload, Members]] = {}
+        # By key: the workload of which a sweep has found all tasks in their groups, and their CPU times before it.
+        self._asleep: dict[str, tuple[Workload, Activity]] = {}
         # The errors of work that is tried again, by key and kind of work.
         self._failures: dict[tuple[str, str], str] = {}
         # By key: the lost run (its generation), the time.monotonic() of the last try to resume it, and the number of
@@ -70,13 +76,17 @@ class Maintenance:
         """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
         settings = self._ctx.settings
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
+        if time.monotonic() - self._swept_all >= SWEEP_ALL_S:
+            self._asleep.clear()
+            self._swept_all = time.monotonic()
         self._forget_gone()
         workloads, unsaved = self._store.all(), set(self._store.unsaved)
         for workload in workloads:
             if self.is_stopping:
                 # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
                 return
-            if not is_sweep and workload.key not in unsaved and self._is_quiet(workload, settings):
+            is_quiet = workload.key not in unsaved and self._is_quiet(workload, settings)
+            if is_quiet and (not is_sweep or self._is_asleep(workload)):
                 continue
             # Skip keys that a call has locked (the call may be blocked in the kernel); the next tick retries.
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
@@ -89,8 +99,7 @@ class Maintenance:
                         txn.save(txn.workload)
                     settled = self._tick(txn, settings, is_sweep=is_sweep)
                     if is_sweep:
-                        placement.sweep(self._ctx, txn)
-                        self._inspect(txn)
+                        self._search(txn)
                 except NotMounted:
                     self._lose_unmounted(txn)
                 else:
@@ -146,14 +155,27 @@ class Maintenance:
         found = [f"{key}: {text}" for (key, _), text in sorted(self._failures.copy().items())]
         return list(dict.fromkeys(found))
 
-    def _inspect(self, txn: Transaction, *, is_thorough: bool = False) -> None:
+    def _search(self, txn: Transaction) -> None:
+        """Search for tasks outside the workload's groups, which were just found."""
+        workload, threads = txn.find(), self._ctx.interference.threads(txn.key)
+        # Before the search: a task that runs meanwhile may fork after it.
+        before = activity(workload, threads) if workload is not None else None
+        self._asleep.pop(txn.key, None)
+        placement.sweep(self._ctx, txn, is_found=True)
+        self._inspect(txn, is_found=True)
+        has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads
+        if workload is not None and before is not None and has_found_all:
+            self._asleep[txn.key] = workload, before
+
+    def _inspect(self, txn: Transaction, *, is_found: bool = False, is_thorough: bool = False) -> None:
         workload = txn.find()
         if workload is None or workload.state not in (State.ACTIVE, State.IDLE):
             return
         if not is_thorough and not self._ctx.interference.must_inspect(workload):
             return
         with contextlib.suppress(NoSuchGroup, NotMounted):  # its loss is about to be recorded
-            group_ops.follow(self._ctx, txn)
+            if not is_found:
+                group_ops.follow(self._ctx, txn)
             self._ctx.interference.inspect(txn, is_thorough=is_thorough)
 
     @contextlib.contextmanager
@@ -221,7 +243,7 @@ class Maintenance:
 
     def _forget_dropped(self) -> None:
         """Forget workloads that another thread has dropped."""
-        for known in (self._found, self._quiet):
+        for known in (self._found, self._quiet, self._asleep):
             for key in [key for key in list(known) if self._store.get(key) is None]:
                 known.pop(key, None)
 
@@ -235,6 +257,13 @@ class Maintenance:
             and self._found.get(key) is workload
             and not self._is_checkpoint_due(workload, settings.checkpoint_interval_s)
         )
+
+    def _is_asleep(self, workload: Workload) -> bool:
+        """Whether none of its tasks has run since a sweep found all of them in their groups."""
+        asleep, before = self._asleep.get(workload.key, (None, None))
+        if asleep is not workload or self._ctx.interference.has_trouble:
+            return False
+        return activity(workload, self._ctx.interference.threads(workload.key)) == before
 
     def _tick(self, txn: Transaction, settings: Settings, *, is_sweep: bool) -> Workload | None:
         """Do the work of a second. Return the workload if it has a group."""

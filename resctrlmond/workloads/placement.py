@@ -35,10 +35,11 @@ log = logging.getLogger(__name__)
 Move = Callable[[GroupRef, MoveOptions], Moved]
 
 
-def sweep(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
+def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
     """Search the members for tasks outside the workload's groups, and move these into the group of their class.
 
-    ``is_last``: the workload ends now, so no later sweep finds the tasks that this one misses.
+    ``is_found``: the caller has just found the groups (``group_ops.follow``). ``is_last``: the workload ends now, so
+    no later sweep finds the tasks that this one misses.
     """
     workload = txn.find()
     # An idle workload has members if their adoption failed.
@@ -46,7 +47,7 @@ def sweep(ctx: Context, txn: Transaction, *, is_last: bool = False) -> None:
         return
     try:
         # The tasks of a group that another program has just renamed are not outside.
-        workload = group_ops.follow(ctx, txn)
+        workload = workload if is_found else group_ops.follow(ctx, txn)
     except (NoSuchGroup, NotMounted):
         return  # its loss is about to be recorded
     for member in workload.living:

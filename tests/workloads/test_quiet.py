@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tick skips a workload without news: its members are watched, and inotify reports the removal of its group."""
+"""Ticks skip a workload without news, and sweeps one of which no task has run since the last one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import pytest
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.workloads import ends
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.activity import activity
 from resctrlmond.workloads.context import Context
-from resctrlmond.workloads.model import EndRule, State, Workload
+from resctrlmond.workloads.model import EndRule, Member, State, Workload
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.store import Transaction
+from tests.sim.conftest import Puppet
+from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, join
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -182,3 +186,93 @@ def test_removal_is_found_by_the_next_tick_if_nothing_reports_it(host: Host, pro
     os.rmdir(host.tree.full_path(GroupRef("", "k")))
     host.manager.maintenance.tick()
     assert host.manager.get("k").state is State.LOST
+
+
+def fall_asleep(host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]) -> None:
+    """Sweep until the sweep skips the workload."""
+    watch(host)
+    for _ in range(100):
+        looked_at.clear()
+        tick_of_a_sweep(host, monkeypatch)
+        if not looked_at:
+            return
+    pytest.fail("the workload has not fallen asleep")
+
+
+def test_sweep_of_all_skips_no_workload(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]
+) -> None:
+    """In case that the report of an end, or of a removed group, was lost."""
+    host.manager.assign(assignment("k", process().pid))
+    fall_asleep(host, monkeypatch, looked_at)
+    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_ALL_S", 0.0)
+    tick_of_a_sweep(host, monkeypatch)
+    assert looked_at == ["k"]
+
+
+def test_end_of_a_process_of_a_workload_that_slept_is_found_by_the_next_sweep(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str]
+) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid, "oci"))
+    fall_asleep(host, monkeypatch, looked_at)
+    end(child)
+    tick_of_a_sweep(host, monkeypatch)
+    assert host.manager.get("k").state is State.COMPLETED
+
+
+def test_task_that_joins_a_workload_that_slept_is_moved_after_it_has_run(
+    host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], cgroup: str, puppet: Puppet
+) -> None:
+    init = Puppet()
+    try:
+        join(cgroup, init.pid)
+        host.manager.assign(assignment("k", init.pid, "oci", own_cgroup=cgroup))
+        fall_asleep(host, monkeypatch, looked_at)
+        join(cgroup, puppet.pid)
+        puppet.do("burn 0.05")
+        tick_of_a_sweep(host, monkeypatch)
+        assert host.tree.membership(puppet.pid).group == "k"
+        assert host.manager.get("k").first.baseline is Quality.LATE
+    finally:
+        init.kill()
+
+
+def test_child_of_a_process_that_slept_is_known_to_the_next_sweep(
+    host: Host, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], puppet: Puppet
+) -> None:
+    """If another program moves it later, it is known by then as a task of the workload."""
+    host.manager.assign(assignment("k", puppet.pid))
+    fall_asleep(host, monkeypatch, looked_at)
+    child = int(puppet.do("fork"))
+    tick_of_a_sweep(host, monkeypatch)
+    threads = host.manager.context.interference.threads("k")
+    assert threads is not None
+    assert child in threads
+
+
+def test_workload_with_a_task_outside_does_not_sleep(
+    host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, looked_at: list[str], cgroup: str
+) -> None:
+    init, other = process(), process()
+    join(cgroup, init.pid)
+    host.manager.assign(assignment("k", init.pid, "oci", own_cgroup=cgroup))
+    foreign = host.make_foreign("foreign")
+    host.tree.write_task(foreign.path, other.pid)
+    join(cgroup, other.pid)
+    for _ in range(5):
+        watch(host)
+        looked_at.clear()
+        tick_of_a_sweep(host, monkeypatch)
+        assert looked_at == ["k"]
+    assert host.manager.get("k").members[0].tasks_outside == 1
+
+
+@pytest.mark.parametrize("text", ["0 0 0\n", "nr_periods 0\nnr_throttled 0\n", ""])
+def test_file_without_a_cpu_time_does_not_show_that_nothing_has_run(tmp_path: Path, text: str) -> None:
+    """A kernel without CONFIG_SCHED_INFO, and a control group of version 1."""
+    (tmp_path / "cpu.stat").write_text(text)
+    member = Member("m", "cgroup", "a", cgroup=str(tmp_path))
+    assert activity(workload("k", members=(member,)), None) is None
+    (tmp_path / "cpu.stat").write_text("usage_usec 7\nuser_usec 0\n")
+    assert activity(workload("k", members=(member,)), None) == (b"usage_usec 7",)
