@@ -94,9 +94,11 @@ def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
     number = itertools.count()
 
     def new_container() -> None:
-        if (last := next(number)) > 0:
-            client.call(f"{MANAGER}Release", {"key": f"container{last - 1}", "claim": "oci"})
-        container = {"ociVersion": "1.2.0", "id": f"container{last}", "status": "created", "pid": pid}
+        # A round also runs commands that create no container.
+        for group in client.call(f"{MANAGER}List")["groups"]:
+            if group["state"] == "active":
+                client.call(f"{MANAGER}Release", {"key": group["key"], "claim": "oci"})
+        container = {"ociVersion": "1.2.0", "id": f"container{next(number)}", "status": "created", "pid": pid}
         state.write_text(json.dumps(container), encoding="ascii")
 
     options = ["createRuntime", "--strict", "--socket", host.varlink]
