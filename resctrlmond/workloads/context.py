@@ -35,14 +35,21 @@ class Memory:
 
 
 @dataclass(slots=True)
+class Reloadable:
+    """The settings, which a reload replaces."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
-    """The tree, the store, the files, what watches them, and the settings, which a reload replaces."""
+    """The tree, the store, the files, what watches them, and the settings of the last reload."""
 
     tree: Tree
     store: Store
     snapshots: Snapshots
     mark: Mark
-    settings: Settings
+    config: Reloadable
     quality: QualityFiles
     joiners: Joiners
     take_over: TakeOver

@@ -113,7 +113,7 @@ def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:
 
 
 def _ended_claims(ctx: Context, workload: Workload) -> list[str]:
-    settings = ctx.settings
+    settings = ctx.config.settings
     return claims_over(
         workload,
         pod_is_gone=bool(workload.pod_cgroup) and not cgroups.is_there(workload.pod_cgroup),

@@ -74,7 +74,7 @@ class Maintenance:
 
     def tick(self) -> None:
         """Do the work of a second: ends, retries, losses, pruning; and each SWEEP_S search the control groups."""
-        settings = self._ctx.settings
+        settings = self._ctx.config.settings
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         if time.monotonic() - self._swept_all >= SWEEP_ALL_S:
             self._asleep.clear()

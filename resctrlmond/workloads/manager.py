@@ -13,7 +13,7 @@ from resctrlmond.workloads import ends, group_ops, placement, target
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import utc_now
-from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.context import Context, Reloadable
 from resctrlmond.workloads.errors import NoSuchClaim
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
@@ -68,7 +68,7 @@ class Manager:
             store=store,
             snapshots=snapshots,
             mark=mark,
-            settings=settings,
+            config=Reloadable(settings),
             quality=quality,
             joiners=Joiners(),
             take_over=TakeOver(store),
@@ -85,11 +85,11 @@ class Manager:
     @property
     def settings(self) -> Settings:
         """The settings of the last reload."""
-        return self.context.settings
+        return self.context.config.settings
 
     @settings.setter
     def settings(self, settings: Settings) -> None:
-        self.context.settings = settings
+        self.context.config.settings = settings
 
     def subscribe(
         self,

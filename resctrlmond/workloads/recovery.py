@@ -150,7 +150,7 @@ class Recovery:
         if not self._exists(found):
             return  # a workload had its name, and took it
         exists = functools.partial(self._exists, found)
-        name = found.ref.name.removeprefix(ctx.settings.group_prefix)
+        name = found.ref.name.removeprefix(ctx.config.settings.group_prefix)
         if any(item.is_of_other_version and item.key == name for item in self.unreadable):
             yield Problem(
                 f"{found.path}: has the mark of resctrlmond, and another version wrote its record: not changed",

@@ -50,7 +50,7 @@ def new_run(ctx: Context, txn: Transaction, class_: str, *, follows_class: bool 
     ended = txn.find()
     if ended is not None:
         ctx.snapshots.set_aside(txn.key, ended.generation, ended.first.completed_ns)
-    name = txn.key if is_pod_uid(txn.key) else ctx.settings.group_prefix + txn.key
+    name = txn.key if is_pod_uid(txn.key) else ctx.config.settings.group_prefix + txn.key
     return Workload(
         key=txn.key,
         groups=(Group(class_=class_, name=name),),
