@@ -82,7 +82,7 @@ def test_list_of_names_that_is_too_long_delays_no_call_of_root(
                 assert await eventually(lambda: admission._unknown_calls == 100)
                 go_on.set()
                 assert "version" in (await host.busctl("call", NAME, ROOT, MANAGER, "Status"))["data"][0]
-            assert not callers.can_list
+            assert await eventually(lambda: not callers.can_list)
             assert await eventually(lambda: not admission._calls)
 
     asyncio.run(run())

@@ -175,10 +175,14 @@ class Admission:
     async def _identify_senders(self) -> None:
         """Get the credentials of all unknown senders, and admit or drop their calls."""
         lookups: dict[str, asyncio.Task[None]] = {}
+        listing: asyncio.Task[None] | None = None
         while self._unknown:
             if len(self._unknown) > _MOST_LOOKUPS and self._callers.can_list:
-                await asyncio.sleep(_FLOOD_PAUSE_S)
-                await self._drop_departed()
+                if listing is None or listing.done():
+                    await asyncio.sleep(_FLOOD_PAUSE_S)
+                    listing = self._start(self._drop_departed())
+                # Not for long: the list may never come, and senders must not pile up meanwhile.
+                await asyncio.wait([listing], timeout=_FLOOD_PAUSE_S)
             waiting = (sender for sender in self._unknown if sender not in lookups)
             for sender in itertools.islice(waiting, _MOST_LOOKUPS - len(lookups)):
                 lookups[sender] = self._start(self._identify(sender))
