@@ -13,7 +13,7 @@ from resctrlmond.api.access import Caller
 from resctrlmond.api.oci import InvalidOciState, State, Workload, own_workload, parse_state, workload_of
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.resctrl import cgroups, processes
-from resctrlmond.resctrl.errors import NoSuchGroup
+from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess
 from resctrlmond.workloads.manager import Manager
 from resctrlmond.workloads.model import EndRule
 from resctrlmond.workloads.plan import OCI
@@ -39,7 +39,9 @@ def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
 
 
 def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
-    caller.check_pid(state.pid, remedy="Run the container engine in the host's PID namespace")
+    # The PID namespace of a hook that had given up before its connection was accepted is unknown.
+    if caller.pid_namespaces or not _is_in_own_cgroup(state):
+        caller.check_pid(state.pid, remedy="Run the container engine in the host's PID namespace")
     if state.pid == 0:
         raise InvalidOciState(f"the state of container {state.id} does not name a process")
     workload, own, pod = _placement(state)
@@ -76,6 +78,19 @@ def _end(manager: Manager, state: State) -> RunReply:
         # Started before the daemon, or refused at its start: no member to remove.
         return RunReply(key=workload.key)
     return RunReply(key=workload.key, state=ended.state)
+
+
+def _is_in_own_cgroup(state: State) -> bool:
+    """Return whether the process of the state is in a control group that runtimes name after the container.
+
+    Runtimes use the id, or "crio-ID.scope", "libpod-ID", and so on. The process is then the container's, whatever
+    process called the hook.
+    """
+    name = re.compile(rf"(?:[a-z-]+-)?{re.escape(state.id)}(?:\.scope)?")
+    try:
+        return state.pid > 0 and any(map(name.fullmatch, cgroups.cgroup_of(state.pid).split("/")))
+    except NoSuchProcess:
+        return False
 
 
 def _is_member(manager: Manager, workload: Workload) -> bool:
