@@ -23,17 +23,23 @@
 
 // resctrlmond.message_ids.MessageId.UNMONITORED
 #define MESSAGE_ID "47f76e48a28c4accae8c5c9183767327"
-#define HEAD "{\"method\":\"org.resctrlmon.Hook.Run\",\"parameters\":{\"stage\":\""
+#define METHOD "{\"method\":\"org.resctrlmon.Hook.Run\","
+#define MORE "\"more\":true,"
+#define PARAMETERS "\"parameters\":{\"stage\":\""
+#define QUEUE_TIMEOUT "\"queueTimeoutMs\":"
 #define LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 // The longest message with its NUL, the longest reply, one read, and the longest reason in the journal.
 enum { MAX_MESSAGE = 1 << 20, MAX_REPLY = 1 << 16, CHUNK = 1 << 16, REASON = 16384 };
+// The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
+static const double MAX_QUEUE_TIMEOUT = 60;
 
 static const char READING[] = "reading the state", WAITING[] = "waiting for resctrlmond";
 static const char *stage = "", *step = READING;
 static const char *daemon_path = "/run/resctrlmond/org.resctrlmon.Manager";
 static const char *journal_path = "/run/systemd/journal/socket";
 static bool strict, has_stderr;
-static double timeout = 2.0, start_timeout = 10.0, begin, counted;
+// queue_timeout is 0 until the daemon replies that the call is queued.
+static double timeout = 2.0, start_timeout = 10.0, queue_timeout, begin, counted;
 static char mistake[REASON], state[MAX_MESSAGE + CHUNK + 1], message[MAX_MESSAGE], reply[MAX_REPLY + CHUNK + 1];
 static size_t state_size, message_size, reply_size;
 static volatile sig_atomic_t rang, interrupted, code = -1;
@@ -160,13 +166,15 @@ static void check_time(void)
     if (!rang)
         return;
     rang = 0;
-    double time = now(), limit = strcmp(stage, "poststop") == 0 ? 0.0 : start_timeout;
-    if (step == WAITING && time - begin < limit && is_starting())
+    double time = now(), start = strcmp(stage, "poststop") == 0 ? 0.0 : start_timeout;
+    double most = queue_timeout > timeout ? queue_timeout : timeout;
+    if (step == WAITING && time - begin < start && is_starting())
         counted = time;
-    else if (counted > begin && time - begin >= (limit > timeout ? limit : timeout))
+    else if (counted > begin && time - begin >= (start > most ? start : most))
         give_up("gave up %s after %.0f s: it was starting or stopping", step, time - begin);
-    else if (time - counted >= timeout)
-        give_up("gave up %s after %g s", step, timeout);
+    else if (time - counted >= most)
+        give_up("gave up %s after %g s%s", step, most,
+                queue_timeout > 0 ? ": the calls of other containers were before it" : "");
 }
 
 static void set_option(const char *option, const char *value)
@@ -262,7 +270,10 @@ static void write_message(void)
     for (const char *text = state; text < end; text++)
         if ((unsigned char)*text < ' ' && *text != '\t' && *text != '\n' && *text != '\r')
             give_up("the state contains control characters");
-    append(HEAD, strlen(HEAD));
+    append(METHOD, strlen(METHOD));
+    // The daemon sees the end of a container by itself: its hook does not wait in the queue.
+    append(MORE, strcmp(stage, "poststop") == 0 ? 0 : strlen(MORE));
+    append(PARAMETERS, strlen(PARAMETERS));
     append(stage, strlen(stage));
     append("\",\"state\":\"", 11);
     for (const char *text = state; text < end;) {
@@ -299,15 +310,52 @@ static int connect_to_daemon(void)
     }
 }
 
-/* Send the message to the daemon and read its reply, which is empty if it closes the connection first. */
+/* Whether the reply is an error or not varlink, found without parsing it: resctrlmond's JSON has no blanks, and an
+ * "error" is a string and the first or the last member. Similar text elsewhere is deeper inside, or has its quotes
+ * escaped. */
+static bool is_refusal(void)
+{
+    static const char error[] = ",\"error\":\"";
+    const char *name = NULL;
+    if (*reply != '{' || strncmp(reply, "{\"error\":\"", 10) == 0)
+        return true;
+    for (const char *found = reply; (found = strstr(found, error)) != NULL; name = found)
+        found += strlen(error);
+    return name && (name = strchr(name, '"')) && strcmp(name, "\"}") == 0;
+}
+
+/* Read a reply after which another one follows, which a member at its end says; return whether this is one. */
+static bool read_notice(void)
+{
+    static const char end[] = "\"continues\":true}";
+    size_t size = strlen(reply);
+    if (is_refusal() || size < strlen(end) || strcmp(reply + size - strlen(end), end) != 0)
+        return false;
+    const char *digit = strstr(reply, QUEUE_TIMEOUT);
+    double milliseconds = 0;
+    digit = digit ? digit + strlen(QUEUE_TIMEOUT) : "";
+    for (int i = 0; i < 9 && *digit >= '0' && *digit <= '9'; i++)
+        milliseconds = 10 * milliseconds + (*digit++ - '0');
+    queue_timeout = milliseconds / 1000 < MAX_QUEUE_TIMEOUT ? milliseconds / 1000 : MAX_QUEUE_TIMEOUT;
+    reply_size -= size + 1;
+    memmove(reply, reply + size + 1, reply_size);
+    return true;
+}
+
+/* Send the message to the daemon and read its last reply, which is empty if it closes the connection first. */
 static void exchange(void)
 {
     int daemon = connect_to_daemon();
     size_t sent = 0;
     ssize_t count = 1;
     reply_size = 0;
-    while (count != 0 && reply_size <= MAX_REPLY && memchr(reply, '\0', reply_size) == NULL) {
+    while (count != 0) {
         check_time();
+        bool is_whole = memchr(reply, '\0', reply_size) != NULL;
+        if (is_whole && read_notice())
+            continue;
+        if (is_whole || reply_size > MAX_REPLY)
+            break;
         bool is_sending = sent < message_size;
         if (is_sending)
             count = send(daemon, message + sent, message_size - sent, MSG_NOSIGNAL);
@@ -321,20 +369,6 @@ static void exchange(void)
             fail(errno);
     }
     close(daemon);
-}
-
-/* Whether the reply is an error or not varlink, found without parsing it: resctrlmond's JSON has no blanks, and an
- * "error" is a string and the first or the last member. Similar text elsewhere is deeper inside, or has its quotes
- * escaped. */
-static bool is_refusal(void)
-{
-    static const char error[] = ",\"error\":\"";
-    const char *name = NULL;
-    if (*reply != '{' || strncmp(reply, "{\"error\":\"", 10) == 0)
-        return true;
-    for (const char *found = reply; (found = strstr(found, error)) != NULL; name = found)
-        found += strlen(error);
-    return name && (name = strchr(name, '"')) && strcmp(name, "\"}") == 0;
 }
 
 /* Write the text of a member of the reply, "" if it has none. Within a string a quote is escaped, so a member's name
@@ -369,7 +403,7 @@ int main(int count, char **words)
     exchange();
     if (reply_size == 0)
         exchange();
-    if (reply_size > MAX_REPLY)
+    if (strnlen(reply, reply_size) > MAX_REPLY)
         give_up("the reply of resctrlmond is longer than %d bytes", MAX_REPLY);
     if (memchr(reply, '\0', reply_size) == NULL)
         give_up("resctrlmond closed the connection without a reply");

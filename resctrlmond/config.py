@@ -49,6 +49,9 @@ TimeSpan = Annotated[
     float,
     Meta(ge=0, le=366 * 86400, description='a time span of at most a year, as in "5min", "1h 30min" or 90 (seconds)'),
 ]
+HookTimeout = Annotated[
+    float, Meta(ge=0, le=60, description='a time span of at most a minute, as in "10s", "500ms" or 10 (seconds)')
+]
 AbsolutePath = Annotated[
     str,
     Meta(
@@ -100,6 +103,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``pod_linger``: how long a pod without a control group of its own keeps its group after its last container.
     ``checkpoint_interval``: how often the values of existing groups are saved, in case another program removes one;
     0 for never.
+    ``hook_queue_timeout``: the maximum duration of a hook whose call waits for those of other containers; 0: such a
+    hook does not wait longer than others.
     ``log_level``: the least severe messages to log.
     ``dbus``: whether to serve ``org.resctrlmon1`` on the system bus.
     """
@@ -115,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     linger: TimeSpan = 0.0
     pod_linger: TimeSpan = 300.0
     checkpoint_interval: TimeSpan = 60.0
+    hook_queue_timeout: HookTimeout = 10.0
     log_level: LogLevel = "info"
     dbus: Switch = True
 
@@ -193,7 +199,7 @@ def _value(key: str, node: yaml.Node, path: str) -> Any:
     expected = next(meta.description for meta in kind.__metadata__ if meta.description)
     try:
         value = node.value if kind is FolderMode else yaml.SafeLoader("").construct_object(node)
-        if kind is TimeSpan and isinstance(value, str):
+        if kind in (TimeSpan, HookTimeout) and isinstance(value, str):
             value = parse_time_span(value)
         return msgspec.convert(value, kind, strict=True)
     except (msgspec.ValidationError, ValueError, OverflowError, yaml.YAMLError):

@@ -8,8 +8,10 @@ Usage: resctrlmon-oci-hook STAGE [--strict] [--socket PATH] [--timeout SECONDS] 
 STAGE is the OCI stage that the runtime runs the hook at (createRuntime, poststop, ...). Whatever goes wrong,
 the hook writes one line to the journal and exits 0; with --strict it also writes to stderr and exits 1. It
 lasts no longer than --timeout (2 s), the reading of stdin included. While a daemon starts or stops, that time does
-not run, and the hook lasts no longer than --start-timeout (10 s) in all. A runtime that may not reach the daemon
-(EACCES on its socket: rootless Podman) does not use resctrlmond: exit 0 without a message, also with --strict.
+not run, and the hook lasts no longer than --start-timeout (10 s) in all. If the daemon replies that the call waits
+for those of other containers, the hook lasts no longer than the reply says, and at most 60 s. A runtime that may not
+reach the daemon (EACCES on its socket: rootless Podman) does not use resctrlmond: exit 0 without a message, also with
+--strict.
 
 Every start of a container waits for this file, so it imports only what the interpreter has built in: json
 and socket would more than double its run. There is no "from __future__" here, as that is an import too.
@@ -34,6 +36,9 @@ MESSAGE_ID = "47f76e48a28c4accae8c5c9183767327"
 MAX_MESSAGE = 1 << 20
 MAX_REPLY = 1 << 16
 _CHUNK = 1 << 16
+
+# The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
+MAX_QUEUE_TIMEOUT = 60.0
 
 # Seconds between two looks at the clock and the lock.
 _TICK = 0.1
@@ -62,6 +67,8 @@ class Run:
         self.journal = JOURNAL
         self.timeout = 2.0
         self.start_timeout = 10.0
+        # Until the daemon replies that the call is queued.
+        self.queue_timeout = 0.0
         self.mistake = ""
         self.step = _READING
         words = iter(arguments)
@@ -124,8 +131,10 @@ def request(stage: str, state: bytes) -> bytes:
         raise HookError("the state is not UTF-8") from None
     string = state.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
     string = string.replace(b"\n", b"\\n").replace(b"\r", b"\\r").replace(b"\t", b"\\t")
-    message = b'{"method":"org.resctrlmon.Hook.Run","parameters":{"stage":"%b","state":"%b"}}\0'
-    message %= (stage.encode(), string)
+    # The daemon sees the end of a container by itself: its hook does not wait in the queue.
+    more = b"" if stage == "poststop" else b'"more":true,'
+    message = b'{"method":"org.resctrlmon.Hook.Run",%b"parameters":{"stage":"%b","state":"%b"}}\0'
+    message %= (more, stage.encode(), string)
     if len(message) > MAX_MESSAGE:
         raise HookError(f"the message with the state is longer than {MAX_MESSAGE} bytes")
     return message
@@ -141,6 +150,18 @@ def is_refusal(reply: bytes) -> bool:
         return True
     _, found, name = reply.rpartition(b',"error":"')
     return bool(found) and name.endswith(b'"}') and b'"' not in name[:-2]
+
+
+def continues(reply: bytes) -> bool:
+    """Whether another reply follows, which a member at the end says. See ``is_refusal``."""
+    return not is_refusal(reply) and reply.endswith(b'"continues":true}')
+
+
+def queue_timeout(reply: bytes) -> float:
+    """Return how long the hook may last (seconds) because its call is queued; 0 if the reply does not say that."""
+    digits = reply.partition(b'"queueTimeoutMs":')[2][:9]
+    digits = digits[: len(digits) - len(digits.lstrip(b"0123456789"))]
+    return min(int(digits or b"0") / 1000, MAX_QUEUE_TIMEOUT)
 
 
 def text_of(reply: bytes, name: bytes) -> str:
@@ -188,30 +209,33 @@ def connect(path: str) -> _socket.socket:
             pass
 
 
-def exchange(path: str, message: bytes) -> bytes:
-    """Send the message to the daemon and return its reply, b"" if it closes the connection first."""
-    daemon = connect(path)
+def exchange(run: Run, message: bytes) -> bytes:
+    """Send the message to the daemon and return its last reply, b"" if it closes the connection first."""
+    daemon = connect(run.socket)
     reply = b""
     try:
         daemon.sendall(message)
-        while b"\0" not in reply and len(reply) <= MAX_REPLY:
-            chunk = daemon.recv(_CHUNK)
-            if not chunk:
+        while True:
+            first, end, rest = reply.partition(b"\0")
+            if end and continues(first):
+                run.queue_timeout, reply = queue_timeout(first), rest
+            elif end or len(reply) > MAX_REPLY or not (chunk := daemon.recv(_CHUNK)):
                 break
-            reply += chunk
+            else:
+                reply += chunk
     except ConnectionError:
         pass
     return reply
 
 
-def call(path: str, message: bytes) -> None:
+def call(run: Run, message: bytes) -> None:
     """Send the message to the daemon and wait until it accepts it. Raises HookError, or OSError once connected."""
     # Again without a reply: a daemon that stops closes the connections whose call it has not begun, and the next
     # daemon accepts the second one. A repeated call changes nothing.
-    reply = exchange(path, message) or exchange(path, message)
+    reply = exchange(run, message) or exchange(run, message)
+    reply, end, _ = reply.partition(b"\0")
     if len(reply) > MAX_REPLY:
         raise HookError(f"the reply of resctrlmond is longer than {MAX_REPLY} bytes")
-    reply, end, _ = reply.partition(b"\0")
     if not end:
         raise HookError("resctrlmond closed the connection without a reply")
     if is_refusal(reply):
@@ -276,12 +300,14 @@ def set_alarm(run: Run) -> None:
     def ring(*_: object) -> None:
         nonlocal counted
         now = time.monotonic()
+        timeout = max(run.timeout, run.queue_timeout)
         if run.step == _WAITING and now - begin < start_timeout and is_starting(run.socket):
             counted = now
-        elif counted > begin and now - begin >= max(start_timeout, run.timeout):
+        elif counted > begin and now - begin >= max(start_timeout, timeout):
             give_up(run, f"gave up {run.step} after {now - begin:.0f} s: it was starting or stopping")
-        elif now - counted >= run.timeout:
-            give_up(run, f"gave up {run.step} after {run.timeout:g} s")
+        elif now - counted >= timeout:
+            cause = ": the calls of other containers were before it" if run.queue_timeout else ""
+            give_up(run, f"gave up {run.step} after {timeout:g} s{cause}")
 
     _signal.signal(_signal.SIGALRM, ring)
     # Children inherit the mask; a runtime may have blocked everything.
@@ -300,7 +326,7 @@ def main() -> None:
             raise HookError(f"wrong arguments: {run.mistake}")
         message = request(run.stage, state)
         run.step = _WAITING
-        call(run.socket, message)
+        call(run, message)
     except HookError as error:
         give_up(run, str(error))
     except BaseException as error:

@@ -28,6 +28,16 @@ _BEFORE_EXEC = ("createRuntime", "prestart")
 _AFTER_END = "poststop"
 
 
+def key_of(request: RunRequest) -> str | None:
+    """Return the key of the workload that a container's annotations name; None if the call changes no workload."""
+    if request.stage not in (*_BEFORE_EXEC, _AFTER_END):
+        return None
+    try:
+        return workload_of(parse_state(request.state)).key
+    except InvalidOciState:
+        return None
+
+
 def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
     """Handle one stage of a container. Raises InvalidOciState, PermissionDenied, and the errors of Assign."""
     state = parse_state(request.state)

@@ -14,6 +14,7 @@ from resctrlmond.api import hooks, translate, types
 from resctrlmond.api.access import Access, Caller, Policy, is_privileged
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.errors import name_of
+from resctrlmond.api.hook_queue import HookQueue
 from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, pages
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.pods import pods_of
@@ -126,6 +127,7 @@ class Service:
         self.policy = policy
         self.workers = workers
         self.budget = ReplyBudget()
+        self.hooks = HookQueue(lambda: manager.settings.hook_queue_timeout_s)
         self._readers = asyncio.Semaphore(_READERS)
         # A semaphore exists as long as a call of its user runs.
         self._by_uid: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -585,7 +587,7 @@ Return the state of the daemon and of the machine.
     ),
     Verb(
         "Run",
-        Lane.CHANGE,
+        Lane.HOOKS,
         types.RunRequest,
         types.RunReply,
         Access.WRITE,
@@ -594,6 +596,9 @@ Return the state of the daemon and of the machine.
         errors=(InvalidOciState, *_ASSIGN_ERRORS),
         description="""
 Handle one stage of a container's life, for *resctrlmon-oci-hook*(8).
+
+If many containers start at once, a call has to wait. With *more*, it then gets a first reply with *queueTimeoutMs*,
+and the other fields in a second one.
 """,
     ),
 )

@@ -24,7 +24,8 @@ class Lane(enum.Enum):
     missing only in its own lane.
     """
 
-    CHANGE = ("change", 8)  # verbs that write, and the hook
+    CHANGE = ("change", 8)  # verbs that write
+    HOOKS = ("hooks", 8)  # calls of the hook, which hook_queue.HookQueue lets begin
     COUNTERS = ("counters", 4)  # verbs that read counters
     RECORDS = ("records", 4)  # verbs that are answered from memory
     ENDS = ("ends", 4)  # detected ends of members and pods

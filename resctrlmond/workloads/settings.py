@@ -14,7 +14,7 @@ class Settings:
     ``snapshot_ttl_s``: the time for which the files of an ended run are kept. ``linger_s``: the time for which a
     container's group is kept after the last member of its workload ended. ``pod_linger_s``: the same for a pod whose
     control group is not known, so that its end cannot be seen. ``checkpoint_interval_s``: the time between two
-    checkpoints of a group, 0 for none.
+    checkpoints of a group, 0 for none. ``hook_queue_timeout_s``: the maximum duration of a hook whose call is queued.
     """
 
     group_prefix: str = ""
@@ -22,3 +22,4 @@ class Settings:
     linger_s: float = 0.0
     pod_linger_s: float = 300.0
     checkpoint_interval_s: float = 60.0
+    hook_queue_timeout_s: float = 10.0

@@ -53,6 +53,7 @@ def test_defaults() -> None:
         "linger": 0.0,
         "pod_linger": 300.0,
         "checkpoint_interval": 60.0,
+        "hook_queue_timeout": 10.0,
         "log_level": "info",
         "dbus": True,
     }
@@ -110,6 +111,8 @@ def test_default_file_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ('linger: 1s\n"linger": 1s', "2: 'linger' is set a second time"),
         ("dbus: maybe", "1: dbus cannot be 'maybe'. Expected true or false"),
         ("dbus: 1", "dbus cannot be '1'"),
+        ("hook_queue_timeout: 2min", "hook_queue_timeout cannot be '2min'. Expected a time span of at most a minute"),
+        ("hook_queue_timeout: -1", "hook_queue_timeout cannot be '-1'"),
         ("dbus:", "1: dbus has no value. Expected true or false"),
         ("dbus: null", "dbus cannot be 'null'"),
         ("log_level: trace", "log_level cannot be 'trace'. Expected one of debug, info, notice, warning, error"),
@@ -350,6 +353,7 @@ _VALUES = {
     "linger": _SPANS,
     "pod_linger": st.floats(0, 366 * 86400),
     "checkpoint_interval": _SPANS,
+    "hook_queue_timeout": st.integers(0, 60_000).map(lambda number: (f"{number}ms", number / 1000)),
     "log_level": st.sampled_from(["debug", "info", "notice", "warning", "error"]),
     "dbus": st.booleans(),
 }
@@ -406,6 +410,13 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
 
 
 def test_settings_of_groups_have_the_values_of_the_configuration() -> None:
-    config = Config(group_prefix="rm-", snapshot_ttl=1.0, linger=2.0, pod_linger=3.0, checkpoint_interval=4.0)
-    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0)
+    config = Config(
+        group_prefix="rm-",
+        snapshot_ttl=1.0,
+        linger=2.0,
+        pod_linger=3.0,
+        checkpoint_interval=4.0,
+        hook_queue_timeout=5.0,
+    )
+    assert group_settings(config) == Settings("rm-", 1.0, 2.0, 3.0, 4.0, 5.0)
     assert group_settings(Config()) == Settings()

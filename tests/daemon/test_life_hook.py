@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -269,33 +268,6 @@ def test_container_whose_hook_gave_up_during_the_assignment_is_late(machine: Mac
     totals = machine.call("Read", key=CONTAINER)["totals"]
     assert {total["quality"] for total in totals} == {"late"}
     assert all("its caller did not wait for the reply" in total["reason"] for total in totals)
-
-
-def test_each_of_50_concurrent_containers_is_in_its_group_when_its_hook_ends_or_late(
-    machine: Machine, init: StartProcess
-) -> None:
-    machine.start()
-    # 50 groups take longer than the time-out of the hooks, so the last hooks give up.
-    Control(str(machine.top / "resctrl")).set_faults(Fault(on=Operation.MKDIR, milliseconds=100))
-    children = {f"{number:02x}" * 32: init() for number in range(50)}
-
-    def start(key: str) -> bool:
-        hook(machine, "createRuntime", state(children[key].pid, key), "--timeout", "2")
-        try:
-            return children[key].pid in machine.tasks(key)
-        except FileNotFoundError:
-            return False
-
-    with ThreadPoolExecutor(len(children)) as runtimes:
-        inside = dict(zip(children, runtimes.map(start, children), strict=True))
-    Control(str(machine.top / "resctrl")).set_faults()
-    # This call is behind the calls of all hooks in the queue.
-    machine.call("Create", key="last")
-    outside = {group["key"] for group in machine.call("List")["groups"]} - {"last"}
-    outside -= {key for key, is_inside in inside.items() if is_inside}
-    assert all(machine.reaches(key, "active") for key in outside)
-    assert {machine.group(key)["baseline"] for key in outside} <= {"late"}
-    assert not all(inside.values()), "no hook gave up"
 
 
 @pytest.mark.parametrize(("waits", "quality"), [(True, "exact"), (False, "late")], ids=["waits", "disconnects"])

@@ -173,8 +173,8 @@ class Host:
             thread.join(60)
         assert self.received.count(b"\0") == 1
         call = json.loads(self.received[:-1])
-        assert call.keys() == {"method", "parameters"}
-        assert call["method"] == "org.resctrlmon.Hook.Run"
+        assert call.keys() == {"method", "more", "parameters"}
+        assert (call["method"], call["more"]) == ("org.resctrlmon.Hook.Run", True)
         parameters: dict[str, str] = call["parameters"]
         return parameters
 
@@ -274,7 +274,7 @@ def test_both_forms_do_the_same_with_any_stdin(both: tuple[Host, Host], state: b
 
 WORDS = ['{"error":"', '{"parameters":{', ',"error":"a.b"}', '{"error":"a.b","parameters":{', '"message":"']
 WORDS += ['"remedy":"', "a.b", '"', "}", "\\", "\\\\", '\\"', "\\n", "\\u0041", "\\u00", ",", "{", "\n", "\x7f", "\0"]
-WORDS += ["x" * 5000]
+WORDS += ["x" * 5000, '{"parameters":{"queueTimeoutMs":', "25", '},"continues":true}', '"continues":true}\0{}']
 
 
 @on_one_host
@@ -505,6 +505,82 @@ def starting(host: Host) -> Iterator[StartLock]:
     assert lock.is_held
     yield lock
     lock.release()
+
+
+def notice(milliseconds: float) -> bytes:
+    """Return the reply of the daemon to a call that is queued."""
+    reply = wire.Reply(wire.encode_parameters({"queueTimeoutMs": milliseconds}), continues=True)
+    return wire.encode(reply)
+
+
+def test_a_hook_whose_call_is_queued_waits_longer(host: Host) -> None:
+    host.listen()
+    with running(host, "createRuntime", "--timeout", "0.3") as hook:
+        connection, _ = host.daemon.accept()
+        with connection:
+            connection.sendall(notice(60_000))
+            with pytest.raises(subprocess.TimeoutExpired):
+                hook.wait(2)
+            connection.sendall(OK)
+            assert hook.wait(60) == 0
+    assert host.lines() == []
+
+
+def test_a_hook_whose_call_is_queued_does_not_wait_too_long(host: Host) -> None:
+    """The daemon hangs after it has replied that the call is queued."""
+    host.serve(notice(1200))
+    result = host.run("createRuntime", "--timeout", "0.3")
+    assert result.code == 0
+    assert result.seconds > 1
+    line = "gave up waiting for resctrlmond after 1.2 s: the calls of other containers were before it"
+    assert line in host.the_line()
+
+
+@pytest.mark.parametrize("first", [notice(200), b'{"continues":true}\0', notice(60_000) + notice(0), notice(-1)])
+def test_a_hook_whose_call_is_queued_waits_no_longer_than_allowed(host: Host, first: bytes) -> None:
+    host.serve(first)
+    assert host.run("createRuntime", "--timeout", "0.3").code == 0
+    assert "gave up waiting for resctrlmond after 0.3 s" in host.the_line()
+
+
+def test_endless_notices_do_not_extend_the_wait(host: Host) -> None:
+    host.listen()
+    with running(host, "createRuntime", "--timeout", "0.3") as hook:
+        connection, _ = host.daemon.accept()
+        with connection, contextlib.suppress(ConnectionError):
+            while True:
+                connection.sendall(notice(1000) * 100)
+        assert hook.wait(60) == 0
+    assert "gave up waiting for resctrlmond after 1 s" in host.the_line()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("notices", [b"", notice(60_000), notice(60_000) * 3000], ids=["none", "one", "many"])
+def test_the_reply_after_the_notices_counts(host: Host, notices: bytes, is_whole: bool) -> None:
+    reply = notices + b'{"error":"org.resctrlmon.Hook.InvalidOciState"}\0'
+    middle = max(len(reply) - 60, 0)
+    host.serve(*((reply,) if is_whole else (reply[:middle], reply[middle:-20], reply[-20:])))
+    assert host.run("createRuntime", "--strict", "--timeout", "20").code == 1
+    assert "refused: org.resctrlmon.Hook.InvalidOciState;" in host.the_line()
+
+
+def test_the_next_daemon_is_asked_if_one_that_stops_closes_the_connection_of_a_queued_call(host: Host) -> None:
+    host.listen()
+    host.daemon.settimeout(30)
+    with running(host, "createRuntime", "--timeout", "60") as hook:
+        for answer in (notice(60_000), notice(60_000) + OK):
+            connection, _ = host.daemon.accept()
+            with connection:
+                assert connection.recv(1 << 16)
+                connection.sendall(answer)
+        assert hook.wait(60) == 0
+    assert host.lines() == []
+
+
+def test_the_end_of_a_container_does_not_wait_in_the_queue(host: Host) -> None:
+    host.serve(OK)
+    assert host.run("poststop").code == 0
+    assert json.loads(host.received[:-1]).keys() == {"method", "parameters"}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ The checks of a call, from the bytes of the socket to the call of the manager:
 4. ``Connection._resolve``: the interface and the method exist; the caller may call the method
    (``access.Policy``, only here); then the types of the parameters.
 5. ``budget.ReplyBudget``: for calls that only read, memory for the reply.
-6. ``verbs.Service``: for readers a free thread (``workers.Lane``).
+6. ``verbs.Service``: for readers a free thread (``workers.Lane``). ``hook_queue.HookQueue``: the turn of a hook.
 7. The function of the verb: owner, PID namespace and descriptors. The manager checks keys, classes and paths.
 """
 
@@ -166,11 +166,25 @@ class Connection:
             if call.more and method.stream is not None:
                 await self._answer_stream(call.method, method.stream(parameters, caller))
                 return
-            reply = await self._outcome(call.method, method.handler(parameters, caller))
+            reply = await self._reply(call, method, parameters, caller)
             if lease is not None:
                 lease.shrink(len(bytes(reply.parameters)))
             if not call.oneway:
                 await self._send(reply)
+
+    async def _reply(self, call: Call, method: Method[Any], parameters: Any, caller: Caller) -> Reply:
+        """Return the reply of a method's handler. Wait in the method's queue before, and tell that to the peer."""
+        queued = method.queue(parameters, caller) if method.queue is not None else None
+        if queued is None:
+            return await self._outcome(call.method, method.handler(parameters, caller))
+        # Before the call joins the queue: a peer that does not read must not keep a thread from others.
+        if call.more and (notice := queued.notice()) is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await self._send(Reply(wire.encode_parameters(notice), continues=True))
+        self._interruptible = True
+        async with queued.begun():
+            self._interruptible = False
+            return await self._outcome(call.method, method.handler(parameters, caller))
 
     def _resolve(self, call: Call) -> tuple[Method[Any], Any]:
         """Return the method of a call, if the caller may call it, and the decoded parameters.

@@ -10,6 +10,7 @@ from typing import Any
 from resctrlmond import __version__
 from resctrlmond.api.varlink.server import Interface, Method, Server
 from resctrlmond.api.verbs import HOOK, MANAGER, VERBS, Service, Verb
+from resctrlmond.api.workers import Lane
 
 URL = "https://github.com/resctrlmon/resctrlmond"
 
@@ -46,4 +47,5 @@ def _method(service: Service, verb: Verb) -> Method[Any]:
         stream=partial(service.stream, verb) if verb.pages else None,
         check=partial(service.policy.check, access=verb.access, verb=verb.name),
         reply_bytes=verb.reply_bytes,
+        queue=service.hooks.call if verb.lane is Lane.HOOKS else None,
     )

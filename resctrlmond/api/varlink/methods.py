@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -51,6 +52,16 @@ error ExpectedMore ()
 """
 
 
+class Queued(Protocol):
+    """A call that may have to wait for other calls before its handler begins."""
+
+    def notice(self) -> msgspec.Struct | None:
+        """Return what to reply to a call with ``more`` before it waits; None for nothing."""
+
+    def begun(self) -> AbstractAsyncContextManager[None]:
+        """Wait until the handler may begin. It has ended when the context ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P]):
     """A method: the type of its parameters and its handler.
@@ -59,8 +70,9 @@ class Method(Generic[P]):
     runs before the parameters are decoded. ``handler`` returns the reply (None: no fields). ``stream``, if there is
     one, handles calls with ``more``: each item is a reply, and all but the last have ``continues``. The server closes
     a stream when the client closes the connection, and when the server stops. All three raise VarlinkError or
-    ResctrlError for an error reply. ``reply_bytes`` are reserved in the server's budget before the call, until the
-    client has read the reply.
+    ResctrlError for an error reply. ``queue`` returns the place of a call in a queue, None if it begins at once; a
+    server that stops closes the connections of calls that wait there. ``reply_bytes`` are reserved in the server's
+    budget before the call, until the client has read the reply.
     """
 
     parameters: type[P]
@@ -68,6 +80,7 @@ class Method(Generic[P]):
     stream: Callable[[P, Caller], AsyncGenerator[msgspec.Struct, None]] | None = None
     check: Callable[[Caller], None] | None = None
     reply_bytes: int = 0
+    queue: Callable[[P, Caller], Queued | None] | None = None
 
     def __post_init__(self) -> None:
         if not self.parameters.__struct_config__.forbid_unknown_fields:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queue the calls of the OCI hook: they begin in the order of their arrival, as soon as threads are free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from resctrlmond.api.access import Caller
+from resctrlmond.api.hooks import key_of
+from resctrlmond.api.types import RunReply, RunRequest
+from resctrlmond.api.workers import Lane
+
+# A call that has run for so long may hang in the kernel. Hooks do not wait for it.
+PROGRESS_S = 5.0
+
+
+class HookQueue:
+    """Decides when a call of Hook.Run begins. Belongs to the event loop.
+
+    ``most`` calls run at once: at most one for each workload, because a second one would wait for the first in a
+    thread, and at most one for each calling process, because the hook of a container is a process with one call, and
+    a process with many calls must not delay it. Calls whose caller has given up begin last: their containers run
+    already. ``timeout_s`` returns how long a hook may wait; with 0, no hook is asked to wait.
+    """
+
+    def __init__(self, timeout_s: Callable[[], float], most: int = Lane.HOOKS.value[1]) -> None:
+        self._timeout_s = timeout_s
+        self._most = most
+        # Dictionaries without values are ordered sets.
+        self._waiting: dict[QueuedCall, None] = {}
+        self._given_up: dict[QueuedCall, None] = {}
+        self._running: dict[QueuedCall, float] = {}
+
+    def call(self, request: RunRequest, caller: Caller) -> QueuedCall | None:
+        """Return the call, which has not joined the queue yet; None if it changes no workload."""
+        key = key_of(request)
+        return None if key is None else QueuedCall(self, key, caller)
+
+    def join(self, call: QueuedCall) -> None:
+        """Append a call to the queue."""
+        self._waiting[call] = None
+        self._advance()
+
+    def leave(self, call: QueuedCall) -> None:
+        """Remove a call that has ended, or whose connection was closed before it began."""
+        for calls in (self._running, self._waiting, self._given_up):
+            calls.pop(call, None)
+        self._advance()
+
+    def timeout_ms(self, call: QueuedCall) -> int:
+        """Return how long the hook of a call should wait (ms): 0 if the call can begin now, or may wait for ever."""
+        blocking = [begun for other, begun in self._running.items() if other.excludes(call)]
+        if not blocking and len(self._running) == self._most:
+            blocking = [max(self._running.values())]
+        is_moving = all(time.monotonic() - begun < PROGRESS_S for begun in blocking)
+        return round(self._timeout_s() * 1000) if blocking and is_moving else 0
+
+    def _advance(self) -> None:
+        for call in tuple(self._waiting):
+            if not self._has_thread():
+                return
+            if self._may_begin(call):
+                del self._waiting[call]
+                if call.caller.waits():
+                    self._begin(call)
+                else:
+                    self._given_up[call] = None
+        for call in tuple(self._given_up):
+            if not self._has_thread():
+                return
+            if self._may_begin(call):
+                del self._given_up[call]
+                self._begin(call)
+
+    def _has_thread(self) -> bool:
+        return len(self._running) < self._most
+
+    def _may_begin(self, call: QueuedCall) -> bool:
+        # The server has closed the connection of a cancelled call, and its task will leave.
+        return not call.turn.cancelled() and not any(other.excludes(call) for other in self._running)
+
+    def _begin(self, call: QueuedCall) -> None:
+        self._running[call] = time.monotonic()
+        call.turn.set_result(None)
+
+
+class QueuedCall:
+    """A call of Hook.Run with the workload that it names. ``turn`` is done when the call may begin."""
+
+    def __init__(self, queue: HookQueue, key: str, caller: Caller) -> None:
+        self._queue = queue
+        self._key = key
+        self.caller = caller
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def excludes(self, other: QueuedCall) -> bool:
+        """Return whether the two calls must not run at once."""
+        return self._key == other._key or self.caller.pid == other.caller.pid
+
+    def notice(self) -> RunReply | None:
+        """Return the reply that asks the hook to wait for another one; None if the hook need not, or must not."""
+        timeout_ms = self._queue.timeout_ms(self)
+        return RunReply(queue_timeout_ms=timeout_ms) if timeout_ms else None
+
+    @contextlib.asynccontextmanager
+    async def begun(self) -> AsyncIterator[None]:
+        """Wait until the call may begin. It has ended when the context ends."""
+        self._queue.join(self)
+        try:
+            await self.turn
+            yield
+        finally:
+            self._queue.leave(self)
