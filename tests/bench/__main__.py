@@ -34,6 +34,8 @@ def measured(host: Host) -> list[Row]:
                 *rows.listing(host, client),
             ]
         found += rows.starts(host, 3, rows.GROUPS)
+        with host.daemon(), Client(host.varlink) as client:
+            found += rows.bursts(host, client, 3)
         return [*found, *rows.ground(host)]
 
 

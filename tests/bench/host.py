@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from resctrlmond.sim.fuse.mount import Simulation
 from tests.api.private_bus import PrivateBus
 
 ROOT = Path(__file__).parents[2]
+# More than the containers of a burst.
+RMIDS = 1024
 # How long a daemon may take to end after STOPPING=1, in seconds.
 _STOP_S = 60.0
 IDLE = ("-c", "import asyncio; print(flush=True); asyncio.run(asyncio.sleep(3600))")
@@ -56,7 +58,7 @@ class Host:
         """The tree and the bus."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._notify)
-            stack.enter_context(Simulation(str(self.tree)))
+            stack.enter_context(Simulation(str(self.tree), rmids=RMIDS))
             self.bus.start()
             stack.callback(self.bus.stop)
             yield
@@ -138,6 +140,18 @@ def spawn(command: list[str], stdin: str = os.devnull) -> None:
     pid = os.posix_spawn(command[0], command, {}, file_actions=files)
     _, status = os.waitpid(pid, 0)
     assert status == 0, f"{command} ended with wait status {status}"
+
+
+def spawn_at_once(commands: Iterable[tuple[list[str], str]]) -> int:
+    """Run commands, each with the path of its standard input, at the same time. Return how many of them failed."""
+    pids = []
+    for command, stdin in commands:
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
+        pids.append(os.posix_spawn(command[0], command, {}, file_actions=files))
+    return sum(os.waitpid(pid, 0)[1] != 0 for pid in pids)
 
 
 def resident(pid: int) -> float:

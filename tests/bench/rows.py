@@ -20,8 +20,9 @@ from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import move_process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.api import private_bus
-from tests.bench.host import IDLE, Host, python, resident, spawn, threaded
+from tests.bench.host import IDLE, Host, python, resident, spawn, spawn_at_once, threaded
 from tests.bench.measure import Row, interleaved, mebibytes, seconds
+from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
 
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -115,6 +116,30 @@ def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
     yield Row("OCI hook, spawn to exit", ours, "its Python form", python_form, seconds)
     yield Row("OCI hook, spawn to exit", ours, "/bin/true", true, seconds)
     yield Row("OCI hook in Python, spawn to exit", python_form, "python3 -IS -c pass", nothing, seconds)
+
+
+def bursts(host: Host, client: Client, rounds: int, count: int = 500) -> Iterator[Row]:
+    """The hooks of many containers that start at once, compiled. A hook is lost if it gave up, or was refused."""
+    program = [*command_of("compiled", file_of("compiled")), "createRuntime", "--strict", "--socket", host.varlink]
+    lost, ours, bare = [], [], []
+    with containers(count) as inits:
+        states = {id_: host.folder / f"{id_}.json" for id_ in inits}
+        for id_, init in inits.items():
+            states[id_].write_bytes(state_of(id_, init.pid))
+        for _ in range(rounds):
+            started = time.perf_counter()
+            lost.append(float(spawn_at_once((program, str(state)) for state in states.values())))
+            ours.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            spawn_at_once((["/bin/true"], os.devnull) for _ in states)
+            bare.append(time.perf_counter() - started)
+            for group in client.call(f"{MANAGER}List")["groups"]:
+                if group["state"] == "active":
+                    client.call(f"{MANAGER}Release", {"key": group["key"], "claim": "oci"})
+    yield Row(f"{count} OCI hooks at once, lost", lost, "all of them", [float(count)] * rounds, "{:.0f}".format)
+    yield Row(
+        f"{count} OCI hooks at once, to the last exit", ours, f"{count} times /bin/true", bare, seconds, fuse=True
+    )
 
 
 def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:

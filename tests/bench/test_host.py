@@ -12,7 +12,7 @@ import pytest
 
 from resctrlmond.api.varlink.client import Client
 from tests.bench.host import Host
-from tests.bench.rows import MANAGER, commands
+from tests.bench.rows import MANAGER, bursts, commands
 
 
 @pytest.fixture
@@ -54,3 +54,13 @@ def test_verbs_of_resctrlctl_are_measured(host: Host) -> None:
     with host.daemon():
         rows = list(commands(host, 1))
     assert [row.what for row in rows] == ["resctrlctl --version", "resctrlctl list", "resctrlctl run -- true"]
+
+
+def test_hooks_at_once_are_measured(host: Host) -> None:
+    with host.daemon(), Client(host.varlink) as client:
+        lost, _ = bursts(host, client, 2, count=8)
+        assert lost.ours == [0, 0]
+        ended = client.call(f"{MANAGER}List")["groups"]
+    assert [(group["state"], group["baseline"], group["generation"]) for group in ended] == [
+        ("completed", "exact", 2)
+    ] * 8

@@ -21,36 +21,10 @@ from resctrlmond.api.varlink.messages import FrameBuffer, Reply
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from tests.daemon.conftest import Machine, cgroup_root, end
+from tests.daemon.conftest import Machine
+from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
-
-Containers = dict[str, "subprocess.Popen[bytes]"]
-
-
-@contextlib.contextmanager
-def containers(count: int) -> Iterator[Containers]:
-    """Start the init processes of containers, by id, each in a control group of its own as runtimes name it."""
-    ids = [f"{number:04x}" * 16 for number in range(count)]
-    parent = cgroup_root() / f"resctrlmond-burst-{os.getpid()}"
-    parent.mkdir()
-    inits: Containers = {}
-    try:
-        for id_ in ids:
-            inits[id_] = subprocess.Popen(["sleep", "600"])
-            (parent / f"crio-{id_}.scope").mkdir()
-            (parent / f"crio-{id_}.scope" / "cgroup.procs").write_text(str(inits[id_].pid))
-        yield inits
-    finally:
-        for id_, init in inits.items():
-            end(init)
-            (parent / f"crio-{id_}.scope").rmdir()
-        parent.rmdir()
-
-
-def request(id_: str, pid: int) -> bytes:
-    state = {"ociVersion": "1.0.2", "id": id_, "status": "created", "pid": pid, "bundle": "/b", "annotations": {}}
-    return json.dumps(state).encode()
 
 
 def start_hook(machine: Machine, id_: str, pid: int, *options: str, stage: str = "createRuntime") -> Any:
@@ -58,7 +32,7 @@ def start_hook(machine: Machine, id_: str, pid: int, *options: str, stage: str =
     command += ["--journal", "/nowhere", "--strict", *options]
     hook = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={})
     assert hook.stdin
-    hook.stdin.write(request(id_, pid))
+    hook.stdin.write(state_of(id_, pid))
     hook.stdin.close()
     hook.stdin = None
     return hook
@@ -84,7 +58,7 @@ def connect(machine: Machine) -> socket.socket:
 
 
 def send(connection: socket.socket, id_: str, pid: int, **options: bool) -> None:
-    parameters = {"stage": "createRuntime", "state": request(id_, pid).decode()}
+    parameters = {"stage": "createRuntime", "state": state_of(id_, pid).decode()}
     call = {"method": "org.resctrlmon.Hook.Run", "parameters": parameters, **options}
     connection.sendall(json.dumps(call).encode() + b"\0")
 
