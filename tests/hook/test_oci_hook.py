@@ -25,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from resctrlmond import oci_hook
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.start_lock import SUFFIX, StartLock
 from tests.hook.forms import COMPILED, FORMS, PYTHON, PYTHON_FORM, command_of, file_of
@@ -541,6 +542,11 @@ def test_a_hook_whose_call_is_queued_waits_no_longer_than_allowed(host: Host, fi
     host.serve(first)
     assert host.run("createRuntime", "--timeout", "0.3").code == 0
     assert "gave up waiting for resctrlmond after 0.3 s" in host.the_line()
+
+
+def test_no_daemon_makes_a_hook_wait_for_more_than_a_minute() -> None:
+    assert oci_hook.queue_timeout(notice(59_999)) == 59.999
+    assert oci_hook.queue_timeout(notice(60_001)) == oci_hook.queue_timeout(notice(10**12)) == 60
 
 
 def test_endless_notices_do_not_extend_the_wait(host: Host) -> None:
