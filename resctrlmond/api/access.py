@@ -25,8 +25,9 @@ class Caller:
 
     ``groups`` includes the primary group. ``pid`` may belong to another process by now. ``pid_namespaces`` is the
     number of nested PID namespaces in which the caller has a pid, beginning with the daemon's own: 1 is the daemon's
-    own, 0 is unknown. ``descriptors`` came with the message. ``waits`` returns whether the caller still waits for the
-    reply; it can be called from any thread.
+    own, 0 is unknown. ``descriptors`` came with the message, which was received at ``received_ns`` (``boot_ns()``; 0
+    if that is unknown). ``waits`` returns whether the caller still waits for the reply; it can be called from any
+    thread.
     """
 
     uid: int
@@ -35,6 +36,7 @@ class Caller:
     waits: Callable[[], bool] = field(default=lambda: True, compare=False)
     pid_namespaces: int = 0
     descriptors: tuple[Descriptor, ...] = ()
+    received_ns: int = 0
 
     def check_pid(self, pid: int, remedy: str) -> None:
         """Raise PermissionDenied unless the caller is in the daemon's PID namespace and uses the same pids."""

@@ -54,6 +54,8 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
         caller.check_pid(state.pid, remedy="Run the container engine in the host's PID namespace")
     if state.pid == 0:
         raise InvalidOciState(f"the state of container {state.id} does not name a process")
+    if not caller.waits():
+        _check_start(state.pid, caller)
     workload, own, pod = _placement(state)
     done = manager.assign(
         Assignment(
@@ -88,6 +90,16 @@ def _end(manager: Manager, state: State) -> RunReply:
         # Started before the daemon, or refused at its start: no member to remove.
         return RunReply(key=workload.key)
     return RunReply(key=workload.key, state=ended.state)
+
+
+def _check_start(pid: int, caller: Caller) -> None:
+    """Raise NoSuchProcess if the process started after the call: then the container's process has ended.
+
+    While the runtime waits for its hook, it keeps the process, and the number is not used again.
+    """
+    found = processes.stat(pid)
+    if found is None or found.start_time * 1_000_000_000 > caller.received_ns * processes.TICKS_PER_S:
+        raise NoSuchProcess(f"process {pid} has ended")
 
 
 def _is_in_own_cgroup(state: State) -> bool:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,10 +20,11 @@ import pytest
 
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.api.varlink.messages import FrameBuffer, Reply
+from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from tests.daemon.conftest import Machine
+from tests.daemon.conftest import Machine, end
 from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
@@ -160,6 +163,44 @@ def test_after_the_end_of_its_hook_a_container_is_only_added_from_its_own_contro
         # The daemon waits for the calls that are running.
         assert machine.stop() == 0
     assert machine.groups() == [id_]
+
+
+def start_as(pid: int) -> subprocess.Popen[bytes]:
+    """Start a process with the number of one that has ended."""
+    while True:
+        # proc_sys_kernel(5): the next process gets the next number, unless another process is started meanwhile.
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        child = subprocess.Popen(["sleep", "600"])
+        if child.pid == pid:
+            return child
+        end(child)
+
+
+def test_process_that_has_got_the_number_of_an_ended_container_is_not_moved(machine: Machine) -> None:
+    """The call of a hook that gave up can be in the queue for long."""
+    machine.start()
+    with containers(2) as inits, connect(machine) as first, connect(machine) as second:
+        (one, init), (two, ended) = inits.items()
+        slow_down(machine, 2000, times=1)
+        send(first, one, init.pid)
+        wait_until(lambda: os.listdir(machine.run / "records"))
+        # The calls of one process run one after another.
+        send(second, two, ended.pid, more=True)
+        assert next(replies(second)).continues
+        second.close()
+        end(ended)
+        # Start times are in clock ticks.
+        time.sleep(2 / TICKS_PER_S)
+        other = start_as(ended.pid)
+        try:
+            assert len(list(itertools.islice(replies(first), 1))) == 1
+            wait_until(lambda: len(machine.call("List")["groups"]) == 1)
+            # The daemon waits for the calls that are running.
+            assert machine.stop() == 0
+            assert machine.groups() == [one]
+            assert other.pid not in machine.tasks(one)
+        finally:
+            end(other)
 
 
 def test_queued_call_is_answered_at_once_and_again_when_it_has_run(machine: Machine) -> None:

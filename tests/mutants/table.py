@@ -469,6 +469,13 @@ MUTANTS = (
         "tests/daemon/test_hook_bursts.py",
     ),
     Mutant(
+        "a process that got the number of a container's is moved for it",
+        _API + "hooks.py",
+        "        _check_start(state.pid, caller)\n",
+        "        pass\n",
+        "tests/daemon/test_hook_bursts.py",
+    ),
+    Mutant(
         "a poststop ends the container that came back under its id",
         _API + "hooks.py",
         ", confirms=True",

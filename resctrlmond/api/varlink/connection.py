@@ -36,6 +36,7 @@ from resctrlmond.api.varlink.messages import Call, FrameBuffer, Reply, VarlinkEr
 from resctrlmond.api.varlink.methods import Interface, Method
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.resctrl.processes import Descriptor
+from resctrlmond.workloads.clock import boot_ns
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class Connection:
             if not call.oneway:
                 await self._send(_error_reply(error))
             return
-        caller = dataclasses.replace(self.caller, descriptors=descriptors)
+        caller = dataclasses.replace(self.caller, descriptors=descriptors, received_ns=boot_ns())
         if call.oneway:
             caller = dataclasses.replace(caller, waits=lambda: False)
         async with contextlib.AsyncExitStack() as stack:
