@@ -55,6 +55,7 @@ def measure(floods: Sequence[str], samples: int) -> list[Row]:
         for flood in floods:
             with _flooded(flood, host):
                 rows.append(_row(flood, host, pid, samples))
+            _release_workloads_of_row(host)
             print(table([rows[0], rows[-1]]), flush=True)
         return rows
 
@@ -81,6 +82,16 @@ def _fill(host: Host) -> None:
     with Client(host.varlink, timeout_s=60) as client:
         for number in range(WORKLOADS):
             client.call(f"{MANAGER}.Create", {"key": f"long-{number}", "attributes": attributes})
+
+
+def _release_workloads_of_row(host: Host) -> None:
+    """End the workloads of a row: those of the next one need their RMIDs. Each must have had a group."""
+    with Client(host.varlink, timeout_s=60) as client:
+        workloads = client.call(f"{MANAGER}.List", {})["groups"]
+        assert not [workload["key"] for workload in workloads if workload["state"] == "pending"]
+        for workload in workloads:
+            for claim in workload["claims"] if not workload["key"].startswith("long-") else ():
+                client.call(f"{MANAGER}.Release", {"key": workload["key"], "claim": claim["owner"]})
 
 
 @contextlib.contextmanager
