@@ -40,19 +40,20 @@ def writing(path: str) -> Iterator[None]:
         ) from error
 
 
-def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+def write_file(path: str, data: bytes, mode: int = 0o644, *, is_new: bool = False) -> None:
     """Replace the file ``path`` in one step by a file with the content ``data`` and exactly the mode ``mode``.
 
     Raises OSError: the file ``path`` is unchanged then, and the temporary file is removed. Data that is too large for
     ``read_file`` is rejected (EFBIG), because the daemon could not read it at its next start.
 
     There is no fsync, because the folder is in /run, a tmpfs: a crash of the machine empties it together with
-    resctrl. The name of the temporary file starts with a dot, which a key cannot start with.
+    resctrl. The name of the temporary file starts with a dot, which a key cannot start with. ``is_new``: write the
+    file without a temporary name, because it is in a folder that is renamed as a whole later.
     """
     if len(data) > _LIMIT:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.new")
+    temporary = path if is_new else os.path.join(folder, f".{name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600)
     try:
@@ -63,7 +64,8 @@ def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
             os.fchmod(fd, mode)
         finally:
             os.close(fd)
-        os.rename(temporary, path)
+        if not is_new:
+            os.rename(temporary, path)
     except OSError:
         # After ENOSPC, a partial file takes space that the next write needs.
         with undoing(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import os
 import shutil
@@ -108,16 +109,17 @@ class Snapshots:
                 self._kept.pop(subfolder, None)
                 _remove(new)
                 os.mkdir(new, self._mode)
-                write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n")
+                write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n", is_new=True)
                 written: dict[str, str] = {}
-                for reading in readings:
-                    folder = os.path.join(new, "mon_data", reading.domain)
+                for domain, of_domain in itertools.groupby(readings, key=lambda reading: reading.domain):
+                    folder = os.path.join(new, "mon_data", domain)
                     _make_folders(folder, self._mode)
-                    _write_value(folder, reading, _BEGIN, written)
-                    target = os.path.join(live, "mon_data", reading.domain, reading.event)
-                    os.symlink(target, os.path.join(folder, reading.event))
+                    for reading in of_domain:
+                        _write_value(folder, reading, _BEGIN, written)
+                        target = os.path.join(live, "mon_data", domain, reading.event)
+                        os.symlink(target, os.path.join(folder, reading.event))
                 if quality is not None:
-                    write_file(os.path.join(new, _QUALITY), quality.encode())
+                    write_file(os.path.join(new, _QUALITY), quality.encode(), is_new=True)
                 _remove(path)
                 self._make_folder(os.path.dirname(path))
                 os.rename(new, path)
@@ -438,7 +440,7 @@ def _write_value(folder: str, reading: Reading, suffix: str, written: dict[str, 
         with contextlib.suppress(OSError):
             os.link(first, path)
             return
-    write_file(path, reading.value.text.encode() + b"\n")
+    write_file(path, reading.value.text.encode() + b"\n", is_new=suffix == _BEGIN)
 
 
 def _value(path: str) -> Value:
