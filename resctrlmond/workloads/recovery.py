@@ -113,6 +113,7 @@ class Recovery:
                 now = txn.workload.group(group.folder)
                 if now is not None and now.state.has_directory:
                     group_ops.relink(ctx, txn.workload, now)
+                    ctx.snapshots.load_begin(txn.workload.subfolder(now))
             case Do.RETRY:
                 pass  # with the RMID queue, after all others
             case Do.BASELINE:

@@ -58,6 +58,9 @@ class Snapshots:
         # By subfolder: the readings that keep_read() has last written (as a digest), their file, and their number.
         self._kept: dict[str, tuple[bytes, tuple[int, int], int]] = {}
         self._writes = 0
+        # By subfolder: the begin values of a run that has not ended, and the identity of the folder mon_data that
+        # they were written to. Each total needs them, and each is in a file of its own.
+        self._begin: dict[str, tuple[tuple[int, int], bytes]] = {}
 
     def set_mode(self, mode: int) -> None:
         """Set the mode of all existing and all future folders. Raises NotWritten."""
@@ -94,7 +97,7 @@ class Snapshots:
         return stat.S_ISREG(_mode(os.path.join(self.path(subfolder), "completed_at")))
 
     def begin(
-        self, subfolder: str, created_at: str, live: str, readings: Iterable[Reading], quality: str | None = None
+        self, subfolder: str, created_at: str, live: str, readings: Sequence[Reading], quality: str | None = None
     ) -> None:
         """Write the begin values in one step; ``live`` is the path of the group's directory in resctrl.
 
@@ -105,8 +108,7 @@ class Snapshots:
         path = self.path(subfolder)
         with writing(new):
             try:
-                self._read_until.pop(subfolder, None)
-                self._kept.pop(subfolder, None)
+                self._forget(subfolder)
                 _remove(new)
                 os.mkdir(new, self._mode)
                 write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n", is_new=True)
@@ -126,6 +128,19 @@ class Snapshots:
             except OSError:
                 _remove(new)
                 raise
+        self._keep_begin(subfolder, readings)
+
+    def load_begin(self, subfolder: str) -> None:
+        """Keep the begin values of a run that the last daemon began. Raises NotRead."""
+        self._keep_begin(subfolder, self._values(subfolder, _BEGIN))
+
+    def _keep_begin(self, subfolder: str, readings: Iterable[Reading]) -> None:
+        values = checkpoint.encode(checkpoint.of_baseline(readings, {}))
+        self._begin[subfolder] = _identity(os.path.join(self.path(subfolder), "mon_data")), values
+
+    def _forget(self, subfolder: str) -> None:
+        for known in (self._begin, self._read_until, self._kept):
+            known.pop(subfolder, None)
 
     def relink(self, subfolder: str, live: str) -> None:
         """Point the links to the live counters at the group's directory, which may have moved to another class.
@@ -133,7 +148,7 @@ class Snapshots:
         A correct link is kept, so the call can be repeated after an error. Raises NotWritten, NotRead.
         """
         with writing(self.path(subfolder)):
-            for reading in self.begin_values(subfolder):
+            for reading in self._values(subfolder, _BEGIN):
                 folder = os.path.join(self.path(subfolder), "mon_data", reading.domain)
                 link = os.path.join(folder, reading.event)
                 target = os.path.join(live, "mon_data", reading.domain, reading.event)
@@ -233,6 +248,8 @@ class Snapshots:
         ``completed_at`` is written within the context ``sealing``. Raises NotWritten.
         """
         top = self.path(subfolder)
+        # The totals at the end are those of the files.
+        self._begin.pop(subfolder, None)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
             for folder in folders.values():
@@ -277,6 +294,9 @@ class Snapshots:
 
     def begin_values(self, subfolder: str) -> list[Reading]:
         """Return the readings of the baseline; [] if there is none. Raises NotRead."""
+        folder, values = self._begin.get(subfolder, ((0, 0), b""))
+        if values and folder == _identity(os.path.join(self.path(subfolder), "mon_data")):
+            return checkpoint.readings_of(checkpoint.decode(values))
         return self._values(subfolder, _BEGIN)
 
     def end_values(self, subfolder: str) -> list[Reading]:
@@ -327,9 +347,9 @@ class Snapshots:
 
     def delete(self, subfolder: str) -> None:
         """Remove the snapshot in a subfolder, and all below it, if there is one. Raises NotWritten."""
-        for known in [known for known in self._read_until.copy() if (known + "/").startswith(subfolder + "/")]:
-            del self._read_until[known]
-            self._kept.pop(known, None)
+        for known in {*self._begin.copy(), *self._read_until.copy()}:
+            if (known + "/").startswith(subfolder + "/"):
+                self._forget(known)
         with writing(self.path(subfolder)):
             _remove(self.path(subfolder))
 

@@ -62,7 +62,7 @@ ME = os.getpid()
         lambda _: cgroups.is_populated("/sys/fs/cgroup"),
         lambda host: host.tree.check_mounted(),
         lambda host: list(Store(f"{host.run}/records").read_all()),
-        lambda host: host.manager.context.snapshots.begin_values(CTR),
+        lambda host: host.manager.context.snapshots.load_begin(CTR),
         lambda host: host.manager.context.snapshots.last_read(CTR),
         lambda host: host.manager.context.snapshots.completed_at(CTR),
     ],

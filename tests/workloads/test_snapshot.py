@@ -74,6 +74,21 @@ def test_equal_values_take_the_memory_of_one_file(snapshots: Snapshots) -> None:
     assert len({file.st_ino for file in files}) == 4
 
 
+def test_begin_values_are_kept_in_memory_until_the_end_while_their_folder_exists(snapshots: Snapshots) -> None:
+    """Each total needs them, and each is in a file of its own."""
+    begin = sorted(values("1"), key=lambda one: one.event)
+    for key in ("ended", "removed", "reloaded"):
+        snapshots.begin(key, OLD, "/live", values("1"))
+        (Path(snapshots.path(key)) / "mon_data/mon_PERF_PKG_00/core_energy.begin").write_text("7\n")
+        assert snapshots.begin_values(key) == begin
+    snapshots.end("ended", OLD, values("8"))
+    snapshots.load_begin("reloaded")
+    for key in ("ended", "reloaded"):
+        assert snapshots.begin_values(key) == sorted(values("7"), key=lambda one: one.event)
+    (Path(snapshots.path("removed")) / "mon_data").rename(Path(snapshots.path("removed")) / "moved")
+    assert snapshots.begin_values("removed") == []
+
+
 def test_everybody_may_read_whatever_the_umask(snapshots: Snapshots) -> None:
     snapshots.begin("k", OLD, "/live", values("1"))
     assert os.stat(
