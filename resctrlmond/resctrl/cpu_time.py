@@ -26,6 +26,9 @@ class TreeTime:
     slack: int
 
 
+NOTHING = TreeTime(0, 0)
+
+
 def of_tree(process: Process) -> TreeTime | None:
     """Return the CPU time of a process, of its running descendants, and of those that their parents have waited for.
 

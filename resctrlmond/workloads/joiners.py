@@ -45,19 +45,16 @@ class Joiners:
         """
         if not member.cgroup or member.id in workload.other_cpu_ns:
             return workload
+        tree = self._tree(member) if member.pid else cpu_time.NOTHING
+        # Read after the tree: CPU time that is used in between counts as earlier use, not as that of a joiner.
         used = cgroups.cpu_time_ns(member.cgroup)
         if used is None and cgroups.is_there(member.cgroup):
             is_exact = workload.group_of(member).baseline is Quality.EXACT
             return workload.with_late(member, reasons.uncounted_cgroup(member)) if is_exact else workload
-        if not member.pid:
-            return self._with_other(workload, member, used or 0)
-        tree = self._tree(member)
-        # Read after the tree: CPU time that is used in between counts as earlier use, not as that of a joiner.
-        used = cgroups.cpu_time_ns(member.cgroup)
-        if tree is None or used is None:
+        if tree is None or (used is None and member.pid):
             return workload
         # Negative if the init used CPU time before it entered the control group.
-        return self._with_other(workload, member, used - tree.ns)
+        return self._with_other(workload, member, (used or 0) - tree.ns)
 
     def look_at_empty(self, workload: Workload, member: Member) -> Workload:
         """Make the group late if tasks ran unseen in the control group of a member that has no process.
