@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import LACKS, NoSuchProcess, NotRead, PermissionDenied, ResctrlError, not_read
 from resctrlmond.resctrl.mounts import Mount, mounts
 
@@ -103,9 +104,10 @@ def _find(search: Callable[[Iterable[_Hierarchy]], tuple[_Hierarchy, str] | None
     """Search the mounted hierarchies for a path, and return its hierarchy and the path. Raises NotRead."""
     global _known  # noqa: PLW0603 - one for the process, as its mount namespace; replaced in one step
     found = search(_known)
-    if not found or not found[0].contains(found[1]):
-        _known = tuple(_mounted())
-        found = search(_known)
+    if found and found[0].contains(found[1]):
+        return found
+    _known = tuple(_mounted())
+    found = search(_known)
     return found if found and found[0].contains(found[1]) else None
 
 
@@ -138,8 +140,7 @@ def _where(tid: int) -> dict[str, str]:
     """Return the thread's control group in each hierarchy, relative to its root (cgroups(7), /proc/PID/cgroup)."""
     path = f"/proc/{tid}/cgroup"
     try:
-        with open(path, "rb") as table:
-            text = os.fsdecode(table.read())
+        text = os.fsdecode(kernel_files.read(path))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESRCH):
             raise NoSuchProcess(f"no process {tid}", path=path, errno=error.errno) from error
@@ -206,8 +207,7 @@ def is_populated(path: str) -> bool:
     file = os.path.join(path, "cgroup.events")
     try:
         # v2 reports it for the whole subtree (Documentation/admin-guide/cgroup-v2.rst, "cgroup.events").
-        with open(file, encoding="ascii") as lines:
-            return "populated 1\n" in lines
+        return b"populated 1\n" in kernel_files.read(file)
     except FileNotFoundError:
         return any(True for directory in _directories(path) for _ in _tasks_here(directory))
     except OSError as error:
@@ -224,9 +224,8 @@ def cpu_time_ns(path: str) -> int | None:
     """
     file = os.path.join(path, "cpu.stat")
     try:
-        with open(file, encoding="ascii") as lines:
-            values = dict(line.split() for line in lines)
-        return int(values["usage_usec"]) * 1000
+        values = dict(line.split() for line in kernel_files.read(file).splitlines())
+        return int(values[b"usage_usec"]) * 1000
     except OSError as error:
         if error.errno in LACKS:
             raise not_read(error, "read the CPU time of the control group", file) from error
@@ -261,8 +260,7 @@ def _tasks_here(directory: str) -> list[int]:
     # In v1 the file is called tasks.
     for name in ("cgroup.threads", "tasks"):
         try:
-            with open(os.path.join(directory, name), encoding="ascii") as lines:
-                return [int(line) for line in lines]
+            return [int(line) for line in kernel_files.read(os.path.join(directory, name)).splitlines()]
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -10,6 +10,7 @@ import select
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from resctrlmond.resctrl import kernel_files
 from resctrlmond.resctrl.errors import NoSuchProcess, not_read
 
 # include/linux/sched.h: the task is a kernel thread.
@@ -81,8 +82,8 @@ def cpu_time_ns(pid: int) -> int | None:
     ticks = stat_fields(pid)
     of_threads, timeslices = 0, 0
     for tid in threads(pid):
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/task/{tid}/schedstat", "rb") as file:
-            used, _waited, slices = map(int, file.read().split())
+        with contextlib.suppress(OSError, ValueError):
+            used, _waited, slices = map(int, kernel_files.read(f"/proc/{pid}/task/{tid}/schedstat").split())
             of_threads += used
             timeslices += slices
     in_ticks = (int(ticks[11]) + int(ticks[12])) * _NS_PER_TICK if ticks else 0
@@ -122,8 +123,7 @@ def children(pid: int) -> list[int] | None:
     found: list[int] = []
     for tid in threads(pid):
         try:
-            with open(f"/proc/{pid}/task/{tid}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
+            found += map(int, kernel_files.read(f"/proc/{pid}/task/{tid}/children").split())
         except OSError:
             if os.path.exists(f"/proc/{pid}/task/{tid}/stat"):
                 return None
@@ -168,10 +168,10 @@ def pidfd_numbers(pidfd: int) -> list[int]:
     is not a pidfd.
     """
     try:
-        with open(f"/proc/self/fdinfo/{pidfd}", "rb") as lines:
-            fields = dict(line.rstrip().split(b":", 1) for line in lines if b":" in line)
+        lines = kernel_files.read(f"/proc/self/fdinfo/{pidfd}").splitlines()
     except OSError as error:
         raise ValueError(f"{pidfd} is not an open descriptor") from error
+    fields = dict(line.split(b":", 1) for line in lines if b":" in line)
     if b"Pid" not in fields:
         raise ValueError(f"{pidfd} is not a pidfd")
     numbers = [int(number) for number in fields.get(b"NSpid", fields[b"Pid"]).split()]
@@ -208,12 +208,12 @@ def _status(tid: int, name: str) -> list[int]:
     """Return the numbers in one line of /proc/TID/status (proc_pid_status(5)); [] if there is no such thread."""
     path = f"/proc/{tid}/status"
     try:
-        with open(path, "rb") as lines:
-            found = next((line for line in lines if line.startswith(f"{name}:".encode())), b"")
+        lines = kernel_files.read(path).splitlines()
     except OSError as error:
         if error.errno in _GONE:
             return []
         raise not_read(error, f"read thread {tid}", path) from error
+    found = next((line for line in lines if line.startswith(f"{name}:".encode())), b"")
     return [int(number) for number in found.split()[1:]]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from resctrlmond.resctrl import bandwidth, counters, errors
+from resctrlmond.resctrl import bandwidth, counters, errors, kernel_files
 from resctrlmond.resctrl.foreign_writes import OwnWrites
 from resctrlmond.resctrl.membership import KernelMembership, Membership, SimulatedMembership
 from resctrlmond.resctrl.mounts import Mounting, mount_of, mounting_at
@@ -412,8 +412,7 @@ class Tree:
     def _read_text_if_there(self, file: str) -> str:
         path = os.path.join(self.path, file)
         try:
-            with open(path, encoding="utf-8", errors="replace") as opened:
-                return opened.read()
+            return kernel_files.read(path).decode("utf-8", "replace")
         except FileNotFoundError:
             # An older kernel, or nothing is counted there. check_mounted() reads the whole table of mounts, so it is
             # called only if resctrl itself is missing: every reading calls this function.
@@ -438,8 +437,8 @@ class Tree:
 
     def _read_text(self, file: str, what: str) -> str:
         path = os.path.join(self.path, file)
-        with self._typed(what, path), open(path, encoding="utf-8", errors="replace") as opened:
-            return opened.read()
+        with self._typed(what, path):
+            return kernel_files.read(path).decode("utf-8", "replace")
 
 
 def _write(path: str, command: bytes) -> None:
