@@ -73,7 +73,10 @@ class Watch:
         living = {} if workload is None else {member.id: member for member in workload.living}
         of_key = self._watched.setdefault(key, {})
         for member_id, watched in list(of_key.items()):
-            if living.get(member_id) != watched.member:
+            member = living.get(member_id)
+            if member is not None and _watched_part(member) == _watched_part(watched.member):
+                watched.member = member
+            else:
                 self._forget(of_key.pop(member_id))
         for member in living.values():
             if member.id not in of_key:
@@ -137,11 +140,12 @@ class Watch:
         self._loop.add_reader(process.pidfd, exited)
 
     def _watch_cgroup(self, key: str, member: Member, watched: _Watched) -> None:
-        path = os.path.join(member.cgroup, "cgroup.events")
-        if not os.path.exists(path):
-            return  # control groups of version 1 have none
-        watched.events = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Control groups of version 1 have none.
+        watched.events = os.open(os.path.join(member.cgroup, "cgroup.events"), os.O_RDONLY | os.O_CLOEXEC)
         self._events[watched.events] = key, watched
+        # The file has EPOLLPRI until it is read.
+        if b"populated 1\n" not in os.pread(watched.events, 4096, 0):
+            self._loop.call_soon(self._may_have_ended, key)
         self._epoll.register(watched.events, select.EPOLLPRI)
         watched.has_events = True
 
@@ -185,6 +189,11 @@ class Watch:
                 self._epoll.unregister(watched.events)
             del self._events[watched.events]
             os.close(watched.events)
+
+
+def _watched_part(member: Member) -> tuple[int, int, str, str]:
+    """Return what the watch of a member depends on. A control group at the same path may be another one later."""
+    return member.pid, member.start_time, member.cgroup, member.started_at
 
 
 class _Watched:

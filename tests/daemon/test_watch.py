@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resctrlmond.daemon.watch import Watch
@@ -239,11 +240,11 @@ def test_control_group_is_watched_again_when_each_of_its_changes_is_settled(pods
         cgroup.mkdir()
         with subprocess.Popen(["sleep", "600"]) as child:
             (cgroup / "cgroup.procs").write_text(str(child.pid))
-            watch.update(KEY, workload(KEY, members=(Member("service", "cgroup", "a", cgroup=str(cgroup)),)))
-            assert await reported.next() == KEY, "the file is ready until it is read"
-            assert watched.members == {KEY: []}
-            watch.settled(KEY)
-            assert watched.members == {KEY: ["service"]}
+            member = Member("service", "cgroup", "a", cgroup=str(cgroup), joining=True)
+            for now in (member, msgspec.structs.replace(member, joining=False)):
+                watch.update(KEY, workload(KEY, members=(now,)))
+                assert watched.members == {KEY: ["service"]}
+            await reported.expect_none()
             for frozen in ("1", "0"):
                 (cgroup / "cgroup.freeze").write_text(frozen)
                 assert await reported.next() == KEY
@@ -262,6 +263,22 @@ def test_control_group_is_watched_again_when_each_of_its_changes_is_settled(pods
         assert await reported.next() == KEY
         watch.settled(KEY)
         assert watched.members == {KEY: []}, "a new control group at this path would raise no event"
+        watch.close()
+
+    asyncio.run(run())
+
+
+def test_control_group_without_tasks_is_reported_at_once(pods: Path) -> None:
+    async def run() -> None:
+        reported = ReportedKeys()
+        watch = Watch(reported.keys.put_nowait)
+        (pods / "service").mkdir()
+        member = Member("service", "cgroup", "a", cgroup=str(pods / "service"))
+        watch.update(KEY, workload(KEY, members=(member,)))
+        assert await reported.next() == KEY
+        # Assigned again: it may be another control group of the same path.
+        watch.update(KEY, workload(KEY, members=(msgspec.structs.replace(member, started_at="later"),)))
+        assert await reported.next() == KEY
         watch.close()
 
     asyncio.run(run())
