@@ -37,9 +37,8 @@ from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.plan import RECOVERED, lacking_counters, served_before
-from resctrlmond.workloads.quality_file import text
 from resctrlmond.workloads.store import Limit, Transaction
-from resctrlmond.workloads.totals import Live, at_baseline, used
+from resctrlmond.workloads.totals import Live, used
 from resctrlmond.workloads.validation import valid_class
 
 # Cores report their energy counts every 2 ms at the latest, also after the death of a task (cover letter of the AET
@@ -216,10 +215,8 @@ def write_baseline(
     group = replace(group, state=GroupState.STANDING, reason="", in_limbo=False, baseline=quality, inodes=inodes)
     for why in why_late:
         group = group.downgraded(Quality.LATE, why)
-    workload = txn.workload.with_group(group)
-    qualities = None if group.folder else text(at_baseline(workload, readings))
     live = ctx.tree.full_path(group.ref)
-    ctx.snapshots.begin(workload.subfolder(group), group.created_at, live, readings, qualities)
+    ctx.snapshots.begin(txn.workload.subfolder(group), group.created_at, live, readings)
     return txn.save_group(group)
 
 

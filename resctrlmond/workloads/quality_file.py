@@ -7,11 +7,12 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 
+from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import GroupState, Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import Live, as_reported, remembered, used
+from resctrlmond.workloads.totals import Live, remembered, used
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +29,24 @@ class QualityFiles:
         self._lock = snapshots.lock
 
     def before_save(self, before: Workload, workload: Workload) -> None:
-        """Update the file if a quality changes when ``workload`` replaces ``before``. See ``update``."""
-        # Snapshots.begin() has just written the file with the baseline of the first group.
-        is_begun = (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.STANDING)
-        if not is_begun and _relevant(before) != _relevant(workload):
+        """Update the file if a quality changes when ``workload`` replaces ``before``. See ``update``.
+
+        While a member is put into its group no total is exact (``as_reported``), which needs no readings. A run that
+        begins with that has no file until its member is in the group.
+        """
+        joining, was_joining = (
+            next((member for member in of.living if member.joining), None) for of in (workload, before)
+        )
+        if joining and (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.STANDING):
+            return
+        if _relevant(before) != _relevant(workload) or (was_joining and not joining):
             self.update(workload)
+        elif joining and not was_joining:
+            known = self._snapshots.quality(workload.key)
+            names = [line.partition(" ")[0] for line in known.splitlines()]
+            late = "".join(f"{name} {Quality.LATE} {reasons.joins(joining)}\n" for name in names)
+            if (now := worse(known, late)) != known:
+                self._snapshots.write_quality(workload.key, now)
 
     def update(self, workload: Workload, live: Live | None = None) -> None:
         """Write the qualities up to the ``live`` readings, or up to the last ones. The caller has a transaction.
@@ -109,7 +123,6 @@ def _quality(line: str) -> Quality:
 
 def _relevant(workload: Workload) -> Workload:
     """Return the workload with only what its totals depend on."""
-    workload = as_reported(workload)
     groups = [
         replace(
             group,

@@ -96,12 +96,9 @@ class Snapshots:
         """Return whether all end values are written. Raises NotRead."""
         return stat.S_ISREG(_mode(os.path.join(self.path(subfolder), "completed_at")))
 
-    def begin(
-        self, subfolder: str, created_at: str, live: str, readings: Sequence[Reading], quality: str | None = None
-    ) -> None:
+    def begin(self, subfolder: str, created_at: str, live: str, readings: Sequence[Reading]) -> None:
         """Write the begin values in one step; ``live`` is the path of the group's directory in resctrl.
 
-        ``quality`` is the text of the file ``quality``; None for a group that is not the workload's first one.
         The files of an interrupted run in the subfolder are replaced. Raises NotWritten.
         """
         new = os.path.join(self.groups, f".{subfolder.partition('/')[0]}.new")
@@ -120,8 +117,6 @@ class Snapshots:
                         _write_value(folder, reading, _BEGIN, written)
                         target = os.path.join(live, "mon_data", domain, reading.event)
                         os.symlink(target, os.path.join(folder, reading.event))
-                if quality is not None:
-                    write_file(os.path.join(new, _QUALITY), quality.encode(), is_new=True)
                 _remove(path)
                 self._make_folder(os.path.dirname(path))
                 os.rename(new, path)

@@ -51,14 +51,6 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str
     return [_without(total, missing) for total in added(parts)]
 
 
-def at_baseline(workload: Workload, readings: Sequence[Reading]) -> list[Total]:
-    """Return the totals at the baseline, which are the ``readings`` of the first group."""
-    workload = as_reported(workload)
-    first = workload.first
-    part = _totals(first, readings, readings)
-    return part if workload.prior_runs is None else added([part, _of_prior_runs(workload.prior_runs, [part])])
-
-
 def remembered(snapshots: Snapshots, workload: Workload) -> dict[str, list[Reading]]:
     """Return the last readings on disk of each group without end values, by its subfolder.
 

@@ -251,3 +251,19 @@ def test_no_total_is_exact_while_a_member_is_being_put_in(host: Host, spawn: Cal
     assert (qualities(host), group(record, None).baseline) == (all_of("exact"), "exact")
     assert {total.quality.value for total in totals} == {"exact"}
     host.check()
+
+
+def test_file_is_not_exact_while_a_member_is_being_put_in(host: Host, spawn: Callable[[], int]) -> None:
+    """Nobody reads the totals meanwhile."""
+    seen: list[set[str]] = []
+
+    def observe() -> bool:
+        has_file = Path(host.run, "groups", "k", "quality").exists()
+        seen.append(set(qualities(host).values()) if has_file else set())
+        return True
+
+    for member in ("first", "second"):
+        host.manager.assign(assignment("k", spawn(), member=member, is_awaited=observe))
+        assert qualities(host) == all_of("exact")
+    assert seen == [set(), {"late"}]
+    host.check()
