@@ -51,24 +51,25 @@ def assign(
     )
     ended = txn.find() if before is None else None
     limit = Limit.WITH_RESERVE if assignment.is_from_runtime else Limit.NORMAL
-    if before is None:
-        workload = new_run(ctx, txn, wanted)
-        # With its member in the first record: a claim that brought no member may never end.
-        workload = _joined(workload, replace(member, joining=True), assignment)
-        start_run(ctx, txn, workload, may_wait=assignment.may_wait, limit=limit)
     origins: list[tuple[int, Origins]] = []
     try:
-        if before is not None:
+        if before is None:
+            # The first record has all that the moves need: the member, because a claim that brought no member may
+            # never end, and the CPU time that its control group used before.
+            joining = replace(member, joining=True)
+            workload = ctx.joiners.forget_member(new_run(ctx, txn, wanted), member.id)
+            workload = ctx.joiners.begin(_joined(workload, joining, assignment), joining)
+            workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait, limit=limit)
+        else:
             if not assignment.may_wait:
                 check_has_rmid(before)
             member = _in_group(member, _group_for(ctx, txn, where, wanted, assignment))
-        waits = txn.workload.group_of(member).state is GroupState.PENDING
-        outside = _outside(ctx, txn.workload, target.tasks()) if waits else frozenset()
+            workload = txn.workload if is_known else ctx.joiners.forget_member(txn.workload, member.id)
+            workload = _joined(workload, member, assignment)
+        waits = workload.group_of(member).state is GroupState.PENDING
+        outside = _outside(ctx, workload, target.tasks()) if waits else frozenset()
         joining = replace(member, joining=not waits, tasks_outside=len(outside))
-        workload = txn.workload
-        if not is_known:
-            workload = ctx.joiners.forget_member(workload, member.id)
-        workload = ctx.joiners.begin(_joined(workload, joining, assignment), joining)
+        workload = ctx.joiners.begin(workload.with_member(joining), joining)
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
         txn.save(replace(workload, follows_class=False), limit)
         if waits:
