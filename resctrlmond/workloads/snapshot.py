@@ -252,11 +252,9 @@ class Snapshots:
             written: dict[str, str] = {}
             for reading in readings:
                 _write_value(folders[reading.domain], reading, _END, written)
-            for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
-                for name in names:
-                    # os.path.islink() returns False on an error, so the link would never be removed.
-                    if _is_link(os.path.join(directory, name)):
-                        os.unlink(os.path.join(directory, name))
+            for _, entry in _entries(os.path.join(top, "mon_data")):
+                if entry.is_symlink():
+                    os.unlink(entry.path)
             self._make_folder(top)
             with sealing or contextlib.nullcontext():
                 write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
@@ -300,15 +298,13 @@ class Snapshots:
 
     def _values(self, subfolder: str, suffix: str) -> list[Reading]:
         top = os.path.join(self.path(subfolder), "mon_data")
-        found = []
         with errors.reading("list the saved values", top):
-            for directory, folders, names in os.walk(top, onerror=_refused):
-                domain = os.path.relpath(directory, top)
-                # A folder in the place of a value's file is reported as a value with an error.
-                for name in [*names, *folders]:
-                    if name.endswith(suffix) and not name.startswith("."):
-                        value = _value(os.path.join(directory, name))
-                        found.append(Reading(domain, name.removesuffix(suffix), value))
+            # A folder in the place of a value's file is reported as a value with an error.
+            found = [
+                Reading(domain, entry.name.removesuffix(suffix), _value(entry.path))
+                for domain, entry in _entries(top)
+                if entry.name.endswith(suffix) and not entry.name.startswith(".")
+            ]
         return sorted(found, key=IN_ORDER)
 
     def set_aside(self, key: str, generation: int, completed_ns: int = 0) -> None:
@@ -466,6 +462,23 @@ def _value(path: str) -> Value:
         raise  # the run ended meanwhile
     except OSError as error:
         return Value(Status.ERROR, os.strerror(error.errno or 0))
+
+
+def _entries(top: str, domain: str = ".") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield each file, link and folder below the folder ``top``, with the path of its folder below ``top``.
+
+    Raises OSError if a folder cannot be listed; one that does not exist is empty. Links are not followed, because
+    they lead to counters of the kernel.
+    """
+    try:
+        with os.scandir(os.path.join(top, domain)) as opened:
+            entries = list(opened)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        yield domain, entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries(top, os.path.normpath(os.path.join(domain, entry.name)))
 
 
 def _refused(error: OSError) -> None:

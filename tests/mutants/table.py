@@ -90,11 +90,11 @@ MUTANTS = (
         "completed_at is written before the links are gone",
         _WORKLOADS + "snapshot.py",
         """\
-            for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
+            for _, entry in _entries(os.path.join(top, "mon_data")):
 """,
         """\
             write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\\n")
-            for directory, _, names in os.walk(os.path.join(top, "mon_data"), onerror=_refused):
+            for _, entry in _entries(os.path.join(top, "mon_data")):
 """,
         "tests/workloads/test_cut.py tests/workloads",
     ),
