@@ -9,6 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import (
@@ -34,7 +35,7 @@ Origins = dict[int, tuple[int, Membership]]
 class Moved:
     """The result of a move: the number of ``moved`` threads and of ``passes``, and the threads that are outside.
 
-    ``elsewhere``: threads in other monitoring groups, which are moved only with ``take_over``. ``left``: threads that
+    ``elsewhere``: threads in other monitoring groups, which are moved only with ``may_take``. ``left``: threads that
     are outside after the last pass. ``astray``: threads of other classes, by class, with ``among``.
     """
 
@@ -54,7 +55,7 @@ class Moved:
 class MoveOptions:
     """Options of a move into a group.
 
-    ``take_over``: move threads of other monitoring groups too, if ``may_take`` returns true for the group.
+    ``may_take``: move threads of other monitoring groups too, if this returns true for the group; None moves none.
     ``own``: the groups of the workload itself, whose threads are moved like threads in no group.
     ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
     kernel refuses a thread of another class (ClassMismatch).
@@ -63,8 +64,7 @@ class MoveOptions:
     thread is moved, if there is one. ``origins`` receives each moved thread, for ``put_back``.
     """
 
-    take_over: bool = False
-    may_take: Callable[[Membership], bool] = lambda _: True
+    may_take: Callable[[Membership], bool] | None = None
     own: Collection[Membership] = frozenset()
     through_class: bool = False
     among: Collection[GroupRef] | None = None
@@ -75,51 +75,89 @@ class MoveOptions:
 NO_OPTIONS = MoveOptions()
 
 
-def move_process(
-    tree: Tree,
-    process: Process,
-    ref: GroupRef,
-    options: MoveOptions = NO_OPTIONS,
-    *,
-    with_descendants: bool = False,
-) -> Moved:
-    """Move every thread of ``process`` into the group, and also of its descendants if ``with_descendants``.
+class Tasks(Protocol):
+    """The threads of a process, process tree or control group."""
 
-    Continue until nothing new is found: a child that is forked meanwhile starts in its parent's group, or is found by
-    the next pass. A descendant whose parent has ended is not found. The daemon itself is not moved. Raises
-    NoSuchProcess if the process ended before anything was moved, ProcessChanged if it ended meanwhile.
+    def threads(self) -> list[int]:
+        """List the current thread IDs. Raises NotRead."""
+
+    def holds(self, tid: int, /) -> bool:
+        """Whether the thread is one of them now. Raises NotRead."""
+
+    def ended(self) -> str:
+        """Return the name of their process if it has ended, else ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTasks:
+    """The threads of ``process``, and of its descendants if ``with_descendants``.
+
+    A descendant whose parent has ended is not found. The daemon itself is not one of them.
     """
 
-    def listing() -> list[int]:
-        below = [pid for pid in processes.descendants(process.pid) if pid != os.getpid()] if with_descendants else []
-        return [tid for pid in (process.pid, *below) for tid in processes.threads(pid)]
+    process: Process
+    with_descendants: bool = False
 
-    def belongs(tid: int) -> bool:
-        is_own = os.path.exists(f"/proc/{process.pid}/task/{tid}")
-        is_below = not is_own and with_descendants and processes.is_descendant(tid, process.pid)
-        return (is_own or is_below) and not process.has_ended()
+    def threads(self) -> list[int]:
+        """List the current thread IDs; [] if the process has ended. Raises NotRead."""
+        pid, below = self.process.pid, list[int]()
+        if self.with_descendants:
+            below = [descendant for descendant in processes.descendants(pid) if descendant != os.getpid()]
+        return [tid for one in (pid, *below) for tid in processes.threads(one)]
 
-    moved = _Move(tree, ref, belongs, options).run(listing)
-    if process.has_ended():
-        kind = ProcessChanged if moved.moved else NoSuchProcess
-        raise kind(f"process {process.pid} ended while it was moved", path=tree.full_path(ref))
-    return moved
+    def holds(self, tid: int, /) -> bool:
+        """Whether the thread is one of them now. Raises NotRead."""
+        is_own = os.path.exists(f"/proc/{self.process.pid}/task/{tid}")
+        is_below = not is_own and self.with_descendants and processes.is_descendant(tid, self.process.pid)
+        return (is_own or is_below) and not self.process.has_ended()
+
+    def ended(self) -> str:
+        """Return the name of the process if it has ended, else ""."""
+        return f"process {self.process.pid}" if self.process.has_ended() else ""
 
 
-def move_cgroup(tree: Tree, cgroup: str, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
-    """Move every thread of the control group and all below it into the group. It may be empty or removed."""
+@dataclass(frozen=True)
+class CgroupTasks:
+    """The threads of the control group ``path`` and all below it."""
 
-    @functools.cache
-    def is_member() -> Callable[[int], bool]:
-        # Created only if a task is outside: this reads the table of mounts, which has thousands of lines on a host
-        # with hundreds of containers, and each of them is swept every few seconds.
-        return cgroups.member_test(cgroup)
+    path: str
 
-    def belongs(tid: int) -> bool:
-        return is_member()(tid)
+    @functools.cached_property
+    def holds(self) -> Callable[[int], bool]:
+        """The test whether a thread is one of them now.
 
-    move = _Move(tree, ref, belongs, options)
-    return move.run(lambda: cgroups.tasks(cgroup))
+        Created only if a task is outside: this reads the table of mounts, which has thousands of lines on a host with
+        hundreds of containers, and each of them is swept every few seconds.
+        """
+        return cgroups.member_test(self.path)
+
+    def threads(self) -> list[int]:
+        """List the current thread IDs. Raises NotRead."""
+        return cgroups.tasks(self.path)
+
+    def ended(self) -> str:
+        """Return "", because a control group may be empty or removed."""
+        return ""
+
+
+def move(tree: Tree, tasks: Tasks, ref: GroupRef, options: MoveOptions = NO_OPTIONS) -> Moved:
+    """Move the threads into the group.
+
+    Continue until nothing new is found: a child that is forked meanwhile starts in its parent's group, or is found by
+    the next pass. Raises NoSuchProcess if the process ended before anything was moved, ProcessChanged if it ended
+    meanwhile.
+    """
+    moved, number, run = 0, 1, _Move(tree, ref, tasks, options)
+    while (outside := run.outside()) and number <= MAX_PASSES:
+        if number == 1 and options.before_first is not None:
+            options.before_first()
+        moved += sum(run.move(tid, before) for tid, before in outside.items())
+        number += 1
+    if ended := tasks.ended():
+        kind = ProcessChanged if moved else NoSuchProcess
+        raise kind(f"{ended} ended while it was moved", path=tree.full_path(ref))
+    astray = {class_: frozenset(tids) for class_, tids in run.astray.items()}
+    return Moved(moved, min(number, MAX_PASSES), frozenset(run.elsewhere), frozenset(outside), astray)
 
 
 def put_back(tree: Tree, origins: Origins) -> bool:
@@ -145,45 +183,29 @@ def put_back(tree: Tree, origins: Origins) -> bool:
 
 @dataclass(slots=True)
 class _Move:
-    """A move into the group ``ref``; ``belongs`` returns whether a thread is one of the threads to move."""
+    """A move into the group ``ref``."""
 
     tree: Tree
     ref: GroupRef
-    belongs: Callable[[int], bool]
+    tasks: Tasks
     options: MoveOptions
     elsewhere: set[int] = field(default_factory=set)
     astray: dict[str, set[int]] = field(default_factory=dict)
 
-    def run(self, listing: Callable[[], Collection[int]]) -> Moved:
-        moved = 0
-        for number in range(1, MAX_PASSES + 1):
-            outside = self.outside(listing())
-            if not outside:
-                return self.result(moved, number)
-            if number == 1 and self.options.before_first is not None:
-                self.options.before_first()
-            moved += sum(self.move(tid, before) for tid, before in outside.items())
-        left = frozenset(self.outside(listing()))
-        return self.result(moved, MAX_PASSES, left)
-
-    def result(self, moved: int, passes: int, left: frozenset[int] = frozenset()) -> Moved:
-        astray = {class_: frozenset(tids) for class_, tids in self.astray.items()}
-        return Moved(moved, passes, frozenset(self.elsewhere), left, astray)
-
-    def outside(self, tids: Collection[int]) -> dict[int, Membership]:
+    def outside(self) -> dict[int, Membership]:
         """Return the threads to move, with their memberships, and sort the others into elsewhere and astray."""
         found = {}
         targets = {Membership(home.class_, home.name) for home in (self.ref, *(self.options.among or ()))}
         self.elsewhere = set()
         self.astray = {}
-        for tid in tids:
+        for tid in self.tasks.threads():
             try:
                 where = self.tree.membership(tid)
             except NoSuchProcess:
                 continue
             if where in targets:
                 continue
-            if where.group and where not in self.options.own and not self.options.take_over:
+            if where.group and where not in self.options.own and self.options.may_take is None:
                 self.elsewhere.add(tid)
             elif self.options.among is not None and where.class_ != self.ref.class_:
                 self.astray.setdefault(where.class_, set()).add(tid)
@@ -195,9 +217,10 @@ class _Move:
         # The number must belong to the same thread before and after the write, which its start time shows: a reuse
         # within one clock tick would need 2^22 forks in 10 ms.
         first = processes.stat(tid)
-        if first is None or not self.belongs(tid):
+        if first is None or not self.tasks.holds(tid):
             return False
-        if before.group and before not in self.options.own and not self.options.may_take(before):
+        may_take = self.options.may_take
+        if may_take and before.group and before not in self.options.own and not may_take(before):
             return False
         if self.options.origins is not None:
             self.options.origins.setdefault(tid, (first.start_time, before))
@@ -218,7 +241,7 @@ class _Move:
                 ) from error
             raise
         last = processes.stat(tid)
-        if last is None or last.start_time == first.start_time or self.belongs(tid):
+        if last is None or last.start_time == first.start_time or self.tasks.holds(tid):
             return True
         self.give_back(tid, last)
         return False

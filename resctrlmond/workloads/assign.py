@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable
 
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, put_back
-from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.undo import undoing
 from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.accounting import Quality
@@ -67,7 +66,7 @@ def assign(
             workload = txn.workload if is_known else ctx.joiners.forget_member(txn.workload, member.id)
             workload = _joined(workload, member, assignment)
         waits = workload.group_of(member).state is GroupState.PENDING
-        outside = _outside(ctx, workload, target.tasks()) if waits else frozenset()
+        outside = _outside(ctx, workload, target.tasks.threads()) if waits else frozenset()
         joining = replace(member, joining=not waits, tasks_outside=len(outside))
         workload = ctx.joiners.begin(workload.with_member(joining), joining)
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
@@ -159,23 +158,18 @@ def _move(
     origins: list[tuple[int, Origins]],
 ) -> Moved:
     """Move the member's tasks. ``origins`` gets the nonce of each group, and where the tasks were before."""
-
-    def move(ref: GroupRef, options: MoveOptions) -> Moved:
-        here: Origins = {}
-        origins.append((next((group.nonce for group in txn.workload.groups if group.ref == ref), 0), here))
-        return target.move(ref, dataclasses.replace(options, origins=here))
-
     if assignment.class_ == FOLLOW:
-        return spread(ctx, txn, member, move)
+        return spread(ctx, txn, member, target.tasks, origins=origins)
     # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
-    own = txn.workload.memberships
+    group, here = txn.workload.group_of(member), Origins()
+    origins.append((group.nonce, here))
     options = MoveOptions(
-        take_over=member.take_over,
-        may_take=ctx.take_over.may_take_for(txn.key),
-        own=own,
+        may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+        own=txn.workload.memberships,
         through_class=member.allow_class_change,
+        origins=here,
     )
-    return move(txn.workload.group_of(member).ref, options)
+    return move(ctx.tree, target.tasks, group.ref, options)
 
 
 def _judged(

@@ -7,7 +7,6 @@ A sweep does this again every few seconds, to find tasks that joined a member fr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from resctrlmond.resctrl import cgroups
 from resctrlmond.resctrl.errors import (
@@ -21,8 +20,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move_cgroup, move_process
-from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
 from resctrlmond.workloads import group_ops, reasons
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
@@ -30,9 +28,6 @@ from resctrlmond.workloads.model import Group, GroupState, Member, State, Worklo
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
-
-# Moves the tasks of one member into a group.
-Move = Callable[[GroupRef, MoveOptions], Moved]
 
 
 def sweep(ctx: Context, txn: Transaction, *, is_found: bool = False, is_last: bool = False) -> None:
@@ -137,14 +132,23 @@ def where(ctx: Context, member: Member) -> Membership | None:
     return None
 
 
-def spread(ctx: Context, txn: Transaction, member: Member, move: Move, *, late: bool = False) -> Moved:
+def spread(
+    ctx: Context,
+    txn: Transaction,
+    member: Member,
+    tasks: Tasks,
+    *,
+    late: bool = False,
+    origins: list[tuple[int, Origins]] | None = None,
+) -> Moved:
     """Move the member's tasks into its group, and those in other classes into groups there.
 
     ``late``: they ran when the group's baseline was read. This is always so for tasks that are found in other
     classes. If all tasks of the workload are in another class, its group moves there. Tasks whose group has to wait
-    for an RMID stay ``astray``. Raises what moving tasks and creating groups raise.
+    for an RMID stay ``astray``. ``origins``, of an Assign, gets the nonce of each group, and where the tasks were
+    before. Raises what moving tasks and creating groups raise.
     """
-    moved = _move_into(ctx, txn, txn.workload.group_of(member), member, move, late=late)
+    moved = _move_into(ctx, txn, txn.workload.group_of(member), member, tasks=tasks, late=late, origins=origins)
     if member.allow_class_change:
         return moved
     for class_ in sorted(moved.astray):
@@ -152,7 +156,7 @@ def spread(ctx: Context, txn: Transaction, member: Member, move: Move, *, late: 
             group = _group_in(ctx, txn, class_, moved)
             if not group.state.has_directory:
                 continue
-            more = _move_into(ctx, txn, group, member, move, late=True)
+            more = _move_into(ctx, txn, group, member, tasks=tasks, late=True, origins=origins)
         except ResctrlError:
             if late:
                 txn.save(txn.workload.with_late(member, reasons.in_no_group(member, class_)))
@@ -204,36 +208,39 @@ def _sweep_member(ctx: Context, txn: Transaction, member: Member) -> Moved:
     if not txn.workload.group_of(member).state.has_directory or not member.has_tasks:
         return Moved(0, 0)
     if member.cgroup:
-        return spread(
-            ctx, txn, member, lambda ref, options: move_cgroup(ctx.tree, member.cgroup, ref, options), late=True
-        )
-    below = member.include_descendants
+        return spread(ctx, txn, member, CgroupTasks(member.cgroup), late=True)
     with Process.open(member.pid, member.start_time) as process:
-
-        def move(ref: GroupRef, options: MoveOptions) -> Moved:
-            return move_process(ctx.tree, process, ref, options, with_descendants=below)
-
-        return spread(ctx, txn, member, move, late=True)
+        return spread(ctx, txn, member, ProcessTasks(process, member.include_descendants), late=True)
 
 
-def _move_into(ctx: Context, txn: Transaction, group: Group, member: Member, move: Move, *, late: bool) -> Moved:
+def _move_into(
+    ctx: Context,
+    txn: Transaction,
+    group: Group,
+    member: Member,
+    *,
+    tasks: Tasks,
+    late: bool,
+    origins: list[tuple[int, Origins]] | None,
+) -> Moved:
     def make_late() -> None:
         # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
         # them is counted.
         workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
         txn.save(workload.with_late(replace(member, folder=group.folder), reasons.ran_outside(member)))
 
-    origins: Origins = {}
+    here: Origins = {}
+    if origins is not None:
+        origins.append((group.nonce, here))
     options = MoveOptions(
-        take_over=member.take_over,
-        may_take=ctx.take_over.may_take_for(txn.key),
+        may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
         through_class=member.allow_class_change,
         among=None if member.allow_class_change else [group.ref for group in txn.workload.existing_groups],
         before_first=make_late if late else None,
-        origins=origins if late else None,
+        origins=here,
     )
-    moved = move(group.ref, options)
-    for _, before in origins.values():
+    moved = move(ctx.tree, tasks, group.ref, options)
+    for _, before in here.values() if origins is None else ():
         ctx.interference.found_outside(before)
     return moved
 

@@ -13,7 +13,7 @@ from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchProcess, PermissionDenied
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import CgroupTasks, ProcessTasks, Tasks
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.errors import AlreadyMonitored, InvalidRequest
@@ -43,11 +43,12 @@ def check_free(workload: Workload | None, where: Membership | None, assignment: 
 class Target(Protocol):
     """The process or control group of an assignment."""
 
+    @property
+    def tasks(self) -> Tasks:
+        """Its threads, to be moved."""
+
     def membership(self) -> Membership | None:
         """Return the class and the group of the first task; None if the target has no task."""
-
-    def tasks(self) -> list[int]:
-        """Return the current thread ids."""
 
     def cpu_time_ns(self) -> int | None:
         """Return an upper bound of the CPU time (ns) used so far; 0 if unknown, None if the tasks have never run."""
@@ -57,9 +58,6 @@ class Target(Protocol):
 
     def descendants(self) -> list[int]:
         """Return the descendant processes that are not part of the target."""
-
-    def move(self, ref: GroupRef, options: MoveOptions) -> Moved:
-        """Move all tasks into the group ``ref``; see resctrlmond.resctrl.tasks."""
 
     def member(self, assignment: Assignment) -> Member:
         """Return the member that the assignment adds to the workload."""
@@ -80,7 +78,7 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
                 "includeDescendants requires a process: a control group always includes all control groups below it"
             )
         check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
-        yield _Cgroup(tree, cgroups.check(assignment.cgroup))
+        yield _Cgroup(tree, CgroupTasks(cgroups.check(assignment.cgroup)))
         return
     own = cgroups.check(assignment.own_cgroup) if assignment.own_cgroup else ""
     with _process(assignment) as process:
@@ -92,7 +90,7 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
             raise PermissionDenied(f"process {process.pid} is resctrlmond itself")
         if own and not cgroups.member_test(own)(process.pid):
             raise InvalidRequest(f"process {process.pid} is not in the control group of ownCgroup: {own}")
-        yield _Process(tree, process, own, assignment.include_descendants)
+        yield _Process(tree, process, own, ProcessTasks(process, assignment.include_descendants))
 
 
 def _process(assignment: Assignment) -> Process:
@@ -112,17 +110,13 @@ class _Process:
     _tree: Tree
     _process: Process
     _own_cgroup: str
-    _with_descendants: bool
+    tasks: ProcessTasks
 
     def membership(self) -> Membership:
         return self._tree.membership(self._process.pid)
 
-    def tasks(self) -> list[int]:
-        below = processes.descendants(self._process.pid) if self._with_descendants else []
-        return self._process.threads() + [tid for pid in below for tid in processes.threads(pid)]
-
     def cpu_time_ns(self) -> int | None:
-        below = processes.descendants(self._process.pid) if self._with_descendants else []
+        below = processes.descendants(self._process.pid) if self.tasks.with_descendants else []
         used = [processes.cpu_time_ns(pid) for pid in (self._process.pid, *below)]
         return None if set(used) == {None} else sum(time or 0 for time in used)
 
@@ -131,10 +125,7 @@ class _Process:
 
     def descendants(self) -> list[int]:
         # Descendants in the process's own control group are found by that control group.
-        return [] if self._with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
-
-    def move(self, ref: GroupRef, options: MoveOptions) -> Moved:
-        return move_process(self._tree, self._process, ref, options, with_descendants=self._with_descendants)
+        return [] if self.tasks.with_descendants or self._own_cgroup else processes.descendants(self._process.pid)
 
     def member(self, assignment: Assignment) -> Member:
         return Member(
@@ -146,7 +137,7 @@ class _Process:
             cgroup=self._own_cgroup,
             started_at=utc_now(),
             late=self.cpu_time_ns() is not None if assignment.late is None else assignment.late,
-            include_descendants=self._with_descendants,
+            include_descendants=self.tasks.with_descendants,
             init=processes.is_namespace_init(self._process.pid),
         )
 
@@ -154,22 +145,19 @@ class _Process:
 @dataclass(frozen=True, slots=True)
 class _Cgroup:
     _tree: Tree
-    _path: str
+    tasks: CgroupTasks
 
     def membership(self) -> Membership | None:
-        for tid in cgroups.tasks(self._path):
+        for tid in cgroups.tasks(self.tasks.path):
             try:
                 return self._tree.membership(tid)
             except NoSuchProcess:
                 continue
         return None
 
-    def tasks(self) -> list[int]:
-        return cgroups.tasks(self._path)
-
     def cpu_time_ns(self) -> int | None:
         # Without tasks, the CPU time is that of earlier processes, which are not part of this workload.
-        return cgroups.cpu_time_ns(self._path) or 0 if cgroups.is_populated(self._path) else None
+        return cgroups.cpu_time_ns(self.tasks.path) or 0 if cgroups.is_populated(self.tasks.path) else None
 
     def children(self) -> list[int]:
         return []
@@ -177,16 +165,13 @@ class _Cgroup:
     def descendants(self) -> list[int]:
         return []
 
-    def move(self, ref: GroupRef, options: MoveOptions) -> Moved:
-        return move_cgroup(self._tree, self._path, ref, options)
-
     def member(self, assignment: Assignment) -> Member:
         # Tasks of a control group ran before the assignment.
         return Member(
-            id=assignment.member or os.path.basename(self._path),
+            id=assignment.member or os.path.basename(self.tasks.path),
             kind=assignment.kind,
             owner=assignment.owner,
-            cgroup=self._path,
+            cgroup=self.tasks.path,
             started_at=utc_now(),
-            late=cgroups.is_populated(self._path),
+            late=cgroups.is_populated(self.tasks.path),
         )

@@ -17,7 +17,7 @@ from dbus_fast import Variant
 
 from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import move_process
+from resctrlmond.resctrl.tasks import ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.api import private_bus
 from tests.bench.host import IDLE, Host, python, resident, spawn, spawn_at_once, threaded
@@ -260,7 +260,7 @@ def _moves(tree: Tree, ref: GroupRef) -> Iterator[Row]:
 
         ours, bare = interleaved(
             20,
-            lambda: move_process(tree, process, ref),
+            lambda: move(tree, ProcessTasks(process), ref),
             lambda: by_hand(tree.full_path(ref)),
             before=lambda: by_hand(tree.path),
         )

@@ -400,7 +400,7 @@ MUTANTS = (
     Mutant(
         "threads in other groups are taken over unasked",
         _RESCTRL + "tasks.py",
-        "if where.group and where not in self.options.own and not self.options.take_over:",
+        "if where.group and where not in self.options.own and self.options.may_take is None:",
         "if False:",
         "tests/resctrl/test_tasks.py tests/resctrl",
     ),

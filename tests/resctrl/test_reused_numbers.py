@@ -11,7 +11,7 @@ import pytest
 from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process, put_back
+from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, ProcessTasks, move, put_back
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 from .conftest import Make
@@ -58,7 +58,7 @@ def test_a_stranger_with_the_number_of_a_process_goes_back_to_its_parents_group(
     reuser.victim, reuser.reuse = puppet.pid, reuse
     ref = make("a")
     with pytest.raises(NoSuchProcess, match=f"process {puppet.pid} ended"):
-        move_process(reuser, held, ref)
+        move(reuser, ProcessTasks(held), ref)
     assert reuser.membership(puppet.pid) == THEIRS
     assert reuser.tasks(ref) == []
 
@@ -72,7 +72,7 @@ def test_a_strangers_thread_with_the_number_goes_back_to_its_process(
 
     reuser.victim, reuser.reuse = puppet.pid, reuse
     with pytest.raises(NoSuchProcess):
-        move_process(reuser, held, make("a"))
+        move(reuser, ProcessTasks(held), make("a"))
     assert reuser.membership(puppet.pid) == THEIRS
 
 
@@ -87,7 +87,7 @@ def test_a_stranger_of_no_group_goes_back_to_none(
 
     reuser.victim, reuser.reuse = puppet.pid, reuse
     with pytest.raises(NoSuchProcess):
-        move_process(reuser, held, make("a"))
+        move(reuser, ProcessTasks(held), make("a"))
     assert reuser.membership(puppet.pid) == Membership("", "")
 
 
@@ -108,7 +108,7 @@ def test_a_strangers_group_that_was_removed_leaves_it_in_its_class(
     removing = GroupRemover(reuser.path, reuser.simulation)
     removing.victim, removing.reuse = puppet.pid, reuse
     with pytest.raises(NoSuchProcess):
-        move_process(removing, held, make("a"))
+        move(removing, ProcessTasks(held), make("a"))
     assert reuser.membership(puppet.pid) == Membership("", "")
 
 
@@ -128,7 +128,7 @@ def test_a_stranger_of_another_class_goes_back_to_it(
     # Through the class of the group, which changes the stranger's allocation until it is given back.
     reuser.victim, reuser.reuse = puppet.pid, reuse
     with Process.open(puppet.pid) as held, pytest.raises(NoSuchProcess):
-        move_process(reuser, held, make("a"), MoveOptions(through_class=True))
+        move(reuser, ProcessTasks(held), make("a"), MoveOptions(through_class=True))
     assert reuser.membership(puppet.pid) == Membership(class_, "theirs")
 
 
@@ -143,7 +143,7 @@ def test_a_new_thread_of_the_same_process_stays(
 
     reuser.victim, reuser.reuse = thread, reuse
     ref = make("a")
-    moved = move_process(reuser, held, ref)
+    moved = move(reuser, ProcessTasks(held), ref)
     assert (moved.passes, moved.left) == (2, frozenset())
     assert {reuser.membership(tid) for tid in puppet.threads()} == {Membership("", "a")}
 
@@ -160,7 +160,7 @@ def test_a_stranger_with_the_number_of_a_cgroups_task_goes_back(
 
     reuser.victim, reuser.reuse = puppet.pid, reuse
     ref = make("a")
-    assert move_cgroup(reuser, cgroup, ref) == Moved(0, 2)
+    assert move(reuser, CgroupTasks(cgroup), ref) == Moved(0, 2)
     assert reuser.membership(puppet.pid) == THEIRS
     assert reuser.tasks(ref) == []
     assert os.path.exists(f"/proc/{puppet.pid}")
@@ -172,7 +172,7 @@ def test_undoing_moves_leaves_a_stranger_that_received_the_number_where_it_is(
     """The process that was moved has ended, and its number is a stranger's: the stranger was moved in its stead."""
     ref = make("a")
     past: dict[int, tuple[int, Membership]] = {}
-    move_process(tree, held, ref, MoveOptions(origins=past))
+    move(tree, ProcessTasks(held), ref, MoveOptions(origins=past))
     assert set(past) == {puppet.pid}
     puppet.kill()
     pause_for_start_time()
@@ -188,7 +188,7 @@ def test_undoing_moves_puts_each_thread_back_where_it_was(
     thread = puppet.make("thread")
     tree.write_task(before.path, thread)
     past: dict[int, tuple[int, Membership]] = {}
-    move_process(tree, held, after, MoveOptions(take_over=True, origins=past))
+    move(tree, ProcessTasks(held), after, MoveOptions(may_take=lambda _: True, origins=past))
     assert set(tree.tasks(after)) == {puppet.pid, thread}
     put_back(tree, past)
     assert tree.membership(puppet.pid) == Membership("", "")

@@ -14,7 +14,7 @@ from resctrlmond.resctrl import tasks
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess, ProcessChanged
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.resctrl.tasks import Moved, MoveOptions, move_cgroup, move_process
+from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
 from .conftest import Make
@@ -38,27 +38,27 @@ def enter(cgroup: str, pid: int) -> None:
 
 def test_all_threads_of_a_process_are_moved(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
     threads = {puppet.make("thread") for _ in range(8)}
-    assert move_process(tree, held, make("a")) == Moved(9, 2)
+    assert move(tree, ProcessTasks(held), make("a")) == Moved(9, 2)
     assert where(tree, {puppet.pid, *threads}) == {HERE}
     assert set(tree.tasks(GroupRef("", "a"))) == {puppet.pid, *threads}
 
 
 def test_moving_again_moves_nothing(tree: Tree, make: Make, held: Process) -> None:
     ref = make("a")
-    move_process(tree, held, ref)
-    assert move_process(tree, held, ref) == Moved(0, 1)
+    move(tree, ProcessTasks(held), ref)
+    assert move(tree, ProcessTasks(held), ref) == Moved(0, 1)
 
 
 def test_children_that_are_forked_later_are_in_the_group(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:
-    move_process(tree, held, make("a"))
+    move(tree, ProcessTasks(held), make("a"))
     assert where(tree, {puppet.make("thread"), puppet.make("fork")}) == {HERE}
 
 
 def test_children_made_before_stay(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
     child = puppet.make("fork")
-    move_process(tree, held, make("a"))
+    move(tree, ProcessTasks(held), make("a"))
     assert where(tree, {child}) == {Membership("", "")}
 
 
@@ -67,18 +67,18 @@ def test_threads_started_during_the_move_are_moved_or_returned(
 ) -> None:
     puppet.do("chains")
     deadline = time.monotonic() + 60
-    moved = move_process(tree, held, make("a"))
+    moved = move(tree, ProcessTasks(held), make("a"))
     # Threads that start a successor and end cannot be caught by writing their numbers; the result has them.
     while moved.left:
         assert moved.passes == tasks.MAX_PASSES
         assert time.monotonic() < deadline
-        moved = move_process(tree, held, GroupRef("", "a"))
+        moved = move(tree, ProcessTasks(held), GroupRef("", "a"))
     # A clone copies its maker's group when it begins, and is listed when it is done (kernel/fork.c, copy_process()):
     # one that was under way during the last pass comes to light after it, and the next sweep takes it in.
     while place.name == KERNEL and {tid for tid in held.threads() if _outside(tree, tid)}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-        move_process(tree, held, GroupRef("", "a"))
+        move(tree, ProcessTasks(held), GroupRef("", "a"))
 
 
 def _outside(tree: Tree, tid: int) -> bool:
@@ -90,7 +90,7 @@ def _outside(tree: Tree, tid: int) -> bool:
 
 def test_children_forked_while_moving_follow(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
     puppet.do("breed")
-    assert move_process(tree, held, make("a")).left == frozenset()
+    assert move(tree, ProcessTasks(held), make("a")).left == frozenset()
     # Those that were forked before the move end soon; if later ones did not follow, some would always be outside.
     end = time.monotonic() + 60
     while outside := {child for child in _children(puppet.pid) if _outside(tree, child)}:
@@ -114,7 +114,7 @@ def test_moving_a_dead_process_raises_no_such_process(tree: Tree, make: Make, pu
     ref = make("a")
     puppet.kill()
     with pytest.raises(NoSuchProcess, match=f"mon_groups/a: process {puppet.pid} ended") as caught:
-        move_process(tree, held, ref)
+        move(tree, ProcessTasks(held), ref)
     assert not isinstance(caught.value, ProcessChanged)
 
 
@@ -126,7 +126,7 @@ def test_moving_a_zombie_raises_no_such_process(tree: Tree, make: Make, puppet: 
         while not process.has_ended():
             time.sleep(0.005)
         with pytest.raises(NoSuchProcess):
-            move_process(tree, process, ref)
+            move(tree, ProcessTasks(process), ref)
     assert tree.tasks(ref) == []
 
 
@@ -148,12 +148,12 @@ def test_a_process_that_ends_while_it_is_moved_has_changed(
     killing = _Killer(tree.path, tree.simulation)
     killing.victim = puppet
     with pytest.raises(ProcessChanged, match=f"process {puppet.pid} ended"):
-        move_process(killing, held, ref)
+        move(killing, ProcessTasks(held), ref)
 
 
 def test_move_into_a_removed_group_raises(tree: Tree, held: Process) -> None:
     with pytest.raises(NoSuchGroup, match="mon_groups/a"):
-        move_process(tree, held, GroupRef("", "a"))
+        move(tree, ProcessTasks(held), GroupRef("", "a"))
 
 
 def test_threads_in_other_groups_stay_there_and_are_returned(
@@ -161,7 +161,7 @@ def test_threads_in_other_groups_stay_there_and_are_returned(
 ) -> None:
     thread, other = puppet.make("thread"), puppet.make("thread")
     tree.write_task(make("b").path, other)
-    assert move_process(tree, held, make("a")) == Moved(2, 2, frozenset({other}))
+    assert move(tree, ProcessTasks(held), make("a")) == Moved(2, 2, frozenset({other}))
     assert where(tree, {puppet.pid, thread}) == {HERE}
     assert tree.membership(other) == Membership("", "b")
 
@@ -171,7 +171,7 @@ def test_threads_in_other_groups_are_taken_over_when_asked(
 ) -> None:
     other = puppet.make("thread")
     tree.write_task(make("b").path, other)
-    assert move_process(tree, held, make("a"), MoveOptions(take_over=True)) == Moved(2, 2)
+    assert move(tree, ProcessTasks(held), make("a"), MoveOptions(may_take=lambda _: True)) == Moved(2, 2)
     assert where(tree, {puppet.pid, other}) == {HERE}
 
 
@@ -188,7 +188,7 @@ def test_thread_that_has_left_another_group_meanwhile_is_moved_and_not_returned(
 ) -> None:
     other = puppet.make("thread")
     tree.write_task(make("b").path, other)
-    assert move_process(_Releaser(tree.path, tree.simulation), held, make("a")) == Moved(2, 3)
+    assert move(_Releaser(tree.path, tree.simulation), ProcessTasks(held), make("a")) == Moved(2, 3)
     assert where(tree, {puppet.pid, other}) == {HERE}
 
 
@@ -200,7 +200,7 @@ def test_a_process_of_another_class_is_refused_with_the_kernels_words(
     tree: Tree, make: Make, class_: str, held: Process
 ) -> None:
     with pytest.raises(ClassMismatch) as caught:
-        move_process(tree, held, make("a", class_))
+        move(tree, ProcessTasks(held), make("a", class_))
     words = f"Can't move task to different control group; Error while processing task {held.pid}"
     assert caught.value.status == words
     assert f"{class_}/mon_groups/a/tasks" in str(caught.value)
@@ -221,7 +221,7 @@ def test_class_mismatch_is_raised_after_the_status_was_cleared(
     """It was refused as KernelRefused, for a reason that nobody knew."""
     few = _OfFewWords(tree.path, tree.simulation)
     with pytest.raises(ClassMismatch) as caught:
-        move_process(few, held, make("a", class_))
+        move(few, ProcessTasks(held), make("a", class_))
     assert (caught.value.status, "follow" in caught.value.remedy) == ("", True)
 
 
@@ -230,9 +230,11 @@ def test_a_process_goes_through_the_class_when_asked(
     tree: Tree, make: Make, class_: str, puppet: Puppet, held: Process
 ) -> None:
     thread = puppet.make("thread")
-    assert move_process(tree, held, make("a", class_), MoveOptions(through_class=True)) == Moved(2, 2)
+    assert move(tree, ProcessTasks(held), make("a", class_), MoveOptions(through_class=True)) == Moved(2, 2)
     assert where(tree, {puppet.pid, thread}) == {Membership(class_, "a")}
-    assert move_process(tree, held, make("b"), MoveOptions(take_over=True, through_class=True)) == Moved(2, 2)
+    assert move(
+        tree, ProcessTasks(held), make("b"), MoveOptions(may_take=lambda _: True, through_class=True)
+    ) == Moved(2, 2)
     assert where(tree, {puppet.pid, thread}) == {Membership("", "b")}
 
 
@@ -241,7 +243,7 @@ def test_a_process_in_the_groups_class_needs_no_change_of_class(
     tree: Tree, make: Make, class_: str, held: Process
 ) -> None:
     tree.write_task(class_, held.pid)
-    assert move_process(tree, held, make("a", class_)) == Moved(1, 2)
+    assert move(tree, ProcessTasks(held), make("a", class_)) == Moved(1, 2)
     assert tree.membership(held.pid) == Membership(class_, "a")
 
 
@@ -256,7 +258,7 @@ def test_a_cgroup_is_moved_with_all_below_it(
     enter(cgroup, above.pid)
     enter(f"{cgroup}/x/y", below.pid)
     thread, child = below.make("thread"), below.make("fork")
-    assert move_cgroup(tree, cgroup, make("a")) == Moved(4, 2)
+    assert move(tree, CgroupTasks(cgroup), make("a")) == Moved(4, 2)
     assert where(tree, {above.pid, below.pid, thread, child}) == {HERE}
     assert tree.membership(outside.pid) == Membership("", "")
 
@@ -269,7 +271,7 @@ def test_a_cgroup_of_a_name_that_begins_the_same_is_another(
     os.mkdir(f"{cgroup}/xy")
     enter(f"{cgroup}/x", inside.pid)
     enter(f"{cgroup}/xy", outside.pid)
-    assert move_cgroup(tree, f"{cgroup}/x", make("a")) == Moved(1, 2)
+    assert move(tree, CgroupTasks(f"{cgroup}/x"), make("a")) == Moved(1, 2)
     assert tree.membership(outside.pid) == Membership("", "")
 
 
@@ -280,16 +282,16 @@ def test_threads_in_threaded_cgroups_are_moved(tree: Tree, make: Make, cgroup: s
     for name, text in (("cgroup.type", "threaded"), ("cgroup.threads", str(thread))):
         with open(f"{cgroup}/t/{name}", "w") as file:
             file.write(text)
-    assert move_cgroup(tree, f"{cgroup}/t", make("b")) == Moved(1, 2)
+    assert move(tree, CgroupTasks(f"{cgroup}/t"), make("b")) == Moved(1, 2)
     assert tree.membership(thread) == Membership("", "b")
-    assert move_cgroup(tree, cgroup, make("a"), MoveOptions(take_over=True)) == Moved(3, 2)
+    assert move(tree, CgroupTasks(cgroup), make("a"), MoveOptions(may_take=lambda _: True)) == Moved(3, 2)
     assert where(tree, {puppet.pid, thread, other}) == {HERE}
 
 
 def test_empty_and_removed_cgroups_are_not_errors(tree: Tree, make: Make, cgroup: str) -> None:
     ref = make("a")
-    assert move_cgroup(tree, cgroup, ref) == Moved(0, 1)
-    assert move_cgroup(tree, f"{cgroup}/gone", ref) == Moved(0, 1)
+    assert move(tree, CgroupTasks(cgroup), ref) == Moved(0, 1)
+    assert move(tree, CgroupTasks(f"{cgroup}/gone"), ref) == Moved(0, 1)
 
 
 def test_a_cgroup_whose_tasks_are_home_costs_no_look_at_the_table_of_mounts(
@@ -299,13 +301,13 @@ def test_a_cgroup_whose_tasks_are_home_costs_no_look_at_the_table_of_mounts(
     500 containers."""
     enter(cgroup, puppet.pid)
     ref = make("a")
-    assert move_cgroup(tree, cgroup, ref) == Moved(1, 2)
+    assert move(tree, CgroupTasks(cgroup), ref) == Moved(1, 2)
 
     def looked() -> NoReturn:
         raise AssertionError("the table of mounts was read")
 
     monkeypatch.setattr("resctrlmond.resctrl.cgroups.mounts", looked)
-    assert move_cgroup(tree, cgroup, ref) == Moved(0, 1)
+    assert move(tree, CgroupTasks(cgroup), ref) == Moved(0, 1)
 
 
 @pytest.mark.cgroup_v1
@@ -315,7 +317,7 @@ def test_a_cgroup_of_version_1_is_moved_wherever_its_tasks_are_in_other_hierarch
     thread = puppet.make("thread")
     enter(cgroup, puppet.pid)
     enter(cgroup_v1, puppet.pid)
-    assert move_cgroup(tree, cgroup_v1, make("a")) == Moved(2, 2)
+    assert move(tree, CgroupTasks(cgroup_v1), make("a")) == Moved(2, 2)
     assert where(tree, {puppet.pid, thread}) == {HERE}
 
 
@@ -336,5 +338,5 @@ def test_a_task_that_left_the_cgroup_stays_where_it_is(tree: Tree, make: Make, c
     enter(f"{cgroup}/x", puppet.pid)
     moving = _Mover(tree.path, tree.simulation)
     moving.away = (f"{cgroup}/y", puppet.pid)
-    assert move_cgroup(moving, f"{cgroup}/x", make("a")) == Moved(0, 2)
+    assert move(moving, CgroupTasks(f"{cgroup}/x"), make("a")) == Moved(0, 2)
     assert tree.membership(puppet.pid) == Membership("", "")
