@@ -112,7 +112,7 @@ class Arrivals:
     def _list(self, directory: str) -> _Listing | None:
         at, known = boot_ticks(), self._listings.get(directory)
         try:
-            listed = _Listing(at, set(self._tree.tasks_in(directory)))
+            listed = _Listing(at, set(self._tree.tasks(directory)))
         except (NoSuchGroup, NotMounted):
             with self._changing:
                 # Not the list of a directory that was created there meanwhile.

@@ -172,13 +172,13 @@ class Tree:
         with self._opened(ref.path, "read the counters") as fd:
             return counters.read_mon_data(fd)
 
-    def tasks(self, ref: GroupRef) -> list[int]:
-        """List the thread IDs in the group. Slow, because the kernel walks over all threads of the host."""
-        return self.tasks_in(ref.path)
+    def tasks(self, directory: GroupRef | str) -> list[int]:
+        """List the thread IDs in a group, or in a class and its groups by its path in the tree.
 
-    def tasks_in(self, directory: str) -> list[int]:
-        """List the thread IDs in a group, or in a class and its groups, by its path in the tree; see ``tasks``."""
-        text = self._read_text(os.path.join(directory, "tasks"), "list the tasks of the group")
+        Slow, because the kernel walks over all threads of the host.
+        """
+        path = directory if isinstance(directory, str) else directory.path
+        text = self._read_text(os.path.join(path, "tasks"), "list the tasks of the group")
         return [int(line) for line in text.split()]
 
     def cpus(self, ref: GroupRef) -> str:

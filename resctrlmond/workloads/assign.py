@@ -56,8 +56,9 @@ def assign(
             # The first record has all that the moves need: the member, because a claim that brought no member may
             # never end, and the CPU time that its control group used before.
             joining = replace(member, joining=True)
-            workload = ctx.joiners.forget_member(new_run(ctx, txn, wanted), member.id)
-            workload = ctx.joiners.begin(_joined(workload, joining, assignment), joining)
+            ctx.joiners.forget(txn.key)
+            workload = _joined(new_run(ctx, txn, wanted), joining, assignment)
+            workload = ctx.joiners.begin(workload, joining)
             workload = start_run(ctx, txn, workload, may_wait=assignment.may_wait, limit=limit)
         else:
             if not assignment.may_wait:

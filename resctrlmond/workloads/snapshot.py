@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import math
+import operator
 import os
 import shutil
 import stat
@@ -110,7 +111,7 @@ class Snapshots:
                 os.mkdir(new, self._mode)
                 write_file(os.path.join(new, "created_at"), created_at.encode() + b"\n", is_new=True)
                 written: dict[str, str] = {}
-                for domain, of_domain in itertools.groupby(readings, key=lambda reading: reading.domain):
+                for domain, of_domain in itertools.groupby(readings, operator.attrgetter("domain")):
                     folder = os.path.join(new, "mon_data", domain)
                     _make_folders(folder, self._mode)
                     for reading in of_domain:

@@ -416,8 +416,12 @@ def test_group_whose_tasks_cannot_be_listed_after_a_write_is_estimated(
 ) -> None:
     """A task that was moved out may end before the next list."""
 
-    def starve(_tree: Tree, ref: GroupRef) -> list[int]:
-        raise NotRead("cannot list the tasks of the group", path=ref.path, errno=errno.EMFILE)
+    listed = Tree.tasks
+
+    def starve(tree: Tree, directory: GroupRef | str) -> list[int]:
+        if isinstance(directory, str):
+            return listed(tree, directory)
+        raise NotRead("cannot list the tasks of the group", path=directory.path, errno=errno.EMFILE)
 
     with monkeypatch.context() as patched:
         patched.setattr(Tree, "tasks", starve)
