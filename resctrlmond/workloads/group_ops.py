@@ -38,7 +38,7 @@ from resctrlmond.workloads.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.plan import RECOVERED, lacking_counters, served_before
 from resctrlmond.workloads.store import Limit, Transaction
-from resctrlmond.workloads.totals import Live, used
+from resctrlmond.workloads.totals import End, Live, used
 from resctrlmond.workloads.validation import valid_class
 
 # Cores report their energy counts every 2 ms at the latest, also after the death of a task (cover letter of the AET
@@ -471,13 +471,13 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     # went offline has its last value there too.
     last = ctx.snapshots.checkpoint(subfolder, now, readings, group.inodes)
     over = replace(group, state=state, reason=reason)
-    ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, now))
+    ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)))
     return group
 
 
-def _sealing(ctx: Context, txn: Transaction, over: Group, completed_at: str) -> AbstractContextManager[None] | None:
+def _sealing(ctx: Context, txn: Transaction, over: Group, end: End) -> AbstractContextManager[None] | None:
     """Write the final qualities of the workload with its first group."""
-    return None if over.folder else ctx.quality.sealing(txn.workload.with_group(over), completed_at)
+    return None if over.folder else ctx.quality.sealing(txn.workload.with_group(over), end)
 
 
 def lose(ctx: Context, txn: Transaction, reason: str) -> Workload:
@@ -502,7 +502,7 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
         else:
             now, last = utc_now(), readings_of(ctx.snapshots.last_read(subfolder))
             over = replace(group, state=GroupState.LOST, reason=reason)
-            ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, now))
+            ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)))
     _remove_directory(ctx, group)
     _close(ctx, txn, group, GroupState.LOST, reason)
 

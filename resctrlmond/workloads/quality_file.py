@@ -12,7 +12,7 @@ from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import GroupState, Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import Live, remembered, used
+from resctrlmond.workloads.totals import End, Live, remembered, used
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class QualityFiles:
             self._write(workload.key, text(found))
 
     @contextlib.contextmanager
-    def sealing(self, workload: Workload, completed_at: str) -> Iterator[None]:
-        """Write the final qualities of a run whose end values, read at ``completed_at``, are all written."""
+    def sealing(self, workload: Workload, end: End) -> Iterator[None]:
+        """Write the final qualities of a run whose end values, of the first group ``end``, are all written."""
         with self._lock:
-            self._write(workload.key, text(used(self._snapshots, workload, {}, completed_at)))
+            self._write(workload.key, text(used(self._snapshots, workload, {}, end)))
             yield
 
     def witness(self, workload: Workload, live: Live, totals: Iterable[Total]) -> None:

@@ -91,7 +91,7 @@ class Snapshots:
         Raises NotWritten.
         """
         with writing(self.path(subfolder)):
-            self._make_folder(self.path(subfolder))
+            self._make_folder(self.path(subfolder), set())
 
     def is_complete(self, subfolder: str) -> bool:
         """Return whether all end values are written. Raises NotRead."""
@@ -119,7 +119,7 @@ class Snapshots:
                         target = os.path.join(live, "mon_data", domain, reading.event)
                         os.symlink(target, os.path.join(folder, reading.event))
                 _remove(path)
-                self._make_folder(os.path.dirname(path))
+                self._make_folder(os.path.dirname(path), set())
                 os.rename(new, path)
             except OSError:
                 _remove(new)
@@ -248,15 +248,16 @@ class Snapshots:
         self._begin.pop(subfolder, None)
         with writing(top):
             folders = {reading.domain: os.path.join(top, "mon_data", reading.domain) for reading in readings}
+            there: set[str] = set()
             for folder in folders.values():
-                self._make_folder(folder)
+                self._make_folder(folder, there)
             written: dict[str, str] = {}
             for reading in readings:
                 _write_value(folders[reading.domain], reading, _END, written)
             for _, entry in _entries(os.path.join(top, "mon_data")):
                 if entry.is_symlink():
                     os.unlink(entry.path)
-            self._make_folder(top)
+            self._make_folder(top, set())
             with sealing or contextlib.nullcontext():
                 write_file(os.path.join(top, "completed_at"), completed_at.encode() + b"\n")
 
@@ -405,14 +406,16 @@ class Snapshots:
             self._completed_ns[run] = then
         return then
 
-    def _make_folder(self, path: str) -> None:
+    def _make_folder(self, path: str, there: set[str]) -> None:
         """Create a folder and its parents below ``groups/``, and remove a file or link in the place of any of them.
 
-        Such a file would prevent the end of the run, and so the release of its RMID.
+        Such a file would prevent the end of the run, and so the release of its RMID. Folders that are ``there`` have
+        been checked, and are added.
         """
-        if path == self.groups:
+        if path == self.groups or path in there:
             return
-        self._make_folder(os.path.dirname(path))
+        there.add(path)
+        self._make_folder(os.path.dirname(path), there)
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.lstat(path).st_mode):
                 return

@@ -71,7 +71,7 @@ class Transaction:
     @property
     def workload(self) -> Workload:
         """The workload. Raises NoSuchGroup."""
-        return self._store.known(self.key)
+        return self.find() or self._store.known(self.key)
 
     def save(self, workload: Workload, limit: Limit | None = None) -> Workload:
         """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.

@@ -16,6 +16,8 @@ from resctrlmond.workloads.snapshot import Snapshots
 
 # The readings of each group of a workload, by its subfolder.
 Live = Mapping[str, Sequence[Reading]]
+# The time at which the end values of a group were read, and these.
+End = tuple[str, Sequence[Reading]]
 
 
 def as_reported(workload: Workload) -> Workload:
@@ -30,10 +32,10 @@ def as_reported(workload: Workload) -> Workload:
     return workload
 
 
-def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str = "") -> list[Total]:
+def used(snapshots: Snapshots, workload: Workload, live: Live, end: End | None = None) -> list[Total]:
     """Return the totals over all groups: up to the ``live`` readings, or up to the end values for groups without any.
 
-    ``completed_at`` is the time at which the end values of the first group were read, if its file does not exist yet.
+    ``end`` are the end values of the first group, if they are not read from its files.
     """
     workload = as_reported(workload)
     counted = [group for group in workload.groups if snapshots.exists(workload.subfolder(group))]
@@ -43,7 +45,7 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, completed_at: str
         if subfolder in live:
             part = _so_far(snapshots, subfolder, group, live[subfolder])
         else:
-            part = _ended(snapshots, subfolder, group, "" if group.folder else completed_at)
+            part = _ended(snapshots, subfolder, group, None if group.folder else end)
         parts.append(part)
     if workload.prior_runs is not None:
         parts.append(_of_prior_runs(workload.prior_runs, parts))
@@ -90,11 +92,11 @@ def _so_far(snapshots: Snapshots, subfolder: str, group: Group, live: Sequence[R
     return _totals(group, _with_lost(begin, group, readings), readings, missed, now)
 
 
-def _ended(snapshots: Snapshots, subfolder: str, group: Group, completed_at: str = "") -> list[Total]:
+def _ended(snapshots: Snapshots, subfolder: str, group: Group, end_values: End | None) -> list[Total]:
     """Return the totals of a group up to its end values. Values that are older than the end have a reason."""
-    end = snapshots.end_values(subfolder)
+    completed_at, end = end_values or (snapshots.completed_at(subfolder), snapshots.end_values(subfolder))
     begin = _with_lost(snapshots.begin_values(subfolder), group, end)
-    last_read, completed_at = snapshots.last_read(subfolder), completed_at or snapshots.completed_at(subfolder)
+    last_read = snapshots.last_read(subfolder)
     missed = {}
     for domain in {reading.domain for reading in begin} | last_read.keys():
         time = last_read[domain].time if domain in last_read else ""
