@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from resctrlmond.resctrl import cgroups
@@ -34,14 +35,12 @@ def settle(ctx: Context, txn: Transaction) -> Workload | None:
     if all(claim.owner in over for claim in claims) and any(claim.ends is EndRule.MEMBERS for claim in claims):
         # Its owner did not release it at its end.
         _add_late_end(ctx, txn, caveats.LATE_END)
-    for owner in over:
-        txn.save(group_ops.without_claim(txn.workload, owner))
-    workload = txn.workload
-    if workload.state is State.ENDING:
-        return finish_again(ctx, txn)
-    if not workload.claims and not workload.state.is_over:
-        return group_ops.finish(ctx, txn, workload.reason or "its last member ended")
-    return workload
+    workload = functools.reduce(group_ops.without_claim, over, txn.workload)
+    if not workload.claims and not workload.state.is_over and workload.state is not State.ENDING:
+        # As in Release, the write that records the end removes the last claims.
+        return group_ops.finish(ctx, txn, workload.reason or "its last member ended", without_claims=over)
+    workload = txn.save(workload)
+    return finish_again(ctx, txn) if workload.state is State.ENDING else workload
 
 
 def add_unseen_end(ctx: Context, txn: Transaction) -> None:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl.bandwidth import Mode, domain_number
@@ -407,17 +408,17 @@ def _is_recordable(ref: GroupRef) -> bool:
 # -- end
 
 
-def finish(ctx: Context, txn: Transaction, reason: str, *, without_claim: str = "") -> Workload:
+def finish(ctx: Context, txn: Transaction, reason: str, *, without_claims: Iterable[str] = ()) -> Workload:
     """End the run: write the end values of each group, remove its directory, and so free its RMID.
 
-    ``without_claim`` is the owner of the last claim, which is removed with the first write. Can be called again for a
-    workload that is ending: finished steps are not repeated.
+    ``without_claims`` are the owners of the last claims, which are removed with the first write. Can be called again
+    for a workload that is ending: finished steps are not repeated.
     """
     first = txn.workload.first
     if first.state is not GroupState.ENDING and not _never_stood(ctx, first):
         ctx.interference.before_end(txn)
         ending = replace(txn.workload.first, state=GroupState.ENDING, reason=reason)
-        txn.save(txn.workload.with_group(ending).without_claim(without_claim))
+        txn.save(functools.reduce(Workload.without_claim, without_claims, txn.workload.with_group(ending)))
     # The first group is the last to end, because its completed_at says that all end values of the workload are there.
     _end_others(ctx, txn, reason)
     _end_group(ctx, txn, txn.workload.first, reason)

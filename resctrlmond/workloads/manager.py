@@ -288,7 +288,7 @@ class Manager:
                 placement.sweep_last(self.context, txn)
                 # The last claim is removed by the write that records the end: a daemon that is killed after it
                 # completes this end, and one that is killed before it has not begun.
-                group_ops.finish(self.context, txn, reason_text(reason), without_claim=owner)
+                group_ops.finish(self.context, txn, reason_text(reason), without_claims=[owner])
             workload = txn.workload
             released = Released(workload, workload.state.is_over, self._totals(workload))
         if released.completed:
