@@ -29,6 +29,7 @@ class Assignment:
     of ``priority`` (None: unchanged, 0 at first). ``ends`` is the rule by which the claim of ``owner`` ends (None:
     EndRule.RELEASE for a new claim, unchanged for an existing one). ``is_from_runtime``: the caller is a hook, which
     cannot repeat the request with less: attributes over the limit are left out, and the reserve of records is used.
+    Its ``own_cgroup`` is what the kernel states for the process.
     """
 
     key: str

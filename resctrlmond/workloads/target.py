@@ -80,7 +80,9 @@ def opened(tree: Tree, assignment: Assignment) -> Iterator[Target]:
         check_word("cgroup", assignment.cgroup, MAX_PATH_LENGTH)
         yield _Cgroup(tree, CgroupTasks(cgroups.check(assignment.cgroup)))
         return
-    own = cgroups.check(assignment.own_cgroup) if assignment.own_cgroup else ""
+    own = assignment.own_cgroup
+    if own and not assignment.is_from_runtime:
+        own = cgroups.check(own)
     with _process(assignment) as process:
         if process.pid == 1:
             raise PermissionDenied("process 1 is the init process of the host, not a workload")
