@@ -4,7 +4,7 @@
  *
  * The compiled form of resctrlmond/oci_hook.py, which explains the arguments, time-outs and messages; tests/hook holds
  * both to the same behavior. It allocates no memory. Each call that can block is repeated after EINTR, and a timer
- * interrupts it every 0.1 s to look at the clock.
+ * interrupts it again and again to look at the clock.
  */
 #define _XOPEN_SOURCE 700
 #include <errno.h>
@@ -32,6 +32,8 @@
 enum { MAX_MESSAGE = 1 << 20, MAX_REPLY = 1 << 16, CHUNK = 1 << 16, REASON = 16384 };
 // The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
 static const double MAX_QUEUE_TIMEOUT = 60;
+// Seconds between two looks at the clock, and in the queue, where hundreds of hooks would keep the daemon from its work.
+static const double TICK = 0.1, QUEUE_TICK = 0.5;
 
 static const char READING[] = "reading the state", WAITING[] = "waiting for resctrlmond";
 static const char *stage = "", *step = READING;
@@ -58,10 +60,10 @@ static void on_signal(int number)
     *(number == SIGALRM ? &rang : &interrupted) = 1;
 }
 
-/* Ring after so many seconds, then every 0.1 s: a signal just before a system call does not end its wait. */
-static void set_timer(double seconds)
+/* Ring after so many seconds, and then again and again: a signal just before a system call does not end its wait. */
+static void set_timer(double first, double interval)
 {
-    struct itimerval timer = {{0, 100000}, {0, (suseconds_t)(seconds * 1e6) + 1}};
+    struct itimerval timer = {{0, (suseconds_t)(interval * 1e6)}, {0, (suseconds_t)(first * 1e6) + 1}};
     setitimer(ITIMER_REAL, &timer, NULL);
 }
 
@@ -132,7 +134,7 @@ __attribute__((format(printf, 1, 2))) static _Noreturn void give_up(const char *
         sendto(socket(AF_UNIX, SOCK_DGRAM, 0), fields, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL,
                (struct sockaddr *)&journal, sizeof journal);
     // A stderr that is full and not read blocks; from here on, the timer's signal exits.
-    set_timer(0.5);
+    set_timer(0.5, TICK);
     code = strict;
     size = snprintf(fields, sizeof fields, "resctrlmon-oci-hook: %s\n", text);
     // Without a stderr, descriptor 2 may be a socket by now.
@@ -233,7 +235,7 @@ static void set_alarm(void)
     sigemptyset(&alarm_only);
     sigaddset(&alarm_only, SIGALRM);
     sigprocmask(SIG_UNBLOCK, &alarm_only, NULL);
-    set_timer(timeout < 0.1 ? timeout : 0.1);
+    set_timer(timeout < TICK ? timeout : TICK, TICK);
 }
 
 /* Read all of stdin. Bytes past the limit are read and dropped: a runtime may fail on a closed pipe. */
@@ -328,6 +330,7 @@ static bool is_refusal(void)
 static bool read_notice(void)
 {
     static const char end[] = "\"continues\":true}";
+    static bool is_queued;
     size_t size = strlen(reply);
     if (is_refusal() || size < strlen(end) || strcmp(reply + size - strlen(end), end) != 0)
         return false;
@@ -337,6 +340,10 @@ static bool read_notice(void)
     for (int i = 0; i < 9 && *digit >= '0' && *digit <= '9'; i++)
         milliseconds = 10 * milliseconds + (*digit++ - '0');
     queue_timeout = milliseconds / 1000 < MAX_QUEUE_TIMEOUT ? milliseconds / 1000 : MAX_QUEUE_TIMEOUT;
+    // Once: the timer must not begin anew with each of endless replies.
+    if (!is_queued)
+        set_timer(QUEUE_TICK, QUEUE_TICK);
+    is_queued = true;
     reply_size -= size + 1;
     memmove(reply, reply + size + 1, reply_size);
     return true;

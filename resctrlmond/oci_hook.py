@@ -40,8 +40,10 @@ _CHUNK = 1 << 16
 # The longest time in seconds that the daemon can make the hook wait in its queue (resctrlmond.config.HookTimeout).
 MAX_QUEUE_TIMEOUT = 60.0
 
-# Seconds between two looks at the clock and the lock.
+# Seconds between two looks at the clock and the lock, and in the queue, where hundreds of hooks would keep the daemon
+# from its work.
 _TICK = 0.1
+_QUEUE_TICK = 0.5
 _READING = "reading the state"
 _WAITING = "waiting for resctrlmond"
 
@@ -67,8 +69,8 @@ class Run:
         self.journal = JOURNAL
         self.timeout = 2.0
         self.start_timeout = 10.0
-        # Until the daemon replies that the call is queued.
         self.queue_timeout = 0.0
+        self.is_queued = False
         self.mistake = ""
         self.step = _READING
         words = iter(arguments)
@@ -102,6 +104,14 @@ class Run:
             self.socket = value
         else:
             self.journal = value
+
+    def set_queue_timeout(self, seconds: float) -> None:
+        """Set how long the hook may last because its call is queued."""
+        self.queue_timeout = seconds
+        # Once: the timer must not begin anew with each of endless replies.
+        if not self.is_queued:
+            _signal.setitimer(_signal.ITIMER_REAL, _QUEUE_TICK, _QUEUE_TICK)
+        self.is_queued = True
 
 
 def read_state() -> bytes:
@@ -218,7 +228,8 @@ def exchange(run: Run, message: bytes) -> bytes:
         while True:
             first, end, rest = reply.partition(b"\0")
             if end and continues(first):
-                run.queue_timeout, reply = queue_timeout(first), rest
+                run.set_queue_timeout(queue_timeout(first))
+                reply = rest
             elif end or len(reply) > MAX_REPLY or not (chunk := daemon.recv(_CHUNK)):
                 break
             else:

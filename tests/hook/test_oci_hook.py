@@ -555,9 +555,9 @@ def test_endless_notices_do_not_extend_the_wait(host: Host) -> None:
         connection, _ = host.daemon.accept()
         with connection, contextlib.suppress(ConnectionError):
             while True:
-                connection.sendall(notice(1000) * 100)
+                connection.sendall((notice(0) + notice(1000)) * 50)
         assert hook.wait(60) == 0
-    assert "gave up waiting for resctrlmond after 1 s" in host.the_line()
+    assert "gave up waiting for resctrlmond after " in host.the_line()
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
