@@ -120,7 +120,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     linger: TimeSpan = 0.0
     pod_linger: TimeSpan = 300.0
     checkpoint_interval: TimeSpan = 60.0
-    hook_queue_timeout: HookTimeout = 10.0
+    hook_queue_timeout: HookTimeout = 30.0
     log_level: LogLevel = "info"
     dbus: Switch = True
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 
 from resctrlmond.api.access import Caller
 from resctrlmond.api.hooks import key_of
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.api.workers import Lane
 
-# A call that has run for so long may hang in the kernel. Hooks do not wait for it.
-PROGRESS_S = 5.0
+# How long a hook waits without news. Hooks do not wait for a call that has run for so long, because it may hang.
+PATIENCE_S = 10.0
+# Seconds between two notices to a hook that waits.
+_RENEWAL_S = 2.0
 
 
 class HookQueue:
@@ -23,7 +25,7 @@ class HookQueue:
     ``most`` calls run at once: at most one for each workload, because a second one would wait for the first in a
     thread, and at most one for each calling process, because the hook of a container is a process with one call, and
     a process with many calls must not delay it. Calls whose caller has given up begin last: their containers run
-    already. ``timeout_s`` returns how long a hook may wait; with 0, no hook is asked to wait.
+    already. ``timeout_s`` returns how long a hook may wait in all; with 0, no hook is asked to wait.
     """
 
     def __init__(self, timeout_s: Callable[[], float], most: int = Lane.HOOKS.value[1]) -> None:
@@ -51,12 +53,16 @@ class HookQueue:
         self._advance()
 
     def timeout_ms(self, call: QueuedCall) -> int:
-        """Return how long the hook of a call should wait (ms): 0 if the call can begin now, or may wait for ever."""
+        """Return how long the hook of a waiting call may last (ms), counted from its call; 0 to say nothing.
+
+        While calls begin, that time is extended, so that hooks give up soon if this process hangs.
+        """
+        now = monotonic()
         blocking = [begun for other, begun in self._running.items() if other.excludes(call)]
-        if not blocking and len(self._running) == self._most:
-            blocking = [max(self._running.values())]
-        is_moving = all(time.monotonic() - begun < PROGRESS_S for begun in blocking)
-        return round(self._timeout_s() * 1000) if blocking and is_moving else 0
+        if not blocking:
+            blocking = [max(self._running.values(), default=now)]
+        is_moving = all(now - begun < PATIENCE_S for begun in blocking)
+        return round(1000 * min(self._timeout_s(), now - call.joined + PATIENCE_S)) if is_moving else 0
 
     def _advance(self) -> None:
         for call in tuple(self._waiting):
@@ -79,38 +85,38 @@ class HookQueue:
         return len(self._running) < self._most
 
     def _may_begin(self, call: QueuedCall) -> bool:
-        # The server has closed the connection of a cancelled call, and its task will leave.
-        return not call.turn.cancelled() and not any(other.excludes(call) for other in self._running)
+        return not any(other.excludes(call) for other in self._running)
 
     def _begin(self, call: QueuedCall) -> None:
-        self._running[call] = time.monotonic()
-        call.turn.set_result(None)
+        self._running[call] = monotonic()
+        call.turn.set()
 
 
 class QueuedCall:
-    """A call of Hook.Run with the workload that it names. ``turn`` is done when the call may begin."""
+    """A call of Hook.Run with the workload that it names. ``turn`` is set when the call may begin."""
 
     def __init__(self, queue: HookQueue, key: str, caller: Caller) -> None:
         self._queue = queue
         self._key = key
         self.caller = caller
-        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.turn = asyncio.Event()
+        self.joined = monotonic()
 
     def excludes(self, other: QueuedCall) -> bool:
         """Return whether the two calls must not run at once."""
         return self._key == other._key or self.caller.pid == other.caller.pid
 
-    def notice(self) -> RunReply | None:
-        """Return the reply that asks the hook to wait for another one; None if the hook need not, or must not."""
-        timeout_ms = self._queue.timeout_ms(self)
-        return RunReply(queue_timeout_ms=timeout_ms) if timeout_ms else None
-
     @contextlib.asynccontextmanager
-    async def begun(self) -> AsyncIterator[None]:
-        """Wait until the call may begin. It has ended when the context ends."""
+    async def begun(self, announce: Callable[[RunReply], None]) -> AsyncIterator[None]:
+        """Wait until the call may begin. ``announce`` sends how long the hook may wait. The context ends the call."""
         self._queue.join(self)
         try:
-            await self.turn
+            while not self.turn.is_set():
+                if timeout_ms := self._queue.timeout_ms(self):
+                    announce(RunReply(queue_timeout_ms=timeout_ms))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RENEWAL_S):
+                        await self.turn.wait()
             yield
         finally:
             self._queue.leave(self)

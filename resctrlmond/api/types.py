@@ -601,8 +601,8 @@ class RunReply(Reply, frozen=True, kw_only=True):
     moved: int | None = None
     """How many tasks were moved into the group."""
     queue_timeout_ms: int | None = None
-    """The call waits for those of other containers. The maximum duration of the hook in milliseconds, which is
-    *hook_queue_timeout* in *resctrlmond.yaml*(5). Another reply follows.
+    """The call waits for those of other containers. The maximum duration of the hook in milliseconds, unless a later
+    reply extends it, up to *hook_queue_timeout* in *resctrlmond.yaml*(5). Another reply follows.
     """
 
 

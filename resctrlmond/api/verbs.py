@@ -597,8 +597,8 @@ Return the state of the daemon and of the machine.
         description="""
 Handle one stage of a container's life, for *resctrlmon-oci-hook*(8).
 
-If many containers start at once, a call has to wait. With *more*, it then gets a first reply with *queueTimeoutMs*,
-and the other fields in a second one.
+If many containers start at once, a call has to wait. With *more*, it then gets a reply with *queueTimeoutMs* at once
+and every 2 seconds, and the other fields in the last reply.
 """,
     ),
 )

@@ -22,4 +22,4 @@ class Settings:
     linger_s: float = 0.0
     pod_linger_s: float = 300.0
     checkpoint_interval_s: float = 60.0
-    hook_queue_timeout_s: float = 10.0
+    hook_queue_timeout_s: float = 30.0

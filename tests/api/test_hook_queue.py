@@ -12,8 +12,8 @@ import pytest
 
 from resctrlmond.api import hook_queue
 from resctrlmond.api.access import Caller
-from resctrlmond.api.hook_queue import HookQueue, QueuedCall
-from resctrlmond.api.types import RunReply, RunRequest
+from resctrlmond.api.hook_queue import PATIENCE_S, HookQueue, QueuedCall
+from resctrlmond.api.types import RunRequest
 
 
 class Hooks:
@@ -24,6 +24,7 @@ class Hooks:
         self.queue = HookQueue(lambda: self.timeout_s, most)
         self.begun: list[str] = []
         self.gone: set[str] = set()
+        self.notices: dict[str, list[int | None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -42,7 +43,8 @@ class Hooks:
             await settled()
 
     async def _run(self, call: QueuedCall, id_: str) -> None:
-        async with call.begun():
+        notices = self.notices.setdefault(id_, [])
+        async with call.begun(lambda notice: notices.append(notice.queue_timeout_ms)):
             self.begun.append(id_)
             await self._ends[id_].wait()
 
@@ -127,36 +129,74 @@ async def test_a_call_whose_connection_was_closed_by_the_server_does_not_begin()
     await hooks.end("d")
 
 
-@in_loop
-async def test_a_hook_is_asked_to_wait_if_its_call_cannot_begin() -> None:
-    hooks = Hooks(most=2, timeout_s=2.5)
-    await hooks.start("a")
-    assert hooks.call("b").notice() is None
-    assert hooks.call("a").notice() == RunReply(queue_timeout_ms=2500)
-    await hooks.start("b")
-    assert hooks.call("c").notice() == RunReply(queue_timeout_ms=2500)
-    hooks.timeout_s = 0
-    assert hooks.call("c").notice() is None
-    await hooks.end("a", "b")
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock of the queue, which the test sets; the queue renews its notices all the time."""
+    clock = Clock()
+    monkeypatch.setattr(hook_queue, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(hook_queue, "_RENEWAL_S", 0.001)
+    return clock
 
 
-def test_a_hook_is_not_asked_to_wait_for_calls_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(hook_queue.time, "monotonic", lambda: now)
+class Clock:
+    now = 1000.0
 
+
+async def renewed(hooks: Hooks, id_: str) -> int | None:
+    """Wait for two more notices, and return the last."""
+    count = len(hooks.notices[id_])
+    while len(hooks.notices[id_]) < count + 2:
+        await asyncio.sleep(0.001)
+    return hooks.notices[id_][-1]
+
+
+def test_a_hook_is_asked_to_wait_while_its_call_cannot_begin(clock: Clock) -> None:
     async def run() -> None:
-        nonlocal now
-        hooks = Hooks(most=2)
-        await hooks.start("a")
-        now = hook_queue.PROGRESS_S
-        assert hooks.call("a").notice() is None
+        hooks = Hooks(most=2, timeout_s=15)
+        await hooks.start("a", "b", "c")
+        assert (hooks.notices["a"], hooks.notices["b"], hooks.notices["c"][0]) == ([], [], 10_000)
+        clock.now += 4
+        assert await renewed(hooks, "c") == 14_000
+        clock.now += 4
+        assert await renewed(hooks, "c") == 15_000
+        await hooks.start("d", **POD)
+        assert hooks.notices["d"][0] == 10_000
+        await hooks.end("a", "b", "c", "d")
+
+    asyncio.run(run())
+
+
+def test_a_hook_is_asked_to_wait_for_the_call_of_its_workload(clock: Clock) -> None:
+    async def run() -> None:
+        hooks = Hooks(most=2, timeout_s=15)
+        await hooks.start("a", "b", **POD)
+        assert hooks.notices["b"][0] == 10_000
+        hooks.timeout_s = 0
+        await hooks.start("c", **POD)
+        assert hooks.notices["c"] == []
+        await hooks.end("a", "b", "c")
+
+    asyncio.run(run())
+
+
+def test_a_hook_is_not_asked_to_wait_for_calls_that_hang(clock: Clock) -> None:
+    async def run() -> None:
+        hooks = Hooks(most=2, timeout_s=60)
+        await hooks.start("a", **POD)
+        clock.now += PATIENCE_S
         await hooks.start("b")
-        assert hooks.call("b").notice() is not None
+        await hooks.start("e", **POD)
+        await hooks.start("c")
         # A call has begun a moment ago, so another one may soon.
-        assert hooks.call("c").notice() is not None
-        now += hook_queue.PROGRESS_S
-        assert hooks.call("c").notice() is None
-        await hooks.end("a", "b")
+        assert hooks.notices["c"][0] == 10_000
+        assert hooks.notices["e"] == []
+        clock.now += PATIENCE_S
+        await hooks.start("d")
+        assert hooks.notices["d"] == []
+        count = len(hooks.notices["c"])
+        await asyncio.sleep(0.05)
+        assert len(hooks.notices["c"]) == count
+        await hooks.end("a", "b", "c", "d", "e")
 
     asyncio.run(run())
 

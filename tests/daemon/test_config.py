@@ -53,7 +53,7 @@ def test_defaults() -> None:
         "linger": 0.0,
         "pod_linger": 300.0,
         "checkpoint_interval": 60.0,
-        "hook_queue_timeout": 10.0,
+        "hook_queue_timeout": 30.0,
         "log_level": "info",
         "dbus": True,
     }

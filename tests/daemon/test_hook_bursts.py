@@ -220,8 +220,8 @@ def test_queued_call_is_answered_at_once_and_again_when_it_has_run(machine: Mach
             third.shutdown(socket.SHUT_WR)
             (reply,) = replies(first)
             assert (reply.continues, reply.error) == (None, None)
-            notice, reply = replies(second)
-            assert (bytes(notice.parameters), notice.continues) == (b'{"queueTimeoutMs":7000}', True)
+            *notices, reply = replies(second)
+            assert {(bytes(one.parameters), one.continues) for one in notices} == {(b'{"queueTimeoutMs":7000}', True)}
             assert (json.loads(bytes(reply.parameters))["key"], reply.continues) == (id_, None)
             # A client without "more" expects one reply.
             (reply,) = replies(third)

@@ -178,14 +178,16 @@ class Connection:
         queued = method.queue(parameters, caller) if method.queue is not None else None
         if queued is None:
             return await self._outcome(call.method, method.handler(parameters, caller))
-        # Before the call joins the queue: a peer that does not read must not keep a thread from others.
-        if call.more and (notice := queued.notice()) is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                await self._send(Reply(wire.encode_parameters(notice), continues=True))
         self._interruptible = True
-        async with queued.begun():
+        async with queued.begun(self._announce if call.more else lambda _notice: None):
             self._interruptible = False
             return await self._outcome(call.method, method.handler(parameters, caller))
+
+    def _announce(self, notice: msgspec.Struct) -> None:
+        """Send a reply after which another one follows, without waiting."""
+        # AF_UNIX sends such a short message as a whole or not at all (net/unix/af_unix.c, unix_stream_sendmsg()).
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            self._socket.send(wire.encode(Reply(wire.encode_parameters(notice), continues=True)))
 
     def _resolve(self, call: Call) -> tuple[Method[Any], Any]:
         """Return the method of a call, if the caller may call it, and the decoded parameters.

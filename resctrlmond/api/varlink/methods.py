@@ -55,11 +55,11 @@ error ExpectedMore ()
 class Queued(Protocol):
     """A call that may have to wait for other calls before its handler begins."""
 
-    def notice(self) -> msgspec.Struct | None:
-        """Return what to reply to a call with ``more`` before it waits; None for nothing."""
+    def begun(self, announce: Callable[[Any], None]) -> AbstractAsyncContextManager[None]:
+        """Wait until the handler may begin. It has ended when the context ends.
 
-    def begun(self) -> AbstractAsyncContextManager[None]:
-        """Wait until the handler may begin. It has ended when the context ends."""
+        ``announce`` sends a reply, with ``continues``, to a call with ``more``.
+        """
 
 
 @dataclass(frozen=True, slots=True)
