@@ -95,9 +95,9 @@ def test_containers_that_start_at_once_wait_for_their_groups(large: Machine) -> 
     configure(large, "1min")
     large.start()
     with containers(100) as inits:
-        # One after another, the groups take twice the time-out.
-        slow_down(large, 100)
-        hooks = [start_hook(large, id_, init.pid, "--timeout", "5") for id_, init in inits.items()]
+        # One after another, the groups take longer than the time-out.
+        slow_down(large, 200)
+        hooks = [start_hook(large, id_, init.pid, "--timeout", "15") for id_, init in inits.items()]
         assert [outcome(hook) for hook in hooks] == [(0, "")] * 100
         slow_down(large, 0)
         assert {id_: large.tasks(id_) for id_ in inits} == {id_: {init.pid} for id_, init in inits.items()}
