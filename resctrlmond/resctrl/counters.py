@@ -166,50 +166,110 @@ IN_ORDER = operator.attrgetter("domain", "event")
 _TEXT_LIMIT = 4096
 
 
-def read_mon_data(group: int) -> list[Reading]:
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The names in one directory of mon_data: ``domain`` as in ``Reading``, the events, the number of directories."""
+
+    domain: str
+    events: tuple[str, ...]
+    directories: int
+
+
+# The directories of mon_data in order of domain, the outermost ("") first.
+Layout = tuple[Directory, ...]
+
+
+def read_mon_data(group: int, known: Layout = ()) -> tuple[list[Reading], Layout]:
     """Read every counter below the group directory open as ``group``, in order of domain and event.
 
-    A domain or file that disappears meanwhile (its CPUs went offline) is skipped. A file that cannot be read for
-    another reason becomes a reading with ``Status.ERROR`` and the reason. Raises OSError if a directory cannot be
-    read, or memory or descriptors are lacking; with ENOENT, ENODEV or ESTALE the group was removed.
+    Returns the layout too, which is that of all groups of the mount: with it as ``known``, no directory is listed as
+    long as the layout is the same. A domain or file that disappears meanwhile (its CPUs went offline) is skipped. A
+    file that cannot be read for another reason becomes a reading with ``Status.ERROR`` and the reason. Raises OSError
+    if a directory cannot be read, or memory or descriptors are lacking; with ENOENT, ENODEV or ESTALE the group was
+    removed.
     """
-    fd = os.open("mon_data", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=group)
+    fd = os.open("mon_data", _DIRECTORY, dir_fd=group)
     try:
-        readings = sorted(_walk(fd, ""), key=IN_ORDER)
+        readings, layout = _read_known(fd, known), known
+        if readings is None:
+            found: list[Directory] = []
+            readings = sorted(_walk(fd, "", found), key=IN_ORDER)
+            layout = tuple(sorted(found, key=_DOMAIN))
         # If the group was removed meanwhile, the counters read so far are incomplete.
         os.stat("mon_data", dir_fd=group)
-        return readings
+        return readings, layout
     finally:
         os.close(fd)
 
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ESTALE})
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_DOMAIN = operator.attrgetter("domain")
 
 # The deepest file of the kernel is mon_data/mon_L3_00/mon_sub_L3_00/llc_occupancy.
 _DEPTH = 2
 
 
-def _walk(directory: int, domain: str, depth: int = 0) -> Iterator[Reading]:
+def _read_known(mon_data: int, known: Layout) -> list[Reading] | None:
+    """Read the counters by their known names; None if anything is not as known. Raises OSError.
+
+    A domain that came shows in the link count of the outer directory, which is 2 more than that of its directories
+    (kernfs_refresh_inode() in fs/kernfs/inode.c); one that went cannot be opened. With both, all directories are
+    known. The events of a domain never change: domain_add_cpu_mon() creates the files with the directory.
+    """
+    if not known:
+        return None
+    readings: list[Reading] = []
+    try:
+        for directory in known:
+            domain = directory.domain
+            fd = os.open(domain, _DIRECTORY, dir_fd=mon_data) if domain else mon_data
+            try:
+                status = os.fstat(fd)
+                if status.st_nlink != directory.directories + 2:
+                    return None
+                inode = status.st_ino
+                readings += [_read(fd, domain, name, inode) for name in directory.events]
+            finally:
+                if domain:
+                    os.close(fd)
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise
+    return readings
+
+
+def _walk(directory: int, domain: str, layout: list[Directory], depth: int = 0) -> Iterator[Reading]:
     with os.scandir(directory) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    inode = os.stat(directory).st_ino
+    events = sorted(name for name, is_directory in found if not is_directory)
+    layout.append(Directory(domain, tuple(events), len(found) - len(events)))
+    inode = os.fstat(directory).st_ino
     for name, is_directory in found:
         try:
             if not is_directory:
-                yield Reading(domain, name, parse_value(_read_text(directory, name)), inode)
+                yield _read(directory, domain, name, inode)
             elif depth < _DEPTH:
-                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+                fd = os.open(name, _DIRECTORY, dir_fd=directory)
                 try:
-                    yield from _walk(fd, f"{domain}/{name}" if domain else name, depth + 1)
+                    yield from _walk(fd, f"{domain}/{name}" if domain else name, layout, depth + 1)
                 finally:
                     os.close(fd)
         except OSError as error:
-            if error.errno in _GONE:
-                continue
-            # An unreadable domain is not an event, and a lack of resources is not a value of a counter.
-            if is_directory or error.errno in LACKS:
+            if error.errno not in _GONE:
                 raise
-            yield Reading(domain, name, Value(Status.ERROR, os.strerror(error.errno or 0)), inode)
+
+
+def _read(directory: int, domain: str, name: str, inode: int) -> Reading:
+    try:
+        value = parse_value(_read_text(directory, name))
+    except OSError as error:
+        # A lack of resources is not a value of a counter.
+        if error.errno in _GONE or error.errno in LACKS:
+            raise
+        value = Value(Status.ERROR, os.strerror(error.errno or 0))
+    return Reading(domain, name, value, inode)
 
 
 def _read_text(directory: int, name: str) -> str:

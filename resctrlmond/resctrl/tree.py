@@ -89,6 +89,8 @@ class Tree:
         self._command_lock = threading.Lock()
         self.own_writes = OwnWrites()
         self._modalias: str | None = None
+        # Both in one tuple, because threads read groups at the same time.
+        self._layout: tuple[Mounting, counters.Layout] = ((0, 0), ())
 
     @classmethod
     def open(cls, path: str = DEFAULT_PATH, *, allow_simulation: bool = False) -> Self:
@@ -169,8 +171,13 @@ class Tree:
 
     def read(self, ref: GroupRef) -> list[counters.Reading]:
         """Read all counters of the group, in order of domain and event. Raises NoSuchGroup."""
+        # Only a new mount changes the events of a domain. Identified before a group of it is opened.
+        mounting = self.mounting()
         with self._opened(ref.path, "read the counters") as fd:
-            return counters.read_mon_data(fd)
+            mounting_known, known = self._layout
+            readings, layout = counters.read_mon_data(fd, known if mounting == mounting_known else ())
+            self._layout = mounting, layout
+            return readings
 
     def tasks(self, directory: GroupRef | str) -> list[int]:
         """List the thread IDs in a group, or in a class and its groups by its path in the tree.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resctrlmond.resctrl.counters import EVENTS, Kind, Reading, Status, Value, event, parse_value, read_mon_data
+from resctrlmond.resctrl.counters import (
+    EVENTS,
+    Kind,
+    Layout,
+    Reading,
+    Status,
+    Value,
+    event,
+    parse_value,
+    read_mon_data,
+)
 
 U64 = 2**64 - 1
 
@@ -106,12 +117,16 @@ def put(group: Path, path: str, text: str | bytes) -> None:
     file.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
-def read(group: Path) -> list[Reading]:
+def read_known(group: Path, known: Layout) -> tuple[list[Reading], Layout]:
     fd = os.open(group, os.O_RDONLY)
     try:
-        return read_mon_data(fd)
+        return read_mon_data(fd, known)
     finally:
         os.close(fd)
+
+
+def read(group: Path) -> list[Reading]:
+    return read_known(group, ())[0]
 
 
 def number(domain: str, name: str, value: int) -> Reading:
@@ -191,3 +206,73 @@ def test_without_mon_data_the_group_is_gone(tmp_path: Path) -> None:
 def test_an_empty_mon_data_has_no_readings(tmp_path: Path) -> None:
     (tmp_path / "mon_data").mkdir()
     assert read(tmp_path) == []
+
+
+# -- with the names of an earlier reading
+
+
+def put_domain(group: Path, domain: str) -> None:
+    put(group, f"{domain}/llc_occupancy", "1\n")
+
+
+def test_known_names_are_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for group in (first, second):
+        for domain in ("mon_L3_00", "mon_L3_00/mon_sub_L3_00", "mon_L3_01"):
+            put_domain(group, domain)
+    _, known = read_known(first, ())
+    monkeypatch.delattr(os, "scandir")
+    readings, known_now = read_known(second, known)
+    assert [reading.domain for reading in readings] == ["mon_L3_00", "mon_L3_00/mon_sub_L3_00", "mon_L3_01"]
+    assert {reading.inode for reading in readings} == {
+        (second / "mon_data" / reading.domain).stat().st_ino for reading in readings
+    }
+    assert known_now == known
+
+
+# What happens to the directories of mon_data between two readings: those that come, and those that go.
+CHANGES = {
+    "one comes": (["mon_L3_02"], []),
+    "one goes": ([], ["mon_L3_01"]),
+    "one comes as another one goes": (["mon_L3_02"], ["mon_L3_01"]),
+    "a part comes": (["mon_L3_00/mon_sub_L3_01"], []),
+    "a part goes": ([], ["mon_L3_00/mon_sub_L3_00"]),
+    "a part comes as another one goes": (["mon_L3_00/mon_sub_L3_01"], ["mon_L3_00/mon_sub_L3_00"]),
+    "all go": ([], ["mon_L3_00", "mon_L3_01"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_domains_that_come_or_go_are_seen_with_known_names(tmp_path: Path, change: str) -> None:
+    for domain in ("mon_L3_00", "mon_L3_00/mon_sub_L3_00", "mon_L3_01"):
+        put_domain(tmp_path, domain)
+    _, known = read_known(tmp_path, ())
+    come, go = CHANGES[change]
+    for domain in go:
+        shutil.rmtree(tmp_path / "mon_data" / domain)
+    for domain in come:
+        put_domain(tmp_path, domain)
+    readings, known_now = read_known(tmp_path, known)
+    assert (readings, known_now) == read_known(tmp_path, ())
+    assert {reading.domain for reading in readings}.issuperset(come)
+    assert {reading.domain for reading in readings}.isdisjoint(go)
+
+
+def test_a_domain_that_comes_back_has_its_new_inode_with_known_names(tmp_path: Path) -> None:
+    put_domain(tmp_path, "mon_L3_00")
+    _, known = read_known(tmp_path, ())
+    domain = tmp_path / "mon_data/mon_L3_00"
+    domain.rename(tmp_path / "old")  # so that its inode is not used again
+    put_domain(tmp_path, "mon_L3_00")
+    ((reading,), _) = read_known(tmp_path, known)
+    assert reading.inode == domain.stat().st_ino
+
+
+def test_a_known_file_that_cannot_be_opened_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    put(tmp_path, "mon_L3_00/a", "1\n")
+    _, known = read_known(tmp_path, ())
+    file = tmp_path / "mon_data/mon_L3_00/a"
+    file.unlink()
+    file.symlink_to("a")
+    ((reading,), _) = read_known(tmp_path, known)
+    assert reading == Reading("mon_L3_00", "a", Value(Status.ERROR, "Too many levels of symbolic links"))

@@ -24,6 +24,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.sim.fuse.mount import Simulation
 
 from .conftest import NONCE, Make, mkdir
 from .puppets import Puppet
@@ -272,3 +273,15 @@ def test_a_file_that_an_older_kernel_lacks_costs_no_look_at_the_table_of_mounts(
 
     monkeypatch.setattr(Tree, "check_mounted", look)
     assert tree._read_text_if_there("info/L3_MON/mbm_assign_mode_of_a_later_kernel") == ""
+
+
+def test_events_of_a_new_mount_are_read_although_its_domains_are_the_same(tmp_path: Path) -> None:
+    ref, found = GroupRef("", "a"), []
+    with Simulation(str(tmp_path), events="llc_occupancy"):
+        tree = Tree.open(str(tmp_path), allow_simulation=True)
+        tree.create(ref, 1)
+        found.append({reading.event for reading in tree.read(ref) if reading.domain == "mon_L3_00"})
+    with Simulation(str(tmp_path), events="llc_occupancy,mbm_total_bytes"):
+        tree.create(ref, 1)
+        found.append({reading.event for reading in tree.read(ref) if reading.domain == "mon_L3_00"})
+    assert found == [{"llc_occupancy"}, {"llc_occupancy", "mbm_total_bytes"}]

@@ -65,7 +65,7 @@ def test_counter_fails_with_an_errno_until_the_fault_is_removed(fs: Mounted, con
     assert [outcome(lambda: fs.read(path)) for _ in range(3)] == ["EIO"] * 3
     group = os.open(fs.path(A), os.O_RDONLY)
     statuses = {
-        reading.event: reading.value.status for reading in read_mon_data(group) if reading.domain == "mon_L3_00"
+        reading.event: reading.value.status for reading in read_mon_data(group)[0] if reading.domain == "mon_L3_00"
     }
     os.close(group)
     assert (statuses["llc_occupancy"], statuses["mbm_total_bytes"]) == (Status.ERROR, Status.OK)
