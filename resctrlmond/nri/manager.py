@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of resctrlmond's varlink interface for the adapter: each call has a time limit, and calls do not overlap."""
+"""Client of resctrlmond's varlink interface for the adapter. Each call has a time limit. Calls do not overlap."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from resctrlmond import journal
 from resctrlmond.api.exit_codes import VARLINK_PREFIX
-from resctrlmond.api.varlink.client import Client, ProtocolError, VarlinkError
+from resctrlmond.api.varlink.client import Client, DaemonUnavailable, ProtocolError, VarlinkError
 from resctrlmond.message_ids import MessageId
 
 log = logging.getLogger(__name__)
@@ -36,18 +36,48 @@ class Refused(Exception):
 
 
 class Manager:
-    """Calls methods of org.resctrlmon.Manager at the socket ``path``. Each call takes at most ``timeout_s``."""
+    """Calls methods of org.resctrlmon.Manager at the socket ``path``. Each call takes at most ``timeout_s``.
+
+    The connection stays open between calls. If it is closed, as by a restart of the daemon, the call is repeated once
+    on a new connection: all calls of the adapter are idempotent.
+    """
 
     def __init__(self, path: str, timeout_s: float = 3.0) -> None:
-        self._path = path
+        self._client = Client(path, timeout_s)
         self._timeout_s = timeout_s
         # Whether the last call other than List reached its time limit: the next one may too.
         self.is_hung = False
+        self._is_abandoned = False
         self._complaint = ""
 
-    async def ask(self, verb: str, reply: type[T], **parameters: Any) -> T:
-        """Make one call. Raises Away and Refused."""
-        (answer,) = await self._ask(verb, lambda client, name: [client.call(name, parameters, reply=reply)])
+    def abandon(self, *, is_hung: bool) -> None:
+        """End the current call, which raises Away, so that resctrlmond knows that its caller does not wait.
+
+        ``is_hung``: the call has reached a time limit.
+        """
+        self._is_abandoned = True
+        self.is_hung = self.is_hung or is_hung
+        self._client.interrupt()
+
+    def close(self) -> None:
+        """Close the connection. A current call ends."""
+        self.abandon(is_hung=False)
+        self._client.close()
+
+    async def ask(
+        self, verb: str, reply: type[T], lookup: Callable[[], Mapping[str, Any]] | None = None, **parameters: Any
+    ) -> T:
+        """Make one call. Raises Away and Refused.
+
+        ``lookup`` returns further parameters. It runs in the thread of the call, because a read of /proc may block.
+        Its errors are raised, and nothing is called.
+        """
+
+        def call(client: Client, name: str) -> list[T]:
+            found = lookup() if lookup else {}
+            return [client.call(name, {**parameters, **found}, reply=reply)]
+
+        (answer,) = await self._ask(verb, call)
         return answer
 
     async def ask_pages(self, verb: str, reply: type[T]) -> list[T]:
@@ -56,6 +86,7 @@ class Manager:
         return await self._ask(verb, lambda client, name: list(client.stream(name, reply=reply, timeout_s=within)))
 
     async def _ask(self, verb: str, call: Callable[[Client, str], list[T]]) -> list[T]:
+        self._is_abandoned = False
         try:
             answer = await asyncio.to_thread(self._call, verb, call)
         except VarlinkError as error:
@@ -67,6 +98,8 @@ class Manager:
             self._answered()
             raise Refused(name, message) from error
         except (OSError, ProtocolError) as error:
+            if self._is_abandoned:
+                raise Away("the runtime did not wait any longer") from error
             # A List waits for its share of memory behind the lists of other callers; an Assign does not.
             if verb != "List" or not isinstance(error, TimeoutError):
                 self.is_hung = isinstance(error, TimeoutError)
@@ -77,9 +110,15 @@ class Manager:
         return answer
 
     def _call(self, verb: str, call: Callable[[Client, str], list[T]]) -> list[T]:
-        # One connection for each call: a restart of the daemon would cut a connection that stays open.
-        with Client(self._path, self._timeout_s) as client:
-            return call(client, VARLINK_PREFIX + verb)
+        name = VARLINK_PREFIX + verb
+        try:
+            return call(self._client, name)
+        except DaemonUnavailable:
+            raise
+        except ConnectionError:
+            if self._is_abandoned:
+                raise
+            return call(self._client, name)
 
     def _answered(self) -> None:
         self.is_hung = False

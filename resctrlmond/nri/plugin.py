@@ -65,7 +65,7 @@ class Plugin:
         self._inventory_at: float | None = None
         self._list_until: float | None = None
         self._retry_s = RETRY_S[0]
-        # The future of the current step; it is cancelled if the runtime gets its response before the step is done.
+        # The future of the current step; it is cancelled when the runtime does not wait for the step any longer.
         self._carried: asyncio.Future[None] | None = None
         # Whether the runtime has not closed the connection.
         self.is_connected: Callable[[], bool] = lambda: False
@@ -118,13 +118,15 @@ class Plugin:
     def handle_event(self, report: EventReport) -> asyncio.Future[None]:
         """Handle an event. The future is done when resctrlmond is updated, or the update has failed.
 
-        To respond earlier, cancel the future first: the runtime does not block the container from then on.
+        To respond earlier, cancel the future, and respond after its callbacks have run: from then on, the container
+        runs, and resctrlmond must know that before.
         """
         future = asyncio.get_running_loop().create_future()
         step = self._take(report)
         self._inventory_at = self._inventory_at or time.monotonic() + INVENTORY_DELAY_S
         self._woken.set()
-        if step is not None and len(self._steps) >= MAX_STEPS:
+        # A daemon that does not answer would delay each start.
+        if step is not None and (self._updater.is_hung or len(self._steps) >= MAX_STEPS):
             self._retry_later()
             step = None
         if step is None:
@@ -193,25 +195,34 @@ class Plugin:
     async def run(self) -> None:
         """Run steps: events first, and other due work between them."""
         work: AsyncIterator[None] | None = None
-        while True:
-            if self._steps:
-                await self._carry(*self._steps.popleft())
-                continue
-            if work is None:
-                work = self._due()
-            if work is None:
-                await self._sleep()
-            elif not await self._advance(work):
-                work = None
+        try:
+            while True:
+                if self._steps:
+                    await self._carry(*self._steps.popleft())
+                    continue
+                if work is None:
+                    work = self._due()
+                if work is None:
+                    await self._sleep()
+                elif not await self._advance(work):
+                    work = None
+        finally:
+            self._updater.close()
 
     def _is_held(self) -> bool:
         """Whether the runtime still waits for the response to the event of the current step."""
         return self._carried is not None and not self._carried.cancelled() and self.is_connected()
 
+    def _release_hold(self, future: asyncio.Future[None]) -> None:
+        if future is self._carried and future.cancelled():
+            # With the connection open, only the time limit ends the wait.
+            self._updater.release_hold(is_hung=self.is_connected())
+
     async def _carry(self, step: Step, future: asyncio.Future[None]) -> None:
         self._carried = future
+        future.add_done_callback(self._release_hold)
         try:
-            # Each start would wait for a daemon that does not answer.
+            # The daemon may have hung since the event.
             if self._updater.is_hung:
                 self._retry_later()
             else:
@@ -268,7 +279,8 @@ class Plugin:
         due = [moment for moment in (self._resync_at, self._rescan_at, self._inventory_at) if moment is not None]
         wait_s = max(0.0, min(due) - time.monotonic()) if due else None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._woken.wait()
 
     async def _rescan(self) -> AsyncIterator[None]:
         """Search the control groups of the pods for unreported changes, and then schedule a resync."""

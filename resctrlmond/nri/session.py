@@ -7,6 +7,7 @@ import asyncio
 import logging
 import select
 from collections.abc import Callable
+from functools import partial
 
 from resctrlmond.nri import messages, mux, ttrpc
 from resctrlmond.nri.plugin import Plugin
@@ -14,13 +15,11 @@ from resctrlmond.workloads.validation import attribute_value
 
 log = logging.getLogger(__name__)
 
-# A runtime closes the connection when its time limit is reached (2 s by default). The update of resctrlmond continues
-# after an early response.
+# A runtime closes the connection when its time limit is reached (2 s by default). A container whose start gets its
+# response before resctrlmond is updated is late.
 ANSWER_S = 1.5
 ANSWER_PART = 0.75
 _RECEIVE_BYTES = 262144
-# Runtimes wait for each response before the next call. The reader pauses at this number of open calls.
-MAX_UNANSWERED = 64
 # The limit for unread bytes of responses, each of which has less than a hundred. The writer does not wait for the
 # runtime to read, because nothing but the runtime could end that wait.
 MAX_UNREAD = 1 << 20
@@ -43,8 +42,8 @@ class Session:
         self._plugin = plugin
         self._server = ttrpc.Server()
         self._caller = ttrpc.Caller()
-        # The tasks that answer events, each with what it waits for.
-        self._answers: dict[asyncio.Task[None], asyncio.Future[None]] = {}
+        # The events without a response: what each waits for, and the timer that ends the wait.
+        self._unanswered: dict[asyncio.Future[None], asyncio.TimerHandle] = {}
         self._configured = configured
         self._is_over = False
 
@@ -73,8 +72,6 @@ class Session:
                     if connection in readers:
                         for message in readers[connection].feed(piece):
                             self._take(connection, message)
-                            while len(self._answers) >= MAX_UNANSWERED:
-                                await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
                 if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
                     raise ConnectionError("the runtime does not read the responses")
             raise EOFError(
@@ -82,9 +79,8 @@ class Session:
             )
         finally:
             self._is_over = True
-            for task, done in self._answers.items():
-                task.cancel()
-                # A task that has not begun to run does not see its cancellation.
+            for done, timer in self._unanswered.items():
+                timer.cancel()
                 done.cancel()
             # Abort: an orderly close would wait for a runtime that does not read.
             self._writer.transport.abort()
@@ -126,9 +122,8 @@ class Session:
         if done is None or done.done():
             self._send(mux.PLUGIN, answer)
         else:
-            task = asyncio.ensure_future(self._answer_later(answer, done, _time_for(call)))
-            self._answers[task] = done
-            task.add_done_callback(self._answers.pop)
+            self._unanswered[done] = asyncio.get_running_loop().call_later(_time_for(call), done.cancel)
+            done.add_done_callback(partial(self._answer, answer))
 
     def _act(self, request: messages.Notification) -> asyncio.Future[None] | None:
         """Handle a call. Return the future that the response must wait for."""
@@ -145,12 +140,14 @@ class Session:
                 log.info("the runtime shuts down")
         return None
 
-    async def _answer_later(self, answer: bytes, done: asyncio.Future[None], time_s: float) -> None:
-        finished, _ = await asyncio.wait((done,), timeout=time_s)
-        if not finished:
+    def _answer(self, answer: bytes, done: asyncio.Future[None]) -> None:
+        self._unanswered.pop(done).cancel()
+        if not done.cancelled():
+            self._send(mux.PLUGIN, answer)
+        elif not self._is_over:
             log.warning("an event was answered before resctrlmond was updated: resctrlmond is slow")
-            done.cancel()
-        self._send(mux.PLUGIN, answer)
+            # After the other callbacks of the cancellation, which tell resctrlmond that the container is not blocked.
+            asyncio.get_running_loop().call_soon(self._send, mux.PLUGIN, answer)
 
     def _send(self, connection: int, message: bytes) -> None:
         # In one piece: frames of two messages must not mix.

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any
 
 from resctrlmond import journal
 from resctrlmond.api import types
@@ -32,6 +32,13 @@ _SHOWN_LENGTH = 320
 _INVENTORY = "/inventory"
 
 
+_Target = dict[str, int | str]
+
+
+class _NotFound(Exception):
+    """A container has no process and no control group that can be assigned."""
+
+
 class Updater:
     """Updates of resctrlmond's workloads, each of which is idempotent.
 
@@ -42,6 +49,8 @@ class Updater:
         self.pods = pods
         self._manager = manager
         self._refusals: dict[str, str] = {}
+        # Whether a call states that the runtime blocks the container until the reply.
+        self._is_vouching = False
         # The sandboxes in the last inventory that was sent to resctrlmond, by ID.
         self._inventory: dict[str, NotedSandbox] = {}
 
@@ -49,6 +58,18 @@ class Updater:
     def is_hung(self) -> bool:
         """Whether resctrlmond did not answer the last call."""
         return self._manager.is_hung
+
+    def close(self) -> None:
+        """Close the connection to resctrlmond."""
+        self._manager.close()
+
+    def release_hold(self, *, is_hung: bool) -> None:
+        """Abandon the current call if it states that the runtime blocks the container, which is not true any longer.
+
+        ``is_hung``: the call has reached a time limit.
+        """
+        if self._is_vouching:
+            self._manager.abandon(is_hung=is_hung)
 
     async def claim_sandbox(self, sandbox_id: str) -> None:
         """Claim the sandbox's workload, and add the sandbox to it as a member."""
@@ -82,40 +103,44 @@ class Updater:
         sandbox = self.pods.sandboxes.get(member.container.sandbox)
         if sandbox is None or sandbox.unselected:
             return
+        target = _late_target if is_late else _early_target
         await self.claim_sandbox(member.container.sandbox)
-        target = await asyncio.to_thread(_late_target if is_late else _early_target, member)
-        if container_id not in self.pods.members:
-            # The container was removed during the await. The step of its removal follows and ends the member.
-            return
-        if not target:
+        is_late = is_late or not is_held()
+        names = container_names(sandbox)
+        if member.container.pid == sandbox.pod.pid != 0:
+            names |= _COUNTED_AS_SANDBOX
+        try:
+            await self._assign(member, names, target, is_late=is_late)
+            # The runtime may have closed the connection a moment ago.
+            if not is_late and not is_held():
+                await self._assign(member, names, target, is_late=True)
+            self._refusals.pop(container_id, None)
+        except _NotFound:
             log.debug("container %s has no process that could be found", container_id)
             return
-        target["attributes"] = container_names(sandbox)
-        if member.container.pid == sandbox.pod.pid != 0:
-            target["attributes"] |= _COUNTED_AS_SANDBOX
-        try:
-            vouched = target.get("late") is False
-            if vouched and not is_held():
-                target["late"] = True
-            await self._assign(member.key, container_id, target)
-            if vouched and not is_held():
-                await self._assign(member.key, container_id, target | {"late": True})
-            self._refusals.pop(container_id, None)
         except Refused as error:
             if error.name not in _GONE:
                 self._refused(container_id, f"container {container_id} is unmonitored", error)
         member.is_settled = True
 
-    async def _assign(self, key: str, container_id: str, target: Mapping[str, Any]) -> None:
-        await self._manager.ask(
-            "Assign",
-            types.AssignReply,
-            key=key,
-            member=container_id,
-            kind="container",
-            claim=CLAIM,
-            **target,
-        )
+    async def _assign(
+        self, member: Member, attributes: Mapping[str, str], target: Callable[[Member], _Target], *, is_late: bool
+    ) -> None:
+        self._is_vouching = not is_late
+        try:
+            await self._manager.ask(
+                "Assign",
+                types.AssignReply,
+                functools.partial(target, member),
+                key=member.key,
+                member=member.container.id,
+                kind="container",
+                claim=CLAIM,
+                attributes=attributes,
+                late=is_late,
+            )
+        finally:
+            self._is_vouching = False
 
     async def end(self, key: str, member: str) -> None:
         """End a member of the workload."""
@@ -249,21 +274,23 @@ async def _isolated(name: str, step: Awaitable[None]) -> None:
         log.exception("%s: resctrlmond was not updated", name)
 
 
-def _early_target(member: Member) -> dict[str, Any]:
-    """Return the target of a container whose start the runtime blocks: its only process."""
+def _early_target(member: Member) -> _Target:
+    """Return the target of a container whose start the runtime blocks: its only process. Raises _NotFound."""
     container = member.container
     pid = container.pid or place.first_process(place.declared_cgroup(container.cgroups_path, container.id))
-    if not pid:
-        return {}
-    own = place.own_cgroup(pid, container.id)
-    if own:
-        return {"pid": pid, "ownCgroup": own, "late": False}
+    if pid and (own := place.own_cgroup(pid, container.id)):
+        return {"pid": pid, "ownCgroup": own}
     # The runtime may have given up, and the pid may belong to another process.
-    return {} if _is_reused(member) else {"pid": pid, "late": False}
+    if not pid or _is_reused(member):
+        raise _NotFound
+    return {"pid": pid}
 
 
-def _late_target(member: Member) -> dict[str, Any]:
-    """Return the target of a running container: its control group, with all processes that it has started."""
+def _late_target(member: Member) -> _Target:
+    """Return the target of a running container: its control group, with all processes that it has started.
+
+    Raises _NotFound.
+    """
     container = member.container
     own = place.own_cgroup(container.pid, container.id) if container.pid else member.cgroup
     own = own or place.declared_cgroup(container.cgroups_path, container.id)
@@ -271,8 +298,8 @@ def _late_target(member: Member) -> dict[str, Any]:
         return {"cgroup": own}
     # Only the pid is left without a control group, and it may belong to another process.
     if not container.pid or container.cgroups_path or _is_reused(member):
-        return {}
-    return {"pid": container.pid, "late": True}
+        raise _NotFound
+    return {"pid": container.pid}
 
 
 def _is_reused(member: Member) -> bool:

@@ -535,8 +535,8 @@ MUTANTS = (
     Mutant(
         "a container that runs already is assigned as early",
         _NRI + "updater.py",
-        'return {"pid": container.pid, "late": True}',
-        'return {"pid": container.pid, "late": False}',
+        "is_late = is_late or not is_held()",
+        "is_late = not is_held()",
         "tests/nri",
     ),
     Mutant(

@@ -19,13 +19,14 @@ from resctrlmond.nri import plugin as adapter
 from resctrlmond.nri.connector import Connector
 from resctrlmond.nri.manager import Manager
 from resctrlmond.nri.messages import MAX_SANDBOXES, Event, EventReport
+from resctrlmond.nri.plugin import MAX_STEPS
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.rate_limit import BURST, LONGEST
-from resctrlmond.nri.session import MAX_UNANSWERED, Session
+from resctrlmond.nri.session import Session
 from resctrlmond.nri.updater import Updater
 from tests.nri.conftest import UID, Node, an_id
 from tests.nri.hostile import request
-from tests.nri.runtime import PLUGIN, Runtime
+from tests.nri.runtime import PLUGIN, Plugin, Runtime
 from tests.nri.test_places import inner, settled
 
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -105,7 +106,9 @@ def test_runtime_that_does_not_read_leaks_no_descriptor(node: Node) -> None:
     kept, counted = [], []
     for _ in range(3):
         kept.append(plugin := node.connected())
-        plugin.registered()
+        plugin.greet()
+        # Now the connection to resctrlmond is open too.
+        plugin.tell(Event.RUN_POD_SANDBOX, node.pod())
         counted.append(descriptors(node))
         plugin.raw(unknown_calls(400) + struct.pack(">II", PLUGIN, 0xFFFFFFFF))
     with node.connected() as plugin:
@@ -155,37 +158,34 @@ def test_silent_runtime_is_disconnected(tmp_path: Path, monkeypatch: pytest.Monk
     assert "registered with containerd v1.7.24" in said
 
 
-def test_reader_pauses_at_the_limit_of_open_calls() -> None:
-    class Slow(adapter.Plugin):
-        def handle_event(self, report: EventReport) -> asyncio.Future[None]:
-            return asyncio.get_running_loop().create_future()
-
+def test_events_that_exceed_the_limit_are_answered_at_once() -> None:
+    """Unread events would be answered after the time that the runtime waits."""
     ours, theirs = socket.socketpair()
-    patient = nri_pb2.Request(
-        service="nri.pkg.api.v1alpha1.Plugin", method="StateChange", timeout_nano=10**15
-    ).SerializeToString()
+    extra = 9
 
-    def call(number: int) -> bytes:
-        data = struct.pack(">IIBB", len(patient), 2 * number + 1, 1, 0) + patient
-        return struct.pack(">II", PLUGIN, len(data)) + data
+    def runtime() -> set[int]:
+        with Plugin(theirs) as peer:
+            theirs.settimeout(30)
+            peer.greet()
+            pods = [nri_pb2.PodSandbox(id=f"s{number}", uid=OTHER) for number in range(MAX_STEPS + extra)]
+            events = [nri_pb2.StateChangeEvent(event=1, pod=pod).SerializeToString() for pod in pods]
+            requests = [request(2 * number + 99, "StateChange", event) for number, event in enumerate(events)]
+            for one in requests:
+                peer.write(PLUGIN, one)
+            return {peer.answer()[0] for _ in range(extra)}
 
-    async def serve() -> int:
-        calls = b"".join(map(call, range(100 * MAX_UNANSWERED)))
-        sending = asyncio.create_task(asyncio.to_thread(theirs.sendall, calls))
+    async def serve() -> None:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        session = Session(reader, writer, Slow(Updater(Manager("/none"), Pods())), lambda _: None)
-        running = asyncio.create_task(session.run("n", "00"))
-        async with asyncio.timeout(60):
-            while len(session._answers) < MAX_UNANSWERED:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        most = len(session._answers)
-        running.cancel()
-        await asyncio.gather(running, sending, return_exceptions=True)
-        return most
+        # The worker of the plugin does not run.
+        session = Session(reader, writer, adapter.Plugin(Updater(Manager("/none"), Pods())), lambda _: None)
+        with pytest.raises((EOFError, ConnectionError)):
+            await session.run("n", "00")
 
-    with closing(theirs):
-        assert asyncio.run(serve()) == MAX_UNANSWERED
+    async def both() -> set[int]:
+        answered, _ = await asyncio.gather(asyncio.to_thread(runtime), serve())
+        return answered
+
+    assert asyncio.run(both()) == {2 * number + 99 for number in range(MAX_STEPS, MAX_STEPS + extra)}
 
 
 # -- lists and events without measure

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -98,8 +99,9 @@ def test_daemon_without_an_inventory_is_supported(
         async for _ in updater.resync():
             pass
 
-    for _ in range(2):
-        asyncio.run(resync())
+    with closing(updater):
+        for _ in range(2):
+            asyncio.run(resync())
     assert node.living() == {"a" * 64}
     assert caplog.text.count("list --pods is incomplete") == 1
 

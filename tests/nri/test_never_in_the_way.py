@@ -8,11 +8,13 @@ import os
 import signal
 import socket
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.api import types
+from resctrlmond.nri import nri_pb2
 from resctrlmond.nri.manager import Away, Manager
 from resctrlmond.nri.messages import Event
 from resctrlmond.sim.control.client import Control, Fault
@@ -79,8 +81,10 @@ def test_daemon_that_hangs_delays_only_one_start(node: Node) -> None:
         node.machine.daemon.send_signal(signal.SIGSTOP)
         try:
             held_up = node.start_container(plugin, pod)
-            node.until(lambda: "did not answer in time" in node.said(), "the time-out")
             others = [node.start_container(plugin, pod) for _ in range(5)]
+            node.until(lambda: "did not answer in time" in node.said(), "the call after it")
+            others += [node.start_container(plugin, pod) for _ in range(5)]
+            assert node.said().count("answered before resctrlmond was updated") == 1
         finally:
             node.machine.daemon.send_signal(signal.SIGCONT)
         everyone = {held_up.pid, *(one.pid for one in others)}
@@ -117,6 +121,84 @@ def test_a_container_whose_start_is_answered_before_it_is_in_its_group_is_late(n
         node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
         node.until(lambda: bool(node.member(container.id).get("late")), "the mark")
         assert node.group()["baseline"] == "late"
+
+
+def test_container_is_late_although_the_adapter_stops_after_an_early_response(node: Node) -> None:
+    with node.connected() as plugin:
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
+        Control(str(node.machine.top / "resctrl")).set_faults(slow)
+        container = node.start_container(plugin, pod)
+        assert node.adapter is not None
+        node.adapter.send_signal(signal.SIGSTOP)
+        node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
+        node.until(lambda: bool(node.member(container.id).get("late")), "the mark")
+        node.adapter.send_signal(signal.SIGCONT)
+    assert node.group()["baseline"] == "late"
+
+
+def test_a_call_after_a_restart_of_the_daemon_connects_again(node: Node) -> None:
+    node.stop_adapter()
+    with closing(Manager(node.machine.socket)) as manager:
+        for _ in range(2):
+            assert [page.groups for page in asyncio.run(manager.ask_pages("List", types.ListReply))] == [[]]
+            assert node.machine.stop() == 0
+            node.machine.start()
+
+
+def test_starts_use_one_connection_to_the_daemon(node: Node) -> None:
+    def sockets() -> set[str]:
+        assert node.adapter is not None
+        folder = Path(f"/proc/{node.adapter.pid}/fd")
+        return {link for fd in folder.iterdir() if (link := os.readlink(fd)).startswith("socket:")}
+
+    with node.connected() as plugin:
+        without_connection = sockets()
+        plugin.greet()
+        pod = node.pod()
+        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        before = sockets()
+        assert len(before - without_connection) == 1
+        containers = [node.start_container(plugin, pod) for _ in range(3)]
+        assert sockets() == before
+        assert node.machine.tasks(UID) == {container.pid for container in containers}
+
+
+def test_200_starts_at_once_are_all_in_the_group_or_late(node: Node) -> None:
+    """A start whose response comes before the process is in the group is late. No container is lost."""
+    with node.connected() as plugin:
+        plugin.greet()
+        uids = [f"{number:08x}-2222-4333-8444-555555555555" for number in range(4)]
+        pods = [node.pod(uid) for uid in uids]
+        for pod in pods:
+            plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        # Also with a daemon that is slow at first.
+        slow = Fault(on=Operation.TASKS, group=f"mon_groups/{uids[0]}", milliseconds=400, times=8)
+        Control(str(node.machine.top / "resctrl")).set_faults(slow)
+        sent = {}
+        for number in range(200):
+            pod = pods[number % len(pods)]
+            container = node.container(pod, node.process(), state=1)
+            event = nri_pb2.StateChangeEvent(event=Event.START_CONTAINER, pod=pod, container=container)
+            sent[plugin.send("StateChange", event.SerializeToString())] = (pod, container)
+        missed = []
+        for _ in range(len(sent)):
+            stream, answer = plugin.answer()
+            assert answer.status.code == 0
+            pod, container = sent[stream]
+            if container.pid not in node.machine.tasks(pod.uid):
+                missed.append((pod, container))
+        started = {pod.uid: {pod.id} for pod in pods}
+        for pod, container in sent.values():
+            started[pod.uid].add(container.id)
+        for uid in uids:
+            node.until(lambda: node.living(uid) == started[uid], "all containers of a pod")  # noqa: B023
+        for pod, container in missed:
+            node.until(lambda: container.pid in node.machine.tasks(pod.uid), "its task")  # noqa: B023
+            assert node.member(container.id, pod.uid)["late"]
+    assert missed
 
 
 def test_out_of_rmids_the_container_starts_and_its_group_is_pending(node: Node) -> None:

@@ -23,7 +23,8 @@ __all__ = ["Client", "DaemonUnavailable", "ProtocolError", "VarlinkError"]
 T = TypeVar("T")
 
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
-_RECEIVE_BYTES = 262144
+# Less than the size from which malloc(3) maps memory for each buffer.
+_RECEIVE_BYTES = 65536
 
 
 class DaemonUnavailable(ConnectionError):
@@ -67,6 +68,13 @@ class Client:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def interrupt(self) -> None:
+        """End the call that another thread makes: it raises ConnectionError, and the server sees the hangup."""
+        if (connection := self._socket) is not None:
+            # The other thread may have closed it.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     @overload
     def call(
