@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from resctrlmond.notify import Notify
 from resctrlmond.nri import launched, settings
 from resctrlmond.nri.connector import Connector
 from resctrlmond.nri.manager import Manager
+from resctrlmond.nri.messages import PLUGIN_INDEX, PLUGIN_NAME
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.pods import Pods
 from resctrlmond.nri.rate_limit import RateLimit
@@ -74,13 +74,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _name(text: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_.+-]+", text) is None:
+    if PLUGIN_NAME.fullmatch(text) is None:
         raise argparse.ArgumentTypeError("a plugin's name has ASCII letters, digits and _.+-")
     return text
 
 
 def _index(text: str) -> str:
-    if re.fullmatch("[0-9]{2}", text) is None:
+    if PLUGIN_INDEX.fullmatch(text) is None:
         raise argparse.ArgumentTypeError("a plugin's index has two digits")
     return text
 
@@ -105,9 +105,9 @@ async def _run(options: argparse.Namespace, selection: Selection, by_runtime: la
     notify = Notify()
     watch = Watch(options.manager_socket, notify)
     if by_runtime:
-        connecting = by_runtime.run(plugin, watch.say)
+        connecting = by_runtime.run(plugin, watch.report)
     else:
-        connecting = Connector(options.socket, options.name, options.index, plugin, watch.say).run()
+        connecting = Connector(options.socket, options.name, options.index, plugin, watch.report).run()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -25,18 +25,18 @@ REGISTRATION_S = 60.0
 
 
 class Connector:
-    """Connects to the runtime's socket with a name and an index. ``say`` receives the state of the connection as
+    """Connects to the runtime's socket with a name and an index. ``report`` receives the state of the connection as
     text.
     """
 
-    def __init__(self, socket: str, name: str, index: str, plugin: Plugin, say: Callable[[str], None]) -> None:
+    def __init__(self, socket: str, name: str, index: str, plugin: Plugin, report: Callable[[str], None]) -> None:
         self._socket = socket
         self._name = name
         self._index = index
         self._plugin = plugin
-        self._say = say
+        self._report = report
         self._wait_s = RECONNECT_S[0]
-        self._said = ""
+        self._reason = ""
         # The runtime of the current connection, and the time limit for its registration.
         self._runtime = ""
         self._limit = asyncio.Timeout(None)
@@ -49,7 +49,7 @@ class Connector:
                 await self._connect()
             except (OSError, EOFError, MuxError) as error:
                 if self._runtime and time.monotonic() - began >= LASTING_S:
-                    self._wait_s, self._said = RECONNECT_S[0], ""
+                    self._wait_s, self._reason = RECONNECT_S[0], ""
                 self._report_wait(getattr(error, "strerror", None) or str(error))
             await asyncio.sleep(self._wait_s)
             self._wait_s = min(2 * self._wait_s, RECONNECT_S[1])
@@ -70,11 +70,11 @@ class Connector:
     def _configured(self, runtime: str) -> None:
         self._limit.reschedule(None)
         log.info("registered with %s", runtime)
-        self._say(f"registered with {runtime}")
+        self._report(f"registered with {runtime}")
         self._runtime = runtime
 
     def _report_wait(self, reason: str) -> None:
-        if reason != self._said:
+        if reason != self._reason:
             log.log(journal.NOTICE, "no runtime at %s: %s; waiting for one", self._socket, reason)
-            self._say(f"waiting for a runtime at {self._socket}: {reason}")
-            self._said = reason
+            self._report(f"waiting for a runtime at {self._socket}: {reason}")
+            self._reason = reason

@@ -9,7 +9,7 @@ import msgspec
 
 from resctrlmond.nri.pods import Member, Pods, Sandbox, fitting_labels
 from resctrlmond.workloads.pods import MAX_CONTAINERS, MAX_SANDBOXES, ReportedContainer
-from resctrlmond.workloads.pods import Sandbox as NotedSandbox
+from resctrlmond.workloads.pods import Sandbox as ReportedSandbox
 from resctrlmond.workloads.validation import attribute_value
 
 # A request has at most 2 MiB (api/varlink/connection.py).
@@ -21,7 +21,7 @@ _NAME_BYTES = 256
 _REASON_BYTES = 320
 
 
-def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox]:
+def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, ReportedSandbox]:
     """Return all sandboxes with their containers, by ID. ``refusals``: why a key or a container is unmonitored."""
     # resctrlmond accepts no more than this. The newest ones are the most useful.
     sandboxes = dict(list(pods.sandboxes.items())[-MAX_SANDBOXES:])
@@ -33,9 +33,9 @@ def inventory(pods: Pods, refusals: Mapping[str, str]) -> dict[str, NotedSandbox
     return {name: _sandbox(sandbox, containers[name], refusals) for name, sandbox in sandboxes.items()}
 
 
-def chunks(sandboxes: list[NotedSandbox]) -> Iterator[list[NotedSandbox]]:
+def chunks(sandboxes: list[ReportedSandbox]) -> Iterator[list[ReportedSandbox]]:
     """Split the sandboxes into parts that fit into one request. Yields at least one part."""
-    chunk: list[NotedSandbox] = []
+    chunk: list[ReportedSandbox] = []
     size = 0
     for sandbox in sandboxes:
         more = len(msgspec.json.encode(sandbox))
@@ -63,9 +63,9 @@ def _cut(text: str, most: int) -> str:
     return attribute_value(text).encode()[:most].decode(errors="ignore")
 
 
-def _sandbox(sandbox: Sandbox, containers: list[ReportedContainer], refusals: Mapping[str, str]) -> NotedSandbox:
+def _sandbox(sandbox: Sandbox, containers: list[ReportedContainer], refusals: Mapping[str, str]) -> ReportedSandbox:
     pod = sandbox.pod
-    return NotedSandbox(
+    return ReportedSandbox(
         id=pod.id,
         uid=pod.uid,
         name=attribute_value(pod.name),

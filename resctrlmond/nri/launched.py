@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from resctrlmond.nri.messages import PLUGIN_INDEX, PLUGIN_NAME
 from resctrlmond.nri.mux import MuxError
 from resctrlmond.nri.plugin import Plugin
 from resctrlmond.nri.session import Session
@@ -32,10 +33,10 @@ class Launched:
     index: str
     fd: int
 
-    async def run(self, plugin: Plugin, say: Callable[[str], None]) -> None:
+    async def run(self, plugin: Plugin, report: Callable[[str], None]) -> None:
         """Serve the connection until it ends. Do not connect again: the runtime launches its plugins anew."""
         reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=self.fd))
-        session = Session(reader, writer, plugin, lambda runtime: say(f"launched by {runtime}"))
+        session = Session(reader, writer, plugin, lambda runtime: report(f"launched by {runtime}"))
         try:
             await session.run(self.name, self.index)
         except (OSError, EOFError, MuxError) as error:
@@ -51,7 +52,7 @@ def from_environment(environment: Mapping[str, str]) -> Launched | None:
     if _SOCKET not in environment:
         return None
     name, index, number = (environment.get(variable, "") for variable in (_NAME, _INDEX, _SOCKET))
-    if re.fullmatch(r"[A-Za-z0-9_.+-]+", name) is None or re.fullmatch("[0-9]{2}", index) is None:
+    if PLUGIN_NAME.fullmatch(name) is None or PLUGIN_INDEX.fullmatch(index) is None:
         raise ConfigError(f"{_SOCKET} is set, but {_NAME} is {name!a} and {_INDEX} {index!a}: no plugin's")
     fd = int(number) if re.fullmatch("[0-9]{1,6}", number) else -1
     if not _is_socket(fd):

@@ -23,7 +23,7 @@ CLAIM = "nri"
 _PASSING = frozenset({"NotMounted", "MonitoringUnavailable"})
 
 
-class Away(Exception):
+class Unavailable(Exception):
     """resctrlmond cannot handle the call now: it does not run, does not answer, or resctrl is not available."""
 
 
@@ -51,7 +51,7 @@ class Manager:
         self._complaint = ""
 
     def abandon(self, *, is_hung: bool) -> None:
-        """End the current call, which raises Away, so that resctrlmond knows that its caller does not wait.
+        """End the current call, which raises Unavailable, so that resctrlmond knows that its caller does not wait.
 
         ``is_hung``: the call has reached a time limit.
         """
@@ -67,7 +67,7 @@ class Manager:
     async def ask(
         self, verb: str, reply: type[T], lookup: Callable[[], Mapping[str, Any]] | None = None, **parameters: Any
     ) -> T:
-        """Make one call. Raises Away and Refused.
+        """Make one call. Raises Unavailable and Refused.
 
         ``lookup`` returns further parameters. It runs in the thread of the call, because a read of /proc may block.
         Its errors are raised, and nothing is called.
@@ -81,7 +81,7 @@ class Manager:
         return answer
 
     async def ask_pages(self, verb: str, reply: type[T]) -> list[T]:
-        """Make one call that returns several replies. Raises Away and Refused."""
+        """Make one call that returns several replies. Raises Unavailable and Refused."""
         within = self._timeout_s
         return await self._ask(verb, lambda client, name: list(client.stream(name, reply=reply, timeout_s=within)))
 
@@ -94,18 +94,18 @@ class Manager:
             message = str(error.parameters.get("message") or name)
             if name in _PASSING:
                 self._complain(f"{verb}: {message}", None)
-                raise Away(message) from error
+                raise Unavailable(message) from error
             self._answered()
             raise Refused(name, message) from error
         except (OSError, ProtocolError) as error:
             if self._is_abandoned:
-                raise Away("the runtime did not wait any longer") from error
+                raise Unavailable("the runtime did not wait any longer") from error
             # A List waits for its share of memory behind the lists of other callers; an Assign does not.
             if verb != "List" or not isinstance(error, TimeoutError):
                 self.is_hung = isinstance(error, TimeoutError)
             text = getattr(error, "strerror", None) or str(error)
             self._complain(text, error if isinstance(error, OSError) else None)
-            raise Away(text) from error
+            raise Unavailable(text) from error
         self._answered()
         return answer
 

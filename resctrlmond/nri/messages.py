@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,6 +17,9 @@ from resctrlmond.workloads.pods import ContainerState
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
+# The syntax that runtimes require (nri, pkg/api/plugin.go).
+PLUGIN_NAME = re.compile("[A-Za-z0-9_.+-]+")
+PLUGIN_INDEX = re.compile("[0-9]{2}")
 
 # Limits for sandboxes and containers; further ones are not monitored. By default, a kubelet runs 110 pods, and
 # resctrlmond lists 2000.

@@ -19,9 +19,9 @@ from dataclasses import replace
 from resctrlmond import journal
 from resctrlmond.message_ids import MessageId
 from resctrlmond.nri import place, settings
-from resctrlmond.nri.manager import Away
+from resctrlmond.nri.manager import Unavailable
 from resctrlmond.nri.messages import MAX_MEMBERS, MAX_SANDBOXES, Container, Event, EventReport, Pod, Synchronize
-from resctrlmond.nri.search import STRANGER_S, Search
+from resctrlmond.nri.search import CONFIRM_S, Search
 from resctrlmond.nri.updater import Updater
 from resctrlmond.workloads.errors import InvalidKey
 from resctrlmond.workloads.pods import ContainerState
@@ -66,7 +66,7 @@ class Plugin:
         self._list_until: float | None = None
         self._retry_s = RETRY_S[0]
         # The future of the current step; it is cancelled when the runtime does not wait for the step any longer.
-        self._carried: asyncio.Future[None] | None = None
+        self._current: asyncio.Future[None] | None = None
         # Whether the runtime has not closed the connection.
         self.is_connected: Callable[[], bool] = lambda: False
 
@@ -122,7 +122,7 @@ class Plugin:
         runs, and resctrlmond must know that before.
         """
         future = asyncio.get_running_loop().create_future()
-        step = self._take(report)
+        step = self._apply(report)
         self._inventory_at = self._inventory_at or time.monotonic() + INVENTORY_DELAY_S
         self._woken.set()
         # A daemon that does not answer would delay each start.
@@ -135,7 +135,7 @@ class Plugin:
         self._steps.append((step, future))
         return future
 
-    def _take(self, report: EventReport) -> Step | None:
+    def _apply(self, report: EventReport) -> Step | None:
         pod, container = report.pod, report.container
         log.debug("%s of %s %s", report.event, pod.id if pod else "no pod", container.id if container else "")
         try:
@@ -147,16 +147,16 @@ class Plugin:
                 case Event.RUN_POD_SANDBOX if pod is not None:
                     return lambda: self._updater.claim_sandbox(pod.id)
                 case Event.REMOVE_POD_SANDBOX if pod is not None:
-                    return self._take_removal(pod.id)
+                    return self._apply_removal(pod.id)
                 case Event.STOP_CONTAINER | Event.REMOVE_CONTAINER if container is not None:
-                    return self._take_end(container, is_removed=report.event is Event.REMOVE_CONTAINER)
+                    return self._apply_end(container, is_removed=report.event is Event.REMOVE_CONTAINER)
                 case Event.POST_CREATE_CONTAINER | Event.START_CONTAINER | Event.POST_START_CONTAINER if container:
-                    return self._take_start(container, report.event)
+                    return self._apply_start(container, report.event)
         except InvalidKey as error:
             log.warning("unmonitored: %s", error, extra=journal.fields(error, message_id=MessageId.UNMONITORED))
         return None
 
-    def _take_start(self, container: Container, event: Event) -> Step | None:
+    def _apply_start(self, container: Container, event: Event) -> Step | None:
         member = self._pods.add_member(container)
         self._pods.record_ids(container.id)
         if event is Event.POST_CREATE_CONTAINER:
@@ -170,18 +170,18 @@ class Plugin:
         is_late = event is not Event.START_CONTAINER
         return lambda: self._updater.assign(container.id, is_late=is_late, is_held=self._is_held)
 
-    def _take_end(self, container: Container, *, is_removed: bool) -> Step | None:
+    def _apply_end(self, container: Container, *, is_removed: bool) -> Step | None:
         self._pods.record_ids(container.id)
         member = self._pods.members.get(container.id)
         if member is None:
             return None
-        is_noted = member.container.is_running and self._pods.is_selected(member)
+        is_member = member.container.is_running and self._pods.is_selected(member)
         member.container = replace(member.container, state=ContainerState.STOPPED)
         if is_removed:
             del self._pods.members[container.id]
-        return (lambda: self._updater.end(member.key, container.id)) if is_noted else None
+        return (lambda: self._updater.end(member.key, container.id)) if is_member else None
 
-    def _take_removal(self, sandbox: str) -> Step | None:
+    def _apply_removal(self, sandbox: str) -> Step | None:
         self._pods.record_ids(sandbox)
         known = self._pods.sandboxes.get(sandbox)
         gone = self._pods.remove_sandbox(sandbox)
@@ -198,7 +198,7 @@ class Plugin:
         try:
             while True:
                 if self._steps:
-                    await self._carry(*self._steps.popleft())
+                    await self._run_step(*self._steps.popleft())
                     continue
                 if work is None:
                     work = self._due()
@@ -211,15 +211,15 @@ class Plugin:
 
     def _is_held(self) -> bool:
         """Whether the runtime still waits for the response to the event of the current step."""
-        return self._carried is not None and not self._carried.cancelled() and self.is_connected()
+        return self._current is not None and not self._current.cancelled() and self.is_connected()
 
     def _release_hold(self, future: asyncio.Future[None]) -> None:
-        if future is self._carried and future.cancelled():
+        if future is self._current and future.cancelled():
             # With the connection open, only the time limit ends the wait.
             self._updater.release_hold(is_hung=self.is_connected())
 
-    async def _carry(self, step: Step, future: asyncio.Future[None]) -> None:
-        self._carried = future
+    async def _run_step(self, step: Step, future: asyncio.Future[None]) -> None:
+        self._current = future
         future.add_done_callback(self._release_hold)
         try:
             # The daemon may have hung since the event.
@@ -227,14 +227,14 @@ class Plugin:
                 self._retry_later()
             else:
                 await step()
-        except Away:
+        except Unavailable:
             self._retry_later()
         except Exception:
             # The container must start, whatever has failed.
             log.exception("an event could not be processed: resctrlmond was not updated")
             self._retry_later()
         finally:
-            self._carried = None
+            self._current = None
             if not future.done():
                 future.set_result(None)
 
@@ -262,7 +262,7 @@ class Plugin:
             return True
         except StopAsyncIteration:
             self._retry_s = RETRY_S[0]
-        except Away:
+        except Unavailable:
             self._retry_later()
         except Exception:
             log.exception("resctrlmond was not updated")
@@ -293,4 +293,4 @@ class Plugin:
         async for step in self._search.run(now):
             yield step
         self._resync_at = self._resync_at or time.monotonic()
-        self._rescan_at = time.monotonic() + (2 * STRANGER_S if self._search.has_new else RESCAN_S)
+        self._rescan_at = time.monotonic() + (2 * CONFIRM_S if self._search.has_unconfirmed else RESCAN_S)

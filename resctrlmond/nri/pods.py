@@ -28,7 +28,7 @@ _MAX_OWN = MAX_ATTRIBUTES - 2
 _MAX_OWN_BYTES = MAX_ATTRIBUTES_BYTES - 5 * MAX_ATTRIBUTE_LENGTH
 
 # Labels of the kubelet and of containerd, which repeat fields of the pod.
-_THEIR_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-containerd.")
+_RUNTIME_LABELS = ("io.kubernetes.pod.", "io.kubernetes.container.", "io.cri-containerd.")
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Pods:
         self._newer_ids: set[str] = set()
         self._awaits_list = True
         # Whether a list has ever arrived: without one, unknown pods may exist.
-        self.is_whole = False
+        self.has_list = False
 
     def begin(self) -> None:
         """Start a new connection. The state remains until the list of the connection replaces it."""
@@ -118,7 +118,7 @@ class Pods:
             except InvalidKey as error:
                 wrong.append(str(error))
         self.await_no_list()
-        self.is_whole = True
+        self.has_list = True
         return wrong
 
     def add_sandbox(self, pod: Pod) -> Sandbox:
@@ -189,7 +189,7 @@ class Pods:
         if self._awaits_list and len(self._newer_ids) < MAX_SANDBOXES + MAX_MEMBERS:
             self._newer_ids.update(ids)
 
-    def lives(self, key: str) -> bool:
+    def has_selected_sandbox(self, key: str) -> bool:
         """Whether the workload has a sandbox that is selected."""
         return any(sandbox.key == key and not sandbox.unselected for sandbox in self.sandboxes.values())
 
@@ -233,7 +233,7 @@ def fitting_labels(
     """Return the pod's own labels that fit the limits of resctrlmond, in the order of their names."""
     found: dict[str, str] = {}
     for name, value in sorted(labels.items()):
-        if name.startswith(_THEIR_LABELS) or not _is_allowed({LABEL + name: attribute_value(value)}):
+        if name.startswith(_RUNTIME_LABELS) or not _is_allowed({LABEL + name: attribute_value(value)}):
             continue
         most_bytes -= _size({LABEL + name: attribute_value(value)})
         if len(found) == most or most_bytes < 0:

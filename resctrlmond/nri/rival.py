@@ -15,11 +15,11 @@ from resctrlmond.notify import Notify
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 60.0
+SEARCH_S = 60.0
 
 PLUGINS = "/opt/nri/plugins"
 SNAPSHOTS = NRI_RESCTRL_MON_FOLDER
-_MOST = 3
+_MAX_PROCESSES = 3
 
 
 def rivals(
@@ -33,10 +33,11 @@ def rivals(
     """
     programs = (NRI_RESCTRL_MON,)
     found = [
-        f"it runs as process {process.pid}" for process in itertools.islice(find_processes(programs, proc), _MOST)
+        f"it runs as process {process.pid}"
+        for process in itertools.islice(find_processes(programs, proc), _MAX_PROCESSES)
     ]
     found += [f"{plugins}/{name} is launched by the runtime" for name in _names(plugins)]
-    if _is_theirs(snapshots, manager_socket):
+    if _is_foreign(snapshots, manager_socket):
         found.append(f"{snapshots} does not belong to resctrlmond")
     return found
 
@@ -48,7 +49,7 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _is_theirs(folder: str, manager_socket: str) -> bool:
+def _is_foreign(folder: str, manager_socket: str) -> bool:
     try:
         found = os.stat(folder)
     except OSError:
@@ -84,10 +85,10 @@ class Watch:
                 else:
                     log.info("nri-resctrl-mon is gone from this host")
                 if self._status:
-                    self.say(self._status)
-            await asyncio.sleep(LOOK_S)
+                    self.report(self._status)
+            await asyncio.sleep(SEARCH_S)
 
-    def say(self, status: str) -> None:
+    def report(self, status: str) -> None:
         """Report the state of the adapter."""
         self._status = status
         self._notify.status(f"{status}; nri-resctrl-mon is here too" if self._found else status)

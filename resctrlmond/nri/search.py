@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from resctrlmond import journal
 from resctrlmond.nri import place
-from resctrlmond.nri.manager import Away
+from resctrlmond.nri.manager import Unavailable
 from resctrlmond.nri.messages import Container
 from resctrlmond.nri.pods import Sandbox
 from resctrlmond.nri.updater import Updater
@@ -20,26 +20,26 @@ from resctrlmond.workloads.pods import ContainerState
 log = logging.getLogger(__name__)
 
 # The event of a found container may still be on its way: only containers that a later search finds again are added.
-STRANGER_S = 1.0
+CONFIRM_S = 1.0
 # A pod without a control group of its own whose removal is not reported ends this long after the process of its
 # sandbox and its last container. If the pod still exists, the kubelet creates a new sandbox within seconds.
-UNTOLD_S = 60.0
+EMPTY_S = 60.0
 
 
 class Search:
-    """Searches all sandboxes, one in each step. ``has_new``: the last search found containers to confirm."""
+    """Searches all sandboxes, one in each step. ``has_unconfirmed``: the last search found containers to confirm."""
 
     def __init__(self, updater: Updater) -> None:
         self._updater = updater
         self._pods = updater.pods
         # The IDs of unreported containers, and the time at which each was first found.
-        self._strangers: dict[str, float] = {}
+        self._unreported: dict[str, float] = {}
         # The IDs of sandboxes without processes, and the time since when.
-        self._emptied: dict[str, float] = {}
-        self.has_new = False
+        self._empty_since: dict[str, float] = {}
+        self.has_unconfirmed = False
 
     async def run(self, now: float) -> AsyncIterator[None]:
-        """Search, at this time of the loop's clock. Raises Away."""
+        """Search, at this time of the loop's clock. Raises Unavailable."""
         log.debug("rescan of %d sandboxes", len(self._pods.sandboxes))
         found: dict[str, tuple[str, str]] = {}
         known = {*self._pods.members, *self._pods.sandboxes}
@@ -48,20 +48,20 @@ class Search:
             containers.setdefault(member.container.sandbox, []).append(member.container)
         for name, sandbox in list(self._pods.sandboxes.items()):
             try:
-                there = await self._look(name, sandbox, containers.get(name, ()), known, now)
-            except Away:
+                there = await self._search_sandbox(name, sandbox, containers.get(name, ()), known, now)
+            except Unavailable:
                 raise
             except Exception:
                 # An error in one pod must not prevent the search of the others.
                 log.exception("pod sandbox %s could not be searched", name)
                 there = {}
-            found |= {stranger: (name, path) for stranger, path in there.items()}
+            found |= {container: (name, path) for container, path in there.items()}
             yield
-        self._emptied = {name: since for name, since in self._emptied.items() if name in self._pods.sandboxes}
-        self._take_in(found, now)
-        self.has_new = any(since == now for since in self._strangers.values())
+        self._empty_since = {name: since for name, since in self._empty_since.items() if name in self._pods.sandboxes}
+        self._add_unreported(found, now)
+        self.has_unconfirmed = any(since == now for since in self._unreported.values())
 
-    async def _look(
+    async def _search_sandbox(
         self, name: str, sandbox: Sandbox, containers: Iterable[Container], known: set[str], now: float
     ) -> dict[str, str]:
         """Search one sandbox. Return unreported containers in the control group of its pod, ID -> control group."""
@@ -69,10 +69,10 @@ class Search:
             parent = sandbox.pod.cgroup_parent
             sandbox.cgroup = await asyncio.to_thread(place.pod_cgroup, sandbox.pod.pid, sandbox.key, parent)
         elif not await asyncio.to_thread(os.path.isdir, sandbox.cgroup):
-            await self._end_untold(name, "the pod's control group is gone")
+            await self._end_unreported(name, "the pod's control group is gone")
             return {}
         if not sandbox.cgroup and await self._is_over(name, sandbox, containers, now):
-            await self._end_untold(name, "its processes are gone")
+            await self._end_unreported(name, "its processes are gone")
             return {}
         if sandbox.cgroup and not sandbox.unselected:
             return await asyncio.to_thread(place.containers_in, sandbox.cgroup, known)
@@ -81,13 +81,13 @@ class Search:
     async def _is_over(self, name: str, sandbox: Sandbox, containers: Iterable[Container], now: float) -> bool:
         """Whether a sandbox without a pod's control group has had no process for long enough."""
         if await asyncio.to_thread(_is_left, sandbox, containers):
-            self._emptied.pop(name, None)
+            self._empty_since.pop(name, None)
             return False
-        return now - self._emptied.setdefault(name, now) >= UNTOLD_S
+        return now - self._empty_since.setdefault(name, now) >= EMPTY_S
 
-    async def _end_untold(self, name: str, why: str) -> None:
+    async def _end_unreported(self, name: str, why: str) -> None:
         """Remove a sandbox whose pod is gone: containerd 1.7 and 2.1 do not report it after their own restart."""
-        self._emptied.pop(name, None)
+        self._empty_since.pop(name, None)
         sandbox = self._pods.sandboxes.get(name)
         if sandbox is not None:
             gone = self._pods.remove_sandbox(name)
@@ -95,22 +95,22 @@ class Search:
                 log.log(journal.NOTICE, "%s: %s, and with it sandbox %s", sandbox.key, why, name)
                 await self._updater.end_sandbox(sandbox.key, name, gone)
 
-    def _take_in(self, found: dict[str, tuple[str, str]], now: float) -> None:
+    def _add_unreported(self, found: dict[str, tuple[str, str]], now: float) -> None:
         """Add unreported containers that were found twice."""
-        self._strangers = {stranger: self._strangers.get(stranger, now) for stranger in found}
-        for stranger, (sandbox, path) in found.items():
-            if self._strangers[stranger] > now - STRANGER_S or stranger in self._pods.members:
+        self._unreported = {container: self._unreported.get(container, now) for container in found}
+        for container, (sandbox, path) in found.items():
+            if self._unreported[container] > now - CONFIRM_S or container in self._pods.members:
                 continue
             if sandbox in self._pods.sandboxes:
                 try:
-                    found_one = Container(stranger, sandbox, state=ContainerState.RUNNING)
-                    member = self._pods.add_member(found_one)
+                    new = Container(container, sandbox, state=ContainerState.RUNNING)
+                    member = self._pods.add_member(new)
                     member.cgroup, member.is_found = path, True
                 except InvalidKey as error:
                     log.warning("unmonitored: %s", error, extra=journal.fields(error))
                     continue
                 log.log(
-                    journal.NOTICE, "container %s started without a report of the runtime: added as late", stranger
+                    journal.NOTICE, "container %s started without a report of the runtime: added as late", container
                 )
 
 

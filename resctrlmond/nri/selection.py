@@ -91,14 +91,14 @@ class Selection:
         return ""
 
 
-def equal(labels: Mapping[str, str]) -> tuple[Requirement, ...]:
+def equal_labels(labels: Mapping[str, str]) -> tuple[Requirement, ...]:
     """Return the requirements that all of these labels are equal. Raises SelectorError for an invalid label."""
     return tuple(
         Requirement(_label(name), Operator.LIKE, frozenset({_label_value(value)})) for name, value in labels.items()
     )
 
 
-def selector(text: str) -> tuple[Requirement, ...]:
+def parse_selector(text: str) -> tuple[Requirement, ...]:
     """Parse a selector as kubectl does: label=value, ==, !=, in (), notin (), label, !label.
 
     The numeric comparisons > and < are not supported. Raises SelectorError.

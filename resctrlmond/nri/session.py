@@ -71,7 +71,7 @@ class Session:
                     # Data for a connection that was not opened is dropped, as by the Go implementation.
                     if connection in readers:
                         for message in readers[connection].feed(piece):
-                            self._take(connection, message)
+                            self._receive(connection, message)
                 if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
                     raise ConnectionError("the runtime does not read the responses")
             raise EOFError(
@@ -85,13 +85,13 @@ class Session:
             # Abort: an orderly close would wait for a runtime that does not read.
             self._writer.transport.abort()
 
-    def _take(self, connection: int, message: ttrpc.Message) -> None:
+    def _receive(self, connection: int, message: ttrpc.Message) -> None:
         if connection == mux.RUNTIME:
-            answer = self._caller.take(message)
+            answer = self._caller.decode(message)
             if answer is not None and answer.code != ttrpc.OK:
                 raise ConnectionError(f"the runtime refused the plugin: {_shown(answer.text)} (code {answer.code})")
             return
-        call = self._server.take(message)
+        call = self._server.decode(message)
         if isinstance(call, bytes):
             self._send(mux.PLUGIN, call)
         elif call is not None:
@@ -113,7 +113,7 @@ class Session:
             self._send(mux.PLUGIN, ttrpc.refusal(call.stream, ttrpc.UNIMPLEMENTED, text))
             return
         try:
-            done = self._act(request)
+            done = self._handle(request)
         except Exception:
             # The container must start, whatever has failed.
             log.exception("%s could not be handled", call.method)
@@ -125,7 +125,7 @@ class Session:
             self._unanswered[done] = asyncio.get_running_loop().call_later(_time_for(call), done.cancel)
             done.add_done_callback(partial(self._answer, answer))
 
-    def _act(self, request: messages.Notification) -> asyncio.Future[None] | None:
+    def _handle(self, request: messages.Notification) -> asyncio.Future[None] | None:
         """Handle a call. Return the future that the response must wait for."""
         match request:
             case messages.Configure():

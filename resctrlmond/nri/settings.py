@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import yaml
 
-from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal, selector
+from resctrlmond.nri.selection import Requirement, Selection, SelectorError, equal_labels, parse_selector
 from resctrlmond.yaml_file import is_empty, parse_mapping, read_contents, refuse_line, refuse_unknown_key
 
 DEFAULT_PATH = "/etc/resctrlmond/nri.yaml"
@@ -14,7 +14,7 @@ _MANUAL = "See resctrlmon-nri(8)"
 
 KEYS = ("namespaces", "labelSelector", "annotations")
 # Keys of nri-resctrl-mon that are set elsewhere: an error is better than a key without effect.
-THEIRS = {
+FOREIGN_KEYS = {
     "resctrlPath": "Remove it: resctrlmond knows the path ('resctrl' in resctrlmond.yaml)",
     "telemetry": "Remove it: what was used is read from resctrlmond",
     "snapshotDir": "Remove it: 'groups_dir' in resctrlmond.yaml is that",
@@ -38,8 +38,8 @@ def parse(data: bytes, path: str) -> Selection:
     nodes: dict[str, yaml.Node] = {}
     for key, value in parse_mapping(data, path, max_depth=8, remedy=_MANUAL):
         name, line = _text(key, path, "a key"), key.start_mark.line
-        if name in THEIRS:
-            refuse_line(path, line, f"{name} is not a key of this adapter", THEIRS[name])
+        if name in FOREIGN_KEYS:
+            refuse_line(path, line, f"{name} is not a key of this adapter", FOREIGN_KEYS[name])
         if name not in KEYS:
             refuse_unknown_key(path, line, name, KEYS)
         nodes[name] = value
@@ -71,8 +71,8 @@ def _requirements(node: yaml.Node, path: str) -> tuple[Requirement, ...]:
     try:
         if isinstance(node, yaml.MappingNode):
             pairs = [(_text(key, path, "a label"), _text(value, path, "a value")) for key, value in node.value]
-            return equal(dict(pairs))
-        return selector(_text(node, path, "labelSelector"))
+            return equal_labels(dict(pairs))
+        return parse_selector(_text(node, path, "labelSelector"))
     except SelectorError as error:
         refuse_line(path, node.start_mark.line, f"labelSelector: {error}", _MANUAL)
 

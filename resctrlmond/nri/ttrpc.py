@@ -93,7 +93,7 @@ class Server:
     def __init__(self) -> None:
         self._last_stream = 0
 
-    def take(self, message: Message) -> Call | bytes | None:
+    def decode(self, message: Message) -> Call | bytes | None:
         """Return the call, or the refusal to send, or None if the message needs no response."""
         if message.kind != REQUEST:
             return None
@@ -124,7 +124,7 @@ class Caller:
         self._next_stream += 2
         return _message(stream, REQUEST, Request(service=service, method=method, payload=payload).SerializeToString())
 
-    def take(self, message: Message) -> Answer | None:
+    def decode(self, message: Message) -> Answer | None:
         """Return the response in a message; None if the message is not a response."""
         if message.kind != RESPONSE:
             return None

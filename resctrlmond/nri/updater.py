@@ -12,9 +12,9 @@ from resctrlmond import journal
 from resctrlmond.api import types
 from resctrlmond.nri import place
 from resctrlmond.nri.inventory import chunks, inventory
-from resctrlmond.nri.manager import CLAIM, Away, Manager, Refused
+from resctrlmond.nri.manager import CLAIM, Manager, Refused, Unavailable
 from resctrlmond.nri.pods import Member, Pods, attributes, container_names
-from resctrlmond.workloads.pods import Sandbox as NotedSandbox
+from resctrlmond.workloads.pods import Sandbox as ReportedSandbox
 from resctrlmond.workloads.validation import attribute_value
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ class _NotFound(Exception):
 class Updater:
     """Updates of resctrlmond's workloads, each of which is idempotent.
 
-    Every method raises Away if resctrlmond cannot be called, and leaves an unfinished sandbox or container unsettled.
+    Every method raises Unavailable if resctrlmond cannot be called, and leaves an unfinished sandbox or container
+    unsettled.
     """
 
     def __init__(self, manager: Manager, pods: Pods) -> None:
@@ -52,7 +53,7 @@ class Updater:
         # Whether a call states that the runtime blocks the container until the reply.
         self._is_vouching = False
         # The sandboxes in the last inventory that was sent to resctrlmond, by ID.
-        self._inventory: dict[str, NotedSandbox] = {}
+        self._inventory: dict[str, ReportedSandbox] = {}
 
     @property
     def is_hung(self) -> bool:
@@ -157,7 +158,7 @@ class Updater:
         """End a sandbox that was removed, and its containers. After the pod's last sandbox, release the workload."""
         for member in (*containers, sandbox):
             await self.end(key, member)
-        if self.pods.lives(key):
+        if self.pods.has_selected_sandbox(key):
             return
         self._refusals.pop(key, None)
         try:
@@ -198,7 +199,7 @@ class Updater:
         self._refusals = {name: why for name, why in self._refusals.items() if name in known}
 
     async def _report_pods(
-        self, pods: list[NotedSandbox], *, removed: Iterable[str] = (), replace_all: bool = False
+        self, pods: list[ReportedSandbox], *, removed: Iterable[str] = (), replace_all: bool = False
     ) -> int:
         count = 0
         for number, chunk in enumerate(chunks(pods)):
@@ -233,10 +234,10 @@ class Updater:
             await _isolated(name, self.assign(name, is_late=True))
             yield
         for (key, name), member_ in listed.items():
-            if member_.owner == CLAIM and self.pods.is_whole and not self._is_here(key, name):
+            if member_.owner == CLAIM and self.pods.has_list and not self._is_current(key, name):
                 await _isolated(name, self.end(key, name))
                 yield
-        if not self.pods.is_whole:
+        if not self.pods.has_list:
             # Pods that the runtime has not listed yet may still run.
             return
         keys = sorted({sandbox.key for sandbox in self.pods.sandboxes.values() if not sandbox.unselected})
@@ -249,7 +250,7 @@ class Updater:
                 extra=journal.fields(key=key),
             )
 
-    def _is_here(self, key: str, name: str) -> bool:
+    def _is_current(self, key: str, name: str) -> bool:
         sandbox, member = self.pods.sandboxes.get(name), self.pods.members.get(name)
         if sandbox is not None:
             return sandbox.key == key and not sandbox.unselected
@@ -268,7 +269,7 @@ async def _isolated(name: str, step: Awaitable[None]) -> None:
     """Run one of many steps. Log an unexpected error, so that the other steps still run."""
     try:
         await step
-    except Away:
+    except Unavailable:
         raise
     except Exception:
         log.exception("%s: resctrlmond was not updated", name)

@@ -566,7 +566,7 @@ MUTANTS = (
         "unreported pods are released without a list",
         _NRI + "updater.py",
         """\
-        if not self.pods.is_whole:
+        if not self.pods.has_list:
             # Pods that the runtime has not listed yet may still run.
             return
 """,

@@ -30,8 +30,8 @@ def understood(pieces: Sequence[bytes]) -> list[object]:
 
 def _taken(server: ttrpc.Server, caller: ttrpc.Caller, connection: int, message: ttrpc.Message) -> object:
     if connection == mux.RUNTIME:
-        return caller.take(message)
-    call = server.take(message)
+        return caller.decode(message)
+    call = server.decode(message)
     if not isinstance(call, ttrpc.Call):
         assert call is None or len(call) <= mux.FIRST_PAYLOAD
         return call

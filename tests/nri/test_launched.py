@@ -106,7 +106,7 @@ def test_wait_for_a_list_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.sleep(0.01)
         tested.handle_event(EventReport(Event.START_CONTAINER, pod, Container("d" * 64, pod.id)))
         assert not pods._newer_ids, "ids that are kept for a list which never comes would fill the memory"
-        assert not pods.is_whole
+        assert not pods.has_list
         working.cancel()
 
     asyncio.run(run())
@@ -145,7 +145,7 @@ def test_a_pod_without_a_control_group_ends_when_all_its_processes_have(
 ) -> None:
     """The process of the sandbox ends, then that of the container, and no removal is reported."""
     node.stop_adapter()
-    monkeypatch.setattr(search, "UNTOLD_S", 0.2)
+    monkeypatch.setattr(search, "EMPTY_S", 0.2)
     for name in ("RESCAN_S", "FIRST_RESCAN_S"):
         monkeypatch.setattr(plugin, name, 0.05)
     holder, pid, other = node.process(), node.process(), node.process()

@@ -15,7 +15,7 @@ import pytest
 
 from resctrlmond.api import types
 from resctrlmond.nri import nri_pb2
-from resctrlmond.nri.manager import Away, Manager
+from resctrlmond.nri.manager import Manager, Unavailable
 from resctrlmond.nri.messages import Event
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
@@ -247,7 +247,7 @@ def test_a_list_that_times_out_says_nothing_about_assign(tmp_path: Path) -> None
     async def run() -> None:
         manager = Manager(str(tmp_path / "silent"), timeout_s=0.1)
         for verb, is_hung in (("List", False), ("Assign", True), ("List", True)):
-            with pytest.raises(Away):
+            with pytest.raises(Unavailable):
                 await manager.ask(verb, types.AssignReply)
             assert manager.is_hung == is_hung
 

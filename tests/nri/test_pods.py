@@ -71,9 +71,9 @@ def test_a_workload_lives_with_any_of_its_sandboxes() -> None:
         pods.add_sandbox(Pod(name, UID))
     pods.add_member(Container("c", "a"))
     assert pods.remove_sandbox("a") == ["c"]
-    assert pods.lives(UID)
+    assert pods.has_selected_sandbox(UID)
     assert pods.remove_sandbox("b") == []
-    assert not pods.lives(UID)
+    assert not pods.has_selected_sandbox(UID)
 
 
 def test_without_a_uid_the_sandbox_is_the_workload() -> None:

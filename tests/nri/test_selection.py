@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from resctrlmond.nri import nri_pb2, settings
 from resctrlmond.nri.messages import Event, Pod
-from resctrlmond.nri.selection import Selection, SelectorError, equal, selector
+from resctrlmond.nri.selection import Selection, SelectorError, equal_labels, parse_selector
 from resctrlmond.yaml_file import ConfigError
 from tests.nri.conftest import UID, Node
 
@@ -42,7 +42,7 @@ OTHER = "11111111-2222-4333-8444-555555555555"
     ],
 )
 def test_selector_matches_labels(text: str, selected: dict[str, str], not_selected: dict[str, str] | None) -> None:
-    selection = Selection(requirements=selector(text))
+    selection = Selection(requirements=parse_selector(text))
     assert selection.why_not(Pod("s", labels=selected)) == ""
     if not_selected is not None:
         assert selection.why_not(Pod("s", labels=not_selected)).startswith("not selected: its labels do not meet")
@@ -58,25 +58,25 @@ def test_selector_matches_labels(text: str, selected: dict[str, str], not_select
 )
 def test_invalid_selector_is_refused(text: str) -> None:
     if text == "app==":
-        assert selector(text) == selector("app in ()")
+        assert parse_selector(text) == parse_selector("app in ()")
         return
     with pytest.raises(SelectorError):
-        selector(text)
+        parse_selector(text)
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_selector_or_is_refused(text: str) -> None:
     try:
-        requirements = selector(text)
+        requirements = parse_selector(text)
     except SelectorError:
         return
     # The text of the requirements has the same meaning.
-    assert selector(", ".join(map(str, requirements))) == requirements
+    assert parse_selector(", ".join(map(str, requirements))) == requirements
 
 
 def test_equality_is_as_in_nri_resctrl_mon() -> None:
     """All must match, and an empty value also matches a missing label."""
-    selection = Selection(requirements=equal({"app": "web", "canary": ""}))
+    selection = Selection(requirements=equal_labels({"app": "web", "canary": ""}))
     assert not selection.why_not(Pod("s", labels={"app": "web"}))
     assert not selection.why_not(Pod("s", labels={"app": "web", "canary": "", "more": "x"}))
     assert selection.why_not(Pod("s", labels={"app": "web", "canary": "1"}))
@@ -97,7 +97,9 @@ def test_namespaces_are_exact_and_none_is_all() -> None:
 def test_the_keys_of_nri_resctrl_mon_as_it_has_them() -> None:
     text = b"namespaces:\n- shop\n- web\nlabelSelector:\n  app: web\n  version: 1.10\n  on: yes\n"
     found = settings.parse(text, "f")
-    assert found == Selection(frozenset({"shop", "web"}), equal({"app": "web", "version": "1.10", "on": "yes"}))
+    assert found == Selection(
+        frozenset({"shop", "web"}), equal_labels({"app": "web", "version": "1.10", "on": "yes"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_empty_configuration_selects_all(text: str) -> None:
 
 
 def test_selector_as_text() -> None:
-    assert settings.parse(b"labelSelector: app in (web, api), !canary\n", "f").requirements == selector(
+    assert settings.parse(b"labelSelector: app in (web, api), !canary\n", "f").requirements == parse_selector(
         "app in (web,api),!canary"
     )
 

@@ -114,7 +114,7 @@ def test_an_oversize_message_is_refused_and_the_next_is_served(size: int, piece:
     stream = packed(1, 1, bytes(size)) + packed(3, 1, b"")
     reader, server = ttrpc.Reader(), ttrpc.Server()
     pieces = [stream[at : at + piece] for at in range(0, len(stream), piece)]
-    refused, call = [server.take(message) for part in pieces for message in reader.feed(part)]
+    refused, call = [server.decode(message) for part in pieces for message in reader.feed(part)]
     assert isinstance(refused, bytes)
     status = nri_pb2.Response.FromString(refused[10:]).status
     assert (status.code, status.message) == (
@@ -134,7 +134,7 @@ def test_stream_ids_may_skip_but_not_be_even_or_fall() -> None:
     server = ttrpc.Server()
 
     def take(stream: int) -> ttrpc.Call | bytes | None:
-        return server.take(ttrpc.Message(stream, ttrpc.REQUEST, b""))
+        return server.decode(ttrpc.Message(stream, ttrpc.REQUEST, b""))
 
     assert isinstance(take(1), ttrpc.Call)
     assert isinstance(take(5), ttrpc.Call)
@@ -145,13 +145,13 @@ def test_stream_ids_may_skip_but_not_be_even_or_fall() -> None:
 
 def test_request_that_is_not_protobuf_is_refused() -> None:
     server = ttrpc.Server()
-    assert code(server.take(ttrpc.Message(1, ttrpc.REQUEST, b"\xff"))) == ttrpc.INVALID_ARGUMENT
-    assert isinstance(server.take(ttrpc.Message(3, ttrpc.REQUEST, b"")), ttrpc.Call)
+    assert code(server.decode(ttrpc.Message(1, ttrpc.REQUEST, b"\xff"))) == ttrpc.INVALID_ARGUMENT
+    assert isinstance(server.decode(ttrpc.Message(3, ttrpc.REQUEST, b"")), ttrpc.Call)
 
 
 @pytest.mark.parametrize("kind", [0, 2, 3, 4, 255])
 def test_message_that_is_not_a_request_is_skipped(kind: int) -> None:
-    assert ttrpc.Server().take(ttrpc.Message(1, kind, b"")) is None
+    assert ttrpc.Server().decode(ttrpc.Message(1, kind, b"")) is None
 
 
 def test_our_own_calls_have_odd_rising_streams_and_answers_in_any_order() -> None:
@@ -159,10 +159,12 @@ def test_our_own_calls_have_odd_rising_streams_and_answers_in_any_order() -> Non
     streams = [struct.unpack_from(">I", caller.request("s", "m", b""), 4)[0] for _ in range(3)]
     assert streams == [1, 3, 5]
     response = nri_pb2.Response(status=nri_pb2.Status(code=5, message="no"))
-    answers = [caller.take(ttrpc.Message(stream, ttrpc.RESPONSE, response.SerializeToString())) for stream in (5, 1)]
+    answers = [
+        caller.decode(ttrpc.Message(stream, ttrpc.RESPONSE, response.SerializeToString())) for stream in (5, 1)
+    ]
     assert [(answer.stream, answer.code, answer.text) for answer in answers if answer] == [(5, 5, "no"), (1, 5, "no")]
-    assert caller.take(ttrpc.Message(3, ttrpc.REQUEST, b"")) is None
-    bad = caller.take(ttrpc.Message(3, ttrpc.RESPONSE, b"\xff"))
+    assert caller.decode(ttrpc.Message(3, ttrpc.REQUEST, b"")) is None
+    bad = caller.decode(ttrpc.Message(3, ttrpc.RESPONSE, b"\xff"))
     assert bad is not None
     assert bad.code != ttrpc.OK
 
