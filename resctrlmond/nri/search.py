@@ -75,7 +75,7 @@ class Search:
             await self._end_unreported(name, "its processes are gone")
             return {}
         if sandbox.cgroup and not sandbox.unselected:
-            return await asyncio.to_thread(place.containers_in, sandbox.cgroup, known)
+            return await asyncio.to_thread(_unreported, sandbox, known)
         return {}
 
     async def _is_over(self, name: str, sandbox: Sandbox, containers: Iterable[Container], now: float) -> bool:
@@ -112,6 +112,14 @@ class Search:
                 log.log(
                     journal.NOTICE, "container %s started without a report of the runtime: added as late", container
                 )
+
+
+def _unreported(sandbox: Sandbox, known: set[str]) -> dict[str, str]:
+    """Return the unreported containers in the control group of the sandbox's pod, ID -> control group."""
+    # No container starts in a sandbox whose process has ended: what is new is the sandbox that replaces it.
+    if sandbox.pod.pid and not place.started(sandbox.pod.pid):
+        return {}
+    return place.containers_in(sandbox.cgroup, known)
 
 
 def _is_left(sandbox: Sandbox, containers: Iterable[Container]) -> bool:

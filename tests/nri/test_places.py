@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -10,7 +11,11 @@ import pytest
 
 from resctrlmond.api.varlink.client import VarlinkError
 from resctrlmond.nri import place
-from resctrlmond.nri.messages import Event
+from resctrlmond.nri.manager import Manager
+from resctrlmond.nri.messages import Event, Pod
+from resctrlmond.nri.pods import Pods
+from resctrlmond.nri.search import CONFIRM_S, Search
+from resctrlmond.nri.updater import Updater
 from resctrlmond.resctrl.mounts import mounts
 from tests.nri.conftest import UID, Node, an_id
 from tests.resctrl.puppets import Puppet, pause_for_start_time
@@ -121,6 +126,28 @@ def test_unreported_container_is_found_beside_its_sandbox(node: Node, pod_cgroup
         node.until(lambda: node.machine.tasks(UID) == {pid}, "its task")
         assert node.member(name)["late"]
         assert "without a report" in node.said()
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "ended"])
+def test_control_group_beside_an_ended_sandbox_is_not_a_container(
+    node: Node, pod_cgroup: str, is_running: bool
+) -> None:
+    """The pod gets a new sandbox. On a busy host, its control group exists seconds before its event."""
+    holder, name = node.process(), an_id()
+    settled(f"{pod_cgroup}/{name}", node.process())
+    pods = Pods()
+    pods.add_sandbox(Pod(an_id(), UID, pid=holder)).cgroup = pod_cgroup
+    search = Search(Updater(Manager(node.machine.socket), pods))
+    if not is_running:
+        node.end(holder)
+
+    async def run() -> None:
+        for now in (0.0, 2 * CONFIRM_S):
+            async for _ in search.run(now):
+                pass
+
+    asyncio.run(run())
+    assert set(pods.members) == ({name} if is_running else set())
 
 
 def test_pod_ends_with_its_control_group_without_a_report(node: Node, pod_cgroup: str) -> None:
