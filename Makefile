@@ -132,8 +132,11 @@ starved: setup
 flood: setup
 	$(BIN)/python -m tests.flood $(FLOOD)
 
+# Measure speed and memory as ratios within one run: a table, and every sample in build/bench.json. About 10 minutes.
+# BENCH="hook groups" selects sections; tests/bench/README.md lists them, and figures.
 bench: setup
-	$(BIN)/python -m tests.bench
+	mkdir -p build
+	$(BIN)/python -m tests.bench --json build/bench.json $(BENCH)
 
 lint: setup
 	$(BIN)/ruff check

@@ -1,50 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.bench``: measures on a simulated resctrl (root, /dev/fuse) and prints one table of ratios."""
+"""``python -m tests.bench``: measures on a simulated resctrl (root, /dev/fuse), and prints a table and JSON."""
 
 from __future__ import annotations
 
-import tempfile
+import argparse
+import json
+import os
+import platform
+import sys
+import time
 from pathlib import Path
 
-from resctrlmond.api.varlink.client import Client
-from tests.bench import nri, rows
-from tests.bench.host import Host, threaded
 from tests.bench.measure import Row, table
+from tests.bench.sections import SAMPLE, SECTIONS, WHOLE, measured
 
 LEGEND = """
-Medians of interleaved rounds; ratio: ours to bare within a round, its median, least and greatest.
+Medians and 99th percentiles of interleaved rounds; ratio: ours to bare in a round, its median, least and greatest.
 * Most of both sides is the simulator: a call into it crosses FUSE to a Python process and takes some hundred times as
   long as one on plain files. The rows on plain files, a copy in memory, show our own share of the work.
-resctrlctl: the least of 30 rounds on both sides, because nearly all of it is imports.
+resctrlctl: the least of all rounds on both sides, because nearly all of it is imports.
 Release waits 4 ms for the last energy counts of the cores. Start-up and memory are with the D-Bus interface.
 """
 
 
-def measured(host: Host) -> list[Row]:
-    """Every row, in the order of the table."""
-    with host.running():
-        found = [*rows.starts(host, 5, 0)]
-        with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
-            found += [
-                *rows.hook(host, client, pid),
-                *rows.lives(host, client, pid),
-                *rows.mounts(host, client, daemon, pid),
-                *rows.commands(host, 30),
-                *nri.starts(host),
-                *rows.listing(host, client),
-            ]
-        found += rows.starts(host, 3, rows.GROUPS)
-        with host.daemon(), Client(host.varlink) as client:
-            found += rows.bursts(host, client, 3)
-        return [*found, *rows.ground(host)]
+def machine() -> dict[str, object]:
+    """Where and when this is measured, and how busy the machine is by itself."""
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+    }
 
 
 def main() -> None:
     """Measure and print."""
-    # Where records and snapshots are on a real host, in memory: /run is a tmpfs as well.
-    with tempfile.TemporaryDirectory(prefix="resctrlmond-bench.", dir="/dev/shm") as folder:
-        print(table(measured(Host(Path(folder)))))
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; all without one")
+    parser.add_argument("--sample", action="store_true", help="a few rounds only: the figures mean nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample to the file")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.sections) - set(SECTIONS):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    where = machine()
+    rows: list[Row] = []
+    for name in arguments.sections or SECTIONS:
+        print(f"measuring {name}", file=sys.stderr)
+        rows += measured(name, SAMPLE if arguments.sample else WHOLE)
+    print(", ".join(f"{name}: {value}" for name, value in where.items()))
+    print(table(rows))
     print(LEGEND, end="")
+    if arguments.json:
+        found = {**where, "rows": [row.as_json() for row in rows]}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +13,9 @@ from dataclasses import dataclass
 from resctrlmond.nri import nri_pb2
 from resctrlmond.nri.messages import Event
 from tests.bench.host import Host
-from tests.bench.measure import Row, interleaved, seconds
+from tests.bench.measure import SECONDS, Row, interleaved
 from tests.nri.runtime import Plugin, Runtime
 
-STARTS = 200
 _SERIAL = itertools.count(1)
 
 
@@ -84,16 +82,13 @@ class Starts:
             self._started = None
 
 
-def starts(host: Host) -> Iterator[Row]:
+def starts(host: Host, count: int) -> Iterator[Row]:
     """StartContainer with the adapter and with a no-op plugin, in turns."""
     ours = ("resctrlmond.nri", "--socket", "{socket}", "--manager-socket", host.varlink, "--log-level", "warning")
     with plugin(host, "ours", *ours) as adapter, plugin(host, "noop", "tests.bench.noop", "{socket}") as noop:
         both = [Starts(adapter), Starts(noop)]
         turn = itertools.cycle(both)
-        taken, bare = interleaved(STARTS, both[0].start, both[1].start, before=lambda: next(turn).renew())
+        taken, bare = interleaved(count, both[0].start, both[1].start, before=lambda: next(turn).renew())
         for one in both:
             one.end()
-    bare_is = "a no-op plugin in Python"
-    yield Row(f"NRI StartContainer, median of {STARTS}", taken, bare_is, bare, seconds, fuse=True)
-    p99 = [statistics.quantiles(samples, n=100)[98] for samples in (taken, bare)]
-    yield Row(f"NRI StartContainer, 99th percentile of {STARTS}", p99[:1], bare_is, p99[1:], seconds, fuse=True)
+    yield Row("NRI StartContainer", taken, "a no-op plugin in Python", bare, SECONDS, fuse=True)

@@ -8,9 +8,13 @@ import itertools
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 from dbus_fast import Variant
@@ -21,7 +25,7 @@ from resctrlmond.resctrl.tasks import ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.api import private_bus
 from tests.bench.host import IDLE, Host, python, resident, spawn, spawn_at_once, threaded
-from tests.bench.measure import Row, interleaved, mebibytes, seconds
+from tests.bench.measure import BYTES, COUNT, MEBIBYTES, SECONDS, Row, interleaved
 from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
 
@@ -32,7 +36,6 @@ COUNTERS = [
     *(f"mon_data/mon_L3_0{n}/{event}" for n in "01" for event in ("llc_occupancy", *MBM)),
     *(f"mon_data/mon_PERF_PKG_0{n}/{event}" for n in "01" for event in ("core_energy", "activity")),
 ]
-GROUPS = 200
 CLAIM = {"claim": "bench"}
 
 
@@ -69,6 +72,29 @@ def life_by_hand(tree: str, pid: int) -> None:
 # -- a daemon for each round
 
 
+def cpu_s(pid: int) -> float:
+    """The CPU time that a process has used, in seconds (proc_pid_stat(5))."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+        fields = stat.read().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def calls_of(pid: int, work: Callable[[], object]) -> float:
+    """Count the system calls of all threads of a process while the work is done, by strace(1)."""
+    with tempfile.NamedTemporaryFile("r") as counts:
+        # The messages by which strace tells that it has attached are off, so wait until the process is traced.
+        with subprocess.Popen(["strace", "-c", "-f", "-q", "-o", counts.name, "-p", str(pid)]) as tracer:
+            while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"):
+                if tracer.poll() is not None:
+                    raise OSError("strace cannot trace the process")
+                time.sleep(0.01)
+            work()
+            tracer.send_signal(signal.SIGINT)
+            tracer.wait(30)
+        total = counts.read().splitlines()[-1].split()
+    return float(total[2] if total[2].isdigit() else total[3])
+
+
 def starts(host: Host, rounds: int, groups: int) -> Iterator[Row]:
     """Start-up and memory of the daemon on the tree and records as they stand."""
     ready, memory, imports, idle = [], [], [], []
@@ -82,14 +108,14 @@ def starts(host: Host, rounds: int, groups: int) -> Iterator[Row]:
         with python(*IDLE) as pid:
             imports.append(time.perf_counter() - started)
             idle.append(resident(pid))
-    yield Row(f"daemon's start to READY, {groups} groups", ready, "python -c 'import asyncio'", imports, seconds)
-    yield Row(f"daemon's memory (RSS), {groups} groups", memory, "python with asyncio that waits", idle, mebibytes)
+    yield Row(f"daemon's start to READY, {groups} groups", ready, "python -c 'import asyncio'", imports, SECONDS)
+    yield Row(f"daemon's memory (RSS), {groups} groups", memory, "python with asyncio that waits", idle, MEBIBYTES)
 
 
 # -- a daemon that runs
 
 
-def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
+def hook(host: Host, client: Client, pid: int, rounds: int) -> Iterator[Row]:
     """The OCI hook as a runtime runs it, with a new container each time."""
     state = host.folder / "state.json"
     number = itertools.count()
@@ -105,7 +131,7 @@ def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
     options = ["createRuntime", "--strict", "--socket", host.varlink]
     compiled, python_file = ([*command_of(form, file_of(form)), *options] for form in ("compiled", "python"))
     ours, python_form, nothing, true = interleaved(
-        30,
+        rounds,
         lambda: spawn(compiled, str(state)),
         lambda: spawn(python_file, str(state)),
         lambda: spawn([SYSTEM_PYTHON, "-IS", "-c", "pass"]),
@@ -113,9 +139,67 @@ def hook(host: Host, client: Client, pid: int) -> Iterator[Row]:
         before=new_container,
     )
     new_container()
-    yield Row("OCI hook, spawn to exit", ours, "its Python form", python_form, seconds)
-    yield Row("OCI hook, spawn to exit", ours, "/bin/true", true, seconds)
-    yield Row("OCI hook in Python, spawn to exit", python_form, "python3 -IS -c pass", nothing, seconds)
+    yield Row("OCI hook, spawn to exit", ours, "its Python form", python_form, SECONDS)
+    yield Row("OCI hook, spawn to exit", ours, "/bin/true", true, SECONDS)
+    yield Row("OCI hook in Python, spawn to exit", python_form, "python3 -IS -c pass", nothing, SECONDS)
+
+
+def costs(host: Host, client: Client, daemon: int, pid: int, count: int) -> Iterator[Row]:
+    """What a createRuntime costs the daemon: its CPU time and its system calls, of calls one after the other."""
+    container = json.dumps({"ociVersion": "1.2.0", "id": "costs", "status": "created", "pid": pid})
+
+    def create() -> None:
+        client.call("org.resctrlmon.Hook.Run", {"stage": "createRuntime", "state": container})
+
+    def release() -> None:
+        client.call(f"{MANAGER}Release", {"key": "costs", "claim": "oci"})
+
+    create()
+    release()
+    used, by_hand = 0.0, 0.0
+    for _ in range(count):
+        before = cpu_s(daemon)
+        create()
+        used += cpu_s(daemon) - before
+        release()
+        before = time.process_time()
+        life_by_hand(str(host.tree), pid)
+        by_hand += time.process_time() - before
+    bare_is = "Create, Assign, Release by hand"
+    yield Row("daemon's CPU time for createRuntime", [used / count], bare_is, [by_hand / count], SECONDS, fuse=True)
+    calls = []
+    for _ in range(count):
+        calls.append(calls_of(daemon, create))
+        release()
+    # mkdir, utime, twice open and close with 10 counters, and open, write, close of tasks, rmdir
+    bare = [float(2 * (2 + 3 * len(COUNTERS)) + 6)] * count
+    yield Row("daemon's system calls for createRuntime", calls, bare_is, bare, COUNT, goal=150, goal_is_ours=True)
+
+
+def idle(daemon: int, groups: int, for_s: float) -> Iterator[Row]:
+    """The daemon's CPU time in a minute in which nothing is asked of it."""
+    before, began = cpu_s(daemon), time.monotonic()
+    time.sleep(for_s)
+    used = (cpu_s(daemon) - before) * 60 / (time.monotonic() - began)
+    what = f"daemon's CPU time in an idle minute, {groups} groups"
+    yield Row(what, [used], "a minute", [60.0], SECONDS, goal=0.5, goal_is_ours=True)
+
+
+def cycles(client: Client, daemon: int, pid: int, count: int) -> Iterator[Row]:
+    """The daemon's memory after many short workloads."""
+
+    def live(number: int) -> None:
+        for verb, more in (("Create", {}), ("Assign", {"pid": pid}), ("Release", {})):
+            client.call(MANAGER + verb, {"key": f"cycle{number % 100}", **CLAIM, **more})
+
+    warm = min(count, 100)
+    for number in range(warm):
+        live(number)
+    before = resident(daemon)
+    for number in range(count):
+        live(number)
+    what = f"daemon's memory (RSS) after {count} more workloads"
+    yield Row(what, [resident(daemon)], f"before them, after the first {warm}", [before], MEBIBYTES, fuse=True)
 
 
 def bursts(host: Host, client: Client, rounds: int, count: int = 500) -> Iterator[Row]:
@@ -136,13 +220,13 @@ def bursts(host: Host, client: Client, rounds: int, count: int = 500) -> Iterato
             for group in client.call(f"{MANAGER}List")["groups"]:
                 if group["state"] == "active":
                     client.call(f"{MANAGER}Release", {"key": group["key"], "claim": "oci"})
-    yield Row(f"{count} OCI hooks at once, lost", lost, "all of them", [float(count)] * rounds, "{:.0f}".format)
+    yield Row(f"{count} OCI hooks at once, lost", lost, "all of them", [float(count)] * rounds, COUNT)
     yield Row(
-        f"{count} OCI hooks at once, to the last exit", ours, f"{count} times /bin/true", bare, seconds, fuse=True
+        f"{count} OCI hooks at once, to the last exit", ours, f"{count} times /bin/true", bare, SECONDS, fuse=True
     )
 
 
-def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:
+def lives(host: Host, client: Client, pid: int, rounds: int) -> Iterator[Row]:
     """Measure the whole life of a group over each interface, on an open connection."""
     options = {"claim": Variant("s", "bench")}
 
@@ -160,14 +244,14 @@ def lives(host: Host, client: Client, pid: int) -> Iterator[Row]:
     with asyncio.Runner() as runner:
         bus = private_bus.Client(host.bus.address)
         runner.run(bus.__aenter__())
-        varlink, dbus, bare = interleaved(30, by_varlink, lambda: runner.run(by_dbus()), by_hand)
+        varlink, dbus, bare = interleaved(rounds, by_varlink, lambda: runner.run(by_dbus()), by_hand)
         runner.run(bus.__aexit__())
     bare_is = "their system calls on resctrl, by hand"
-    yield Row("Create, Assign, Release by varlink", varlink, bare_is, bare, seconds, fuse=True)
-    yield Row("Create, Assign, Release by D-Bus", dbus, bare_is, bare, seconds, fuse=True)
+    yield Row("Create, Assign, Release by varlink", varlink, bare_is, bare, SECONDS, fuse=True)
+    yield Row("Create, Assign, Release by D-Bus", dbus, bare_is, bare, SECONDS, fuse=True)
 
 
-def mounts(host: Host, client: Client, daemon: int, pid: int) -> Iterator[Row]:
+def mounts(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> Iterator[Row]:
     """The daemon's part of a container's start and end, with many mounts in its mount namespace."""
     container = json.dumps({"ociVersion": "1.2.0", "id": "mounts", "status": "created", "pid": pid})
 
@@ -175,13 +259,13 @@ def mounts(host: Host, client: Client, daemon: int, pid: int) -> Iterator[Row]:
         client.call("org.resctrlmon.Hook.Run", {"stage": "createRuntime", "state": container})
         client.call(f"{MANAGER}Release", {"key": "mounts", "claim": "oci"})
 
-    (without,) = interleaved(30, life)
+    (without,) = interleaved(rounds, life)
     mounted = 0
     for number in (1500, 5000):
         host.mount(daemon, mounted, number)
         mounted = number
-        (ours,) = interleaved(30, life)
-        yield Row(f"Hook.Run, Release with {number} mounts", ours, "without them", without, seconds, fuse=True)
+        (ours,) = interleaved(rounds, life)
+        yield Row(f"Hook.Run, Release with {number} mounts", ours, "without them", without, SECONDS, True, 1.1)
 
 
 def commands(host: Host, rounds: int) -> Iterator[Row]:
@@ -195,14 +279,18 @@ def commands(host: Host, rounds: int) -> Iterator[Row]:
         lambda: spawn([*main, *socket, "list"]),
         lambda: spawn([*main, *socket, "run", "-q", "--", "true"]),
     )
-    for what, taken in (("--version", version), ("list", listed), ("run -- true", ran)):
-        yield Row(f"resctrlctl {what}", [min(taken)], "python3 -c pass", [min(bare)], seconds)
+    for what, taken, goal in (("--version", version, 2), ("list", listed, 3), ("run -- true", ran, 4.5)):
+        yield Row(f"resctrlctl {what}", [min(taken)], "python3 -c pass", [min(bare)], SECONDS, goal=goal)
 
 
-def listing(host: Host, client: Client) -> Iterator[Row]:
-    """List with many groups, by the group; they are left standing."""
-    for number in range(GROUPS):
+def fill(client: Client, groups: int) -> None:
+    """Create groups and leave them standing."""
+    for number in range(groups):
         client.call(f"{MANAGER}Create", {"key": f"group{number}", **CLAIM})
+
+
+def listing(host: Host, client: Client, rounds: int) -> Iterator[Row]:
+    """List with many groups, by the group."""
     records = host.folder / "run" / "records"
 
     def by_hand() -> None:
@@ -210,45 +298,57 @@ def listing(host: Host, client: Client) -> Iterator[Row]:
         for record in os.listdir(records):
             (records / record).read_bytes()
 
-    ours, bare = interleaved(10, lambda: client.call(f"{MANAGER}List"), by_hand)
+    ours, bare = interleaved(rounds, lambda: client.call(f"{MANAGER}List"), by_hand)
     groups = client.call(f"{MANAGER}List")["groups"]
-    assert sum(group["state"] == "idle" for group in groups) == GROUPS
     each = [[taken / len(groups) for taken in samples] for samples in (ours, bare)]
     bare_is = "tree listed, records read as bytes"
-    yield Row(f"List with {GROUPS} groups, time for each", each[0], bare_is, each[1], seconds, fuse=True)
+    yield Row(f"List with {len(groups)} groups, time for each", each[0], bare_is, each[1], SECONDS, fuse=True)
     reply = [float(len(msgspec.json.encode(group))) for group in groups]
     stored = [float((records / f"{group['key']}.json").stat().st_size) for group in groups]
-    yield Row("a group in List's reply", reply, "its record on disk", stored, "{:.0f} B".format)
+    yield Row("a group in List's reply", reply, "its record on disk", stored, BYTES)
 
 
 # -- the ground floor
 
 
-def ground(host: Host) -> Iterator[Row]:
+def ground(host: Host, rounds: int) -> Iterator[Row]:
     """Reading and moving without a daemon, in the groups that stand, and reading from a copy in plain files."""
     tree = Tree.open(str(host.tree), allow_simulation=True)
     group = tree.scan()[0].ref
     copy = host.folder / "copy"
     shutil.copytree(host.tree, copy)
     for place, kind in ((tree, "simulator"), (Tree(str(copy), None), "plain files")):
-        yield from _reads(place, group, kind)
-    yield from _moves(tree, group)
+        yield from _reads(place, kind, rounds)
+    yield from _moves(tree, group, rounds)
     pid = os.getpid()
-    ours, bare = interleaved(20, lambda: Process.open(pid).close(), lambda: os.close(os.pidfd_open(pid)), times=500)
-    yield Row("Process.open(), close()", ours, "os.pidfd_open, os.close", bare, seconds)
+    ours, bare = interleaved(
+        rounds, lambda: Process.open(pid).close(), lambda: os.close(os.pidfd_open(pid)), times=500
+    )
+    yield Row("Process.open(), close()", ours, "os.pidfd_open, os.close", bare, SECONDS)
 
 
-def _reads(tree: Tree, ref: GroupRef, kind: str) -> Iterator[Row]:
+def _reads(tree: Tree, kind: str, rounds: int) -> Iterator[Row]:
     fuse = tree.simulation is not None
-    directory = tree.full_path(ref)
-    ours, bare = interleaved(30, lambda: tree.read(ref), lambda: read_by_hand(directory), times=10)
-    yield Row(f"Tree.read() of 10 counters, {kind}", ours, "os.open, os.read by dir_fd", bare, seconds, fuse)
-    assert len(tree.scan()) == GROUPS
-    ours, bare = interleaved(10, tree.scan, lambda: scan_by_hand(tree.path))
-    yield Row(f"Tree.scan() of {GROUPS} groups, {kind}", ours, "os.scandir, stat", bare, seconds, fuse)
+    groups = [found.ref for found in tree.scan()]
+    directories = [tree.full_path(ref) for ref in groups]
+
+    def ours() -> None:
+        for ref in groups:
+            tree.read(ref)
+
+    def by_hand() -> None:
+        for directory in directories:
+            read_by_hand(directory)
+
+    # The goal is for resctrl, where a read takes longer than the Python around it, as it does not in plain files.
+    what = f"all 10 counters of {len(groups)} groups, {kind}"
+    taken, bare = interleaved(rounds, ours, by_hand)
+    yield Row(what, taken, "os.open, os.read by dir_fd", bare, SECONDS, fuse, 1.5 if fuse else None)
+    taken, bare = interleaved(rounds, tree.scan, lambda: scan_by_hand(tree.path))
+    yield Row(f"Tree.scan() of {len(groups)} groups, {kind}", taken, "os.scandir, stat", bare, SECONDS, fuse)
 
 
-def _moves(tree: Tree, ref: GroupRef) -> Iterator[Row]:
+def _moves(tree: Tree, ref: GroupRef, rounds: int) -> Iterator[Row]:
     with threaded(50) as pid, Process.open(pid) as process:
         threads = process.threads()
 
@@ -259,10 +359,10 @@ def _moves(tree: Tree, ref: GroupRef) -> Iterator[Row]:
             os.close(fd)
 
         ours, bare = interleaved(
-            20,
+            rounds,
             lambda: move(tree, ProcessTasks(process), ref),
             lambda: by_hand(tree.full_path(ref)),
             before=lambda: by_hand(tree.path),
         )
         assert sorted(tree.tasks(ref)) == sorted(threads)
-    yield Row(f"move of a process with {len(threads)} threads", ours, "as many writes to tasks", bare, seconds, True)
+    yield Row(f"move of a process with {len(threads)} threads", ours, "as many writes to tasks", bare, SECONDS, True)
