@@ -355,7 +355,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
 VERBS = {
     "list": (
         "list the monitored workloads, then the monitoring groups of other programs",
-        "queries:list_groups",
+        "queries:list_workloads",
         _list,
     ),
     "show": ("show workloads with their counters and what they used", "queries:show", _show),

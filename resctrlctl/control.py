@@ -33,11 +33,11 @@ def create(args: argparse.Namespace, output: Output) -> int:
         allow_pending=False if args.no_pending else None,
         priority=args.priority,
     )
-    reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, types.GroupReply)
+    reply = Daemon(args.socket).call(f"create {args.key!r}", "Create", request, types.WorkloadReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
-        output.confirm(describe_state(reply.group))
+        output.confirm(describe_state(reply.workload))
     return OK
 
 
@@ -65,11 +65,11 @@ def assign(args: argparse.Namespace, output: Output) -> int:
         reply = Daemon(args.socket).call(
             f"assign {tasks} to {args.key!r}", "Assign", request, types.AssignReply, descriptors
         )
-    member = _assigned_member(reply.group, args)
+    member = _assigned_member(reply.workload, args)
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
-        output.confirm(describe_state(reply.group))
+        output.confirm(describe_state(reply.workload))
         output.confirm(f"{format_count(reply.moved, 'task')} moved in {_format_passes(reply.passes)}.")
         if member is not None and member.cpu_time_before_ns:
             used = f"{member.cpu_time_before_ns / 1e9:.3f} s of CPU time"
@@ -77,7 +77,7 @@ def assign(args: argparse.Namespace, output: Output) -> int:
                 f"The member had used up to {used} before, which is not counted: the totals of the workload are late."
             )
     if reply.tasks_outside:
-        reason = (member.reason if member is not None else "") or reply.group.reason or _IN_OTHER_GROUPS
+        reason = (member.reason if member is not None else "") or reply.workload.reason or _IN_OTHER_GROUPS
         output.note(f"{format_count(reply.tasks_outside, 'task')} stayed outside: {printable(reason)}")
     if member is not None and member.snapshot_folder and args.class_ in (None, types.FOLLOW):
         output.note(_STAY_IN_CLASS)
@@ -109,9 +109,9 @@ def release(args: argparse.Namespace, output: Output) -> int:
         output.print_json(reply)
     else:
         if reply.completed:
-            output.confirm(describe_state(reply.group))
+            output.confirm(describe_state(reply.workload))
         else:
-            others = ", ".join(printable(claim.owner) for claim in reply.group.claims)
+            others = ", ".join(printable(claim.owner) for claim in reply.workload.claims)
             output.confirm(f"{printable(args.key)}: still claimed by {others or 'its members'}")
         if reply.totals:
             output.confirm("")
@@ -123,19 +123,19 @@ def move(args: argparse.Namespace, output: Output) -> int:
     """Move a workload's group to another class, with its RMID and counters; return the exit status."""
     request = types.MoveRequest(key=args.key, class_=args.class_)
     action = f"move {args.key!r} to class {format_class(args.class_)}"
-    reply = Daemon(args.socket).call(action, "Move", request, types.GroupReply)
+    reply = Daemon(args.socket).call(action, "Move", request, types.WorkloadReply)
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
-        output.confirm(describe_state(reply.group))
+        output.confirm(describe_state(reply.workload))
     return OK
 
 
-def _assigned_member(group: types.Group, args: argparse.Namespace) -> types.Member | None:
+def _assigned_member(workload: types.Workload, args: argparse.Namespace) -> types.Member | None:
     """Return the member that the call assigned, found by its id."""
     of_cgroup = os.path.basename(os.path.realpath(args.cgroup)) if args.cgroup is not None else ""
     member_id = args.member or of_cgroup or f"pid-{args.pid}"
-    return next((member for member in group.members if member.id == member_id), None)
+    return next((member for member in workload.members if member.id == member_id), None)
 
 
 def _format_passes(number: int) -> str:

@@ -43,18 +43,18 @@ class Source:
         self._output = output
         self._view = None if args.root is None else self._open(args.root)
 
-    def groups(self) -> ListReply:
+    def workloads(self) -> ListReply:
         """Return the workloads and the foreign groups."""
         if self._view is None:
             try:
-                pages = self._daemon.stream("list the groups", "List", NoParameters(), ListReply)
+                pages = self._daemon.stream("list the workloads", "List", NoParameters(), ListReply)
                 return ListReply(
-                    groups=[group for page in pages for group in page.groups],
+                    workloads=[workload for page in pages for workload in page.workloads],
                     foreign=[group for page in pages for group in page.foreign],
                 )
             except DaemonDown as error:
                 self._view = self._fall_back(error)
-        return self._view.groups()
+        return self._view.workloads()
 
     def pods(self) -> ListPodsReply:
         """Return all pods; without the daemon, only the pods that have a group."""
@@ -80,7 +80,7 @@ class Source:
 
     def foreign(self, name: str) -> list[ReadForeignReply]:
         """Return the foreign groups with that name (one for each class) or path, with their counters."""
-        return [self._read_foreign(group) for group in self.groups().foreign if name in (group.name, group.path)]
+        return [self._read_foreign(group) for group in self.workloads().foreign if name in (group.name, group.path)]
 
     def _read_foreign(self, foreign: Foreign) -> ReadForeignReply:
         if self._view is not None:
@@ -110,18 +110,18 @@ class Source:
         return view
 
 
-def list_groups(args: argparse.Namespace, output: Output) -> int:
+def list_workloads(args: argparse.Namespace, output: Output) -> int:
     """Print the workloads and the foreign groups; return the exit status."""
     if args.pods:
         return _list_pods(Source(args, output), output)
-    reply = Source(args, output).groups()
+    reply = Source(args, output).workloads()
     if output.json is not Json.OFF:
         output.print_json(reply)
     elif output.quiet:
-        for key in sorted(group.key for group in reply.groups):
+        for key in sorted(workload.key for workload in reply.workloads):
             output.print_line(printable(key))
     else:
-        output.print_blocks(render.render_groups(reply))
+        output.print_blocks(render.render_list(reply))
     return OK
 
 
@@ -169,7 +169,7 @@ def _read(source: Source, key: str) -> Sequence[ReadReply | ReadForeignReply]:
         return [source.read(key)]
     except CommandError as error:
         # The path of a foreign group is not a valid key.
-        if error.name not in ("NoSuchGroup", "InvalidKey") or not (found := source.foreign(key)):
+        if error.name not in ("NoSuchWorkload", "InvalidKey") or not (found := source.foreign(key)):
             raise
         return found
 

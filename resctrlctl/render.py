@@ -16,7 +16,6 @@ from resctrlmond.api.types import (
     Container,
     Counters,
     Foreign,
-    Group,
     ListPodsReply,
     ListReply,
     Member,
@@ -26,6 +25,7 @@ from resctrlmond.api.types import (
     ReadReply,
     StatusReply,
     Total,
+    Workload,
 )
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Mode
@@ -69,7 +69,7 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Container: {"sandbox": "rarely needed", "pid": "changes with each restart; show prints it with the member"},
     Counters: {},
     Foreign: {},
-    Group: {"key": "the title", "reason": "with state", "in_limbo": "with state", "classes": "with class_"},
+    Workload: {"key": "the title", "reason": "with state", "in_limbo": "with state", "classes": "with class_"},
     Member: {
         "id": "the beginning of the line",
         "owner": "with kind",
@@ -91,27 +91,30 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
 }
 # Each labelled line of a workload, by its field; the line Workload has no field of its own. A line without values is
 # left out.
-_GROUP_LINES: dict[str, tuple[str, Callable[[Group], Iterable[str]]]] = {
-    "state": ("State", lambda group: [": ".join(filter(None, (str(group.state), _reason(group))))]),
-    "workload": ("Workload", lambda group: [describe_workload(group.attributes)]),
-    "class_": ("Class", lambda group: [" ".join(map(format_class, group.classes or (group.class_,)))]),
-    "priority": ("Priority", lambda group: [str(group.priority)] if group.priority else []),
-    "path": ("Path", lambda group: [printable(group.path)] if group.path else []),
-    "snapshot": ("Snapshot", lambda group: [printable(group.snapshot)] if group.snapshot else []),
-    "created_at": ("Since", lambda group: [format_time(group.created_at)]),
-    "completed_at": ("Completed", lambda group: [format_time(group.completed_at)] if group.completed_at else []),
-    "generation": ("Run", lambda group: [str(group.generation)]),
-    "loss": ("Loss", lambda group: [format_message(group.loss)] if group.loss else []),
-    "baseline": ("Baseline", lambda group: [str(group.baseline)]),
+_WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
+    "state": ("State", lambda workload: [": ".join(filter(None, (str(workload.state), _reason(workload))))]),
+    "workload": ("Workload", lambda workload: [describe_workload(workload.attributes)]),
+    "class_": ("Class", lambda workload: [" ".join(map(format_class, workload.classes or (workload.class_,)))]),
+    "priority": ("Priority", lambda workload: [str(workload.priority)] if workload.priority else []),
+    "path": ("Path", lambda workload: [printable(workload.path)] if workload.path else []),
+    "snapshot": ("Snapshot", lambda workload: [printable(workload.snapshot)] if workload.snapshot else []),
+    "created_at": ("Since", lambda workload: [format_time(workload.created_at)]),
+    "completed_at": (
+        "Completed",
+        lambda workload: [format_time(workload.completed_at)] if workload.completed_at else [],
+    ),
+    "generation": ("Run", lambda workload: [str(workload.generation)]),
+    "loss": ("Loss", lambda workload: [format_message(workload.loss)] if workload.loss else []),
+    "baseline": ("Baseline", lambda workload: [str(workload.baseline)]),
     "caveats": (
         "Caveats",
-        lambda group: [format_message(f"{event}: {reason}") for event, reason in _items(group.caveats)],
+        lambda workload: [format_message(f"{event}: {reason}") for event, reason in _items(workload.caveats)],
     ),
-    "claims": ("Claims", lambda group: map(_claim_text, group.claims)),
-    "members": ("Members", lambda group: map(_member_text, group.members)),
+    "claims": ("Claims", lambda workload: map(_claim_text, workload.claims)),
+    "members": ("Members", lambda workload: map(_member_text, workload.members)),
     "attributes": (
         "Attributes",
-        lambda group: [printable(f"{name}={text}") for name, text in _items(group.attributes)],
+        lambda workload: [printable(f"{name}={text}") for name, text in _items(workload.attributes)],
     ),
 }
 # Each fact in the line of a member, by its field; "" is left out.
@@ -127,12 +130,12 @@ _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
 }
 
 
-def render_groups(reply: ListReply) -> list[Block]:
+def render_list(reply: ListReply) -> list[Block]:
     """Render ``list``: the workloads in order of their keys, then the foreign groups."""
-    groups = sorted(reply.groups, key=lambda group: group.key)
+    workloads = sorted(reply.workloads, key=lambda workload: workload.key)
     foreign = sorted(reply.foreign, key=lambda group: group.path)
-    rows = [*map(_group_row, groups), *map(_foreign_row, foreign)]
-    footer = f"{format_count(len(groups), 'group')}, {len(foreign)} foreign."
+    rows = [*map(_workload_row, workloads), *map(_foreign_row, foreign)]
+    footer = f"{format_count(len(workloads), 'workload')}, {format_count(len(foreign), 'foreign group')}."
     return [Table(_LIST_COLUMNS, tuple(rows), footer)]
 
 
@@ -152,7 +155,7 @@ def render_pods(reply: ListPodsReply) -> list[Block]:
 
 def render_workload(reply: ReadReply) -> list[Block]:
     """Render ``show``: the workload, its current counters, and its use since the baseline."""
-    blocks: list[Block] = [_group_sheet(reply.group)]
+    blocks: list[Block] = [_workload_sheet(reply.workload)]
     if reply.readings:
         blocks.append(Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings))))
     if reply.totals:
@@ -230,24 +233,24 @@ def _bandwidth_lines(bandwidth: Bandwidth) -> tuple[str, ...]:
             return ()
 
 
-def describe_state(group: Group) -> str:
+def describe_state(workload: Workload) -> str:
     """Return ``web: active in class gold (/sys/fs/resctrl/gold/mon_groups/web)``, and the reason for the state."""
-    text = f"{printable(group.key)}: {group.state} in {_classes_text(group)}"
-    if group.path:
-        text += f" ({printable(group.path)})"
-    reason = _reason(group)
+    text = f"{printable(workload.key)}: {workload.state} in {_classes_text(workload)}"
+    if workload.path:
+        text += f" ({printable(workload.path)})"
+    reason = _reason(workload)
     return f"{text}: {reason}" if reason else text
 
 
-def _classes_text(group: Group) -> str:
+def _classes_text(workload: Workload) -> str:
     """Return ``class gold``, or ``classes gold, /`` if the workload has groups in several classes."""
-    names = ", ".join(map(format_class, group.classes or (group.class_,)))
-    return f"{'classes' if group.classes else 'class'} {names}"
+    names = ", ".join(map(format_class, workload.classes or (workload.class_,)))
+    return f"{'classes' if workload.classes else 'class'} {names}"
 
 
-def _reason(group: Group) -> str:
+def _reason(workload: Workload) -> str:
     """Return the reason for the state of the workload; "" if there is none."""
-    reasons = [group.reason, "RMIDs are in limbo" if group.in_limbo else None]
+    reasons = [workload.reason, "RMIDs are in limbo" if workload.in_limbo else None]
     return "; ".join(format_message(reason) for reason in reasons if reason)
 
 
@@ -268,17 +271,17 @@ def describe_workload(attributes: Mapping[str, str]) -> str:
     return printable(named or attributes.get("command") or attributes.get("unit") or "-")
 
 
-def _group_row(group: Group) -> Row:
-    living = sum(1 for member in group.members if member.lives)
+def _workload_row(workload: Workload) -> Row:
+    living = sum(1 for member in workload.members if member.lives)
     cells = (
-        printable(group.key),
-        format_class(group.class_),
-        str(group.state),
+        printable(workload.key),
+        format_class(workload.class_),
+        str(workload.state),
         str(living),
-        format_time(group.created_at),
-        describe_workload(group.attributes),
+        format_time(workload.created_at),
+        describe_workload(workload.attributes),
     )
-    return Row(cells, _TONES.get(group.state, Tone.NORMAL))
+    return Row(cells, _TONES.get(workload.state, Tone.NORMAL))
 
 
 def _is_unmonitored(container: Container) -> bool:
@@ -288,11 +291,15 @@ def _is_unmonitored(container: Container) -> bool:
 def _pod_rows(pod: Pod) -> list[Row]:
     """Return a row for each container, or one row for a pod without containers."""
     name = printable("/".join(filter(None, (pod.namespace, pod.name)))) or "-"
-    group = pod.group
-    of_pod = (str(group.state) if group else "-", format_class(group.class_) if group else "-", printable(pod.key))
-    reason_without_group = group.reason if group and not group.state.has_group else None
+    workload = pod.workload
+    of_pod = (
+        str(workload.state) if workload else "-",
+        format_class(workload.class_) if workload else "-",
+        printable(pod.key),
+    )
+    reason_without_group = workload.reason if workload and not workload.state.has_group else None
     note = pod.reason or reason_without_group or "-"
-    tone = _TONES.get(group.state, Tone.NORMAL) if group else Tone.FAINT
+    tone = _TONES.get(workload.state, Tone.NORMAL) if workload else Tone.FAINT
     if not pod.containers:
         return [Row((name, "-", "-", *of_pod, format_message(note)), tone)]
     return [
@@ -315,11 +322,11 @@ def _foreign_row(foreign: Foreign) -> Row:
     return Row(cells, Tone.FAINT)
 
 
-def _group_sheet(group: Group) -> Sheet:
-    lines = {field: (label, tuple(values_of(group))) for field, (label, values_of) in _GROUP_LINES.items()}
-    lines |= {field: (label, (value,)) for field, label, value in _other_fields(group, _GROUP_LINES)}
+def _workload_sheet(workload: Workload) -> Sheet:
+    lines = {field: (label, tuple(values_of(workload))) for field, (label, values_of) in _WORKLOAD_LINES.items()}
+    lines |= {field: (label, (value,)) for field, label, value in _other_fields(workload, _WORKLOAD_LINES)}
     shown = tuple((label, values) for label, values in lines.values() if values)
-    return Sheet(printable(group.key), shown, _TONES.get(group.state, Tone.NORMAL))
+    return Sheet(printable(workload.key), shown, _TONES.get(workload.state, Tone.NORMAL))
 
 
 def _member_text(member: Member) -> str:

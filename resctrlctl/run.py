@@ -43,8 +43,8 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
 
     ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
-    when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``group`` is
-    then null if the command was not monitored, or else the group as it was when the command began.
+    when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``workload``
+    is then null if the command was not monitored, or else as it was when the command began.
     """
 
     command: list[str]
@@ -54,7 +54,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     system: float
     tasks_left: int | None
     completed: bool
-    group: types.Group | None
+    workload: types.Workload | None
     totals: list[types.Total]
     problem: str = ""
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             ) from error
         problem = ""
         try:
-            group = _assign(daemon, child, args)
+            workload = _assign(daemon, child, args)
         except CommandError as error:
             if not args.best_effort:
                 status = child.kill()
@@ -86,16 +86,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 raise CommandError(str(error), OWN_FAILURE) from error
             problem = str(error)
             output.note(f"{problem}. The command runs unmonitored")
-            group = None
+            workload = None
         try:
             result = child.wait(child.execute())
         except CannotExecute as error:
             print_error(str(error))
-            if group is not None:
-                _release_unused(daemon, group.key)
+            if workload is not None:
+                _release_unused(daemon, workload.key)
             return error.status
-        if group is not None:
-            report = _finish_unless_interrupted(daemon, group, result, args.command, events)
+        if workload is not None:
+            report = _finish_unless_interrupted(daemon, workload, result, args.command, events)
         else:
             report = _report(result, args.command, None, problem=problem)
         _print(report, output, file)
@@ -121,7 +121,7 @@ def _report_file(path: str | None) -> Iterator[TextIO]:
             opened.close()
 
 
-def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.Group:
+def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.Workload:
     """Assign the held child to a workload of its own. Raises CommandError; then no workload remains."""
     key = args.key or f"run-{child.pid}-{child.start_time}"
     action = f"monitor {printable(args.command[0])!r} as {key!r}"
@@ -153,19 +153,19 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types
         if not error.name:
             _release_unused(daemon, key)
         raise
-    return reply.group
+    return reply.workload
 
 
 def _check_key_is_free(daemon: Daemon, key: str, action: str) -> None:
     """Raise CommandError if a workload with that key exists and is not over."""
     try:
-        group = daemon.call(action, "Get", types.KeyRequest(key=key), types.GroupReply).group
+        workload = daemon.call(action, "Get", types.KeyRequest(key=key), types.WorkloadReply).workload
     except CommandError as error:
-        if error.name == "NoSuchGroup":
+        if error.name == "NoSuchWorkload":
             return
         raise
-    if not group.state.is_over:
-        raise CommandError(f"cannot {action}: the workload exists already ({group.state}). Choose another --key")
+    if not workload.state.is_over:
+        raise CommandError(f"cannot {action}: the workload exists already ({workload.state}). Choose another --key")
 
 
 def _release_unused(daemon: Daemon, key: str) -> None:
@@ -176,13 +176,17 @@ def _release_unused(daemon: Daemon, key: str) -> None:
 
 
 def _finish_unless_interrupted(
-    daemon: Daemon, group: types.Group, result: CommandResult, command: list[str], events: queue.SimpleQueue[_Event]
+    daemon: Daemon,
+    workload: types.Workload,
+    result: CommandResult,
+    command: list[str],
+    events: queue.SimpleQueue[_Event],
 ) -> Report:
     """Release the group in a thread; return the report. The second signal in ``events`` stops the wait."""
 
     def finish() -> None:
         try:
-            events.put(_finish(daemon, group, result, command))
+            events.put(_finish(daemon, workload, result, command))
         except BaseException as error:
             events.put(error)
 
@@ -204,20 +208,20 @@ def _finish_unless_interrupted(
         # The first signal is ignored: if it was sent to the process group, it ended the command, and is read later.
         interrupts += 1
         if interrupts > 1:
-            problem = f"cannot release {group.key!r}: interrupted while resctrlmond did not answer"
-            return _report(result, command, group, problem=problem)
+            problem = f"cannot release {workload.key!r}: interrupted while resctrlmond did not answer"
+            return _report(result, command, workload, problem=problem)
 
 
-def _finish(daemon: Daemon, group: types.Group, result: CommandResult, command: list[str]) -> Report:
+def _finish(daemon: Daemon, workload: types.Workload, result: CommandResult, command: list[str]) -> Report:
     """Release the group; return the report. If the release fails, the report has the reason and no totals."""
-    tasks_left = _count_tasks(Daemon(daemon.socket, _TASKS_TIMEOUT_S), group.key)
-    request = types.ReleaseRequest(key=group.key, claim=CLAIM, reason=f"ended with status {result.status}")
+    tasks_left = _count_tasks(Daemon(daemon.socket, _TASKS_TIMEOUT_S), workload.key)
+    request = types.ReleaseRequest(key=workload.key, claim=CLAIM, reason=f"ended with status {result.status}")
     try:
         reply = _release(daemon, request)
     except CommandError as error:
-        return _report(result, command, group, tasks_left=tasks_left, problem=str(error))
+        return _report(result, command, workload, tasks_left=tasks_left, problem=str(error))
     return _report(
-        result, command, reply.group, tasks_left=tasks_left, completed=reply.completed, totals=reply.totals
+        result, command, reply.workload, tasks_left=tasks_left, completed=reply.completed, totals=reply.totals
     )
 
 
@@ -234,7 +238,7 @@ def _release(daemon: Daemon, request: types.ReleaseRequest) -> types.ReleaseRepl
 def _report(
     result: CommandResult,
     command: list[str],
-    group: types.Group | None,
+    workload: types.Workload | None,
     *,
     tasks_left: int | None = None,
     completed: bool = False,
@@ -249,7 +253,7 @@ def _report(
         system=round(result.system_s, 6),
         tasks_left=tasks_left,
         completed=completed,
-        group=group,
+        workload=workload,
         totals=list(totals),
         problem=problem,
     )
@@ -259,14 +263,16 @@ def _print(report: Report, output: Output, file: TextIO) -> None:
     is_json = output.json is not Json.OFF
     is_hidden = output.quiet and file is sys.stderr and not is_json
     try:
-        if report.group and report.problem and (is_json or is_hidden or file is not sys.stderr):
+        if report.workload and report.problem and (is_json or is_hidden or file is not sys.stderr):
             print_error(report.problem)  # otherwise it is in the text below
         if is_hidden:
             return
         file.write(encode(report, output.json) + "\n" if is_json else _text(report))
         file.flush()
     except OSError as error:
-        remedy = f". The totals are also in: resctrlctl show {shlex.quote(report.group.key)}" if report.group else ""
+        remedy = (
+            f". The totals are also in: resctrlctl show {shlex.quote(report.workload.key)}" if report.workload else ""
+        )
         print_error(f"cannot write the report: {error.strerror}{remedy}")
 
 
@@ -274,7 +280,7 @@ def _count_tasks(daemon: Daemon, key: str) -> int | None:
     """Return the number of tasks in the group now, from the file "tasks"; None if it cannot be read."""
     try:
         # Get the path again, because the group may have been moved to another class.
-        path = daemon.call(f"find {key!r}", "Get", types.KeyRequest(key=key), types.GroupReply).group.path
+        path = daemon.call(f"find {key!r}", "Get", types.KeyRequest(key=key), types.WorkloadReply).workload.path
         if path is None:
             return None
         with open(os.path.join(path, "tasks"), encoding="ascii") as tasks:
@@ -285,8 +291,8 @@ def _count_tasks(daemon: Daemon, key: str) -> int | None:
 
 def _text(report: Report) -> str:
     command = printable(shlex.join(report.command))
-    group = report.group
-    workload = f"{printable(group.key)} in class {format_class(group.class_)}" if group else "not monitored"
+    workload = report.workload
+    name = f"{printable(workload.key)} in class {format_class(workload.class_)}" if workload else "not monitored"
     rows = [
         Row(
             (
@@ -299,16 +305,16 @@ def _text(report: Report) -> str:
     ]
     times = (("elapsed", report.elapsed), ("user", report.user), ("system", report.system))
     rows.extend(Row((label, f"{seconds:.6f} s", "")) for label, seconds in times)
-    lines = [f"{command}: {workload}", ""]
+    lines = [f"{command}: {name}", ""]
     lines.extend(f"  {line}" for line in to_text([Table(_COLUMNS, tuple(rows))], None, legend=False).splitlines())
     if report.tasks_left:
         tasks = format_count(report.tasks_left, "task")
         lines.append(f"{tasks} of the command still running: their use from now on is not counted.")
-    if group and report.problem:
-        key = shlex.quote(printable(group.key))
+    if workload and report.problem:
+        key = shlex.quote(printable(workload.key))
         lines.append(f"No totals: {format_message(report.problem)}.")
         lines.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
-    elif group and not report.completed:
+    elif workload and not report.completed:
         lines.append("The workload continues, because it has other claims.")
     return "\n".join(["", *lines, ""])
 

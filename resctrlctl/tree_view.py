@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass, field
 
 from resctrlctl.errors import CommandError
-from resctrlmond.api import translate
+from resctrlmond.api import translate, types
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.api.pods import pods_of
-from resctrlmond.api.types import Foreign, Group, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Total
+from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Total
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
 from resctrlmond.workloads.model import Workload, replace
@@ -55,27 +55,27 @@ class TreeView:
         records, notes = _records(run) if run else ({}, [])
         return cls(tree, _mark(run), records, run), notes
 
-    def groups(self) -> ListReply:
+    def workloads(self) -> ListReply:
         """Return the reply of ``List``. Raises CommandError."""
         try:
             scanned = self.tree.scan()
             marked = [(found, self._workload(found)) for found in scanned if found.gid == self.gid]
             # A workload in several classes is listed once, with its first group.
             listed = [
-                self._group(found, workload)
+                self._reported(found, workload)
                 for found, workload in marked
                 if workload is None or workload.first.nonce == found.nonce
             ]
         except ResctrlError as error:
-            raise _command_error("list the groups", error) from error
-        keys = {group.key for group in listed}
+            raise _command_error("list the workloads", error) from error
+        keys = {workload.key for workload in listed}
         listed += [_from_workload(workload) for key, workload in self.records.items() if key not in keys]
         foreign = [translate.foreign(found) for found in scanned if found.gid != self.gid]
-        return ListReply(groups=listed, foreign=foreign)
+        return ListReply(workloads=listed, foreign=foreign)
 
     def pods(self) -> ListPodsReply:
         """Return the reply of ``ListPods``, with only the pods that have a group. Raises CommandError."""
-        return ListPodsReply(pods=pods_of((), self.groups().groups), reported=[])
+        return ListPodsReply(pods=pods_of((), self.workloads().workloads), reported=[])
 
     def read(self, key: str) -> ReadReply:
         """Return the reply of ``Read``. Raises CommandError, with status 4 if there is no such workload."""
@@ -89,13 +89,13 @@ class TreeView:
         except ResctrlError as error:
             raise _command_error(action, error) from error
         if workload := self.records.get(key):
-            return ReadReply(group=_from_workload(workload), readings=[], totals=self._totals(workload, {}))
+            return ReadReply(workload=_from_workload(workload), readings=[], totals=self._totals(workload, {}))
         raise CommandError(
-            f"cannot {action}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchGroup"
+            f"cannot {action}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchWorkload"
         )
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:
-        """Return the reply of ``ReadForeign`` for a group of ``groups()``. Raises CommandError."""
+        """Return the reply of ``ReadForeign`` for a group of ``workloads()``. Raises CommandError."""
         try:
             for found in self.tree.scan():
                 if found.gid != self.gid and translate.foreign(found) == foreign:
@@ -106,7 +106,7 @@ class TreeView:
         raise CommandError(
             f"cannot show {foreign.name!r}: the group was removed. See: resctrlctl list",
             NO_SUCH_WORKLOAD,
-            "NoSuchGroup",
+            "NoSuchWorkload",
         )
 
     def _read(self, found: Found, workload: Workload | None, scanned: list[Found]) -> ReadReply:
@@ -116,7 +116,7 @@ class TreeView:
             marked = [other for other in scanned if other.gid == self.gid and other.nonce in places]
             live = {places[other.nonce]: self.tree.read(other.ref) for other in marked}
         return ReadReply(
-            group=self._group(found, workload),
+            workload=self._reported(found, workload),
             readings=[translate.reading(reading) for reading in summed(live)],
             totals=self._totals(workload, live) if workload else [],
         )
@@ -138,10 +138,10 @@ class TreeView:
             None,
         )
 
-    def _group(self, found: Found, workload: Workload | None) -> Group:
+    def _reported(self, found: Found, workload: Workload | None) -> types.Workload:
         if workload is not None:
             return _from_workload(workload, found)
-        return Group(
+        return types.Workload(
             key=found.ref.name,
             class_=found.ref.class_,
             state=State.ACTIVE if self.tree.tasks(found.ref) else State.IDLE,
@@ -155,10 +155,10 @@ class TreeView:
         )
 
 
-def _from_workload(workload: Workload, found: Found | None = None) -> Group:
+def _from_workload(workload: Workload, found: Found | None = None) -> types.Workload:
     if found is not None:
         workload = workload.with_group(replace(workload.first, class_=found.ref.class_))
-    return translate.group(workload, found.path if found else None)
+    return translate.workload_of(workload, found.path if found else None)
 
 
 def _records(run: str) -> tuple[dict[str, Workload], list[str]]:

@@ -40,6 +40,7 @@ from resctrlmond.workloads.errors import (
     InvalidRequest,
     LimitExceeded,
     NoSuchClaim,
+    NoSuchWorkload,
     NotWritten,
 )
 
@@ -75,10 +76,14 @@ class ErrorName:
 
 # To add an error, add a row here, and its exit code to exit_codes.py. The name of the error is the name of the class.
 ERRORS: dict[type[ResctrlError], ErrorName] = {
+    NoSuchWorkload: ErrorName(
+        "NoSuchWorkload",
+        "There is no such workload, or it has ended (*Get*, *Read* and *Release* answer until _snapshot_ttl_ is "
+        "over).",
+    ),
     NoSuchGroup: ErrorName(
         "NoSuchGroup",
-        "There is no such workload, its group was removed during the call, or it has ended (*Get*, *Read* and "
-        "*Release* answer until _snapshot_ttl_ is over).",
+        "There is no such monitoring group, or it was removed during the call.",
     ),
     InvalidKey: ErrorName(
         "InvalidKey",

@@ -14,6 +14,7 @@ DENIED = 77
 EXIT_CODES = {
     "NotMounted": NOT_RUNNING,
     "MonitoringUnavailable": NOT_RUNNING,
+    "NoSuchWorkload": NO_SUCH_WORKLOAD,
     "NoSuchGroup": NO_SUCH_WORKLOAD,
     "NoSuchClaim": NO_SUCH_WORKLOAD,
     "NoSuchProcess": NO_SUCH_WORKLOAD,

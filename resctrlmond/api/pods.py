@@ -15,7 +15,7 @@ LABEL = "pod.label."
 ANNOTATION = "pod.annotation."
 
 
-def pods_of(reports: Iterable[Noted], groups: Iterable[types.Group]) -> list[types.Pod]:
+def pods_of(reports: Iterable[Noted], workloads: Iterable[types.Workload]) -> list[types.Pod]:
     """Return all reported pods and all other pods with a workload that has not ended, by namespace and name.
 
     A pod that was not reported (the hook created its workload, or the adapter has not reported since the daemon's
@@ -24,27 +24,27 @@ def pods_of(reports: Iterable[Noted], groups: Iterable[types.Group]) -> list[typ
     by_key: dict[str, list[Noted]] = {}
     for report in reports:
         by_key.setdefault(report.key, []).append(report)
-    by_group = {group.key: group for group in groups}
-    reported = [_reported_pod(key, of_pod, by_group.get(key)) for key, of_pod in by_key.items()]
+    found = {workload.key: workload for workload in workloads}
+    reported = [_reported_pod(key, of_pod, found.get(key)) for key, of_pod in by_key.items()]
     others = [
-        _grouped_pod(group)
-        for key, group in by_group.items()
-        if key not in by_key and _is_pod(group) and not group.state.is_over
+        _unreported_pod(workload)
+        for key, workload in found.items()
+        if key not in by_key and _is_pod(workload) and not workload.state.is_over
     ]
     return sorted([*reported, *others], key=lambda pod: (pod.namespace, pod.name, pod.key))
 
 
-def _is_pod(group: types.Group) -> bool:
-    return "pod.uid" in group.attributes or is_pod_uid(group.key)
+def _is_pod(workload: types.Workload) -> bool:
+    return "pod.uid" in workload.attributes or is_pod_uid(workload.key)
 
 
-def _reported_pod(key: str, reports: list[Noted], group: types.Group | None) -> types.Pod:
+def _reported_pod(key: str, reports: list[Noted], workload: types.Workload | None) -> types.Pod:
     sandboxes = [report.sandbox for report in reports]
     # All sandboxes of a pod have the same name and namespace; labels may change.
     newest = sandboxes[-1]
-    members = {member.id: member for member in group.members} if group else {}
+    members = {member.id: member for member in workload.members} if workload else {}
     containers = [
-        _container(container, sandbox, members.get(container.id), group)
+        _container(container, sandbox, members.get(container.id), workload)
         for sandbox in sandboxes
         for container in sandbox.containers
     ]
@@ -55,46 +55,48 @@ def _reported_pod(key: str, reports: list[Noted], group: types.Group | None) -> 
         namespace=newest.namespace,
         labels=newest.labels,
         sandboxes=[sandbox.id for sandbox in sandboxes],
-        containers=[*containers, *(one for one in _members(group) if one.id not in known)],
+        containers=[*containers, *(one for one in _members(workload) if one.id not in known)],
         reason=next((sandbox.reason for sandbox in sandboxes if sandbox.reason), None),
-        group=group,
+        workload=workload,
     )
 
 
-def _grouped_pod(group: types.Group) -> types.Pod:
-    labels = {name.removeprefix(LABEL): value for name, value in group.attributes.items() if name.startswith(LABEL)}
+def _unreported_pod(workload: types.Workload) -> types.Pod:
+    labels = {
+        name.removeprefix(LABEL): value for name, value in workload.attributes.items() if name.startswith(LABEL)
+    }
     return types.Pod(
-        key=group.key,
-        name=group.attributes.get("pod.name", ""),
-        namespace=group.attributes.get("pod.namespace", ""),
+        key=workload.key,
+        name=workload.attributes.get("pod.name", ""),
+        namespace=workload.attributes.get("pod.namespace", ""),
         labels=labels,
-        sandboxes=[member.id for member in group.members if member.kind == "sandbox" and member.lives],
-        containers=_members(group),
-        group=group,
+        sandboxes=[member.id for member in workload.members if member.kind == "sandbox" and member.lives],
+        containers=_members(workload),
+        workload=workload,
     )
 
 
-def _members(group: types.Group | None) -> list[types.Container]:
-    """Return the containers that are living members of a group."""
-    if group is None:
+def _members(workload: types.Workload | None) -> list[types.Container]:
+    """Return the containers that are living members of a workload."""
+    if workload is None:
         return []
     return [
         _container(
             ReportedContainer(id=member.id, name="", state=ContainerState.RUNNING, pid=member.pid or None),
             None,
             member,
-            group,
+            workload,
         )
-        for member in group.members
+        for member in workload.members
         if member.kind == "container" and member.lives
     ]
 
 
 def _container(
-    reported: ReportedContainer, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
+    reported: ReportedContainer, sandbox: Sandbox | None, member: types.Member | None, workload: types.Workload | None
 ) -> types.Container:
     is_member = member is not None and member.lives
-    is_counted = is_member and group is not None and group.state.has_group and not (member and member.reason)
+    is_counted = is_member and workload is not None and workload.state.has_group and not (member and member.reason)
     return types.Container(
         id=reported.id,
         name=reported.name,
@@ -104,18 +106,18 @@ def _container(
         monitored=is_counted,
         reason=None
         if is_counted
-        else reported.reason or _reason(reported.state, sandbox, member if is_member else None, group),
+        else reported.reason or _reason(reported.state, sandbox, member if is_member else None, workload),
     )
 
 
 def _reason(
-    state: ContainerState, sandbox: Sandbox | None, member: types.Member | None, group: types.Group | None
+    state: ContainerState, sandbox: Sandbox | None, member: types.Member | None, workload: types.Workload | None
 ) -> str | None:
     """Return why a running container is not counted; None if the container does not run."""
     if state not in (ContainerState.RUNNING, ContainerState.PAUSED):
         return None
-    if group is None:
+    if workload is None:
         return (sandbox and sandbox.reason) or "its pod has no group"
-    if group.state is State.PENDING or group.state.is_over:
-        return group.reason or f"its pod's group is {group.state}"
+    if workload.state is State.PENDING or workload.state.is_over:
+        return workload.reason or f"its pod's group is {workload.state}"
     return member.reason if member and member.reason else "it is not in its pod's group"

@@ -15,14 +15,14 @@ from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.totals import as_reported
 
 
-def group(workload: Workload, path: str | None, snapshot: str | None = None) -> types.Group:
+def workload_of(workload: Workload, path: str | None, snapshot: str | None = None) -> types.Workload:
     """Convert a workload. ``path`` is its directory in resctrl, ``snapshot`` that of its begin and end files."""
     caveats: dict[str, str] = {}
     for one in workload.groups:
         caveats = together(caveats, one.caveats)
     first = workload.first
     baseline = as_reported(workload).worst_baseline
-    return types.Group(
+    return types.Workload(
         key=workload.key,
         class_=first.class_,
         classes=tuple(one.class_ for one in workload.groups) if len(workload.groups) > 1 else None,

@@ -55,7 +55,7 @@ class Common(Reply, frozen=True, kw_only=True):
     """Names and values that describe the workload, such as a pod's name: at most 64. The daemon shows them and does
     not interpret them. An attribute that another owner set does not change while that owner claims the workload.
     """
-    group: Group
+    workload: Workload
     """The workload after the call."""
     allow_pending: bool
     """Whether the workload may wait if no RMID is free. _true_, the default: it is _pending_, and gets its group when
@@ -134,7 +134,7 @@ class Member(Reply, frozen=True):
         return not self.ended_at
 
 
-class Group(Reply, frozen=True, kw_only=True):
+class Workload(Reply, frozen=True, kw_only=True):
     """A workload, with its claims and members."""
 
     key: str
@@ -285,7 +285,7 @@ class Container(Reply, frozen=True, kw_only=True):
 
 
 class Pod(Reply, frozen=True, kw_only=True):
-    """A pod with its group."""
+    """A pod with its workload."""
 
     key: str
     name: str
@@ -299,9 +299,9 @@ class Pod(Reply, frozen=True, kw_only=True):
     containers: list[Container]
     """The containers of the pod."""
     reason: str | None = None
-    """Why the pod has no group."""
-    group: Group | None = None
-    """The group of the pod. Absent if it has none."""
+    """Why the pod has no workload."""
+    workload: Workload | None = None
+    """The workload of the pod. Absent if it has none."""
 
 
 class CreateRequest(Request, frozen=True, kw_only=True):
@@ -452,16 +452,16 @@ class NoParameters(Request, frozen=True, kw_only=True):
     """The parameters of a verb that has none."""
 
 
-class GroupReply(Reply, frozen=True, kw_only=True):
+class WorkloadReply(Reply, frozen=True, kw_only=True):
     """The answer of a verb on one workload."""
 
-    group: Group
+    workload: Workload
 
 
 class AssignReply(Reply, frozen=True, kw_only=True):
     """The answer of Assign."""
 
-    group: Group
+    workload: Workload
     moved: int
     """How many tasks were moved into the group."""
     passes: int
@@ -477,7 +477,7 @@ class AssignReply(Reply, frozen=True, kw_only=True):
 class ReleaseReply(Reply, frozen=True, kw_only=True):
     """The answer of Release."""
 
-    group: Group
+    workload: Workload
     completed: bool
     """Whether it was the last claim, so that the workload has ended."""
     totals: list[Total]
@@ -500,7 +500,7 @@ class ReconcileReply(Reply, frozen=True, kw_only=True):
 class ListReply(Reply, frozen=True, kw_only=True):
     """The answer of List."""
 
-    groups: list[Group]
+    workloads: list[Workload]
     """The workloads in order of their keys, with those that ended less than _snapshot_ttl_ ago."""
     foreign: list[Foreign]
     """The monitoring groups without the daemon's mark."""
@@ -525,7 +525,7 @@ class ListPodsReply(Reply, frozen=True, kw_only=True):
 class ReadReply(Reply, frozen=True, kw_only=True):
     """The answer of Read."""
 
-    group: Group
+    workload: Workload
     """The workload."""
     readings: list[Reading]
     """The current counters in each domain. Empty if the workload is over."""

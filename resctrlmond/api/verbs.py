@@ -50,6 +50,7 @@ from resctrlmond.workloads.errors import (
     InvalidRequest,
     LimitExceeded,
     NoSuchClaim,
+    NoSuchWorkload,
     NotWritten,
 )
 from resctrlmond.workloads.manager import Manager
@@ -159,10 +160,10 @@ class Service:
             return await self.workers.run(lane, function, *args, **kwargs)
 
 
-def group_of(manager: Manager, workload: Workload) -> types.Group:
+def reported(manager: Manager, workload: Workload) -> types.Workload:
     """Convert a workload to the type of the interfaces, with its current path and snapshot."""
     path = manager.tree.full_path(workload.first.ref) if workload.state.has_group else None
-    return translate.group(workload, path, manager.snapshot_path(workload))
+    return translate.workload_of(workload, path, manager.snapshot_path(workload))
 
 
 def _owner(claim: str | None, caller: Caller, ends: EndRule | None = None, *, may_be_reserved: bool = False) -> str:
@@ -181,7 +182,7 @@ def _owner(claim: str | None, caller: Caller, ends: EndRule | None = None, *, ma
     return claim or f"uid:{caller.uid}"
 
 
-def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> types.GroupReply:
+def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> types.WorkloadReply:
     workload = manager.create(
         request.key,
         owner=_owner(request.claim, caller, request.end_rule),
@@ -191,7 +192,7 @@ def _create(manager: Manager, request: types.CreateRequest, caller: Caller) -> t
         may_wait=request.allow_pending is not False,
         priority=request.priority,
     )
-    return types.GroupReply(group=group_of(manager, workload))
+    return types.WorkloadReply(workload=reported(manager, workload))
 
 
 def _pidfd(request: types.AssignRequest, caller: Caller) -> Descriptor | None:
@@ -232,7 +233,7 @@ def _assign(manager: Manager, request: types.AssignRequest, caller: Caller) -> t
         )
     )
     return types.AssignReply(
-        group=group_of(manager, done.workload),
+        workload=reported(manager, done.workload),
         moved=done.moved.moved,
         passes=done.moved.passes,
         tasks_outside=done.moved.outside,
@@ -245,21 +246,21 @@ def _release(manager: Manager, request: types.ReleaseRequest, caller: Caller) ->
     owner = _owner(request.claim, caller, may_be_reserved=True)
     done = manager.release(request.key, owner=owner, reason=request.reason or "released")
     return types.ReleaseReply(
-        group=group_of(manager, done.workload),
+        workload=reported(manager, done.workload),
         completed=done.completed,
         totals=[translate.total(total) for total in done.totals],
     )
 
 
-def _add_member(manager: Manager, request: types.AddMemberRequest, caller: Caller) -> types.GroupReply:
+def _add_member(manager: Manager, request: types.AddMemberRequest, caller: Caller) -> types.WorkloadReply:
     owner = _owner(request.claim, caller)
     workload = manager.add_member(request.key, request.member, owner=owner, kind=request.kind or "sandbox")
-    return types.GroupReply(group=group_of(manager, workload))
+    return types.WorkloadReply(workload=reported(manager, workload))
 
 
-def _remove_member(manager: Manager, request: types.RemoveMemberRequest, _caller: Caller) -> types.GroupReply:
+def _remove_member(manager: Manager, request: types.RemoveMemberRequest, _caller: Caller) -> types.WorkloadReply:
     workload = manager.remove_member(request.key, request.member, reason=request.reason or "removed")
-    return types.GroupReply(group=group_of(manager, workload))
+    return types.WorkloadReply(workload=reported(manager, workload))
 
 
 def _reconcile(manager: Manager, request: types.ReconcileRequest, caller: Caller) -> types.ReconcileReply:
@@ -270,23 +271,23 @@ def _reconcile(manager: Manager, request: types.ReconcileRequest, caller: Caller
     return types.ReconcileReply(kept=done.kept, released=done.released, failures=failures)
 
 
-def _move(manager: Manager, request: types.MoveRequest, _caller: Caller) -> types.GroupReply:
-    return types.GroupReply(group=group_of(manager, manager.move(request.key, request.class_)))
+def _move(manager: Manager, request: types.MoveRequest, _caller: Caller) -> types.WorkloadReply:
+    return types.WorkloadReply(workload=reported(manager, manager.move(request.key, request.class_)))
 
 
 def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListReply:
-    return types.ListReply(groups=bounded(_groups(manager)), foreign=_foreign(manager))
+    return types.ListReply(workloads=bounded(_workloads(manager)), foreign=_foreign(manager))
 
 
 def _list_pages(manager: Manager) -> Iterator[types.ListReply]:
-    def page(groups: list[types.Group], is_first: bool) -> types.ListReply:
-        return types.ListReply(groups=groups, foreign=_foreign(manager) if is_first else [])
+    def page(workloads: list[types.Workload], is_first: bool) -> types.ListReply:
+        return types.ListReply(workloads=workloads, foreign=_foreign(manager) if is_first else [])
 
-    return pages(_groups(manager), page)
+    return pages(_workloads(manager), page)
 
 
-def _groups(manager: Manager) -> Iterator[types.Group]:
-    return (group_of(manager, workload) for workload in manager.workloads())
+def _workloads(manager: Manager) -> Iterator[types.Workload]:
+    return (reported(manager, workload) for workload in manager.workloads())
 
 
 def _foreign(manager: Manager) -> list[types.Foreign]:
@@ -305,7 +306,7 @@ def _report_pods(manager: Manager, request: types.ReportPodsRequest, caller: Cal
 
 def _list_pods(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListPodsReply:
     noted, reports = manager.pods.all()
-    return types.ListPodsReply(pods=bounded(pods_of(noted, list(_groups(manager)))), reported=reports)
+    return types.ListPodsReply(pods=bounded(pods_of(noted, list(_workloads(manager)))), reported=reports)
 
 
 def _pod_pages(manager: Manager) -> Iterator[types.ListPodsReply]:
@@ -314,17 +315,17 @@ def _pod_pages(manager: Manager) -> Iterator[types.ListPodsReply]:
     def page(pods: list[types.Pod], is_first: bool) -> types.ListPodsReply:
         return types.ListPodsReply(pods=pods, reported=reports if is_first else [])
 
-    return pages(pods_of(noted, list(_groups(manager))), page)
+    return pages(pods_of(noted, list(_workloads(manager))), page)
 
 
-def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.GroupReply:
-    return types.GroupReply(group=group_of(manager, manager.get(request.key)))
+def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.WorkloadReply:
+    return types.WorkloadReply(workload=reported(manager, manager.get(request.key)))
 
 
 def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.ReadReply:
     workload, readings, totals = manager.read(request.key)
     return types.ReadReply(
-        group=group_of(manager, workload),
+        workload=reported(manager, workload),
         readings=[translate.reading(reading) for reading in readings],
         totals=[translate.total(total) for total in totals],
     )
@@ -405,7 +406,7 @@ _TABLE = (
         "Create",
         Lane.CHANGE,
         types.CreateRequest,
-        types.GroupReply,
+        types.WorkloadReply,
         Access.WRITE,
         _create,
         errors=_CREATE_ERRORS,
@@ -435,7 +436,7 @@ it, as *Create* does. The baseline is read before the first task joins.
         types.ReleaseReply,
         Access.WRITE,
         _release,
-        errors=(InvalidKey, NoSuchGroup, NoSuchClaim),
+        errors=(InvalidKey, NoSuchWorkload, NoSuchClaim),
         description="""
 End an owner's claim. A workload ends with its last claim: the end values are read and written, the group is removed,
 and its RMID becomes free. If the workload has already ended, return its totals again, for any *claim*.
@@ -445,10 +446,10 @@ and its RMID becomes free. If the workload has already ended, return its totals 
         "AddMember",
         Lane.CHANGE,
         types.AddMemberRequest,
-        types.GroupReply,
+        types.WorkloadReply,
         Access.WRITE,
         _add_member,
-        errors=(InvalidKey, LimitExceeded, NoSuchGroup),
+        errors=(InvalidKey, LimitExceeded, NoSuchWorkload),
         description="""
 Add a member that has no task of its own, such as a pod's sandbox, to an existing workload, and claim the
 workload.
@@ -458,10 +459,10 @@ workload.
         "RemoveMember",
         Lane.CHANGE,
         types.RemoveMemberRequest,
-        types.GroupReply,
+        types.WorkloadReply,
         Access.WRITE,
         _remove_member,
-        errors=(InvalidKey, NoSuchGroup),
+        errors=(InvalidKey, NoSuchWorkload),
         description="""
 Record that a member has ended. The daemon itself detects the end of a member that has tasks.
 """,
@@ -483,10 +484,19 @@ running calls this method when it starts again.
         "Move",
         Lane.CHANGE,
         types.MoveRequest,
-        types.GroupReply,
+        types.WorkloadReply,
         Access.WRITE,
         _move,
-        errors=(InvalidKey, InvalidClass, NoSuchGroup, NoSuchClass, ClassMismatch, GroupExists, ForeignGroup),
+        errors=(
+            InvalidKey,
+            InvalidClass,
+            NoSuchWorkload,
+            NoSuchGroup,
+            NoSuchClass,
+            ClassMismatch,
+            GroupExists,
+            ForeignGroup,
+        ),
         description="""
 Move the whole group to another class. It keeps its RMID and its counters; its tasks change class. The error is
 *ClassMismatch* if the workload has groups in several classes, or if it has tasks and the kernel cannot move groups
@@ -541,10 +551,10 @@ as by *List*, with *reported* in the first reply.
         "Get",
         Lane.RECORDS,
         types.KeyRequest,
-        types.GroupReply,
+        types.WorkloadReply,
         Access.READ,
         _get,
-        errors=(InvalidKey, NoSuchGroup),
+        errors=(InvalidKey, NoSuchWorkload),
         description="""
 Return one workload.
 """,
@@ -556,7 +566,7 @@ Return one workload.
         types.ReadReply,
         Access.READ,
         _read,
-        errors=(InvalidKey, NoSuchGroup),
+        errors=(InvalidKey, NoSuchWorkload, NoSuchGroup),
         description="""
 Return one workload with its current counters, and with what it used since its baseline.
 """,

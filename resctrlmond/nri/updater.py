@@ -20,7 +20,7 @@ from resctrlmond.workloads.validation import attribute_value
 log = logging.getLogger(__name__)
 
 # Errors of an end that has already happened, and of a start whose process or control group has already gone.
-_ALREADY = frozenset({"NoSuchGroup", "NoSuchClaim"})
+_ALREADY = frozenset({"NoSuchWorkload", "NoSuchGroup", "NoSuchClaim"})
 _GONE = frozenset({"NoSuchProcess", "NoSuchCgroup", "ProcessChanged"})
 # Kata Containers and gVisor report the process of the sandbox for each container: the virtual machine, or the kernel
 # of the containers.
@@ -79,10 +79,10 @@ class Updater:
             return
         try:
             await self._manager.ask(
-                "Create", types.GroupReply, key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox)
+                "Create", types.WorkloadReply, key=sandbox.key, claim=CLAIM, attributes=attributes(sandbox)
             )
             await self._manager.ask(
-                "AddMember", types.GroupReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
+                "AddMember", types.WorkloadReply, key=sandbox.key, member=sandbox_id, kind="sandbox", claim=CLAIM
             )
         except Refused as error:
             name = attribute_value(f"{sandbox.pod.namespace}/{sandbox.pod.name}")[:_SHOWN_LENGTH]
@@ -148,7 +148,7 @@ class Updater:
         self._refusals.pop(member, None)
         try:
             await self._manager.ask(
-                "RemoveMember", types.GroupReply, key=key, member=member, reason="reported by the runtime"
+                "RemoveMember", types.WorkloadReply, key=key, member=member, reason="reported by the runtime"
             )
         except Refused as error:
             if error.name not in _ALREADY:
@@ -217,11 +217,9 @@ class Updater:
 
     async def _compare(self) -> AsyncIterator[None]:
         pages = await self._manager.ask_pages("List", types.ListReply)
-        groups = {group.key: group for page in pages for group in page.groups if not group.state.is_over}
-        listed = {
-            (key, member.id): member for key, group in groups.items() for member in group.members if member.lives
-        }
-        claimed = {key for key, group in groups.items() if any(claim.owner == CLAIM for claim in group.claims)}
+        workloads = [one for page in pages for one in page.workloads if not one.state.is_over]
+        listed = {(one.key, member.id): member for one in workloads for member in one.members if member.lives}
+        claimed = {one.key for one in workloads if any(claim.owner == CLAIM for claim in one.claims)}
         for name, sandbox in self.pods.sandboxes.items():
             sandbox.is_settled = sandbox.key in claimed and (sandbox.key, name) in listed
         for name, member in self.pods.members.items():

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from resctrlmond.resctrl.errors import ResctrlError
+from resctrlmond.resctrl.errors import NoSuchGroup, ResctrlError
+
+
+class NoSuchWorkload(NoSuchGroup):
+    """There is no workload with the key, or its run has ended. It has no group either."""
 
 
 class InvalidKey(ResctrlError):

@@ -14,7 +14,7 @@ from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.assign import assign
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context, Reloadable
-from resctrlmond.workloads.errors import NoSuchClaim
+from resctrlmond.workloads.errors import NoSuchClaim, NoSuchWorkload
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
 from resctrlmond.workloads.maintenance import Maintenance
@@ -273,7 +273,7 @@ class Manager:
     def release(self, key: str, *, owner: str, reason: str = "released") -> Released:
         """End ``owner``'s claim. The workload ends with its last claim. Return the totals, also if it was over.
 
-        Raises NoSuchGroup, and NoSuchClaim if the workload is not over and ``owner`` has no claim on it.
+        Raises NoSuchWorkload, and NoSuchClaim if the workload is not over and ``owner`` has no claim on it.
         """
         key = canonical_key(key)
         with self._store.transaction(key) as txn:
@@ -299,7 +299,7 @@ class Manager:
     def add_member(self, key: str, member: str, *, owner: str, kind: str = "sandbox") -> Workload:
         """Add a member that has no task of its own. A living member that has tasks is not changed.
 
-        Raises NoSuchGroup, LimitExceeded.
+        Raises NoSuchWorkload, LimitExceeded.
         """
         key = canonical_key(key)
         check_member_id(member)
@@ -316,7 +316,7 @@ class Manager:
         """End a member. A member that is not known, or that has ended, is not an error.
 
         ``confirms``: the caller only confirms the end of the member's first process. If that runs, the call is about
-        an earlier process of the same id, and ends nothing. Raises NoSuchGroup.
+        an earlier process of the same id, and ends nothing. Raises NoSuchWorkload.
         """
         key = canonical_key(key)
         with self._store.transaction(key) as txn:
@@ -352,7 +352,7 @@ class Manager:
             except ResctrlError as error:
                 failures[workload.key] = error
         for key in sorted(living.difference(kept)):
-            failures[key] = NoSuchGroup(f"{owner} has no claim on {key}", remedy="Create or assign it")
+            failures[key] = NoSuchWorkload(f"{owner} has no claim on {key}", remedy="Create or assign it")
         return Reconciled(kept, released, failures)
 
     def move(self, key: str, class_: str) -> Workload:
@@ -369,7 +369,7 @@ class Manager:
     # -- verbs that read
 
     def get(self, key: str) -> Workload:
-        """Return the workload. Raises NoSuchGroup."""
+        """Return the workload. Raises NoSuchWorkload."""
         return self._store.known(canonical_key(key))
 
     def find(self, key: str) -> Workload | None:
@@ -383,7 +383,7 @@ class Manager:
     def read(self, key: str) -> tuple[Workload, list[Reading], list[Total]]:
         """Return the current counters ([] if the workload is over), and the totals since the baseline.
 
-        Raises NoSuchGroup.
+        Raises NoSuchWorkload.
         """
         key = canonical_key(key)
         while (workload := self._store.known(key)).state not in _ENDED:

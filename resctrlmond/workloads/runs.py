@@ -12,6 +12,7 @@ from resctrlmond.workloads.accounting import digits
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.ends import finish_again, has_ended
+from resctrlmond.workloads.errors import NoSuchWorkload
 from resctrlmond.workloads.model import EndRule, Group, PriorRuns, State, Workload, replace
 from resctrlmond.workloads.plan import losses_in_a_row, served_before
 from resctrlmond.workloads.store import Limit, Transaction
@@ -38,10 +39,10 @@ def continue_run(ctx: Context, txn: Transaction) -> Workload | None:
 
 
 def require_run(ctx: Context, txn: Transaction) -> Workload:
-    """Return the workload, whose run is not over. Raises NoSuchGroup."""
+    """Return the workload, whose run is not over. Raises NoSuchWorkload."""
     workload = continue_run(ctx, txn) or txn.workload
     if workload.state.is_over:
-        raise NoSuchGroup(f"the workload {txn.key} has ended ({workload.state})")
+        raise NoSuchWorkload(f"the workload {txn.key} has ended ({workload.state})")
     return workload
 
 

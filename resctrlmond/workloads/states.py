@@ -10,7 +10,7 @@ class State(enum.StrEnum):
     """The state of a workload."""
 
     PENDING = "pending"
-    """The workload waits for its group, most often because no RMID is free; see *reason* and *inLimbo* of *Group*.
+    """The workload waits for its group, most often because no RMID is free; see *reason* and *inLimbo* of *Workload*.
     The daemon retries by itself.
     """
     ACTIVE = "active"
@@ -26,7 +26,7 @@ class State(enum.StrEnum):
     last are the end values. While the workload is claimed, the daemon begins another run.
     """
     FAILED = "failed"
-    """The run has ended because the group could not be created; see *reason* of *Group*."""
+    """The run has ended because the group could not be created; see *reason* of *Workload*."""
 
     @property
     def has_group(self) -> bool:

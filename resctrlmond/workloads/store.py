@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from resctrlmond.resctrl.errors import NoSuchGroup, NotRead, ResctrlError, reading
+from resctrlmond.resctrl.errors import NotRead, ResctrlError, reading
 from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
-from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded
+from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded, NoSuchWorkload
 from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, GroupState, Workload, replace
 from resctrlmond.workloads.validation import canonical_key, valid_class
 
@@ -70,7 +70,7 @@ class Transaction:
 
     @property
     def workload(self) -> Workload:
-        """The workload. Raises NoSuchGroup."""
+        """The workload. Raises NoSuchWorkload."""
         return self.find() or self._store.known(self.key)
 
     def save(self, workload: Workload, limit: Limit | None = None) -> Workload:
@@ -187,10 +187,10 @@ class Store:
         return self._workloads.get(key)
 
     def known(self, key: str) -> Workload:
-        """Return the workload of that key. Raises NoSuchGroup."""
+        """Return the workload of that key. Raises NoSuchWorkload."""
         workload = self._workloads.get(key)
         if workload is None:
-            raise NoSuchGroup(f"there is no workload {key}", remedy="'resctrlctl list' shows the workloads")
+            raise NoSuchWorkload(f"there is no workload {key}", remedy="'resctrlctl list' shows the workloads")
         return workload
 
     def all(self) -> list[Workload]:

@@ -28,7 +28,7 @@ from resctrlmond.workloads.manager import Manager
 NAME = "org.resctrlmon1"
 ROOT = "/org/resctrlmon1"
 MANAGER = "org.resctrlmon1.Manager"
-GROUP = "org.resctrlmon1.Group"
+WORKLOAD = "org.resctrlmon1.Workload"
 PROPERTIES = "org.freedesktop.DBus.Properties"
 OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
 INTROSPECTABLE = "org.freedesktop.DBus.Introspectable"

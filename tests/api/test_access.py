@@ -22,7 +22,6 @@ from resctrlmond.api.verbs import VERBS, Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.manager import Manager
 from tests.api.private_bus import (
-    GROUP,
     INTROSPECTABLE,
     LOG_CONTROL,
     MANAGER,
@@ -32,6 +31,7 @@ from tests.api.private_bus import (
     PROPERTIES,
     READERS,
     ROOT,
+    WORKLOAD,
     BusHost,
     Client,
 )
@@ -120,8 +120,8 @@ def test_varlink_methods_are_denied_without_the_right(manager: Manager, groups: 
 # The objects with the interfaces of each.
 OBJECTS = {
     ROOT: (MANAGER, OBJECT_MANAGER),
-    f"{ROOT}/group": (),
-    f"{ROOT}/group/seen": (GROUP,),
+    f"{ROOT}/workload": (),
+    f"{ROOT}/workload/seen": (WORKLOAD,),
     LOG: (LOG_INTERFACE,),
 }
 
@@ -132,10 +132,12 @@ def dbus_calls() -> list[tuple[Access, tuple[Any, ...]]]:
     for path, own in OBJECTS.items():
         for interface in (*own, PROPERTIES, INTROSPECTABLE):
             for member, method in INTERFACES[interface].methods.items():
-                is_write = VERBS[member].access is Access.WRITE if interface in (MANAGER, GROUP) else member == "Set"
+                is_write = (
+                    VERBS[member].access is Access.WRITE if interface in (MANAGER, WORKLOAD) else member == "Set"
+                )
                 access = Access.WRITE if is_write else Access.READ
                 types = [argument.type for argument in method.inputs]
-                if interface == INTROSPECTABLE and not path.startswith(f"{ROOT}/group"):
+                if interface == INTROSPECTABLE and not path.startswith(f"{ROOT}/workload"):
                     continue  # for everybody: it names no workload
                 calls.append((access, (path, interface, member, types, [None] * len(types))))
                 if interface in own:

@@ -18,7 +18,6 @@ from dbus_fast import Variant
 
 from resctrlmond.workloads.tree_status import TreeStatus
 from tests.api.private_bus import (
-    GROUP,
     INTROSPECTABLE,
     INVALID_ARGS,
     LIMITS_EXCEEDED,
@@ -30,6 +29,7 @@ from tests.api.private_bus import (
     PROPERTIES,
     READERS,
     ROOT,
+    WORKLOAD,
     BusctlError,
     BusHost,
     Client,
@@ -48,12 +48,12 @@ def test_life_of_a_workload(host: BusHost, process: subprocess.Popen[bytes]) -> 
             assert group["claims"][0]["owner"] == "uid:0"
             options = {"pid": Variant("u", process.pid), "member": Variant("s", "main"), "claim": Variant("s", "cli")}
             done = await client.call("Assign", "sa{sv}", "web.service", options)
-            assert (done["moved"], done["tasksOutside"], done["group"]["state"]) == (1, 0, "active")
-            assert done["group"]["members"][0]["pid"] == process.pid
+            assert (done["moved"], done["tasksOutside"], done["workload"]["state"]) == (1, 0, "active")
+            assert done["workload"]["members"][0]["pid"] == process.pid
             # The process ran before the call, so the baseline is late.
-            assert (done["group"]["baseline"], done["descendantsOutside"]) == ("late", 0)
-            assert done["group"]["members"][0]["cpuTimeBeforeNs"] > 0
-            assert await client.call("Get", "s", "web.service") == done["group"]
+            assert (done["workload"]["baseline"], done["descendantsOutside"]) == ("late", 0)
+            assert done["workload"]["members"][0]["cpuTimeBeforeNs"] > 0
+            assert await client.call("Get", "s", "web.service") == done["workload"]
             read = await client.call("Read", "s", "web.service")
             assert read["readings"] and read["totals"]
             assert all(
@@ -62,12 +62,12 @@ def test_life_of_a_workload(host: BusHost, process: subprocess.Popen[bytes]) -> 
             )
             assert any(reading["value"].isdecimal() for reading in read["readings"] if reading["status"] == "ok")
             groups, foreign = await client.call("List")
-            assert done["group"] in groups
+            assert done["workload"] in groups
             assert isinstance(foreign, list)
             assert (await client.call("Move", "ss", "web.service", ""))["class"] == ""
             assert not (await client.call("Release", "sa{sv}", "web.service", {}))["completed"]
             over = await client.call("Release", "sa{sv}", "web.service", {"claim": Variant("s", "cli")})
-            assert over["completed"] and over["group"]["state"] == "completed"
+            assert over["completed"] and over["workload"]["state"] == "completed"
 
     asyncio.run(run())
 
@@ -119,7 +119,9 @@ def test_members_and_reconcile(host: BusHost) -> None:
             await client.call("Create", "sa{sv}", "pod2", {"claim": Variant("s", "nri")})
             done = await client.call("Reconcile", "sas", "nri", ["pod2", "pod3"])
             assert done["kept"] == ["pod2"]
-            assert [(failure["key"], failure["error"]) for failure in done["failures"]] == [("pod3", "NoSuchGroup")]
+            assert [(failure["key"], failure["error"]) for failure in done["failures"]] == [
+                ("pod3", "NoSuchWorkload")
+            ]
             assert (await client.call("Reconcile", "sas", "nri", []))["released"] == ["pod2"]
             status = await client.call("Status")
             assert status["mounted"] and status["simulation"]
@@ -132,7 +134,7 @@ def test_members_and_reconcile(host: BusHost) -> None:
 @pytest.mark.parametrize(
     ("call", "name", "expected"),
     [
-        (("Get", "s", "none"), "NoSuchGroup", "there is no workload none"),
+        (("Get", "s", "none"), "NoSuchWorkload", "there is no workload none"),
         (("Get", "s", "../up"), "InvalidKey", "not allowed"),
         (("Create", "sa{sv}", "e", {"class": Variant("s", "no-such")}), "NoSuchClass", "no-such"),
         (("Assign", "sa{sv}", "e", {}), "InvalidRequest", "pid"),
@@ -174,7 +176,7 @@ def test_invalid_options_are_refused(host: BusHost, method: str, options: dict[s
             assert name == INVALID_ARGS
             assert text.startswith(f"{field}")
             assert "key" not in text.partition("Known options are ")[2].split(", ")
-            assert (await client.refused("Get", "s", "strict"))[0].endswith("NoSuchGroup")
+            assert (await client.refused("Get", "s", "strict"))[0].endswith("NoSuchWorkload")
 
     asyncio.run(run())
 
@@ -188,12 +190,12 @@ def test_calls_of_unknown_methods_interfaces_and_objects_fail(host: BusHost) -> 
             assert (await client.refused("List", interface="org.example.I"))[0] == f"{error}UnknownInterface"
             assert (await client.refused("List", path="/elsewhere"))[0] == f"{error}UnknownObject"
             for element in ("_2", "_61", "_2e" * 2500):
-                target = {"path": f"{ROOT}/group/{element}", "interface": GROUP}
+                target = {"path": f"{ROOT}/workload/{element}", "interface": WORKLOAD}
                 name, text = await client.refused("Read", **target)
                 assert name == f"{error}UnknownObject"
                 assert len(text) < 1100
-            target = {"path": f"{ROOT}/group/none", "interface": GROUP}
-            assert (await client.refused("Read", **target))[0] == "org.resctrlmon1.Error.NoSuchGroup"
+            target = {"path": f"{ROOT}/workload/none", "interface": WORKLOAD}
+            assert (await client.refused("Read", **target))[0] == "org.resctrlmon1.Error.NoSuchWorkload"
             # The interface is optional.
             assert "version" in await client.call("Status", interface=None)
 
@@ -223,7 +225,9 @@ def test_nul_in_a_claim_does_not_close_the_connection(host: BusHost) -> None:
             record = await asyncio.to_thread(host.manager.create, "nul", owner="cli")
             save(host.manager.context.store, record.with_claim("a\0b", "now"))
             assert (await client.call("Get", "s", "nul"))["claims"][1]["owner"] == "a\ufffdb"
-            assert await client.call("Get", "ss", GROUP, "Claims", path=f"{ROOT}/group/nul", interface=PROPERTIES)
+            assert await client.call(
+                "Get", "ss", WORKLOAD, "Claims", path=f"{ROOT}/workload/nul", interface=PROPERTIES
+            )
             assert server.connected
 
     asyncio.run(run())
@@ -233,8 +237,8 @@ def test_properties(host: BusHost, process: subprocess.Popen[bytes]) -> None:
     async def run() -> None:
         async with host.serving(), Client(host.address) as client:
             await client.call("Assign", "sa{sv}", "1-p", {"pid": Variant("x", process.pid)})
-            target = {"path": f"{ROOT}/group/_31_2dp", "interface": PROPERTIES}
-            found = await client.call("GetAll", "s", GROUP, **target)
+            target = {"path": f"{ROOT}/workload/_31_2dp", "interface": PROPERTIES}
+            found = await client.call("GetAll", "s", WORKLOAD, **target)
             assert found["Key"] == "1-p"
             assert found["State"] == "active"
             group = await client.call("Get", "s", "1-p")
@@ -247,17 +251,17 @@ def test_properties(host: BusHost, process: subprocess.Popen[bytes]) -> None:
             assert found["Classes"] == []
             assert found["Path"].endswith("/mon_groups/1-p")
             assert found["CompletedAt"] == found["Reason"] == ""
-            assert await client.call("Get", "ss", GROUP, "Generation", **target) == found["Generation"]
+            assert await client.call("Get", "ss", WORKLOAD, "Generation", **target) == found["Generation"]
             assert await client.call("GetAll", "s", "", **target) == found
             objects = await client.call("GetManagedObjects", interface=OBJECT_MANAGER)
-            assert objects[target["path"]] == {GROUP: found}
+            assert objects[target["path"]] == {WORKLOAD: found}
             error = "org.freedesktop.DBus.Error."
-            assert (await client.refused("Get", "ss", GROUP, "Colour", **target))[0] == f"{error}UnknownProperty"
+            assert (await client.refused("Get", "ss", WORKLOAD, "Colour", **target))[0] == f"{error}UnknownProperty"
             assert (await client.refused("Get", "ss", MANAGER, "Key", **target))[0] == f"{error}UnknownInterface"
-            change = ("Set", "ssv", GROUP, "Key", Variant("s", "x"))
+            change = ("Set", "ssv", WORKLOAD, "Key", Variant("s", "x"))
             assert (await client.refused(*change, **target))[0] == f"{error}PropertyReadOnly"
-            target["interface"] = GROUP
-            assert (await client.call("Read", **target))["group"]["key"] == "1-p"
+            target["interface"] = WORKLOAD
+            assert (await client.call("Read", **target))["workload"]["key"] == "1-p"
             assert (await client.call("Release", "a{sv}", {}, **target))["completed"]
 
     asyncio.run(run())
@@ -270,9 +274,9 @@ def test_busctl_and_introspection(host: BusHost) -> None:
                 "call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "b.c", "1", "class", "s", "follow"
             )
             assert created["data"][0]["state"] == {"type": "s", "data": "idle"}
-            path = f"{ROOT}/group/b_2ec"
+            path = f"{ROOT}/workload/b_2ec"
             assert path in await host.busctl("tree", "--list", NAME)
-            assert await host.busctl("get-property", NAME, path, GROUP, "Key") == {"type": "s", "data": "b.c"}
+            assert await host.busctl("get-property", NAME, path, WORKLOAD, "Key") == {"type": "s", "data": "b.c"}
             shown = await host.busctl("introspect", NAME, path)
             assert all(name in str(shown) for name in ("Release", "Members", "PropertiesChanged"))
             xml = await client.call("Introspect", interface=INTROSPECTABLE)
@@ -390,7 +394,7 @@ def test_pidfd_is_passed_as_a_unix_fd(host: BusHost, process: subprocess.Popen[b
                     )
                     assert reply is not None
                     result = dbus_fast.unpack_variants(reply.body)[0]
-                    assert result["group"]["members"][0]["pid"] == process.pid, result
+                    assert result["workload"]["members"][0]["pid"] == process.pid, result
             finally:
                 bus.disconnect()
                 os.close(other)

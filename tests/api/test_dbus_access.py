@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from tests.api.private_bus import (
-    GROUP,
     INTROSPECTABLE,
     LOG_CONTROL,
     MANAGER,
@@ -20,6 +19,7 @@ from tests.api.private_bus import (
     PROPERTIES,
     READERS,
     ROOT,
+    WORKLOAD,
     BusctlError,
     BusHost,
     Client,
@@ -33,13 +33,13 @@ READS = (
     ("call", NAME, ROOT, MANAGER, "List"),
     ("call", NAME, ROOT, MANAGER, "Status"),
     ("call", NAME, ROOT, MANAGER, "Get", "s", "seen"),
-    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Read"),
-    ("get-property", NAME, f"{ROOT}/group/seen", GROUP, "Key"),
+    ("call", NAME, f"{ROOT}/workload/seen", WORKLOAD, "Read"),
+    ("get-property", NAME, f"{ROOT}/workload/seen", WORKLOAD, "Key"),
     ("get-property", NAME, *LOG_CONTROL, "LogLevel"),
-    ("call", NAME, f"{ROOT}/group/seen", PROPERTIES, "GetAll", "s", ""),
+    ("call", NAME, f"{ROOT}/workload/seen", PROPERTIES, "GetAll", "s", ""),
     ("call", NAME, ROOT, OBJECT_MANAGER, "GetManagedObjects"),
-    ("call", NAME, f"{ROOT}/group", INTROSPECTABLE, "Introspect"),
-    ("call", NAME, f"{ROOT}/group/seen", INTROSPECTABLE, "Introspect"),
+    ("call", NAME, f"{ROOT}/workload", INTROSPECTABLE, "Introspect"),
+    ("call", NAME, f"{ROOT}/workload/seen", INTROSPECTABLE, "Introspect"),
 )
 WRITES = (
     ("call", NAME, ROOT, MANAGER, "Create", "sa{sv}", "mine", "0"),
@@ -47,8 +47,8 @@ WRITES = (
     ("call", NAME, ROOT, MANAGER, "Release", "sa{sv}", "seen", "0"),
     ("call", NAME, ROOT, MANAGER, "Move", "ss", "seen", ""),
     ("call", NAME, ROOT, MANAGER, "Reconcile", "sas", "cli", "0"),
-    ("call", NAME, f"{ROOT}/group/seen", GROUP, "Release", "a{sv}", "0"),
-    ("set-property", NAME, f"{ROOT}/group/seen", GROUP, "Key", "s", "x"),
+    ("call", NAME, f"{ROOT}/workload/seen", WORKLOAD, "Release", "a{sv}", "0"),
+    ("set-property", NAME, f"{ROOT}/workload/seen", WORKLOAD, "Key", "s", "x"),
 )
 
 
@@ -79,8 +79,8 @@ os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 async def main():
     bus = await dbus_fast.aio.MessageBus(bus_address={host.address!r}).connect()
     for path, interface, member, signature, body in [
-        ("{ROOT}/group/hidden", "{PROPERTIES}", "Get", "ss", ["{GROUP}", "Key"]),
-        ("{ROOT}/group/none", "{PROPERTIES}", "GetAll", "s", [""]),
+        ("{ROOT}/workload/hidden", "{PROPERTIES}", "Get", "ss", ["{WORKLOAD}", "Key"]),
+        ("{ROOT}/workload/none", "{PROPERTIES}", "GetAll", "s", [""]),
         ("{ROOT}", "{OBJECT_MANAGER}", "GetManagedObjects", "", []),
         ("{ROOT}", "{MANAGER}", "Get", "s", ["hidden"]),
     ]:

@@ -14,7 +14,7 @@ import pytest
 from dbus_fast import Variant
 
 from resctrlmond.workloads.tree_status import TreeStatus
-from tests.api.private_bus import GROUP, MANAGER, NAME, ROOT, BusHost, Client, descriptors, eventually
+from tests.api.private_bus import MANAGER, NAME, ROOT, WORKLOAD, BusHost, Client, descriptors, eventually
 from tests.workloads.builders import drop
 
 
@@ -22,30 +22,30 @@ def test_signals_report_changes(host: BusHost, process: subprocess.Popen[bytes])
     async def run() -> None:
         async with host.serving(), Client(host.address) as client, Client(host.address) as writer:
             await client.listen()
-            path = f"{ROOT}/group/sig_2d1"
+            path = f"{ROOT}/workload/sig_2d1"
             await writer.call("Create", "sa{sv}", "sig-1", {})
-            assert await client.has_signal(ROOT, "GroupAdded", "sig-1", path)
+            assert await client.has_signal(ROOT, "WorkloadAdded", "sig-1", path)
             ((_, _, (added, interfaces)),) = [signal for signal in client.signals if signal[1] == "InterfacesAdded"]
             assert added == path
-            assert interfaces[GROUP]["Key"] == "sig-1"
+            assert interfaces[WORKLOAD]["Key"] == "sig-1"
             await writer.call("Assign", "sa{sv}", "sig-1", {"pid": Variant("u", process.pid)})
-            assert await client.has_signal(ROOT, "GroupStateChanged", "sig-1", "active")
+            assert await client.has_signal(ROOT, "WorkloadStateChanged", "sig-1", "active")
             changed: dict[str, Any] = {}
             invalidated: set[str] = set()
             for signal_path, member, body in client.signals:
                 if member == "PropertiesChanged":
-                    assert (signal_path, body[0]) == (path, GROUP)
+                    assert (signal_path, body[0]) == (path, WORKLOAD)
                     changed |= body[1]
                     invalidated |= set(body[2])
-            # A part of the properties can already have been sent with GroupAdded, which depends on the timing.
+            # A part of the properties can already have been sent with WorkloadAdded, which depends on the timing.
             assert (changed["State"], invalidated) == ("active", {"Members"})
             unsignalled = {"Key", "Class", "Generation", "Claims", "Members", "Attributes", "CompletedAt"}
             assert not changed.keys() & unsignalled
             await writer.call("Release", "sa{sv}", "sig-1", {})
-            assert await client.has_signal(ROOT, "GroupStateChanged", "sig-1", "completed")
+            assert await client.has_signal(ROOT, "WorkloadStateChanged", "sig-1", "completed")
             await asyncio.to_thread(drop, host.manager.context.store, "sig-1")
-            assert await client.has_signal(ROOT, "GroupRemoved", "sig-1", path)
-            assert (ROOT, "InterfacesRemoved", [path, [GROUP]]) in client.signals
+            assert await client.has_signal(ROOT, "WorkloadRemoved", "sig-1", path)
+            assert (ROOT, "InterfacesRemoved", [path, [WORKLOAD]]) in client.signals
 
     asyncio.run(run())
 
@@ -60,7 +60,7 @@ def test_unchanged_properties_are_not_signalled(host: BusHost) -> None:
             server.changed("still", record)
             server.changed("never-was", None)
             await client.call("Create", "sa{sv}", "next", {})
-            assert await client.has_signal(ROOT, "GroupAdded", "next", f"{ROOT}/group/next")
+            assert await client.has_signal(ROOT, "WorkloadAdded", "next", f"{ROOT}/workload/next")
             assert not [signal for signal in client.signals if "still" in str(signal) or "never" in str(signal)]
 
     asyncio.run(run())
@@ -152,7 +152,7 @@ def test_full_socket_buffer_does_not_close_the_connection(host: BusHost) -> None
                         message_type=host.module.MessageType.SIGNAL,
                         path=ROOT,
                         interface=MANAGER,
-                        member="GroupRemoved",
+                        member="WorkloadRemoved",
                         signature="so",
                         body=["x" * (1000 + number), ROOT],
                     )

@@ -29,7 +29,7 @@ TEXT = st.text(st.characters(), max_size=30)
 OPTIONAL_TEXT = st.none() | TEXT
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 GROUPS = st.builds(
-    types.Group,
+    types.Workload,
     key=TEXT,
     class_=TEXT,
     state=st.sampled_from(State),
@@ -78,28 +78,28 @@ def documentation(interface: str, path: str) -> str:
     return "" if element is None else element.attrib["value"]
 
 
-def test_group_has_a_property_for_each_field_of_a_workload() -> None:
-    fields = values.fields(types.Group)
-    properties = names.INTERFACES[names.GROUP].properties
+def test_workload_has_a_property_for_each_field_of_a_workload() -> None:
+    fields = values.fields(types.Workload)
+    properties = names.INTERFACES[names.WORKLOAD].properties
     assert properties == {names.property_name(field): values.signature(shape) for field, shape in fields.items()}
     for name in properties:
-        assert documentation(names.GROUP, f"property[@name='{name}']"), name
+        assert documentation(names.WORKLOAD, f"property[@name='{name}']"), name
 
 
 @given(GROUPS)
-def test_property_has_the_value_of_its_field_and_is_never_absent(group: types.Group) -> None:
-    sent = values.whole(group)
-    for field in values.fields(types.Group):
-        property_ = values.variant(group, field)
+def test_property_has_the_value_of_its_field_and_is_never_absent(workload: types.Workload) -> None:
+    sent = values.whole(workload)
+    for field in values.fields(types.Workload):
+        property_ = values.variant(workload, field)
         if field in sent:
             assert property_ == sent[field]
         else:
             assert not property_.value
-            assert property_.signature == names.INTERFACES[names.GROUP].properties[names.property_name(field)]
+            assert property_.signature == names.INTERFACES[names.WORKLOAD].properties[names.property_name(field)]
 
 
-def test_methods_of_groups_are_verbs_without_the_key() -> None:
-    for name, method in names.INTERFACES[names.GROUP].methods.items():
+def test_methods_of_workloads_are_verbs_without_the_key() -> None:
+    for name, method in names.INTERFACES[names.WORKLOAD].methods.items():
         verb = names.INTERFACES[names.MANAGER].methods[name]
         assert method.inputs == verb.inputs[1:]
         assert method.outputs == verb.outputs
@@ -141,14 +141,14 @@ def test_paths_are_escaped_as_by_systemd(key: str, element: str) -> None:
 
 
 @given(GROUPS)
-def test_any_group_can_be_marshalled(group: types.Group) -> None:
-    found = values.whole(types.GroupReply(group=group))
+def test_any_workload_can_be_marshalled(workload: types.Workload) -> None:
+    found = values.whole(types.WorkloadReply(workload=workload))
     message = dbus_fast.Message(path="/a", interface="a.b", member="C", signature="a{sv}", body=[found])
     assert message._marshall(False)
-    unpacked = dbus_fast.unpack_variants(found)["group"]
-    assert unpacked["key"] == values.text(group.key)
-    assert unpacked["generation"] == group.generation
-    assert len(unpacked["members"]) == len(group.members)
+    unpacked = dbus_fast.unpack_variants(found)["workload"]
+    assert unpacked["key"] == values.text(workload.key)
+    assert unpacked["generation"] == workload.generation
+    assert len(unpacked["members"]) == len(workload.members)
     assert "\0" not in str(unpacked)
 
 

@@ -30,7 +30,7 @@ from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.errors import LimitExceeded
 from resctrlmond.workloads.manager import Manager
 from tests.api.conftest import save_long_workloads
-from tests.api.private_bus import GROUP, OBJECT_MANAGER, ROOT, BusHost, eventually
+from tests.api.private_bus import OBJECT_MANAGER, ROOT, WORKLOAD, BusHost, eventually
 from tests.api.private_bus import Client as BusClient
 from tests.api.varlink_server import RawClient
 from tests.wait import wait_until
@@ -89,7 +89,7 @@ def test_list_of_any_length_is_sent_in_pages(server: _ServerThread, method: str,
         with pytest.raises(VarlinkError, match=r"LimitExceeded.*more"):
             client.call(method)
     assert len(replies) > 5
-    items = [item for reply in replies for item in (reply.groups if kind is types.ListReply else reply.pods)]
+    items = [item for reply in replies for item in (reply.workloads if kind is types.ListReply else reply.pods)]
     assert [item.key for item in items] == [f"long-{number:03}" for number in range(COUNT)]
 
 
@@ -101,7 +101,7 @@ def test_last_page_has_fields_and_ends_the_call(server: _ServerThread) -> None:
         while replies[-1].get("continues"):
             replies.append(client.reply())
     assert len(replies) > 5
-    assert all(reply["parameters"]["groups"] for reply in replies)
+    assert all(reply["parameters"]["workloads"] for reply in replies)
 
 
 def test_short_list_has_one_page(server: _ServerThread, full: Manager) -> None:
@@ -111,12 +111,12 @@ def test_short_list_has_one_page(server: _ServerThread, full: Manager) -> None:
         whole = client.call(LIST, reply=types.ListReply)
         (page,) = client.stream(LIST, reply=types.ListReply)
     assert whole == page
-    assert len(whole.groups) == 3
+    assert len(whole.workloads) == 3
 
 
 def test_pages_are_bounded_and_a_list_has_at_least_one() -> None:
     def reply(items: list[types.Foreign], is_first: bool) -> types.ListReply:
-        return types.ListReply(groups=[], foreign=[*items] if is_first else items)
+        return types.ListReply(workloads=[], foreign=[*items] if is_first else items)
 
     foreign = [types.Foreign(class_="", name=str(number), path="p" * 1000) for number in range(1000)]
     found = list(pages(foreign, reply))
@@ -142,7 +142,7 @@ def test_unread_lists_wait_without_memory(server: _ServerThread) -> None:
     wait_until(lambda: len(budget._waiters) == 38)
     assert budget.taken <= budgets.MAX_BYTES_PER_UID
     # The budget does not delay the hook and calls that change a workload.
-    with Client(server.path) as client, pytest.raises(VarlinkError, match="NoSuchGroup"):
+    with Client(server.path) as client, pytest.raises(VarlinkError, match="NoSuchWorkload"):
         client.call("org.resctrlmon.Manager.Release", {"key": "not-there"})
     for connection in unread:
         connection.close()
@@ -215,7 +215,7 @@ def test_reply_is_freed_at_once_and_not_by_the_garbage_collector(server: _Server
                     client.call(LIST)
         wait_until(lambda: server.service.budget.taken == 0)
         time.sleep(0.1)
-        left = [instance for instance in gc.get_objects() if isinstance(instance, types.ListReply | types.Group)]
+        left = [instance for instance in gc.get_objects() if isinstance(instance, types.ListReply | types.Workload)]
         assert left == []
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
@@ -242,7 +242,7 @@ def test_dbus_refuses_a_list_that_is_too_long_without_a_traceback(
                 await asyncio.to_thread(drop, host.manager.context.store, record.key)
             assert len((await client.call("List"))[0]) == 20
             objects = await client.call("GetManagedObjects", interface=OBJECT_MANAGER)
-            assert objects[f"{ROOT}/group/long_2d003"][GROUP]["Key"] == "long-003"
+            assert objects[f"{ROOT}/workload/long_2d003"][WORKLOAD]["Key"] == "long-003"
 
     save_long_workloads(host.manager, COUNT)
     asyncio.run(run())
@@ -260,14 +260,14 @@ def test_dbus_replies_are_freed_at_once(host: BusHost) -> None:
                     await client.call("List")
                     await client.call("GetManagedObjects", interface=OBJECT_MANAGER)
                 await client.call("Status")
-                # The server keeps the announced groups, to compare the next changes with them.
-                announced = {id(group) for group in server._connection.announcer._known.values()}
+                # The server keeps the announced workloads, to compare the next changes with them.
+                announced = {id(workload) for workload in server._connection.announcer._known.values()}
 
                 def left() -> list[Any]:
                     found = [
                         instance
                         for instance in gc.get_objects()
-                        if isinstance(instance, types.ListReply | types.Group)
+                        if isinstance(instance, types.ListReply | types.Workload)
                     ]
                     return [instance for instance in found if id(instance) not in announced]
 

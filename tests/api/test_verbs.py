@@ -250,7 +250,7 @@ def test_only_verbs_that_read_are_for_readers() -> None:
 
 def test_required_fields_of_a_group_are_always_sent() -> None:
     """A reply omits a field that has its default, so a required field must not have a default."""
-    group = types.Group(
+    group = types.Workload(
         key="k",
         class_="",
         state=State.PENDING,

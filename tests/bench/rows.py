@@ -122,9 +122,9 @@ def hook(host: Host, client: Client, pid: int, rounds: int) -> Iterator[Row]:
 
     def new_container() -> None:
         # A round also runs commands that create no container.
-        for group in client.call(f"{MANAGER}List")["groups"]:
-            if group["state"] == "active":
-                client.call(f"{MANAGER}Release", {"key": group["key"], "claim": "oci"})
+        for workload in client.call(f"{MANAGER}List")["workloads"]:
+            if workload["state"] == "active":
+                client.call(f"{MANAGER}Release", {"key": workload["key"], "claim": "oci"})
         container = {"ociVersion": "1.2.0", "id": f"container{next(number)}", "status": "created", "pid": pid}
         state.write_text(json.dumps(container), encoding="ascii")
 
@@ -217,7 +217,7 @@ def bursts(host: Host, client: Client, rounds: int, count: int = 500) -> Iterato
             started = time.perf_counter()
             spawn_at_once((["/bin/true"], os.devnull) for _ in states)
             bare.append(time.perf_counter() - started)
-            for group in client.call(f"{MANAGER}List")["groups"]:
+            for group in client.call(f"{MANAGER}List")["workloads"]:
                 if group["state"] == "active":
                     client.call(f"{MANAGER}Release", {"key": group["key"], "claim": "oci"})
     yield Row(f"{count} OCI hooks at once, lost", lost, "all of them", [float(count)] * rounds, COUNT)
@@ -299,7 +299,7 @@ def listing(host: Host, client: Client, rounds: int) -> Iterator[Row]:
             (records / record).read_bytes()
 
     ours, bare = interleaved(rounds, lambda: client.call(f"{MANAGER}List"), by_hand)
-    groups = client.call(f"{MANAGER}List")["groups"]
+    groups = client.call(f"{MANAGER}List")["workloads"]
     each = [[taken / len(groups) for taken in samples] for samples in (ours, bare)]
     bare_is = "tree listed, records read as bytes"
     yield Row(f"List with {len(groups)} groups, time for each", each[0], bare_is, each[1], SECONDS, fuse=True)

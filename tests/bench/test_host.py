@@ -60,7 +60,7 @@ def test_hooks_at_once_are_measured(host: Host) -> None:
     with host.daemon(), Client(host.varlink) as client:
         lost, _ = bursts(host, client, 2, count=8)
         assert lost.ours == [0, 0]
-        ended = client.call(f"{MANAGER}List")["groups"]
+        ended = client.call(f"{MANAGER}List")["workloads"]
     assert [(group["state"], group["baseline"], group["generation"]) for group in ended] == [
         ("completed", "exact", 2)
     ] * 8

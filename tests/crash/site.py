@@ -146,10 +146,10 @@ class Site:
         """
         for child in [child for child in self.children if child is not self._theirs]:
             self.end(child)
-        for group in self.call("List")["groups"]:
-            for claim in group["claims"]:
+        for workload in self.call("List")["workloads"]:
+            for claim in workload["claims"]:
                 with contextlib.suppress(VarlinkError):
-                    self.call("Release", key=group["key"], claim=claim["owner"])
+                    self.call("Release", key=workload["key"], claim=claim["owner"])
 
         def nothing_stays() -> None:
             assert self.outside.ours() == []
@@ -167,7 +167,7 @@ class Site:
         try:
             totals = self.call("Read", key=key)["totals"]
         except VarlinkError as error:
-            assert error.name == f"{MANAGER}.NoSuchGroup", error
+            assert error.name == f"{MANAGER}.NoSuchWorkload", error
             return  # the workload was never created
         for total in totals:
             if total["event"] != "mbm_total_bytes":

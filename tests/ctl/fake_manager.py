@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An in-memory implementation of org.resctrlmon.Manager behind the real varlink server.
 
-It is not the daemon: its groups are in a dict, it needs no resctrl, and its readings and totals are constants.
+It is not the daemon: its workloads are in a dict, it needs no resctrl, and its readings and totals are constants.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class FakeManager:
 
     socket: str
     tree: Path
-    groups: dict[str, types.Group] = field(default_factory=dict)
+    workloads: dict[str, types.Workload] = field(default_factory=dict)
     foreign: list[types.Foreign] = field(default_factory=list)
     noted: list[Noted] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
@@ -108,8 +108,8 @@ class FakeManager:
         """Return the parameters of each call of a method."""
         return [parameters for method, parameters in self.calls if method == name]
 
-    def add(self, key: str, **fields: Any) -> types.Group:
-        """Add an active group with these fields; return it."""
+    def add(self, key: str, **fields: Any) -> types.Workload:
+        """Add an active workload with these fields; return it."""
         path = self.tree / key
         path.mkdir(exist_ok=True)
         (path / "tasks").touch()
@@ -124,8 +124,8 @@ class FakeManager:
             "attributes": {},
             "created_at": NOW,
         }
-        self.groups[key] = types.Group(key=key, **(defaults | fields))
-        return self.groups[key]
+        self.workloads[key] = types.Workload(key=key, **(defaults | fields))
+        return self.workloads[key]
 
     def interface(self) -> Interface:
         """Return the interface for the varlink server, with the real description."""
@@ -166,16 +166,16 @@ class FakeManager:
 
         return Method(request, handle)
 
-    def _find(self, key: str) -> types.Group:
-        if key not in self.groups:
-            raise error("NoSuchGroup", f"there is no workload {key!r}")
-        return self.groups[key]
+    def _find(self, key: str) -> types.Workload:
+        if key not in self.workloads:
+            raise error("NoSuchWorkload", f"there is no workload {key!r}")
+        return self.workloads[key]
 
-    def create(self, request: types.CreateRequest) -> types.GroupReply:
-        group = self.groups.get(request.key) or self.add(
+    def create(self, request: types.CreateRequest) -> types.WorkloadReply:
+        workload = self.workloads.get(request.key) or self.add(
             request.key, state=State.IDLE, class_=request.class_ or "", attributes=request.attributes or {}
         )
-        return types.GroupReply(group=group)
+        return types.WorkloadReply(workload=workload)
 
     def assign(self, request: types.AssignRequest) -> types.AssignReply:
         if request.pid is not None:
@@ -184,7 +184,7 @@ class FakeManager:
                 raise self.assign_fails
             self.command_lines.append(Path(f"/proc/{request.pid}/cmdline").read_bytes())
         member = Member("pid", "process", request.claim or "", pid=request.pid or 0)
-        group = self.add(
+        workload = self.add(
             request.key,
             members=(member,),
             claims=(Claim(request.claim or "", NOW, EndRule.RELEASE),),
@@ -192,7 +192,7 @@ class FakeManager:
             class_="" if request.class_ in (None, "/", types.FOLLOW) else request.class_,
         )
         return types.AssignReply(
-            group=group,
+            workload=workload,
             moved=3,
             passes=2,
             tasks_outside=self.tasks_outside,
@@ -200,33 +200,35 @@ class FakeManager:
         )
 
     def release(self, request: types.ReleaseRequest) -> types.ReleaseReply:
-        group = self._find(request.key)
-        claims = tuple(claim for claim in group.claims if claim.owner != request.claim)
-        state = group.state if claims else State.COMPLETED
-        group = msgspec.structs.replace(group, claims=claims, state=state, completed_at=None if claims else LATER)
-        self.groups[request.key] = group
-        return types.ReleaseReply(group=group, completed=not claims, totals=TOTALS)
+        workload = self._find(request.key)
+        claims = tuple(claim for claim in workload.claims if claim.owner != request.claim)
+        state = workload.state if claims else State.COMPLETED
+        workload = msgspec.structs.replace(
+            workload, claims=claims, state=state, completed_at=None if claims else LATER
+        )
+        self.workloads[request.key] = workload
+        return types.ReleaseReply(workload=workload, completed=not claims, totals=TOTALS)
 
-    def move(self, request: types.MoveRequest) -> types.GroupReply:
-        group = msgspec.structs.replace(self._find(request.key), class_=request.class_)
-        self.groups[request.key] = group
-        return types.GroupReply(group=group)
+    def move(self, request: types.MoveRequest) -> types.WorkloadReply:
+        workload = msgspec.structs.replace(self._find(request.key), class_=request.class_)
+        self.workloads[request.key] = workload
+        return types.WorkloadReply(workload=workload)
 
-    def get(self, request: types.KeyRequest) -> types.GroupReply:
-        return types.GroupReply(group=self._find(request.key))
+    def get(self, request: types.KeyRequest) -> types.WorkloadReply:
+        return types.WorkloadReply(workload=self._find(request.key))
 
     def read(self, request: types.KeyRequest) -> types.ReadReply:
-        return types.ReadReply(group=self._find(request.key), readings=READINGS, totals=TOTALS)
+        return types.ReadReply(workload=self._find(request.key), readings=READINGS, totals=TOTALS)
 
     def readforeign(self, request: types.ForeignRequest) -> types.ReadForeignReply:
         (found,) = [group for group in self.foreign if (group.class_, group.name) == (request.class_, request.name)]
         return types.ReadForeignReply(foreign=found, readings=READINGS)
 
     def list(self, _request: types.NoParameters) -> types.ListReply:
-        return types.ListReply(groups=list(self.groups.values()), foreign=self.foreign)
+        return types.ListReply(workloads=list(self.workloads.values()), foreign=self.foreign)
 
     def listpods(self, _request: types.NoParameters) -> types.ListPodsReply:
-        return types.ListPodsReply(pods=pods_of(self.noted, self.groups.values()), reported=[Report("nri", LATER)])
+        return types.ListPodsReply(pods=pods_of(self.noted, self.workloads.values()), reported=[Report("nri", LATER)])
 
     def status(self, _request: types.NoParameters) -> types.StatusReply:
         return types.StatusReply(
@@ -236,7 +238,7 @@ class FakeManager:
             rmids=64,
             rmids_used=5,
             pending=1,
-            groups=len(self.groups),
+            groups=len(self.workloads),
             foreign=self.foreign,
             classes=["", "gold"],
             capacity=[types.Capacity(resource="L3_MON", rmids=64, events=("llc_occupancy",))],

@@ -114,7 +114,7 @@ def test_each_field_of_a_reply_is_shown_or_deliberately_not(
     for method in COMMANDS:
         # "show" reads a foreign group only if there is no such workload.
         is_foreign = method == "ReadForeign"
-        manager.refuse = {"Read": error("NoSuchGroup", "there is no such workload")} if is_foreign else {}
+        manager.refuse = {"Read": error("NoSuchWorkload", "there is no such workload")} if is_foreign else {}
         reply_type = shapes.type_info(VERBS[method].reply)
         left = [
             (kind, field, path)
@@ -139,8 +139,8 @@ def test_each_field_of_a_reply_is_shown_or_deliberately_not(
     )
 
 
-class NewGroup(types.Group, frozen=True, kw_only=True):
-    """A group with fields that resctrlctl does not know."""
+class NewGroup(types.Workload, frozen=True, kw_only=True):
+    """A workload with fields that resctrlctl does not know."""
 
     new_count: int
     new_flag: bool = True
@@ -149,7 +149,7 @@ class NewGroup(types.Group, frozen=True, kw_only=True):
 
 
 def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NOT_SHOWN, NewGroup, NOT_SHOWN[types.Group])
+    monkeypatch.setitem(NOT_SHOWN, NewGroup, NOT_SHOWN[types.Workload])
     new = NewGroup(
         key="k",
         class_="",
@@ -162,8 +162,8 @@ def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.Monkey
         new_count=0,
     )
 
-    def new_fields(group: types.Group) -> dict[str, tuple[str, ...]]:
-        sheet = render_workload(types.ReadReply(group=group, readings=[], totals=[]))[0]
+    def new_fields(workload: types.Workload) -> dict[str, tuple[str, ...]]:
+        sheet = render_workload(types.ReadReply(workload=workload, readings=[], totals=[]))[0]
         assert isinstance(sheet, Sheet)
         return {label: values for label, values in sheet.fields if label.startswith("New")}
 

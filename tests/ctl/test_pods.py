@@ -78,8 +78,8 @@ def test_list_pods_quiet_and_as_json(manager: FakeManager, ctl: Ctl) -> None:
     pods = {pod["key"]: pod for pod in reply["pods"]}
     assert [one["monitored"] for one in pods[POD]["containers"]] == [True, False, False]
     assert pods[POD]["containers"][0]["pid"] == 4711
-    assert pods[POD]["group"]["class"] == "gold"
-    assert "group" not in pods[OTHER]
+    assert pods[POD]["workload"]["class"] == "gold"
+    assert "workload" not in pods[OTHER]
     assert pods[OTHER]["reason"] == "not selected"
     assert pods["x"]["labels"] == {"app": "o"}
     assert reply["reported"] == [{"owner": "nri", "reportedAt": "2026-11-21T11:20:00Z"}]

@@ -51,7 +51,7 @@ def test_list_prints_a_table(manager: FakeManager, ctl: Ctl) -> None:
         "batch                                 /      pending        0  2026-11-21 11:13:22  make -j8 'all of it'\n"
         "pqos-7                                /      foreign        -  -                    -\n"
         "\n"
-        "2 groups, 1 foreign.\n"
+        "2 workloads, 1 foreign group.\n"
     )
 
 
@@ -70,7 +70,7 @@ def test_list_without_legend_and_quiet(manager: FakeManager, ctl: Ctl) -> None:
 
 
 def test_empty_list_has_only_a_footer(ctl: Ctl) -> None:
-    assert ctl("list").stdout == "0 groups, 0 foreign.\n"
+    assert ctl("list").stdout == "0 workloads, 0 foreign groups.\n"
     assert ctl("list", "--no-legend").stdout == ""
 
 
@@ -79,7 +79,7 @@ def test_list_as_json_is_the_reply(manager: FakeManager, ctl: Ctl) -> None:
     short = ctl("list", "--json").stdout
     assert short.count("\n") == 1
     reply = json.loads(short)
-    assert [group["key"] for group in reply["groups"]] == [POD, "batch"]
+    assert [workload["key"] for workload in reply["workloads"]] == [POD, "batch"]
     assert reply["foreign"] == [{"class": "", "name": "pqos-7", "path": "/sys/fs/resctrl/mon_groups/pqos-7"}]
     assert ctl("-j", "list").stdout == short
     pretty = ctl("list", "--json=pretty").stdout
@@ -124,7 +124,7 @@ def test_show_as_json_has_exact_values(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("a")
     manager.add("b")
     lines = ctl("show", "--json", "a", "b").stdout.splitlines()
-    assert [json.loads(line)["group"]["key"] for line in lines] == ["a", "b"]
+    assert [json.loads(line)["workload"]["key"] for line in lines] == ["a", "b"]
     assert json.loads(lines[0])["readings"][2]["value"] == READINGS[2].value == "54446119.644974"
     assert json.loads(lines[0])["totals"][0]["value"] == TOTALS[0].value
 
@@ -158,7 +158,7 @@ def test_show_marks_a_foreign_group_and_prints_no_totals(manager: FakeManager, c
 def test_show_prefers_a_workload_to_a_foreign_group_with_its_name(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     manager.add("pqos-7")
-    assert "group" in json.loads(ctl("show", "-j", "pqos-7").stdout)
+    assert "workload" in json.loads(ctl("show", "-j", "pqos-7").stdout)
 
 
 def test_times_in_reasons_are_local(manager: FakeManager, ctl: Ctl) -> None:
@@ -166,7 +166,7 @@ def test_times_in_reasons_are_local(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web", loss=reason, reason=reason)
     shown = ctl("show", "web", TZ="America/New_York").stdout
     assert shown.count("its group was lost at 2026-11-21 06:13:22 (removed)") == 2
-    assert json.loads(ctl("show", "-j", "web").stdout)["group"]["loss"] == reason
+    assert json.loads(ctl("show", "-j", "web").stdout)["workload"]["loss"] == reason
     manager.refuse["Read"] = error("NotMounted", "no answer since 2026-11-21T11:13:22Z")
     assert "no answer since 2026-11-21 06:13:22" in ctl("show", "web", TZ="America/New_York").stderr
 

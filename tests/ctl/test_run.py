@@ -188,7 +188,7 @@ def test_interrupt_before_the_command_executes_leaves_no_workload(
         process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
     assert not (tmp_path / "ran").exists()
-    assert [group.state for group in manager.groups.values()] == [State.COMPLETED]
+    assert [workload.state for workload in manager.workloads.values()] == [State.COMPLETED]
 
 
 def test_interrupt_during_a_failing_assign_prints_no_error(manager: FakeManager, environment: dict[str, str]) -> None:
@@ -256,7 +256,7 @@ def test_report_as_json(ctl: Ctl, tmp_path: Path) -> None:
     done = ctl("run", "--key", "nightly", "--json", "-o", str(report), "--", "sh", "-c", "exit 3")
     assert (done.returncode, done.stderr) == (3, "")
     reply = json.loads(report.read_text())
-    assert reply["group"]["key"] == "nightly"
+    assert reply["workload"]["key"] == "nightly"
     assert reply["exitStatus"] == 3
     assert reply["command"] == ["sh", "-c", "exit 3"]
     assert reply["totals"][0] == {"event": "core_energy", "unit": "joules", "value": "12.345678", "quality": "exact"}
@@ -397,7 +397,7 @@ def test_report_has_times_if_the_daemon_stops_before_the_end(
         reply = json.loads(report.read_text())
         assert (reply["exitStatus"], reply["completed"], reply["tasksLeft"], reply["totals"]) == (3, False, None, [])
         assert reply["elapsed"] > 0
-        assert reply["group"]["key"] == "k"
+        assert reply["workload"]["key"] == "k"
         assert reply["problem"].startswith("cannot release 'k': resctrlmond is not running")
 
 
@@ -412,7 +412,7 @@ def test_report_of_an_unmonitored_command_has_its_times(manager: FakeManager, ct
     manager.refuse["Assign"] = error("RmidsExhausted", "no RMID is free")
     done = ctl("run", "--key", "k", "--best-effort", "--json", "-q", "--", "sh", "-c", "exit 4")
     reply = json.loads(done.stderr)
-    assert (done.returncode, reply["exitStatus"], reply["group"], reply["totals"]) == (4, 4, None, [])
+    assert (done.returncode, reply["exitStatus"], reply["workload"], reply["totals"]) == (4, 4, None, [])
     assert reply["problem"] == "cannot monitor 'sh' as 'k': no RMID is free"
 
 

@@ -88,8 +88,8 @@ def view(root: Path, run: Path, gid: int | None = None) -> TreeView:
 
 
 def test_record_of_a_group_has_its_attributes_and_state(root: Path, run: Path) -> None:
-    reply = view(root, run).groups()
-    by_key = {group.key: group for group in reply.groups}
+    reply = view(root, run).workloads()
+    by_key = {workload.key: workload for workload in reply.workloads}
     assert sorted(by_key) == ["gone", "stray", "web"]
     web = by_key["web"]
     assert (web.state, web.attributes, web.path) == (State.ACTIVE, {"pod.name": "cart-0"}, f"{root}/mon_groups/web")
@@ -98,21 +98,23 @@ def test_record_of_a_group_has_its_attributes_and_state(root: Path, run: Path) -
 
 
 def test_marked_group_without_a_record_has_a_reason(root: Path, run: Path) -> None:
-    stray = next(group for group in view(root, run).groups().groups if group.key == "stray")
+    stray = next(workload for workload in view(root, run).workloads().workloads if workload.key == "stray")
     assert (stray.class_, stray.state, stray.baseline) == ("gold", State.ACTIVE, Quality.UNKNOWN)
     assert stray.reason == "its record cannot be read"
 
 
 def test_record_of_another_directory_is_ignored(root: Path, run: Path) -> None:
     os.utime(root / "mon_groups" / "web", ns=(1, 1))
-    web = [group for group in view(root, run).groups().groups if group.path == f"{root}/mon_groups/web"]
-    assert [group.baseline for group in web] == [Quality.UNKNOWN]
+    web = [
+        workload for workload in view(root, run).workloads().workloads if workload.path == f"{root}/mon_groups/web"
+    ]
+    assert [workload.baseline for workload in web] == [Quality.UNKNOWN]
 
 
 def test_group_without_the_mark_is_foreign_whatever_its_name(root: Path, run: Path) -> None:
-    reply = view(root, run, gid=os.getgid() + 1).groups()
+    reply = view(root, run, gid=os.getgid() + 1).workloads()
     assert [other.path for other in reply.foreign] == [f"{root}/mon_groups/web", f"{root}/gold/mon_groups/stray"]
-    assert not any(group.path for group in reply.groups)
+    assert not any(workload.path for workload in reply.workloads)
     with pytest.raises(CommandError) as failed:
         view(root, run, gid=os.getgid() + 1).read("stray")
     assert failed.value.status == 4
@@ -146,7 +148,7 @@ def test_reading_changes_nothing(root: Path, run: Path) -> None:
         return [(str(path), path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths]
 
     before = state()
-    view(root, run).groups()
+    view(root, run).workloads()
     view(root, run).read("web")
     assert state() == before
 
@@ -190,9 +192,9 @@ def test_list_falls_back_to_the_tree_with_a_note(
     monkeypatch.setattr(TreeView, "open", open_view)
     monkeypatch.setattr(queries, "SOCKET", "/nobody/listens")
     args = parse(["list", "--socket", "/nobody/listens"])
-    assert queries.list_groups(args, Output(Json.SHORT, quiet=quiet)) == 0
+    assert queries.list_workloads(args, Output(Json.SHORT, quiet=quiet)) == 0
     out, err = capsys.readouterr()
-    assert [group["key"] for group in json.loads(out)["groups"]] == ["web", "stray", "gone"]
+    assert [workload["key"] for workload in json.loads(out)["workloads"]] == ["web", "stray", "gone"]
     notes = [
         "resctrlctl: resctrlmond is not running: read from /sys/fs/resctrl",
         "resctrlctl: a record is damaged",

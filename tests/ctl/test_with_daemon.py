@@ -137,7 +137,7 @@ def test_workload_from_create_to_release(host: Host, sleeper: int) -> None:
     assert host.ctl("move", "web", "gold").stdout.startswith("web: active in class gold (")
     assert sleeper in host.tree.tasks(GroupRef("gold", "web"))
     shown = json.loads(host.ctl("show", "-j", "web").stdout)
-    assert shown["group"]["members"][0]["pid"] == sleeper
+    assert shown["workload"]["members"][0]["pid"] == sleeper
     assert {reading["event"] for reading in shown["readings"]} >= {"core_energy", "llc_occupancy"}
     released = host.ctl("release", "web")
     assert released.stdout.startswith("web: completed")
@@ -183,7 +183,7 @@ def test_tree_and_daemon_have_the_same_readings(host: Host, sleeper: int) -> Non
     assert [(reading.domain, reading.event, reading.unit) for reading in view.readings] == [
         (reading["domain"], reading["event"], reading["unit"]) for reading in from_daemon["readings"]
     ]
-    assert view.group.path == from_daemon["group"]["path"]
+    assert view.workload.path == from_daemon["workload"]["path"]
     host.ctl("release", "same")
 
 

@@ -139,7 +139,7 @@ class Machine:
             return client.call(method, {key.rstrip("_"): value for key, value in parameters.items()})
 
     def group(self, key: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.call("Get", key=key)["group"]
+        found: dict[str, Any] = self.call("Get", key=key)["workload"]
         return found
 
     def groups(self) -> list[str]:

@@ -101,7 +101,7 @@ def test_containers_that_start_at_once_wait_for_their_groups(large: Machine) -> 
         assert [outcome(hook) for hook in hooks] == [(0, "")] * 100
         slow_down(large, 0)
         assert {id_: large.tasks(id_) for id_ in inits} == {id_: {init.pid} for id_, init in inits.items()}
-        groups = {group["key"]: group["baseline"] for group in large.call("List")["groups"]}
+        groups = {workload["key"]: workload["baseline"] for workload in large.call("List")["workloads"]}
         assert groups == dict.fromkeys(inits, "exact")
 
 
@@ -122,7 +122,7 @@ def test_container_is_in_its_group_when_its_hook_ends_or_late(large: Machine, bo
 
         outcomes = dict(zip(inits, runtimes.map(start, inits), strict=True))
         slow_down(large, 0)
-        wait_until(lambda: len(large.call("List")["groups"]) == len(inits))
+        wait_until(lambda: len(large.call("List")["workloads"]) == len(inits))
         for id_, (code, stderr, is_inside) in outcomes.items():
             assert large.reaches(id_, "active")
             assert large.tasks(id_) == {inits[id_].pid}
@@ -143,7 +143,7 @@ def test_hooks_give_up_soon_if_the_daemon_is_stopped_and_their_containers_are_la
             assert (code, "gave up waiting for resctrlmond after 0.5 s;" in stderr) == (1, True)
         # The connections are accepted only now, when their hooks have ended.
         machine.daemon.send_signal(signal.SIGCONT)
-        wait_until(lambda: len(machine.call("List")["groups"]) == 3)
+        wait_until(lambda: len(machine.call("List")["workloads"]) == 3)
         for id_ in inits:
             assert machine.reaches(id_, "active")
             assert machine.group(id_)["baseline"] == "late"
@@ -159,7 +159,7 @@ def test_after_the_end_of_its_hook_a_container_is_only_added_from_its_own_contro
         for called in ("ff" * 32, id_[1:], id_):
             assert outcome(start_hook(machine, called, init.pid, "--timeout", "0.5"))[0] == 1
         machine.daemon.send_signal(signal.SIGCONT)
-        wait_until(lambda: machine.call("List")["groups"])
+        wait_until(lambda: machine.call("List")["workloads"])
         # The daemon waits for the calls that are running.
         assert machine.stop() == 0
     assert machine.groups() == [id_]
@@ -194,7 +194,7 @@ def test_process_that_has_got_the_number_of_an_ended_container_is_not_moved(mach
         other = start_as(ended.pid)
         try:
             assert len(list(itertools.islice(replies(first), 1))) == 1
-            wait_until(lambda: len(machine.call("List")["groups"]) == 1)
+            wait_until(lambda: len(machine.call("List")["workloads"]) == 1)
             # The daemon waits for the calls that are running.
             assert machine.stop() == 0
             assert machine.groups() == [one]

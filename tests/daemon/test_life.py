@@ -32,7 +32,7 @@ def test_ready_status_watchdog_reload_and_stop(machine: Machine, process: StartP
     machine.config.write_text("group: 4242\nlog_level: error\nsnapshot_ttl: 0\n")
     assert any(line.startswith("MONOTONIC_USEC=") for line in machine.reload())
     machine.call("Release", key=CONTAINER, claim="engine")
-    wait_until(lambda: machine.call("List")["groups"] == [])
+    wait_until(lambda: machine.call("List")["workloads"] == [])
     assert machine.daemon is not None
     machine.daemon.send_signal(signal.SIGTERM)
     assert machine.wait_for_notify("STOPPING=1")
@@ -226,8 +226,8 @@ def test_assign_of_a_running_process_is_late(machine: Machine, process: StartPro
     child = process()
     machine.call("Create", key="mine", claim="me")
     done = machine.call("Assign", key="mine", pid=child.pid, claim="me")
-    assert (done["group"]["baseline"], done["descendantsOutside"]) == ("late", 0)
-    (member,) = done["group"]["members"]
+    assert (done["workload"]["baseline"], done["descendantsOutside"]) == ("late", 0)
+    (member,) = done["workload"]["members"]
     assert member["late"] and member["cpuTimeBeforeNs"] > 0
     totals = machine.call("Release", key="mine", claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"late"}
@@ -239,7 +239,7 @@ def test_daemon_keeps_its_groups_over_a_kill_and_writes_their_ends(machine: Mach
     machine.start()
     before = machine.call(
         "Assign", key=CONTAINER, pid=child.pid, late=False, claim="engine", endRule="container", member="c1"
-    )["group"]
+    )["workload"]
     directory = machine.top / "resctrl" / "mon_groups" / CONTAINER
     snapshot = machine.run / "groups" / CONTAINER
     inode, nonce = directory.stat().st_ino, directory.stat().st_mtime_ns

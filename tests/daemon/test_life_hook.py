@@ -99,10 +99,10 @@ def test_container_is_in_its_group_before_it_executes_and_ends_with_poststop(
     assert hook(machine, "createRuntime", state(child.pid, **labels), "--strict") == (0, "")
     assert b"sleep" not in Path(f"/proc/{child.pid}/comm").read_bytes()
     assert machine.tasks(CONTAINER) == {child.pid}
-    group = machine.group(CONTAINER)
-    assert (group["state"], group["baseline"]) == ("active", "exact")
-    assert group["attributes"] == {"bundle": "/run/bundle", "container.name": "web"}
-    assert group["claims"][0]["owner"] == "oci"
+    workload = machine.group(CONTAINER)
+    assert (workload["state"], workload["baseline"]) == ("active", "exact")
+    assert workload["attributes"] == {"bundle": "/run/bundle", "container.name": "web"}
+    assert workload["claims"][0]["owner"] == "oci"
     execute(child)
     assert machine.tasks(CONTAINER) == {child.pid}
     end(child)
@@ -119,8 +119,8 @@ def test_container_without_a_control_group_of_its_own_is_late(machine: Machine, 
     shared = Path(f"/proc/{session.pid}/cgroup").read_text().splitlines()[-1].partition("::")[2]
     Path(f"{cgroup_root()}{shared}", "cgroup.procs").write_text(str(child.pid))
     assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
-    group = machine.group(CONTAINER)
-    assert (group["state"], group["baseline"], group["members"][0].get("cgroup")) == ("active", "late", None)
+    workload = machine.group(CONTAINER)
+    assert (workload["state"], workload["baseline"], workload["members"][0].get("cgroup")) == ("active", "late", None)
     totals = machine.call("Read", key=CONTAINER)["totals"]
     assert {total["quality"] for total in totals} == {"late"}
     assert all("has no control group of its own" in total["reason"] for total in totals)
@@ -247,8 +247,8 @@ def test_second_call_of_a_hook_changes_nothing(machine: Machine, init: StartProc
     child = init()
     for _ in range(2):
         assert hook(machine, "createRuntime", state(child.pid), "--strict") == (0, "")
-    group = machine.group(CONTAINER)
-    assert (group["generation"], len(group["members"]), len(group["claims"])) == (1, 1, 1)
+    workload = machine.group(CONTAINER)
+    assert (workload["generation"], len(workload["members"]), len(workload["claims"])) == (1, 1, 1)
 
 
 def test_container_whose_hook_gave_up_during_the_assignment_is_late(machine: Machine, init: StartProcess) -> None:
@@ -300,7 +300,7 @@ def test_oneway_assign_is_late(machine: Machine, init: StartProcess) -> None:
         caller.connect(machine.socket)
         call = {"method": f"{MANAGER}.Assign", "parameters": parameters, "oneway": True}
         caller.sendall(json.dumps(call).encode() + b"\0")
-        wait_until(lambda: machine.call("List")["groups"])
+        wait_until(lambda: machine.call("List")["workloads"])
         assert machine.reaches(CONTAINER, "active")
     assert machine.group(CONTAINER)["baseline"] == "late"
 
@@ -321,7 +321,7 @@ def test_hostile_states_change_nothing_and_delay_no_container(machine: Machine) 
         code, stderr = hook(machine, "createRuntime", hostile)
         assert (code, stderr) == (0, ""), hostile
         assert machine.groups() == [], hostile
-    assert machine.call("List")["groups"] == []
+    assert machine.call("List")["workloads"] == []
     assert (os.listdir(machine.run / "records"), os.listdir(machine.run / "groups")) == ([], [])
     code, stderr = hook(machine, "createRuntime", state(1), "--strict")
     assert (code, "init" in stderr) == (1, True)
@@ -498,11 +498,11 @@ def test_daemon_survives_any_parameters_and_leaves_no_group(
         except VarlinkError as error:
             accepted = False
             assert not str(error).startswith(f"{MANAGER}.InternalError"), (verb, parameters)
-        groups = client.call(f"{MANAGER}.List")["groups"]
-        for group in groups:
-            assert accepted or group["state"] == "completed", (verb, parameters, group)
-            for claim in group["claims"]:
-                client.call(f"{MANAGER}.Release", {"key": group["key"], "claim": claim["owner"]})
+        groups = client.call(f"{MANAGER}.List")["workloads"]
+        for workload in groups:
+            assert accepted or workload["state"] == "completed", (verb, parameters, workload)
+            for claim in workload["claims"]:
+                client.call(f"{MANAGER}.Release", {"key": workload["key"], "claim": claim["owner"]})
     assert running.groups() == []
 
 

@@ -53,7 +53,7 @@ def test_pid_of_another_pid_namespace_is_refused(machine: Machine, child: subpro
     assert reply["error"] == f"{MANAGER}.PermissionDenied"
     assert "another PID namespace" in reply["parameters"]["message"]
     assert machine.groups() == []
-    assert assign(machine, pid=child.pid)["parameters"]["group"]["state"] == "active"
+    assert assign(machine, pid=child.pid)["parameters"]["workload"]["state"] == "active"
     assert machine.tasks("k") == {child.pid}
 
 
@@ -66,7 +66,7 @@ def test_pidfd_identifies_its_process_from_every_pid_namespace(
     other = os.open("/dev/null", os.O_RDONLY)
     try:
         reply = assign(machine, *wrapper, descriptors=(other, pidfd), pidFd=1)
-        assert reply["parameters"]["group"]["members"][0]["pid"] == child.pid
+        assert reply["parameters"]["workload"]["members"][0]["pid"] == child.pid
         assert machine.tasks("k") == {child.pid}
     finally:
         os.close(pidfd)
@@ -104,7 +104,7 @@ def test_passed_descriptors_are_closed(machine: Machine, child: subprocess.Popen
         for _ in range(20):
             message = {"method": f"{MANAGER}.Get", "parameters": {"key": "none"}}
             socket.send_fds(connection, [json.dumps(message).encode() + b"\0"], [pidfd] * 16)
-            assert b"NoSuchGroup" in connection.recv(65536)
+            assert b"NoSuchWorkload" in connection.recv(65536)
         folder = f"/proc/{machine.daemon.pid}/fdinfo"
         wait_until(lambda: all(f"\nPid:\t{child.pid}\n" not in _text(f"{folder}/{fd}") for fd in os.listdir(folder)))
         # With more descriptors than any method takes, the daemon closes them and the connection.

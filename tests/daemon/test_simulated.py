@@ -40,7 +40,7 @@ def is_mounted(machine: Machine) -> bool:
 def test_simulator_and_groups_are_kept_over_a_kill_of_the_daemon(unmounted: Machine, process: StartProcess) -> None:
     unmounted.start()
     child = process()
-    before = unmounted.call("Assign", key="kept", pid=child.pid, claim="me")["group"]
+    before = unmounted.call("Assign", key="kept", pid=child.pid, claim="me")["workload"]
     unmounted.kill()
     assert unmounted.groups() == ["kept"]
     assert unmounted.tasks("kept") == {child.pid}

@@ -35,7 +35,7 @@ def test_eight_stuck_calls_block_neither_list_nor_status_nor_a_stop(machine: Mac
     for caller in callers:
         caller.start()
     # The records are written, so the calls are in the kernel, or wait for a thread.
-    while len([group for group in machine.call("List")["groups"] if group["state"] == "pending"]) < 8:
+    while len([workload for workload in machine.call("List")["workloads"] if workload["state"] == "pending"]) < 8:
         pass
     assert machine.group("before")["state"] == "active"
     status = machine.call("Status")

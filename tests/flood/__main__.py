@@ -87,7 +87,7 @@ def _fill(host: Host) -> None:
 def _release_workloads_of_row(host: Host) -> None:
     """End the workloads of a row: those of the next one need their RMIDs. Each must have had a group."""
     with Client(host.varlink, timeout_s=60) as client:
-        workloads = client.call(f"{MANAGER}.List", {})["groups"]
+        workloads = client.call(f"{MANAGER}.List", {})["workloads"]
         assert not [workload["key"] for workload in workloads if workload["state"] == "pending"]
         for workload in workloads:
             for claim in workload["claims"] if not workload["key"].startswith("long-") else ():

@@ -100,7 +100,7 @@ def bus_unheard(_path: str, bus: str) -> None:
 
 def bus_silent_sets(_path: str, bus: str) -> None:
     """Calls of Set that want no reply, with paths that take long to decode, from 8 connections."""
-    path = f"/org/resctrlmon1/group/{'_2e' * 40}"
+    path = f"/org/resctrlmon1/workload/{'_2e' * 40}"
     _pour(bus, marshal("Set", "", [], dbus_fast.MessageFlag.NO_REPLY_EXPECTED, path=path) * 20)
 
 

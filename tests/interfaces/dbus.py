@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from resctrlmond.api import types
-from resctrlmond.api.dbus.interfaces import GROUP, MANAGER, property_name
+from resctrlmond.api.dbus.interfaces import MANAGER, WORKLOAD, property_name
 from resctrlmond.api.dbus.values import signature
 from resctrlmond.api.verbs import MANAGER as VARLINK_MANAGER
 from tests.interfaces import declaration
@@ -30,9 +30,9 @@ those that may be absent, and refuses unknown ones. A reply of one or two fields
 one as "result". An a{sv} holds fields by their names: strings as s, numbers as x, truth as b, lists as as or aa{sv},
 attributes as a{ss}. Absent fields are left out. For a number any integer type is accepted.
 """
-_GROUP_DESCRIPTION = """
-One workload, at /org/resctrlmon1/group/ and the key, escaped as by sd_bus_path_encode(3). A property that has nothing
-to say is "", 0, false or empty.
+_WORKLOAD_DESCRIPTION = """
+One workload, at /org/resctrlmon1/workload/ and the key, escaped as by sd_bus_path_encode(3). A property that has
+nothing to say is "", 0, false or empty.
 """
 
 
@@ -46,14 +46,14 @@ class Signal:
 
 
 SIGNALS = (
-    Signal("GroupAdded", (("key", "s"), ("path", "o")), "A workload was added."),
+    Signal("WorkloadAdded", (("key", "s"), ("path", "o")), "A workload was added."),
     Signal(
-        "GroupRemoved",
+        "WorkloadRemoved",
         (("key", "s"), ("path", "o")),
-        "A workload is no longer listed, because _snapshot_ttl_ has passed since its end. *GroupStateChanged* "
+        "A workload is no longer listed, because _snapshot_ttl_ has passed since its end. *WorkloadStateChanged* "
         "reports the end.",
     ),
-    Signal("GroupStateChanged", (("key", "s"), ("state", "s")), "A workload is in another state."),
+    Signal("WorkloadStateChanged", (("key", "s"), ("state", "s")), "A workload is in another state."),
 )
 # Verbs that each object of a workload has too, with the key known.
 _GROUP_VERBS = ("Read", "Release")
@@ -154,12 +154,12 @@ def _manager() -> ElementTree.Element:
 
 
 def _group() -> ElementTree.Element:
-    interface = ElementTree.Element("interface", name=GROUP)
-    _document(interface, _GROUP_DESCRIPTION)
+    interface = ElementTree.Element("interface", name=WORKLOAD)
+    _document(interface, _WORKLOAD_DESCRIPTION)
     for one in declaration.methods(VARLINK_MANAGER):
         if one.name in _GROUP_VERBS:
             interface.append(_method(one, [field for field in one.inputs if field.name != "key"]))
-    for field in declaration.fields(types.Group):
+    for field in declaration.fields(types.Workload):
         name = property_name(field.name)
         element = ElementTree.SubElement(interface, "property", name=name, type=signature(field.shape), access="read")
         _document(element, field.description)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from resctrlmond.api.dbus import interfaces as bus
 from resctrlmond.api.dbus.values import signature
-from resctrlmond.api.types import ErrorParameters, Group
+from resctrlmond.api.types import ErrorParameters, Workload
 from resctrlmond.api.verbs import HOOK, MANAGER
 from tests.interfaces import dbus, declaration, varlink
 from tests.interfaces.declaration import Error, Field, Method, Type, filled
@@ -32,12 +32,12 @@ def blocks() -> dict[str, list[str]]:
 
 def bus_blocks() -> dict[str, list[str]]:
     """The lines of each generated part of org.resctrlmon1(5), by its name."""
-    properties = [(bus.property_name(field.name), field.description) for field in declaration.fields(Group)]
+    properties = [(bus.property_name(field.name), field.description) for field in declaration.fields(Workload)]
     return {
         "manager": _bus_interface(bus.MANAGER),
         "options": [line for method in declaration.methods(MANAGER) for line in _bus_options(method)],
         "signals": terms((signal.name, signal.description) for signal in dbus.SIGNALS),
-        "group": _bus_interface(bus.GROUP),
+        "workload": _bus_interface(bus.WORKLOAD),
         "properties": terms(properties),
     }
 

@@ -98,7 +98,7 @@ def rendered(name: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "heading"),
-    [(bus.MANAGER, "THE MANAGER"), (bus.GROUP, "A GROUP"), (bus.LOG_CONTROL, "LOGGING")],
+    [(bus.MANAGER, "THE MANAGER"), (bus.WORKLOAD, "A WORKLOAD"), (bus.LOG_CONTROL, "LOGGING")],
 )
 def test_page_shows_the_introspection_data(name: str, heading: str) -> None:
     text = section(DBUS, heading)
@@ -112,7 +112,7 @@ def test_page_shows_the_introspection_data(name: str, heading: str) -> None:
 def test_every_interface_and_object_of_the_bus_is_named() -> None:
     text = section(DBUS, "OBJECTS")
     assert set(re.findall(r"_(org\.[\w.]+)_", text)) == bus.INTERFACES.keys()
-    assert set(re.findall(r"^_(/\S+)_$", text, re.MULTILINE)) == {bus.ROOT, f"{bus.GROUPS}/KEY", bus.LOG}
+    assert set(re.findall(r"^_(/\S+)_$", text, re.MULTILINE)) == {bus.ROOT, f"{bus.WORKLOADS}/KEY", bus.LOG}
 
 
 def test_every_option_of_the_bus_with_its_type() -> None:

@@ -79,7 +79,7 @@ class Host:
 
     def state(self, key: str) -> str:
         """Return the state of a workload, "" if there is none."""
-        groups: dict[str, str] = {group["key"]: group["state"] for group in self.call("List")["groups"]}
+        groups: dict[str, str] = {workload["key"]: workload["state"] for workload in self.call("List")["workloads"]}
         return groups.get(key, "")
 
     # -- the kernel

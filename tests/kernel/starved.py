@@ -106,8 +106,8 @@ def _groups(host: Host, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     deadline = time.monotonic() + _QUEUE_S
     while True:
         listed = host.out(f"varlinkctl call --timeout=600 -j {SOCKET} org.resctrlmon.Manager.List", _SECONDS)
-        groups = {group["key"]: group for group in json.loads(listed)["groups"]}
-        is_joining = any(member.get("joining") for group in groups.values() for member in group["members"])
+        groups = {workload["key"]: workload for workload in json.loads(listed)["workloads"]}
+        is_joining = any(member.get("joining") for one in groups.values() for member in one["members"])
         if not is_joining and (groups.keys() >= set(names) or time.monotonic() > deadline):
             return groups
         time.sleep(1)

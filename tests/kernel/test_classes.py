@@ -35,7 +35,7 @@ def in_c1(host: Host, pid: int) -> int:
 
 def test_a_process_in_a_class_gets_its_group_there(host: Host, pid: int) -> None:
     reply = host.call("Assign", key="follows", pid=in_c1(host, pid), claim="me")
-    assert reply["group"]["class"] == "c1"
+    assert reply["workload"]["class"] == "c1"
     assert host.membership(pid) == ("c1", "follows")
     assert host.groups("c1") == ["follows"]
     host.call("Release", key="follows", claim="me")
@@ -45,7 +45,7 @@ def test_a_process_in_a_class_gets_its_group_there(host: Host, pid: int) -> None
 def test_a_group_made_in_the_root_before_goes_to_the_class_of_its_first_task(host: Host, pid: int) -> None:
     host.call("Create", key="early", claim="me")
     identity = host.identity("early")
-    assert host.call("Assign", key="early", pid=in_c1(host, pid), claim="me")["group"]["class"] == "c1"
+    assert host.call("Assign", key="early", pid=in_c1(host, pid), claim="me")["workload"]["class"] == "c1"
     assert host.membership(pid) == ("c1", "early")
     assert host.identity("early", "c1") == identity, "renamed, with its RMID, not made anew"
     assert "early" not in host.groups()
@@ -63,7 +63,7 @@ def test_another_class_is_refused_in_the_kernels_own_words_and_nothing_stays(hos
 
 def test_a_change_of_class_happens_when_it_is_asked_for_by_name(host: Host, pid: int) -> None:
     reply = host.call("Assign", key="changed", pid=pid, claim="me", allowClassChange=True, **{"class": "c1"})
-    assert reply["group"]["class"] == "c1"
+    assert reply["workload"]["class"] == "c1"
     assert host.membership(pid) == ("c1", "changed")
     host.call("Release", key="changed", claim="me")
 
@@ -93,10 +93,10 @@ def test_a_whole_control_group_is_swept_in_children_and_threads_too(host: Host) 
     host.run(f"echo {one} >/sys/fs/cgroup/sweep/cgroup.procs; echo {two} >/sys/fs/cgroup/sweep/inner/cgroup.procs")
     host.until(lambda: host.out(f"ls /proc/{one}/task | wc -l") == "8", "eight threads")
     reply = host.call("Assign", key="sweep", cgroup="/sys/fs/cgroup/sweep", claim="me")
-    assert (reply["moved"], reply["tasksOutside"], reply["group"]["baseline"]) == (9, 0, "late")
+    assert (reply["moved"], reply["tasksOutside"], reply["workload"]["baseline"]) == (9, 0, "late")
     assert host.membership(two) == ("/", "sweep")
     host.run(f"kill {one} {two}")
-    host.until(lambda: host.call("Get", key="sweep")["group"]["state"] == "idle", "the control group to be empty")
+    host.until(lambda: host.call("Get", key="sweep")["workload"]["state"] == "idle", "the control group to be empty")
     host.call("Release", key="sweep", claim="me")
     host.run("rmdir /sys/fs/cgroup/sweep/inner /sys/fs/cgroup/sweep")
 
@@ -134,12 +134,12 @@ def test_a_process_tree_that_goes_on_forking_is_adopted_late_and_whole(host: Hos
     reply = host.call("Assign", key="grows", cgroup=cgroup, claim="me")
     host.run("touch /run/grow.stop")
     assert reply["moved"] >= 4 + 1
-    assert (reply["tasksOutside"], reply["group"]["baseline"]) == (0, "late")
+    assert (reply["tasksOutside"], reply["workload"]["baseline"]) == (0, "late")
     host.until(lambda: host.out("cat /run/grow.stays") == "whole", "the tree to stop growing")
     threads = f"$(cat {cgroup}/cgroup.threads)"
     assert host.out(f"cd /proc && for t in {threads}; do grep -L '^mon:grows$' $t/cpu_resctrl_groups; done") == ""
     host.run(f"echo 1 >{cgroup}/cgroup.kill")
-    host.until(lambda: host.call("Get", key="grows")["group"]["state"] == "idle", "the control group to be empty")
+    host.until(lambda: host.call("Get", key="grows")["workload"]["state"] == "idle", "the control group to be empty")
     totals = host.call("Release", key="grows", claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"late"}
     host.run(f"rmdir {cgroup} && rm /run/grow.*")
@@ -151,7 +151,7 @@ def test_move_takes_the_whole_group_to_another_class(host: Host, pid: int) -> No
     host.call("Move", key="moves", **{"class": "c1"})
     assert host.membership(pid) == ("c1", "moves")
     assert host.identity("moves", "c1") == identity
-    assert host.call("Read", key="moves")["group"]["class"] == "c1"
+    assert host.call("Read", key="moves")["workload"]["class"] == "c1"
     link = host.out("readlink /run/resctrlmond/groups/moves/mon_data/mon_L3_00/llc_occupancy")
     assert link == f"{TREE}/c1/mon_groups/moves/mon_data/mon_L3_00/llc_occupancy"
     host.call("Release", key="moves", claim="me")
@@ -164,8 +164,8 @@ def test_a_workload_that_somebody_moves_to_another_class_takes_its_group_along(h
     assert host.membership(in_c1(host, pid)) in {("c1", ""), ("c1", "taken")}
     host.until(lambda: host.membership(pid) == ("c1", "taken"), "its group to follow")
     assert host.identity("taken", "c1") == identity, "renamed, with its RMID, not made anew"
-    group = host.call("Get", key="taken")["group"]
-    assert (group["class"], group["baseline"]) == ("c1", "late")
+    workload = host.call("Get", key="taken")["workload"]
+    assert (workload["class"], workload["baseline"]) == ("c1", "late")
     host.call("Release", key="taken", claim="me")
     assert "taken" not in host.groups("c1")
 
@@ -177,7 +177,7 @@ def test_a_part_of_a_workload_that_somebody_moves_gets_a_second_group(host: Host
     in_c1(host, moved)
     host.until(lambda: host.membership(moved) == ("c1", "parted"), "the part to have a group")
     assert host.membership(stays) == ("/", "parted")
-    assert host.call("Get", key="parted")["group"]["classes"] == ["", "c1"]
+    assert host.call("Get", key="parted")["workload"]["classes"] == ["", "c1"]
     assert host.call("Release", key="parted", claim="me")["completed"]
     assert "parted" not in host.groups() + host.groups("c1")
     host.run(f"kill {stays} {moved}")

@@ -49,9 +49,9 @@ def test_a_podman_container_finds_itself_in_its_group_in_its_first_instruction(h
 def test_list_and_show_display_a_running_container(host: Host) -> None:
     container = podman(host, "-d --name told", "sleep 600")
     listed = json.loads(host.out("resctrlctl list --json"))
-    (group,) = [group for group in listed["groups"] if group["key"] == container]
-    assert group["state"] == "active"
-    assert [member["id"] for member in group["members"]] == [container]
+    (workload,) = [workload for workload in listed["workloads"] if workload["key"] == container]
+    assert workload["state"] == "active"
+    assert [member["id"] for member in workload["members"]] == [container]
     assert container[:12] in host.out("resctrlctl list")
     shown = host.out(f"resctrlctl show {container}")
     assert f"{TREE}/mon_groups/{container}" in shown
@@ -67,11 +67,11 @@ def test_a_podman_container_is_listed_by_its_name(host: Host, runtime: str) -> N
     command = PODMAN.replace("podman run", f"podman --runtime {runtime} run -d --name {name}")
     container = host.out(f"{command} sleep 600", timeout=100)
     (listed,) = [line for line in host.out("resctrlctl list").splitlines() if container[:12] in line]
-    group = host.call("Get", key=container)["group"]
+    workload = host.call("Get", key=container)["workload"]
     host.run(f"podman rm -f -t 0 {name}")
     assert name in listed
-    assert group["attributes"]["container.name"] == name
-    assert [member["kind"] for member in group["members"]] == ["container"]
+    assert workload["attributes"]["container.name"] == name
+    assert [member["kind"] for member in workload["members"]] == ["container"]
 
 
 @pytest.mark.timeout(600)
@@ -81,8 +81,8 @@ def test_the_infra_container_of_a_podman_pod_is_a_sandbox(host: Host) -> None:
     host.run(create, timeout=200)
     app = host.out("podman run -d --pod shop --name app localhost/box sleep 600", timeout=200)
     infra = host.out("podman pod inspect shop --format '{{.InfraContainerID}}'", timeout=100)
-    kinds = {key: host.call("Get", key=key)["group"]["members"][0]["kind"] for key in (app, infra)}
-    names = host.call("Get", key=infra)["group"]["attributes"]["container.name"]
+    kinds = {key: host.call("Get", key=key)["workload"]["members"][0]["kind"] for key in (app, infra)}
+    names = host.call("Get", key=infra)["workload"]["attributes"]["container.name"]
     host.run("podman pod rm -f -t 0 shop", timeout=200)
     assert kinds == {app: "container", infra: "sandbox"}
     assert names.endswith("-infra")
@@ -118,10 +118,10 @@ def test_two_containers_of_a_pod_share_its_group_for_each_uid_format(host: Host,
         host.until(lambda path=output: "mon:" in host.out(f"cat {path}"), "the container's first line")  # type: ignore[misc]
         running[name] = parse_where(host.out(f"cat {output}"))
     assert running == {"crio": ("/", POD), "containerd": ("/", POD)}
-    group = host.call("Get", key=COMPACT)["group"]
-    assert sorted(member["id"] for member in group["members"]) == [f"{runtime}-containerd", f"{runtime}-crio"]
-    assert group["attributes"]["pod.name"] == "web-0"
-    assert group["attributes"]["pod.uid"] == COMPACT, "the given form is kept"
+    workload = host.call("Get", key=COMPACT)["workload"]
+    assert sorted(member["id"] for member in workload["members"]) == [f"{runtime}-containerd", f"{runtime}-crio"]
+    assert workload["attributes"]["pod.name"] == "web-0"
+    assert workload["attributes"]["pod.uid"] == COMPACT, "the given form is kept"
     identity = host.identity(POD)
 
     for name in running:
@@ -154,13 +154,13 @@ def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> Non
         host.run(f"crun run -d --bundle {bundle} {name} </dev/null >/run/{name}.out 2>&1")
         host.until(lambda path=f"/run/{name}.out": "mon:" in host.out(f"cat {path}"), "its first line")  # type: ignore[misc]
         assert parse_where(host.out(f"cat /run/{name}.out")) == ("/", POD)
-        group = host.call("Get", key=POD)["group"]
-        assert group["baseline"] == "exact"
-        begun.append((host.identity(POD), group["createdAt"], host.begins(POD)))
+        workload = host.call("Get", key=POD)["workload"]
+        assert workload["baseline"] == "exact"
+        begun.append((host.identity(POD), workload["createdAt"], host.begins(POD)))
         host.run(f"crun delete --force {name}")
         host.until(lambda: host.state(POD) == "idle", "the container's end")
     assert begun[0] == begun[1]
-    assert [member["id"] for member in host.call("Get", key=POD)["group"]["members"]] == ["first", "second"]
+    assert [member["id"] for member in host.call("Get", key=POD)["workload"]["members"]] == ["first", "second"]
     host.run(f"rmdir /sys/fs/cgroup{pod_cgroup}")
     host.until(lambda: host.state(POD) == "completed", "the end of the pod")
 
@@ -173,7 +173,7 @@ def test_a_member_that_leaves_children_behind_has_not_ended(host: Host) -> None:
     host.guest.write(f"{bundle}/config.json", json.dumps(spec))
     host.run(f"crun run -d --bundle {bundle} left </dev/null >/run/left.out 2>&1 || cat /run/left.out >&2")
     host.run("sleep 1")
-    pid = host.call("Get", key="left")["group"]["members"][0]["pid"]
+    pid = host.call("Get", key="left")["workload"]["members"][0]["pid"]
     assert host.run(f"test -d /proc/{pid} && ! grep -q '^State:.Z' /proc/{pid}/status", check=False).returncode != 0
     assert host.state("left") == "active", "the child still runs"
     host.until(lambda: host.state("left") == "completed", "the end of the child")
@@ -244,7 +244,7 @@ def test_the_first_container_after_a_stop_of_the_service_is_in_its_group(host: H
     command = PODMAN.replace("podman run", "podman --hooks-dir /run/patient run --rm")
     class_, group = parse_where(host.out(f"{command} {WHERE}", timeout=400))
     assert (class_, len(group)) == ("/", 64)
-    assert host.call("Get", key=group)["group"]["baseline"] == "exact"
+    assert host.call("Get", key=group)["workload"]["baseline"] == "exact"
 
 
 def test_every_container_starts_on_a_host_too_busy_to_schedule_the_hook_for_many_seconds(host: Host) -> None:

@@ -34,13 +34,15 @@ def workload(host: Host, request: pytest.FixtureRequest) -> tuple[str, int, int]
     # The child first: a descendant outside would not be exact.
     for task in (child, pid):
         host.call("Assign", key=key, pid=task, claim="me", late=False)
-    assert host.call("Get", key=key)["group"]["baseline"] == "exact"
+    assert host.call("Get", key=key)["workload"]["baseline"] == "exact"
     return key, pid, child
 
 
 def becomes(host: Host, key: str, baseline: str) -> str:
     """The reason of each total once the workload's baseline is that."""
-    host.until(lambda: host.call("Get", key=key)["group"]["baseline"] == baseline, f"a baseline that is {baseline}")
+    host.until(
+        lambda: host.call("Get", key=key)["workload"]["baseline"] == baseline, f"a baseline that is {baseline}"
+    )
     (reason,) = {total["reason"] for total in host.call("Read", key=key)["totals"]}
     return str(reason)
 
@@ -124,7 +126,7 @@ def test_tasks_of_others_that_change_class_mark_nothing(host: Host, workload: Wo
     key, _, _ = workload
     for other in [host.process("sleep 1000") for _ in range(3)]:
         host.run(f"echo {other} >{TREE}/c1/tasks")
-    assert host.call("Read", key=key)["group"]["baseline"] == "exact"
+    assert host.call("Read", key=key)["workload"]["baseline"] == "exact"
     totals = host.call("Release", key=key, claim="me")["totals"]
     assert {total["quality"] for total in totals} == {"exact"}
 

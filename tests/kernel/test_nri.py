@@ -60,12 +60,12 @@ def test_two_containers_of_a_pod_are_in_its_group_from_their_first_instruction(n
     assert where == ("/", pod.uid)
     second, where = node.container(pod)
     assert where == ("/", pod.uid)
-    group = node.group(pod)
-    assert (group["state"], group["baseline"]) == ("active", "exact")
-    assert [claim["owner"] for claim in group["claims"]] == ["nri"]
-    assert group["attributes"]["pod.label.app"] == "web"
-    assert group["attributes"]["pod.namespace"] == "shop"
-    assert group["attributes"]["pod.containers"] == "app-0, app-1"
+    workload = node.group(pod)
+    assert (workload["state"], workload["baseline"]) == ("active", "exact")
+    assert [claim["owner"] for claim in workload["claims"]] == ["nri"]
+    assert workload["attributes"]["pod.label.app"] == "web"
+    assert workload["attributes"]["pod.namespace"] == "shop"
+    assert workload["attributes"]["pod.containers"] == "app-0, app-1"
     assert node.living(pod) == {pod.sandbox, first, second}
     identity = node.identity(pod.uid)
 

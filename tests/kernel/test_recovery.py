@@ -51,12 +51,12 @@ def test_a_service_that_systemd_restarts_goes_on_late_and_this_is_logged(host: H
     assert second != first
     host.until(lambda: host.membership(second) == ("/", "batch"), "the new process in the group")
     host.until(lambda: host.state("batch") == "active", "the workload to be active again")
-    group = host.call("Get", key="batch")["group"]
+    workload = host.call("Get", key="batch")["workload"]
     said = host.out("journalctl -u resctrlmond --no-pager -q | grep batch")
     after = host.identity("batch")
     host.run("resctrlctl release batch; systemctl stop batch")
     assert after == identity, "the service kept its group"
-    assert (group["baseline"], [member["late"] for member in group["members"]]) == ("late", [True])
+    assert (workload["baseline"], [member["late"] for member in workload["members"]]) == ("late", [True])
     assert "has tasks again" in said or "moved 1 task" in said
 
 
@@ -116,7 +116,7 @@ def test_an_upgrade_under_a_running_container_changes_nothing_of_what_is_counted
     assert host.membership(pid) == ("/", key)
     assert (host.identity(key), host.begins(key)) == (identity, begins)
     after = host.call("Read", key=key)
-    assert (after["totals"], after["group"]["generation"], after["group"]["baseline"]) == (totals, 1, "exact")
+    assert (after["totals"], after["workload"]["generation"], after["workload"]["baseline"]) == (totals, 1, "exact")
     host.run("podman rm -f -t 0 upgraded")
     host.until(lambda: host.state(key) == "completed", "the end after the upgrade")
     assert {total["quality"] for total in host.call("Read", key=key)["totals"]} == {"exact"}
@@ -131,8 +131,8 @@ def test_group_without_a_record_is_adopted_or_removed(host: Host) -> None:
     host.run("systemctl stop resctrlmond.service resctrlmond.socket && rm -r /run/resctrlmond")
     host.start()
     assert "empty" not in host.groups()
-    group = host.call("Get", key="busy")["group"]
-    assert (group["state"], group["baseline"]) == ("active", "unknown")
+    workload = host.call("Get", key="busy")["workload"]
+    assert (workload["state"], workload["baseline"]) == ("active", "unknown")
     assert host.membership(pid) == ("/", "busy")
     host.run(f"kill {pid}")
     host.until(lambda: host.state("busy") == "completed", "the end of what was adopted")
@@ -144,11 +144,11 @@ def test_workload_gets_a_new_group_after_a_removal(host: Host) -> None:
     host.run(f"rmdir {TREE}/mon_groups/robbed")
 
     def begun_anew() -> bool:
-        group = host.call("Get", key="robbed")["group"]
-        return (group["state"], group["generation"]) == ("idle", 2)
+        workload = host.call("Get", key="robbed")["workload"]
+        return (workload["state"], workload["generation"]) == ("idle", 2)
 
     host.until(begun_anew, "the loss to be seen, and a new group")
-    assert "somebody else" in host.call("Get", key="robbed")["group"]["loss"]
+    assert "somebody else" in host.call("Get", key="robbed")["workload"]["loss"]
     assert "robbed" in host.groups()
     assert host.call("Release", key="robbed", claim="me")["completed"]
 
@@ -170,9 +170,9 @@ def test_umount_is_always_possible_and_a_new_mount_is_used(host: Host) -> None:
     # A task that survived is added to its group again, without a request.
     host.until(lambda: host.membership(pid) == ("/", "living"), "what lives to be in its group again")
     host.until(lambda: host.state("unmounted") == "idle", "what is claimed to have a group again")
-    group = host.call("Get", key="living")["group"]
-    assert (group["state"], group["generation"], group["baseline"]) == ("active", 2, "late")
-    assert "unmounted" in group["loss"]
+    workload = host.call("Get", key="living")["workload"]
+    assert (workload["state"], workload["generation"], workload["baseline"]) == ("active", 2, "late")
+    assert "unmounted" in workload["loss"]
     for key in ("unmounted", "living"):
         assert host.call("Release", key=key, claim="me")["completed"]
     host.run(f"kill {pid}")
@@ -182,7 +182,7 @@ def test_umount_is_always_possible_and_a_new_mount_is_used(host: Host) -> None:
 def test_quick_remount_is_not_reported_as_interference(host: Host) -> None:
     host.call("Create", key="went", claim="me")
     host.run(f"umount {TREE} && mount -t resctrl resctrl {TREE}")
-    host.until(lambda: host.call("Get", key="went")["group"]["generation"] == 2, "a new group")
-    assert "somebody else" not in host.call("Get", key="went")["group"]["loss"]
-    assert "mounted" in host.call("Get", key="went")["group"]["loss"]
+    host.until(lambda: host.call("Get", key="went")["workload"]["generation"] == 2, "a new group")
+    assert "somebody else" not in host.call("Get", key="went")["workload"]["loss"]
+    assert "mounted" in host.call("Get", key="went")["workload"]["loss"]
     assert host.call("Release", key="went", claim="me")["completed"]

@@ -26,12 +26,12 @@ def host(installed_guest: Guest) -> Host:
 def test_reply_is_pending_at_once_if_all_rmids_are_in_use(host: Host) -> None:
     pid = host.process("sleep 300")
     started = time.monotonic()
-    group = host.call("Assign", key="waits", pid=pid, claim="me")["group"]
+    workload = host.call("Assign", key="waits", pid=pid, claim="me")["workload"]
     assert time.monotonic() - started < 5, "a start must not wait for an RMID"
-    assert group["state"] == "pending"
-    assert "ENOSPC" in group["reason"]
-    assert "Out of RMIDs" in group["reason"]
-    assert not group.get("inLimbo")
+    assert workload["state"] == "pending"
+    assert "ENOSPC" in workload["reason"]
+    assert "Out of RMIDs" in workload["reason"]
+    assert not workload.get("inLimbo")
     status = host.call("Status")
     assert (status["rmids"], status["rmidsUsed"], status["pending"]) == (64, 64, 1)
     refusal = host.refused("Create", key="now", claim="me", allowPending=False)
@@ -42,9 +42,9 @@ def test_reply_is_pending_at_once_if_all_rmids_are_in_use(host: Host) -> None:
     host.run(f"rmdir {TREE}/mon_groups/taken1")
     host.until(lambda: host.state("waits") == "active", "the pending workload to be adopted")
     assert host.membership(pid) == ("/", "waits")
-    group = host.call("Get", key="waits")["group"]
-    assert group["baseline"] == "late"
-    assert group["members"][0]["late"] is True
+    workload = host.call("Get", key="waits")["workload"]
+    assert workload["baseline"] == "late"
+    assert workload["members"][0]["late"] is True
     host.run(f"kill {pid}")
     host.call("Release", key="waits", claim="me")
 
@@ -54,11 +54,11 @@ def test_rmids_in_limbo_have_their_own_reason(host: Host) -> None:
     host.run(f"mkdir {TREE}/mon_groups/taken1 2>/dev/null || sleep 2; mkdir -p {TREE}/mon_groups/taken1", check=False)
     host.run(f"echo 0 >{THRESHOLD} && rmdir {TREE}/mon_groups/taken2")
     try:
-        group = host.call("Create", key="limbo", claim="me")["group"]
-        assert group["state"] == "pending"
-        assert group["inLimbo"] is True
-        assert "EBUSY" in group["reason"]
-        assert "Out of RMIDs" in group["reason"]
+        workload = host.call("Create", key="limbo", claim="me")["workload"]
+        assert workload["state"] == "pending"
+        assert workload["inLimbo"] is True
+        assert "EBUSY" in workload["reason"]
+        assert "Out of RMIDs" in workload["reason"]
         refusal = host.refused("Create", key="never", claim="me", allowPending=False)
         assert "RmidsExhausted" in refusal
     finally:
@@ -69,7 +69,7 @@ def test_rmids_in_limbo_have_their_own_reason(host: Host) -> None:
 
 def test_a_pending_workload_that_is_released_never_gets_a_group(host: Host) -> None:
     host.run(f"sleep 2.5; i=0; while mkdir {TREE}/mon_groups/fill$i 2>/dev/null; do i=$((i+1)); done")
-    assert host.call("Create", key="gives-up", claim="me")["group"]["state"] == "pending"
+    assert host.call("Create", key="gives-up", claim="me")["workload"]["state"] == "pending"
     assert host.call("Release", key="gives-up", claim="me")["completed"]
     host.run(f"rmdir {TREE}/mon_groups/fill0 && sleep 3")
     assert "gives-up" not in host.groups()

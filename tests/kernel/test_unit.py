@@ -62,7 +62,7 @@ def test_users_outside_the_services_id_range_are_served(host: Host) -> None:
     refused = host.run(read.replace("Get", "Release"), check=False)
     assert "PermissionDenied" in refused.output
     host.run(f"kill {task}")
-    host.until(lambda: host.call("Get", key="far")["group"]["members"][0].get("endedAt") is not None, "the end")
+    host.until(lambda: host.call("Get", key="far")["workload"]["members"][0].get("endedAt") is not None, "the end")
     host.call("Release", key="far", claim="me")
 
 
@@ -100,7 +100,7 @@ def test_begin_and_end_values_can_stand_where_nri_resctrl_mon_has_them(host: Hos
     host.guest.write("/etc/resctrlmond/resctrlmond.yaml", f"groups_dir: {ELSEWHERE}\n")
     host.run("systemctl daemon-reload && systemctl restart resctrlmond")
     for generation in (1, 2):
-        assert host.call("Create", key="web", claim="me")["group"]["generation"] == generation
+        assert host.call("Create", key="web", claim="me")["workload"]["generation"] == generation
         assert host.run(f"cat {ELSEWHERE}/web/mon_data/mon_L3_00/*.begin").stdout
         host.call("Release", key="web", claim="me")
         assert host.run(f"cat {ELSEWHERE}/web/mon_data/mon_L3_00/*.end").stdout

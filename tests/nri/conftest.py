@@ -153,7 +153,7 @@ class Node:
         try:
             return self.machine.group(key)
         except VarlinkError as error:
-            assert error.name.endswith(".NoSuchGroup")
+            assert error.name.endswith(".NoSuchWorkload")
             return {}
 
     def living(self, key: str = UID) -> set[str]:

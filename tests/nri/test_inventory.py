@@ -46,7 +46,7 @@ def test_containers_from_created_to_removed(node: Node) -> None:
         [told] = listed(node).values()
         assert (told["name"], told["namespace"], told["labels"]) == ("web-0", "shop", {"app": "web"})
         assert told["sandboxes"] == [pod.id]
-        assert told["group"] == node.group()
+        assert told["workload"] == node.group()
         [one] = told["containers"]
         assert (one["monitored"], one["pid"], one["sandbox"]) == (True, container.pid, pod.id)
         node.end(container.pid)

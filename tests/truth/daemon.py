@@ -121,8 +121,8 @@ class Daemon:
             answer = self._do("Get", key=life.of.key)
         except VarlinkError:
             return ""
-        group = answer["group"] if answer else {}
-        return os.path.relpath(group["path"], self._machine.top / "resctrl") if group.get("path") else ""
+        workload = answer["workload"] if answer else {}
+        return os.path.relpath(workload["path"], self._machine.top / "resctrl") if workload.get("path") else ""
 
     def end(self, life: Life) -> None:
         of = life.of
@@ -146,9 +146,9 @@ class Daemon:
         time.sleep(_WAIT_S if is_waiting else _PAUSE_S)
         answer = self._do("List")
         assert answer is not None
-        states = {group["key"]: group["state"] for group in answer["groups"]}
-        claimed = {group["key"] for group in answer["groups"] if group["claims"]}
-        begun = {group["key"]: group.get("createdAt", "") for group in answer["groups"]}
+        states = {workload["key"]: workload["state"] for workload in answer["workloads"]}
+        claimed = {workload["key"] for workload in answer["workloads"] if workload["claims"]}
+        begun = {workload["key"]: workload.get("createdAt", "") for workload in answer["workloads"]}
         for key, life in self._lives.items():
             if not life.is_over or life.reported is not None:
                 continue
@@ -167,10 +167,10 @@ class Daemon:
             total["event"]: (parse_value(total.get("value") or "").number, total["quality"])
             for total in answer["totals"]
         }
-        group = answer["group"]
-        self._reported[life.of.key] = group.get("createdAt", "")
+        workload = answer["workload"]
+        self._reported[life.of.key] = workload.get("createdAt", "")
         folder = str(self._machine.run / "groups" / life.of.key)
-        return reported(life, folder, totals, group["state"], group.get("reason") or "")
+        return reported(life, folder, totals, workload["state"], workload.get("reason") or "")
 
     def forget(self, life: Life) -> None:
         self._lives.pop(life.of.key, None)

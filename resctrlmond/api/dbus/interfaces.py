@@ -13,11 +13,11 @@ from resctrlmond.workloads.validation import MAX_KEY_LENGTH
 
 NAME = "org.resctrlmon1"
 ROOT = "/org/resctrlmon1"
-GROUPS = f"{ROOT}/group"
+WORKLOADS = f"{ROOT}/workload"
 LOG = "/org/freedesktop/LogControl1"
 
 MANAGER = "org.resctrlmon1.Manager"
-GROUP = "org.resctrlmon1.Group"
+WORKLOAD = "org.resctrlmon1.Workload"
 LOG_CONTROL = "org.freedesktop.LogControl1"
 OBJECT_MANAGER = "org.freedesktop.DBus.ObjectManager"
 PROPERTIES = "org.freedesktop.DBus.Properties"
@@ -153,6 +153,6 @@ def key_of(element: str) -> str | None:
         return None
 
 
-def group_path(key: str) -> str:
+def workload_path(key: str) -> str:
     """Return the object path of a workload."""
-    return f"{GROUPS}/{path_element(key)}"
+    return f"{WORKLOADS}/{path_element(key)}"

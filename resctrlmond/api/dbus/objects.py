@@ -15,7 +15,7 @@ from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.interfaces import INTERFACES, Method
 from resctrlmond.api.dbus.library import DBusError, Message, Variant
 from resctrlmond.api.lists import MAX_LIST_BYTES, bounded
-from resctrlmond.api.verbs import VERBS, Service, Verb, group_of
+from resctrlmond.api.verbs import VERBS, Service, Verb, reported
 from resctrlmond.api.workers import Lane
 from resctrlmond.resctrl.errors import PermissionDenied
 from resctrlmond.workloads.manager import Manager
@@ -39,7 +39,7 @@ _INTERFACES_AT = {
     "/org": (),
     "/org/freedesktop": (),
     names.ROOT: (names.MANAGER, names.OBJECT_MANAGER),
-    names.GROUPS: (),
+    names.WORKLOADS: (),
     names.LOG: (names.LOG_CONTROL,),
 }
 
@@ -110,8 +110,8 @@ class Objects:
             return target
         if target.interface == names.PEER:
             return target
-        # The names of the groups' objects are the keys of workloads, which not all users may read.
-        if target.interface == names.INTROSPECTABLE and not str(call.path).startswith(names.GROUPS):
+        # The names of the workloads' objects are the keys of workloads, which not all users may read.
+        if target.interface == names.INTROSPECTABLE and not str(call.path).startswith(names.WORKLOADS):
             return target
         try:
             self._service.policy.check(caller, target.access, f"{target.interface}.{call.member}")
@@ -127,7 +127,7 @@ class Objects:
             return target.method.output_signature, body
         given = {argument.name: value for argument, value in zip(target.method.inputs, call.body, strict=True)}
         options = given.pop("options", {})
-        if target.interface == names.GROUP:
+        if target.interface == names.WORKLOAD:
             given["key"] = _key(call.path)
         request = values.request(target.verb.request, given, options)
         reply = await self._service.call(target.verb, request, caller)
@@ -173,10 +173,10 @@ class Objects:
         if interface and interface not in (*own, *names.STANDARD):
             raise DBusError(UNKNOWN_INTERFACE, f"{call.path} has no interface {interface}")
         wanted = [interface] if interface else own
-        if names.GROUP in wanted:
+        if names.WORKLOAD in wanted:
             reply = await self._service.call(VERBS["Get"], types.KeyRequest(key=_key(call.path)), caller)
-            assert isinstance(reply, types.GroupReply)
-            return group_properties(reply.group)
+            assert isinstance(reply, types.WorkloadReply)
+            return workload_properties(reply.workload)
         return self._log_properties() if names.LOG_CONTROL in wanted else {}
 
     def _set(self, call: Message) -> None:
@@ -198,8 +198,8 @@ class Objects:
         }
 
     def _introspect(self, path: str) -> str:
-        keys = self._service.manager.workloads() if path == names.GROUPS else []
-        if path.startswith(f"{names.GROUPS}/"):
+        keys = self._service.manager.workloads() if path == names.WORKLOADS else []
+        if path.startswith(f"{names.WORKLOADS}/"):
             self._service.manager.get(_key(path))
         return names.introspection(
             _interfaces_at(path), (*_children(path), *(names.path_element(one.key) for one in keys))
@@ -222,7 +222,7 @@ class Objects:
                     raise DBusError(
                         values.INVALID_ARGS, f"{call.member} takes ({method.input_signature}), not ({call.signature})"
                     )
-                if interface in (names.MANAGER, names.GROUP):
+                if interface in (names.MANAGER, names.WORKLOAD):
                     verb = VERBS[str(call.member)]
                     return Target(interface, method, verb.access, verb)
                 return Target(interface, method, Access.WRITE if call.member == "Set" else Access.READ)
@@ -236,22 +236,22 @@ def _body(method: Method, reply: types.Reply) -> list[Any]:
     ]
 
 
-def group_properties(group: types.Group, fields: Iterable[str] | None = None) -> dict[str, Variant]:
-    """Return the properties of org.resctrlmon1.Group for all fields of a group, or for the given fields."""
+def workload_properties(workload: types.Workload, fields: Iterable[str] | None = None) -> dict[str, Variant]:
+    """Return the properties of org.resctrlmon1.Workload for all fields of a workload, or for the given fields."""
     return {
-        names.property_name(field): values.variant(group, field)
-        for field in (values.fields(types.Group) if fields is None else fields)
+        names.property_name(field): values.variant(workload, field)
+        for field in (values.fields(types.Workload) if fields is None else fields)
     }
 
 
-def groups_by_key(manager: Manager, workloads: Iterable[Workload]) -> dict[str, types.Group]:
-    """Return the groups of workloads by key. Reads files, so do not call it in the event loop."""
-    return {workload.key: group_of(manager, workload) for workload in workloads}
+def workloads_by_key(manager: Manager, workloads: Iterable[Workload]) -> dict[str, types.Workload]:
+    """Return workloads by key, as the interfaces report them. Reads files, so do not call it in the event loop."""
+    return {workload.key: reported(manager, workload) for workload in workloads}
 
 
 def _managed(manager: Manager) -> dict[str, dict[str, dict[str, Variant]]]:
-    groups = bounded(group_of(manager, workload) for workload in manager.workloads())
-    return {names.group_path(group.key): {names.GROUP: group_properties(group)} for group in groups}
+    workloads = bounded(reported(manager, workload) for workload in manager.workloads())
+    return {names.workload_path(one.key): {names.WORKLOAD: workload_properties(one)} for one in workloads}
 
 
 def _interfaces_at(path: str) -> tuple[str, ...]:
@@ -259,12 +259,12 @@ def _interfaces_at(path: str) -> tuple[str, ...]:
     if path in _INTERFACES_AT:
         return _INTERFACES_AT[path]
     _key(path)
-    return (names.GROUP,)
+    return (names.WORKLOAD,)
 
 
 def _key(path: str | None) -> str:
     folder, _, element = str(path).rpartition("/")
-    key = names.key_of(element) if folder == names.GROUPS else None
+    key = names.key_of(element) if folder == names.WORKLOADS else None
     if key is None:
         # A path that arrives here can take 8 KiB.
         raise DBusError(UNKNOWN_OBJECT, f"there is no object {str(path)[:_MAX_SHOWN_PATH]}")

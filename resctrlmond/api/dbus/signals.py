@@ -13,7 +13,7 @@ from resctrlmond.api.dbus import interfaces as names
 from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.interfaces import INTERFACES
 from resctrlmond.api.dbus.library import Message, MessageType
-from resctrlmond.api.dbus.objects import group_properties, groups_by_key
+from resctrlmond.api.dbus.objects import workload_properties, workloads_by_key
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane
 from resctrlmond.workloads.model import Workload
@@ -34,7 +34,7 @@ class Announcer:
         self._service = service
         self._post = post
         self._flush = flush
-        self._known: dict[str, types.Group] = {}
+        self._known: dict[str, types.Workload] = {}
         self._changed: dict[str, Workload | None] = {}
         self._awake = asyncio.Event()
 
@@ -45,7 +45,7 @@ class Announcer:
 
     async def run(self) -> None:
         """Emit signals until cancelled. Changes before the start are not signalled."""
-        self._known = await self._groups_of(self._service.manager.workloads())
+        self._known = await self._workloads_of(self._service.manager.workloads())
         while True:
             await self._awake.wait()
             self._awake.clear()
@@ -58,36 +58,36 @@ class Announcer:
 
     async def _emit_changes(self) -> None:
         changed, self._changed = self._changed, {}
-        groups = await self._groups_of([workload for workload in changed.values() if workload is not None])
+        workloads = await self._workloads_of([workload for workload in changed.values() if workload is not None])
         for key in changed:
-            self._emit_change(key, self._known.get(key), groups.get(key))
+            self._emit_change(key, self._known.get(key), workloads.get(key))
 
-    async def _groups_of(self, workloads: list[Workload]) -> dict[str, types.Group]:
+    async def _workloads_of(self, workloads: list[Workload]) -> dict[str, types.Workload]:
         service = self._service
-        return await service.workers.run(Lane.RECORDS, groups_by_key, service.manager, workloads)
+        return await service.workers.run(Lane.RECORDS, workloads_by_key, service.manager, workloads)
 
-    def _emit_change(self, key: str, before: types.Group | None, now: types.Group | None) -> None:
-        path = names.group_path(key)
+    def _emit_change(self, key: str, before: types.Workload | None, now: types.Workload | None) -> None:
+        path = names.workload_path(key)
         if now is None:
             if self._known.pop(key, None) is not None:
-                self._emit(names.ROOT, names.OBJECT_MANAGER, "InterfacesRemoved", path, [names.GROUP])
-                self._emit(names.ROOT, names.MANAGER, "GroupRemoved", key, path)
+                self._emit(names.ROOT, names.OBJECT_MANAGER, "InterfacesRemoved", path, [names.WORKLOAD])
+                self._emit(names.ROOT, names.MANAGER, "WorkloadRemoved", key, path)
             return
         self._known[key] = now
         if before is None:
             self._emit(
-                names.ROOT, names.OBJECT_MANAGER, "InterfacesAdded", path, {names.GROUP: group_properties(now)}
+                names.ROOT, names.OBJECT_MANAGER, "InterfacesAdded", path, {names.WORKLOAD: workload_properties(now)}
             )
-            self._emit(names.ROOT, names.MANAGER, "GroupAdded", key, path)
+            self._emit(names.ROOT, names.MANAGER, "WorkloadAdded", key, path)
             return
         changed = {names.property_name(field): field for field in values.changed(before, now)}
         if not changed:
             return
-        invalidated = [name for name in changed if name in INTERFACES[names.GROUP].invalidated]
-        properties = group_properties(now, (field for name, field in changed.items() if name not in invalidated))
-        self._emit(path, names.PROPERTIES, "PropertiesChanged", names.GROUP, properties, invalidated)
+        invalidated = [name for name in changed if name in INTERFACES[names.WORKLOAD].invalidated]
+        properties = workload_properties(now, (field for name, field in changed.items() if name not in invalidated))
+        self._emit(path, names.PROPERTIES, "PropertiesChanged", names.WORKLOAD, properties, invalidated)
         if "State" in properties:
-            self._emit(names.ROOT, names.MANAGER, "GroupStateChanged", key, properties["State"].value)
+            self._emit(names.ROOT, names.MANAGER, "WorkloadStateChanged", key, properties["State"].value)
 
     def _emit(self, path: str, interface: str, member: str, *body: Any) -> None:
         self._post(

@@ -139,7 +139,7 @@ class Node(Host):
 
     def group(self, pod: Pod) -> dict[str, Any]:
         """Return the pod's workload as the daemon has it."""
-        found: dict[str, Any] = self.call("Get", key=pod.uid)["group"]
+        found: dict[str, Any] = self.call("Get", key=pod.uid)["workload"]
         return found
 
     def living(self, pod: Pod) -> set[str]:
