@@ -25,7 +25,7 @@ class Row:
     """One comparison: what we took and what the barest way took, round by round.
 
     ``fuse`` marks a row in which calls into the simulator are most of both sides. ``goal`` is the most that the
-    median ratio should be, or, with ``goal_is_ours``, the median of ours.
+    median ratio should be, or, with ``goal_is_ours``, our median.
     """
 
     what: str

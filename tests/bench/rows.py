@@ -145,7 +145,7 @@ def hook(host: Host, client: Client, pid: int, rounds: int) -> Iterator[Row]:
 
 
 def costs(host: Host, client: Client, daemon: int, pid: int, count: int) -> Iterator[Row]:
-    """What a createRuntime costs the daemon: its CPU time and its system calls, of calls one after the other."""
+    """Measure the CPU time and the system calls that a createRuntime costs the daemon, one call after another."""
     container = json.dumps({"ociVersion": "1.2.0", "id": "costs", "status": "created", "pid": pid})
 
     def create() -> None:

@@ -230,7 +230,7 @@ def test_known_names_are_not_listed_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert known_now == known
 
 
-# What happens to the directories of mon_data between two readings: those that come, and those that go.
+# The directories of mon_data that come and that go between two readings.
 CHANGES = {
     "one comes": (["mon_L3_02"], []),
     "one goes": ([], ["mon_L3_01"]),
