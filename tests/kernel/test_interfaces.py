@@ -66,7 +66,7 @@ def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
 def test_members_of_the_group_read_others_do_not_and_only_root_writes(host: Host) -> None:
     host.run("useradd reader -G resctrlmon; useradd stranger", check=False)
     ask = f"varlinkctl call -j {SOCKET} org.resctrlmon.Manager."
-    assert "groups" in host.out(f"runuser -u reader -- {ask}List '{{}}'")
+    assert "workloads" in host.out(f"runuser -u reader -- {ask}List '{{}}'")
     denied = host.run(f'runuser -u reader -- {ask}Create \'{{"key":"x"}}\'', check=False)
     assert "PermissionDenied" in denied.output
     assert host.run(f"runuser -u stranger -- {ask}List '{{}}'", check=False).returncode != 0

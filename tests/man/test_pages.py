@@ -209,8 +209,8 @@ def test_how_much_the_nri_adapter_takes() -> None:
 
 def test_page_names_the_replacements_of_foreign_keys() -> None:
     text = section(NRI, "MOVING FROM NRI-RESCTRL-MON")
-    assert all(key in text for key in nri_settings.THEIRS)
-    keys = set(re.findall(r"'([a-z_]+)' in resctrlmond.yaml", " ".join(nri_settings.THEIRS.values())))
+    assert all(key in text for key in nri_settings.FOREIGN_KEYS)
+    keys = set(re.findall(r"'([a-z_]+)' in resctrlmond.yaml", " ".join(nri_settings.FOREIGN_KEYS.values())))
     assert {f"*{key}*" for key in keys} <= set(re.findall(r"\*[a-z_]+\*", text))
 
 

@@ -143,7 +143,7 @@ def test_a_call_after_a_restart_of_the_daemon_connects_again(node: Node) -> None
     node.stop_adapter()
     with closing(Manager(node.machine.socket)) as manager:
         for _ in range(2):
-            assert [page.groups for page in asyncio.run(manager.ask_pages("List", types.ListReply))] == [[]]
+            assert [page.workloads for page in asyncio.run(manager.ask_pages("List", types.ListReply))] == [[]]
             assert node.machine.stop() == 0
             node.machine.start()
 

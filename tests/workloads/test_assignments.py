@@ -59,7 +59,7 @@ def test_a_group_without_a_counter_marks_its_baseline_with_reason_and_remedy(
     """It was "idle" with an exact baseline, and its total was unknown without a word."""
     start("first")
     run(host, start("second"))
-    first, second = (translate.group(host.manager.get(key), None) for key in ("first", "second"))
+    first, second = (translate.workload_of(host.manager.get(key), None) for key in ("first", "second"))
     assert (first.baseline, first.caveats) == (Quality.EXACT, {})
     assert second.baseline is Quality.ESTIMATED
     assert set(second.caveats) == {TRAFFIC, "mbm_local_bytes"}

@@ -285,7 +285,7 @@ def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, proc
         reply = assign(pid)
         assert isinstance(reply, types.AssignReply)
         assert (reply.moved, reply.tasks_outside) == (moved, 1)
-        member = next(member for member in reply.group.members if member.pid == pid)
+        member = next(member for member in reply.workload.members if member.pid == pid)
         assert member.tasks_outside == 1
         assert "ENOSPC" in member.reason
     tight.manager.release("other", owner="a")
@@ -416,4 +416,4 @@ def test_a_baseline_that_is_late_in_a_second_class_only_is_reported(host: Host, 
         ("gold", Quality.LATE),
     ]
     assert {total.quality for total in host.manager.read(UID)[2]} == {Quality.LATE}
-    assert translate.group(record, None).baseline is Quality.LATE
+    assert translate.workload_of(record, None).baseline is Quality.LATE

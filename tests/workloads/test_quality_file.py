@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resctrlmond.api.translate import group
+from resctrlmond.api.translate import workload_of
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.model import State
@@ -242,13 +242,13 @@ def test_no_total_is_exact_while_a_member_is_being_put_in(host: Host, spawn: Cal
 
     def observe() -> bool:
         record, _, totals = host.manager.read("k")
-        seen.append((qualities(host), group(record, None).baseline, {total.quality.value for total in totals}))
+        seen.append((qualities(host), workload_of(record, None).baseline, {total.quality.value for total in totals}))
         return True
 
     host.manager.assign(assignment("k", spawn(), is_awaited=observe))
     assert seen == [(all_of("late"), "late", {"late"})]
     record, _, totals = host.manager.read("k")
-    assert (qualities(host), group(record, None).baseline) == (all_of("exact"), "exact")
+    assert (qualities(host), workload_of(record, None).baseline) == (all_of("exact"), "exact")
     assert {total.quality.value for total in totals} == {"exact"}
     host.check()
 

@@ -133,7 +133,7 @@ def test_a_renamed_group_is_shown_without_the_daemon(host: Host, process: Start)
     before = host.manager.assign(assignment("k", process().pid)).workload
     host.tree.rename(before.first.ref, GroupRef("", "renamed"))
     view = TreeView(host.tree, MARK, {"k": before}, host.run)
-    assert [group.key for group in view.groups().groups] == ["k"]
+    assert [workload.key for workload in view.workloads().workloads] == ["k"]
     shown = view.read("k")
-    assert shown.group.path == host.tree.full_path(GroupRef("", "renamed"))
+    assert shown.workload.path == host.tree.full_path(GroupRef("", "renamed"))
     assert shown.readings
