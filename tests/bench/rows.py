@@ -81,18 +81,22 @@ def cpu_s(pid: int) -> float:
 
 def calls_of(pid: int, work: Callable[[], object]) -> float:
     """Count the system calls of all threads of a process while the work is done, by strace(1)."""
+    threads = list(Path(f"/proc/{pid}/task").glob("*/status"))
     with tempfile.NamedTemporaryFile("r") as counts:
         # The messages by which strace tells that it has attached are off, so wait until the process is traced.
-        with subprocess.Popen(["strace", "-c", "-f", "-q", "-o", counts.name, "-p", str(pid)]) as tracer:
-            while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text(encoding="ascii"):
+        with subprocess.Popen(
+            ["strace", "-c", "-U", "calls,name", "-f", "-q", "-o", counts.name, "-p", str(pid)]
+        ) as tracer:
+            while any("TracerPid:\t0\n" in status.read_text(encoding="ascii") for status in threads):
                 if tracer.poll() is not None:
                     raise OSError("strace cannot trace the process")
                 time.sleep(0.01)
             work()
             tracer.send_signal(signal.SIGINT)
             tracer.wait(30)
-        total = counts.read().splitlines()[-1].split()
-    return float(total[2] if total[2].isdigit() else total[3])
+        calls, name = counts.read().splitlines()[-1].split()
+    assert name == "total"
+    return float(calls)
 
 
 def starts(host: Host, rounds: int, groups: int) -> Iterator[Row]:
