@@ -13,7 +13,8 @@ from .source import changelog, source
 # Source and packages, unsigned, and an index of them.
 BUILD = """\
 cd "$(ls -d resctrlmond-*/)"
-DEB_BUILD_OPTIONS="$1" dpkg-buildpackage --build=full --unsigned-source --unsigned-changes --unsigned-buildinfo 2>&1
+export DEB_BUILD_OPTIONS="noautodbgsym $1"
+dpkg-buildpackage --build=full --unsigned-source --unsigned-changes --unsigned-buildinfo 2>&1
 mkdir ../out; cd ..
 dpkg-scanpackages --multiversion . 2>/dev/null >Packages
 mv Packages *.deb *.dsc *.orig.tar.* *.debian.tar.* *.changes *.buildinfo out/

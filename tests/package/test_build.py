@@ -52,7 +52,8 @@ def control(package: Path, name: str, place: Path) -> str:
 def test_source_and_packages_are_there(built: Path) -> None:
     now = version(changelog())
     names = {file.name.replace(now, "V") for file in built.iterdir()}
-    assert {"resctrlmond_V_all.deb", "python3-resctrlmond_V_all.deb", "resctrlmond_V.dsc"} <= names
+    machine = tool(["dpkg", "--print-architecture"]).strip()
+    assert {f"resctrlmond_V_{machine}.deb", "python3-resctrlmond_V_all.deb", "resctrlmond_V.dsc"} <= names
     assert {
         "resctrlmond_V.debian.tar.xz",
         f"resctrlmond_{now.rpartition('-')[0]}.orig.tar.xz",
@@ -74,6 +75,13 @@ def test_files_of_each_package(built: Path) -> None:
     below = "/usr/lib/python3/dist-packages"
     assert {f"{below}/resctrlmond/api/org.resctrlmon.Manager.varlink", f"{below}/resctrlctl/__main__.py"} <= modules
     assert not [path for path in modules if "/sim/" in path or path.endswith(".pyc")]
+
+
+def test_hook_of_the_package_is_compiled(built: Path, tmp_path: Path) -> None:
+    tool(["dpkg-deb", "--extract", deb(built, "resctrlmond"), tmp_path])
+    assert (tmp_path / "usr/libexec/resctrlmon-oci-hook").read_bytes().startswith(b"\x7fELF")
+    depends = tool(["dpkg-deb", "--field", deb(built, "resctrlmond"), "Depends"])
+    assert re.search(r"\blibc6\b", depends)
 
 
 def test_every_page_unit_and_command_is_in_a_package(built: Path) -> None:
