@@ -352,7 +352,8 @@ class Manager:
             except ResctrlError as error:
                 failures[workload.key] = error
         for key in sorted(living.difference(kept)):
-            failures[key] = NoSuchWorkload(f"{owner} has no claim on {key}", remedy="Create or assign it")
+            missing = NoSuchClaim if self._store.get(key) else NoSuchWorkload
+            failures[key] = missing(f"{owner} has no claim on {key}", remedy="Create or assign it")
         return Reconciled(kept, released, failures)
 
     def move(self, key: str, class_: str) -> Workload:

@@ -30,6 +30,7 @@ from resctrlmond.workloads.errors import (
     InvalidKey,
     InvalidRequest,
     NoSuchClaim,
+    NoSuchWorkload,
 )
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.requests import Assignment
@@ -264,8 +265,8 @@ def test_reconcile_touches_only_its_owner(host: Host) -> None:
     assert done.kept == ["a"]
     assert sorted(done.released) == ["b", "both"]
     assert {key: type(error) for key, error in done.failures.items()} == {
-        "unknown": NoSuchGroup,
-        "c": NoSuchGroup,
+        "unknown": NoSuchWorkload,
+        "c": NoSuchClaim,
         "../etc": InvalidKey,
     }
     states = {record.key: record.state for record in host.manager.workloads()}
