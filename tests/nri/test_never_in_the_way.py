@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -151,8 +152,11 @@ def test_a_call_after_a_restart_of_the_daemon_connects_again(node: Node) -> None
 def test_starts_use_one_connection_to_the_daemon(node: Node) -> None:
     def sockets() -> set[str]:
         assert node.adapter is not None
-        folder = Path(f"/proc/{node.adapter.pid}/fd")
-        return {link for fd in folder.iterdir() if (link := os.readlink(fd)).startswith("socket:")}
+        found = set()
+        for fd in Path(f"/proc/{node.adapter.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.add(os.readlink(fd))
+        return {link for link in found if link.startswith("socket:")}
 
     with node.connected() as plugin:
         without_connection = sockets()
