@@ -275,6 +275,7 @@ def test_a_file_that_an_older_kernel_lacks_costs_no_look_at_the_table_of_mounts(
     assert tree._read_text_if_there("info/L3_MON/mbm_assign_mode_of_a_later_kernel") == ""
 
 
+@pytest.mark.simulator
 def test_events_of_a_new_mount_are_read_although_its_domains_are_the_same(tmp_path: Path) -> None:
     ref, found = GroupRef("", "a"), []
     with Simulation(str(tmp_path), events="llc_occupancy"):
