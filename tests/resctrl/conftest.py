@@ -22,7 +22,7 @@ from resctrlmond.resctrl.mounts import mounts
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef, Tree
 
-from .places import KERNEL, NAMES, REAL_ROOT, Place, can_allocate, place_named
+from .places import NAMES, REAL_ROOT, Place, can_allocate, place_named
 from .puppets import Puppet
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def _fits(item: pytest.Item) -> bool:
     return not (
         (os.geteuid() != 0 and not NEED_ROOT.isdisjoint(fixtures))
         or ("allocation" in wants and not can_allocate(place))
-        or ("simulator" in wants and place == KERNEL)
+        or ("simulator" in wants and REAL_ROOT)
         or ("cgroup_v1" in wants and not v1_root())
         or ("kernel_threads" in wants and not kernel_thread())
     )
