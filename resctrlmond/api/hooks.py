@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 # (OCI runtime specification, config.md, "POSIX-platform Hooks"; prestart is the older name).
 _BEFORE_EXEC = ("createRuntime", "prestart")
 _AFTER_END = "poststop"
+# Runtimes name the control group of a container after its id, with a prefix if systemd creates it.
+_CGROUP_PREFIXES = ("cri-containerd", "crio", "crun", "docker", "libpod", "runc")
 
 
 def key_of(request: RunRequest) -> str | None:
@@ -105,10 +107,10 @@ def _check_start(pid: int, caller: Caller) -> None:
 def _is_in_own_cgroup(state: State) -> bool:
     """Return whether the process of the state is in a control group that runtimes name after the container.
 
-    Runtimes use the id, or "crio-ID.scope", "libpod-ID", and so on. The process is then the container's, whatever
-    process called the hook.
+    The process is then the container's, whatever process called the hook. Other prefixes are not accepted: the
+    session of a user is "session-ID.scope".
     """
-    name = re.compile(rf"(?:[a-z-]+-)?{re.escape(state.id)}(?:\.scope)?")
+    name = re.compile(rf"(?:(?:{'|'.join(_CGROUP_PREFIXES)})-)?{re.escape(state.id)}(?:\.scope)?")
     try:
         return state.pid > 0 and any(map(name.fullmatch, cgroups.cgroup_of(state.pid).split("/")))
     except NoSuchProcess:

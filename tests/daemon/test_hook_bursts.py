@@ -24,7 +24,7 @@ from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.sim.messages import Operation
-from tests.daemon.conftest import Machine, end
+from tests.daemon.conftest import Machine, cgroup_root, end
 from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
@@ -149,15 +149,29 @@ def test_hooks_give_up_soon_if_the_daemon_is_stopped_and_their_containers_are_la
             assert machine.group(id_)["baseline"] == "late"
 
 
+@contextlib.contextmanager
+def session(id_: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process in a control group that is named as systemd-logind names that of a user's session."""
+    cgroup = cgroup_root() / f"session-{id_}.scope"
+    cgroup.mkdir()
+    process = subprocess.Popen(["sleep", "3600"])
+    try:
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        yield process
+    finally:
+        end(process)
+        cgroup.rmdir()
+
+
 def test_after_the_end_of_its_hook_a_container_is_only_added_from_its_own_control_group(machine: Machine) -> None:
     """The pid in its state may be that of another PID namespace."""
     machine.start()
     assert machine.daemon is not None
-    with containers(1) as inits:
+    with containers(1) as inits, session("7") as other:
         ((id_, init),) = inits.items()
         machine.daemon.send_signal(signal.SIGSTOP)
-        for called in ("ff" * 32, id_[1:], id_):
-            assert outcome(start_hook(machine, called, init.pid, "--timeout", "0.5"))[0] == 1
+        for called, pid in (("ff" * 32, init.pid), (id_[1:], init.pid), ("7", other.pid), (id_, init.pid)):
+            assert outcome(start_hook(machine, called, pid, "--timeout", "0.5"))[0] == 1
         machine.daemon.send_signal(signal.SIGCONT)
         wait_until(lambda: machine.call("List")["workloads"])
         # The daemon waits for the calls that are running.
