@@ -45,7 +45,7 @@ class Reaction:
             self._loop.remove_reader(self._fd)
         self._fd = fd
         if fd >= 0 and self._task is None:
-            self._loop.add_reader(fd, self._begin)
+            self._listen()
 
     def wake(self) -> None:
         """Call ``react`` soon. Can be called from any thread."""
@@ -57,6 +57,13 @@ class Reaction:
         self.wait_for(-1)
         if self._task is not None:
             self._task.cancel()
+
+    def _listen(self) -> None:
+        try:
+            self._loop.add_reader(self._fd, self._begin)
+        except OSError as error:
+            log.error("cannot wait for events about what other programs write to resctrl: %s", error.strerror)
+            self._loop.call_later(_AFTER_FAILURE_S, self._begin)
 
     def _begin(self) -> None:
         if self._fd < 0:
@@ -83,4 +90,4 @@ class Reaction:
             self._not_before = self._loop.time() + self._rest_s()
         self._task = None
         if self._fd >= 0:
-            self._loop.add_reader(self._fd, self._begin)
+            self._listen()

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+
+import pytest
 
 from resctrlmond.api.workers import Workers
 from resctrlmond.daemon.reaction import Reaction
@@ -117,6 +120,37 @@ def test_descriptor_can_be_added_later(tmp_path: Path) -> None:
                 reaction.wait_for(inotify.fd)
                 (tmp_path / "tasks").write_text("1")
                 await called.wait()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_reaction_is_called_for_later_writes_if_epoll_once_refuses_the_descriptor(tmp_path: Path) -> None:
+    """epoll_ctl fails with ENOSPC at the limit of the user's watches (epoll(7), max_user_watches)."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        calls: list[int] = []
+        with contextlib.closing(Inotify()) as inotify:
+            inotify.add(str(tmp_path), IN_MODIFY)
+
+            def react() -> float:
+                calls.append(len(inotify.read()))
+                return 0
+
+            async with reacting(react, inotify.fd):
+                (tmp_path / "tasks").write_text("1")
+                with pytest.MonkeyPatch.context() as patch:
+                    refused = asyncio.Event()
+
+                    def refuse(*_: object) -> None:
+                        refused.set()
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+                    patch.setattr(loop, "add_reader", refuse)
+                    await refused.wait()
+                (tmp_path / "tasks").write_text("2")
+                while len(calls) < 2:
+                    await asyncio.sleep(0.001)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
