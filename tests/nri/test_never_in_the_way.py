@@ -21,6 +21,7 @@ from resctrlmond.nri.messages import Event
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from tests.nri.conftest import UID, Node
+from tests.nri.runtime import Plugin
 
 # The runtime's own limit for a response; it disconnects a slower plugin.
 RUNTIME_LIMIT_S = 2.0
@@ -109,15 +110,20 @@ def test_socket_without_replies_delays_less_than_the_runtime_waits(node: Node) -
     node.machine.start()
 
 
+def start_slowly(node: Node, plugin: Plugin) -> nri_pb2.Container:
+    """Start a container whose tasks the kernel moves after the adapter has answered."""
+    pod = node.pod()
+    plugin.tell(Event.RUN_POD_SANDBOX, pod)
+    slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
+    Control(str(node.machine.top / "resctrl")).set_faults(slow)
+    return node.start_container(plugin, pod)
+
+
 def test_a_container_whose_start_is_answered_before_it_is_in_its_group_is_late(node: Node) -> None:
     """The runtime continued after 1.5 s, the container was moved later, and its total was exact."""
     with node.connected() as plugin:
         plugin.greet()
-        pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
-        slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
-        Control(str(node.machine.top / "resctrl")).set_faults(slow)
-        container = node.start_container(plugin, pod)
+        container = start_slowly(node, plugin)
         assert "answered before resctrlmond was updated" in node.said()
         node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
         node.until(lambda: bool(node.member(container.id).get("late")), "the mark")
@@ -127,11 +133,7 @@ def test_a_container_whose_start_is_answered_before_it_is_in_its_group_is_late(n
 def test_container_is_late_although_the_adapter_stops_after_an_early_response(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
-        pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
-        slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
-        Control(str(node.machine.top / "resctrl")).set_faults(slow)
-        container = node.start_container(plugin, pod)
+        container = start_slowly(node, plugin)
         assert node.adapter is not None
         node.adapter.send_signal(signal.SIGSTOP)
         node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
