@@ -138,6 +138,10 @@ bench: setup
 	mkdir -p build
 	$(BIN)/python -m tests.bench --json build/bench.json $(BENCH)
 
+build/constant-resctrl: tests/bench/constant_resctrl.c
+	mkdir -p build
+	$(CC) -O2 $(WARNINGS) -o $@ $<
+
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.bench``: measures on a simulated resctrl (root, /dev/fuse), and prints a table and JSON."""
+"""``python -m tests.bench``: measures on a look-alike of resctrl (root, /dev/fuse), and prints a table."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.bench.sections import SAMPLE, SECTIONS, WHOLE, measured
 
 LEGEND = """
 Medians and 99th percentiles of interleaved rounds; ratio: ours to bare in a round, its median, least and greatest.
-* Most of both sides is the simulator: a call into it crosses FUSE to a Python process and takes some hundred times as
-  long as one on plain files. The rows on plain files, a copy in memory, show our own share of the work.
+* Calls into a look-alike of resctrl with constant counters are much of both sides: each crosses FUSE.
+  In the rows on plain files, a copy in memory, a read takes less time than on hardware.
 resctrlctl: the least of all rounds on both sides, because nearly all of it is imports.
 Release waits 4 ms for the last energy counts of the cores. Start-up and memory are with the D-Bus interface.
 """

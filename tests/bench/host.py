@@ -39,11 +39,31 @@ sys.stdin.read()
 """
 
 
-class Host:
-    """Everything below one folder; as a context manager it mounts the simulation and starts the bus."""
+@contextlib.contextmanager
+def constant(tree: Path) -> Iterator[None]:
+    """A look-alike of resctrl in C, with constant counters, while the block runs."""
+    program = ROOT / "build" / "constant-resctrl"
+    command = ["make", "-s", "-C", str(ROOT), str(program.relative_to(ROOT))]
+    subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    with subprocess.Popen([program, tree], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        if not server.stdout.readline():
+            raise OSError(f"constant-resctrl was not mounted on {tree}: its own message stands above")
+        try:
+            yield
+        finally:
+            server.communicate(timeout=10)  # it unmounts and ends with its input
 
-    def __init__(self, folder: Path) -> None:
+
+class Host:
+    """Everything below one folder; as a context manager it mounts the tree and starts the bus.
+
+    The tree is a simulation, or ``is_constant``.
+    """
+
+    def __init__(self, folder: Path, *, is_constant: bool = False) -> None:
         self.folder = folder
+        self._is_constant = is_constant
         self.tree = folder / "resctrl"
         self.varlink = str(folder / "run" / "org.resctrlmon.Manager")
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -58,7 +78,7 @@ class Host:
         """The tree and the bus."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._notify)
-            stack.enter_context(Simulation(str(self.tree), rmids=RMIDS))
+            stack.enter_context(constant(self.tree) if self._is_constant else Simulation(str(self.tree), rmids=RMIDS))
             self.bus.start()
             stack.callback(self.bus.stop)
             yield

@@ -24,8 +24,8 @@ class Unit(NamedTuple):
 class Row:
     """One comparison: what we took and what the barest way took, round by round.
 
-    ``fuse`` marks a row in which calls into the simulator are most of both sides. ``goal`` is the most that the
-    median ratio should be, or, with ``goal_is_ours``, our median.
+    ``fuse`` marks a row in which calls into the look-alike of resctrl are most of both sides. ``goal`` is the most
+    that the median ratio should be, or, with ``goal_is_ours``, the median of ours.
     """
 
     what: str
@@ -61,7 +61,7 @@ class Row:
             "ratio": {"median": statistics.median(ratios), "least": min(ratios), "greatest": max(ratios)},
             "goal": self.goal,
             "goal_of": None if self.goal is None else "ours" if self.goal_is_ours else "ratio",
-            "mostly_simulator": self.fuse,
+            "mostly_fuse": self.fuse,
         }
 
 

@@ -83,7 +83,7 @@ def calls_of(pid: int, work: Callable[[], object]) -> float:
     """Count the system calls of all threads of a process while the work is done, by strace(1)."""
     threads = list(Path(f"/proc/{pid}/task").glob("*/status"))
     with tempfile.NamedTemporaryFile("r") as counts:
-        # The messages by which strace tells that it has attached are off, so wait until the process is traced.
+        # The messages by which strace tells that it has attached are off, so wait until each thread is traced.
         with subprocess.Popen(
             ["strace", "-c", "-U", "calls,name", "-f", "-q", "-o", counts.name, "-p", str(pid)]
         ) as tracer:
@@ -321,7 +321,7 @@ def ground(host: Host, rounds: int) -> Iterator[Row]:
     group = tree.scan()[0].ref
     copy = host.folder / "copy"
     shutil.copytree(host.tree, copy)
-    for place, kind in ((tree, "simulator"), (Tree(str(copy), None), "plain files")):
+    for place, kind in ((tree, "FUSE"), (Tree(str(copy), None), "plain files")):
         yield from _reads(place, kind, rounds)
     yield from _moves(tree, group, rounds)
     pid = os.getpid()

@@ -97,6 +97,6 @@ def measured(name: str, effort: Effort) -> Iterator[Row]:
     """Measure the rows of one section."""
     # Where records and snapshots are on a real host, in memory: /run is a tmpfs as well.
     with tempfile.TemporaryDirectory(prefix="resctrlmond-bench.", dir="/dev/shm") as folder:
-        host = Host(Path(folder))
+        host = Host(Path(folder), is_constant=True)
         with host.running():
             yield from SECTIONS[name](host, effort)
