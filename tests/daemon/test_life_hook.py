@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resctrlmond import oci_hook
 from resctrlmond.api.hooks import pod_cgroup
 from resctrlmond.api.varlink.client import Client, VarlinkError
 from resctrlmond.api.verbs import VERBS
@@ -26,6 +25,7 @@ from resctrlmond.resctrl import processes
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from tests.daemon.conftest import MANAGER, Machine, StartProcess, cgroup_root, end
+from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
 
 MoveToCgroup = Callable[[str, int], None]
@@ -81,22 +81,23 @@ def state(pid: int, id_: str = CONTAINER, **annotations: str) -> dict[str, Any]:
     }
 
 
-def hook(machine: Machine, stage: str, text: object, *options: str) -> tuple[int, str]:
+def hook(machine: Machine, stage: str, text: object, *options: str, form: str = "compiled") -> tuple[int, str]:
     """Run the hook with a state, and return its exit code and its standard error."""
-    command = [sys.executable, "-IS", oci_hook.__file__, stage, "--socket", machine.socket]
+    command = [*command_of(form, file_of(form)), stage, "--socket", machine.socket]
     command += ["--timeout", "10", "--journal", "/nowhere", *options]
     input_ = text if isinstance(text, bytes) else json.dumps(text).encode()
     done = subprocess.run(command, input=input_, capture_output=True, check=False, timeout=60)
     return done.returncode, done.stderr.decode()
 
 
+@pytest.mark.parametrize("form", ["python", "compiled"])
 def test_container_is_in_its_group_before_it_executes_and_ends_with_poststop(
-    machine: Machine, init: StartProcess
+    machine: Machine, init: StartProcess, form: str
 ) -> None:
     machine.start()
     child = init()
     labels = {"io__kubernetes__container__name": "web"}
-    assert hook(machine, "createRuntime", state(child.pid, **labels), "--strict") == (0, "")
+    assert hook(machine, "createRuntime", state(child.pid, **labels), "--strict", form=form) == (0, "")
     assert b"sleep" not in Path(f"/proc/{child.pid}/comm").read_bytes()
     assert machine.tasks(CONTAINER) == {child.pid}
     workload = machine.group(CONTAINER)
@@ -106,10 +107,10 @@ def test_container_is_in_its_group_before_it_executes_and_ends_with_poststop(
     execute(child)
     assert machine.tasks(CONTAINER) == {child.pid}
     end(child)
-    assert hook(machine, "poststop", state(0), "--strict") == (0, "")
+    assert hook(machine, "poststop", state(0), "--strict", form=form) == (0, "")
     assert machine.group(CONTAINER)["state"] == "completed"
     assert machine.groups() == []
-    assert hook(machine, "poststop", state(0), "--strict") == (0, "")
+    assert hook(machine, "poststop", state(0), "--strict", form=form) == (0, "")
 
 
 def test_container_without_a_control_group_of_its_own_is_late(machine: Machine, init: StartProcess) -> None:
@@ -336,10 +337,11 @@ def test_other_stages_and_unknown_containers_change_nothing(machine: Machine, in
     assert machine.groups() == []
 
 
-def test_hook_of_another_pid_namespace_is_refused(machine: Machine) -> None:
+@pytest.mark.parametrize("form", ["python", "compiled"])
+def test_hook_of_another_pid_namespace_is_refused(machine: Machine, form: str) -> None:
     """The pid in its state is that of another process in the daemon's namespace."""
     machine.start()
-    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-IS", oci_hook.__file__]
+    command = ["unshare", "--pid", "--fork", "--mount-proc", *command_of(form, file_of(form))]
     command += ["createRuntime", "--socket", machine.socket, "--strict", "--journal", "/nowhere"]
     done = subprocess.run(command, input=json.dumps(state(2)).encode(), capture_output=True, check=False)
     assert done.returncode == 1

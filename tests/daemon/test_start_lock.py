@@ -8,17 +8,16 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from resctrlmond import oci_hook
 from resctrlmond.daemon.startup import Exit
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from resctrlmond.start_lock import SUFFIX
 from tests.daemon.conftest import Machine, StartProcess, end
+from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
 
 
@@ -57,9 +56,11 @@ def is_locked(machine: Machine) -> bool:
     return False
 
 
-def hook(machine: Machine, container: str, pid: int, *options: str) -> subprocess.Popen[bytes]:
+def hook(
+    machine: Machine, container: str, pid: int, *options: str, form: str = "compiled"
+) -> subprocess.Popen[bytes]:
     """Start the hook of a container."""
-    command = [sys.executable, "-IS", oci_hook.__file__, "createRuntime", "--socket", machine.socket, *options]
+    command = [*command_of(form, file_of(form)), "createRuntime", "--socket", machine.socket, *options]
     state = {"ociVersion": "1.0.2", "id": container, "status": "created", "pid": pid, "bundle": "/b"}
     run = subprocess.Popen([*command, "--strict"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdin
@@ -70,14 +71,17 @@ def hook(machine: Machine, container: str, pid: int, *options: str) -> subproces
 
 
 @contextlib.contextmanager
-def running_hook(machine: Machine, container: str, pid: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_hook(
+    machine: Machine, container: str, pid: int, *options: str, form: str = "compiled"
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start the hook of a container, and wait for its end."""
-    with hook(machine, container, pid, *options) as run:
+    with hook(machine, container, pid, *options, form=form) as run:
         yield run
 
 
+@pytest.mark.parametrize("form", ["python", "compiled"])
 def test_a_container_that_starts_while_the_daemon_starts_is_in_its_group(
-    machine: Machine, process: StartProcess, listener: socket.socket
+    machine: Machine, process: StartProcess, listener: socket.socket, form: str
 ) -> None:
     """The hook of the first container after a stop of the service gave up after 2 s, and the container ran
     unmonitored."""
@@ -87,7 +91,8 @@ def test_a_container_that_starts_while_the_daemon_starts_is_in_its_group(
     machine.start_with_socket(listener)
     wait_until(lambda: is_locked(machine))
     child = process()
-    with running_hook(machine, "early", child.pid, "--timeout", "1", "--start-timeout", "60") as run:
+    options = ("--timeout", "1", "--start-timeout", "60")
+    with running_hook(machine, "early", child.pid, *options, form=form) as run:
         assert run.communicate(timeout=60) == (None, b"")
     assert machine.wait_for_notify("READY=1")
     assert machine.tasks("early") == {child.pid}
@@ -120,15 +125,17 @@ def test_a_container_that_starts_while_the_daemon_restarts_is_in_its_group(
             assert machine.tasks(f"c{number}{i}") == {child.pid}
 
 
+@pytest.mark.parametrize("form", ["python", "compiled"])
 def test_hook_does_not_wait_for_a_start_that_hangs_in_the_kernel(
-    machine: Machine, process: StartProcess, listener: socket.socket
+    machine: Machine, process: StartProcess, listener: socket.socket, form: str
 ) -> None:
     machine.start_with_socket(listener)
     assert machine.wait_for_notify("READY=1")
     slow_next_start(machine, process, 25)
     machine.start_with_socket(listener)
     wait_until(lambda: is_locked(machine))
-    with running_hook(machine, "early", process().pid, "--timeout", "1", "--start-timeout", "3600") as run:
+    options = ("--timeout", "1", "--start-timeout", "3600")
+    with running_hook(machine, "early", process().pid, *options, form=form) as run:
         _, stderr = run.communicate(timeout=60)
     assert b"gave up waiting for resctrlmond after 1 s" in stderr
     assert not machine.wait_for_notify("READY=1", 0.01), "the start no longer hangs"
