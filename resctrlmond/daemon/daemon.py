@@ -96,7 +96,7 @@ class Daemon:
             opened.push(self._stop_workers)
             if not await self._recovered():
                 return
-            watch = Watch(lambda key: self._start(self._settle(key, watch)), self._manager.report_watched)
+            watch = Watch(lambda key: self._start(self._record_ends(key, watch)), self._manager.report_watched)
             opened.callback(watch.close)
             dbus = self._dbus_server()
             self._follow_changes(loop, watch, dbus)
@@ -230,13 +230,13 @@ class Daemon:
 
     # -- ends and ticks
 
-    async def _settle(self, key: str, watch: Watch) -> None:
+    async def _record_ends(self, key: str, watch: Watch) -> None:
         try:
-            await self._workers.run(Lane.ENDS, self._manager.settle, key)
+            await self._workers.run(Lane.ENDS, self._manager.record_ends, key)
         except ResctrlError as error:
             self._notices.unfinished(key, error)
         else:
-            watch.settled(key)
+            watch.ends_recorded(key)
 
     async def _tick_until_stopped(self, at_each: Callable[[], None]) -> None:
         watchdog_s = watchdog_interval_s()

@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 class Watch:
     """Watches the living members and the pod of every workload.
 
-    Calls ``on_end`` with the key of a workload when a member or the pod may have ended; the caller then settles the
-    workload, and calls ``settled`` if that succeeds. Belongs to the event loop.
+    Calls ``on_end`` with the key of a workload when a member or the pod may have ended; the caller then records the
+    end, and calls ``ends_recorded`` if that succeeds. Belongs to the event loop.
     Owns a pidfd and a descriptor of cgroup.events for each living member that has them, and one inotify for the
     control groups of all pods. If descriptors or watches run out, the manager's tick detects the end a second later.
 
     ``report`` is called with the key and the members of a workload for whose end ``on_end`` will be called. These are
-    none between a call of ``on_end`` and its ``settled``, so that the tick detects the end if the settling fails.
+    none between a call of ``on_end`` and its ``ends_recorded``, so that the tick detects the end if it fails.
     The kernel drops a change of cgroup.events if it removes the control group within 10 ms of the change before
     (kernel/cgroup/cgroup.c, CGROUP_FILE_NOTIFY_MIN_INTV); the sweep detects that end.
     """
@@ -43,8 +43,8 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         # By key and member.
         self._watched: dict[str, dict[str, _Watched]] = {}
-        # By key: the calls of on_end that have no settled() yet.
-        self._unsettled: Counter[str] = Counter()
+        # By key: the calls of on_end that have no ends_recorded() yet.
+        self._unrecorded: Counter[str] = Counter()
         # A change of cgroup.events gives EPOLLPRI, for which asyncio cannot wait. A separate epoll is readable
         # exactly when one of its files has EPOLLPRI.
         self._epoll = select.epoll()
@@ -85,11 +85,11 @@ class Watch:
             del self._watched[key]
         self._report_watched(key)
 
-    def settled(self, key: str) -> None:
-        """Record that the workload was settled after a call of ``on_end``."""
-        self._unsettled[key] -= 1
-        if self._unsettled[key] <= 0:
-            del self._unsettled[key]
+    def ends_recorded(self, key: str) -> None:
+        """Record that the workload's ends were recorded after a call of ``on_end``."""
+        self._unrecorded[key] -= 1
+        if self._unrecorded[key] <= 0:
+            del self._unrecorded[key]
         self._report_watched(key)
 
     def close(self) -> None:
@@ -106,11 +106,11 @@ class Watch:
             self._removals.close()
 
     def _report_watched(self, key: str) -> None:
-        of_key = self._watched.get(key, {}) if key not in self._unsettled else {}
+        of_key = self._watched.get(key, {}) if key not in self._unrecorded else {}
         self._report(key, [watched.member for watched in of_key.values() if watched.reports_end])
 
     def _may_have_ended(self, key: str) -> None:
-        self._unsettled[key] += 1
+        self._unrecorded[key] += 1
         self._report_watched(key)
         self._on_end(key)
 

@@ -35,20 +35,21 @@ Origins = dict[int, tuple[int, Membership]]
 class Moved:
     """The result of a move: the number of ``moved`` threads and of ``passes``, and the threads that are outside.
 
-    ``elsewhere``: threads in other monitoring groups, which are moved only with ``may_take``. ``left``: threads that
-    are outside after the last pass. ``astray``: threads of other classes, by class, with ``among``.
+    ``in_other_groups``: threads in other monitoring groups, which are moved only with ``may_take``. ``not_moved``:
+    threads that are outside after the last pass. ``in_other_classes``: threads of other classes, by class, with
+    ``among``.
     """
 
     moved: int
     passes: int
-    elsewhere: frozenset[int] = frozenset()
-    left: frozenset[int] = frozenset()
-    astray: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    in_other_groups: frozenset[int] = frozenset()
+    not_moved: frozenset[int] = frozenset()
+    in_other_classes: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def outside(self) -> int:
         """The number of threads outside the group."""
-        return len(self.left.union(self.elsewhere, *self.astray.values()))
+        return len(self.not_moved.union(self.in_other_groups, *self.in_other_classes.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class MoveOptions:
     ``through_class``: first write each thread to the group's class, which changes its allocation; without it the
     kernel refuses a thread of another class (ClassMismatch).
     ``among``: the groups of one workload, in several classes. Threads in any of these stay there, and threads in
-    other classes are returned in ``Moved.astray`` instead of raising. ``before_first`` is called before the first
-    thread is moved, if there is one. ``origins`` receives each moved thread, for ``put_back``.
+    other classes are returned in ``Moved.in_other_classes`` instead of raising. ``before_first`` is called before the
+    first thread is moved, if there is one. ``origins`` receives each moved thread, for ``put_back``.
     """
 
     may_take: Callable[[Membership], bool] | None = None
@@ -156,8 +157,8 @@ def move(tree: Tree, tasks: Tasks, ref: GroupRef, options: MoveOptions = NO_OPTI
     if ended := tasks.ended():
         kind = ProcessChanged if moved else NoSuchProcess
         raise kind(f"{ended} ended while it was moved", path=tree.full_path(ref))
-    astray = {class_: frozenset(tids) for class_, tids in run.astray.items()}
-    return Moved(moved, min(number, MAX_PASSES), frozenset(run.elsewhere), frozenset(outside), astray)
+    in_other_classes = {class_: frozenset(tids) for class_, tids in run.in_other_classes.items()}
+    return Moved(moved, min(number, MAX_PASSES), frozenset(run.in_other_groups), frozenset(outside), in_other_classes)
 
 
 def put_back(tree: Tree, origins: Origins) -> bool:
@@ -189,15 +190,15 @@ class _Move:
     ref: GroupRef
     tasks: Tasks
     options: MoveOptions
-    elsewhere: set[int] = field(default_factory=set)
-    astray: dict[str, set[int]] = field(default_factory=dict)
+    in_other_groups: set[int] = field(default_factory=set)
+    in_other_classes: dict[str, set[int]] = field(default_factory=dict)
 
     def outside(self) -> dict[int, Membership]:
-        """Return the threads to move, with their memberships, and sort the others into elsewhere and astray."""
+        """Return the threads to move, with their memberships; sort the others into the two fields."""
         found = {}
         targets = {Membership(home.class_, home.name) for home in (self.ref, *(self.options.among or ()))}
-        self.elsewhere = set()
-        self.astray = {}
+        self.in_other_groups = set()
+        self.in_other_classes = {}
         for tid in self.tasks.threads():
             try:
                 where = self.tree.membership(tid)
@@ -206,9 +207,9 @@ class _Move:
             if where in targets:
                 continue
             if where.group and where not in self.options.own and self.options.may_take is None:
-                self.elsewhere.add(tid)
+                self.in_other_groups.add(tid)
             elif self.options.among is not None and where.class_ != self.ref.class_:
-                self.astray.setdefault(where.class_, set()).add(tid)
+                self.in_other_classes.setdefault(where.class_, set()).add(tid)
             else:
                 found[tid] = where
         return found

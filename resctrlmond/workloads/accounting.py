@@ -38,8 +38,8 @@ class _Run:
 
     ``missed``: the reason for which the end value is missing or older than the others. ``past``: the history of the
     counter between the two. ``was_active``: an event of the domain has a number, so "never active" is not valid for
-    any event of the domain; ``had_past``: an event had a number at the baseline already. ``is_reallocated``: the
-    hardware gives the counter to other RMIDs too.
+    any event of the domain; ``was_active_at_begin``: an event had a number at the baseline already.
+    ``is_reallocated``: the hardware gives the counter to other RMIDs too.
     """
 
     of: Event
@@ -49,7 +49,7 @@ class _Run:
     missed: str
     past: CounterHistory
     was_active: bool
-    had_past: bool
+    was_active_at_begin: bool
     is_reallocated: bool
 
 
@@ -99,7 +99,7 @@ def totals(
     after = {(reading.domain, reading.event): reading.value for reading in end}
     counters = before.keys() | after.keys()
     sums = {(domain.partition("/")[0], name) for domain, name in counters if "/" in domain}
-    had_past, has_past = (
+    active_at_begin, active_at_end = (
         {domain for (domain, name), value in at.items() if value.says_active(event(name))} for at in (before, after)
     )
     deltas: dict[str, list[_Delta]] = {}
@@ -118,8 +118,8 @@ def totals(
                     *values,
                     missed.get(domain, ""),
                     known,
-                    was_active=domain in had_past | has_past,
-                    had_past=domain in had_past,
+                    was_active=domain in active_at_begin | active_at_end,
+                    was_active_at_begin=domain in active_at_begin,
                     is_reallocated=is_reallocated,
                 )
                 deltas.setdefault(name, []).append(_delta(run))
@@ -184,7 +184,7 @@ def _base(run: _Run) -> int | Decimal | None:
         return 0  # the domain came online later, and the counter started from 0 (see ``totals``)
     if begin.says_never_active(run.of):
         # All registers of a package become valid together: if another event had a number, this event has a past too.
-        return None if run.had_past else 0
+        return None if run.was_active_at_begin else 0
     if not run.of.restarts:
         return begin.number
     # A counter starts from 0 if it is assigned later, or if the hardware gives it back to the RMID.

@@ -27,7 +27,7 @@ def activity(workload: Workload, threads: Collection[int] | None) -> Activity | 
     ``threads`` are the threads in its groups; None if these are not known.
     """
     members = [member for member in workload.living if member.has_tasks]
-    if any(group.state is not GroupState.STANDING for group in workload.groups):
+    if any(group.state is not GroupState.CREATED for group in workload.groups):
         return None
     if any(member.tasks_outside or member.reason or member.joining for member in members):
         return None

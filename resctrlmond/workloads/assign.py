@@ -73,7 +73,7 @@ def assign(
         # On disk before the member's first task is moved. From its first task on a group stays in its class.
         txn.save(replace(workload, follows_class=False), limit)
         if waits:
-            return Assigned(txn.workload, Moved(0, 0, left=outside))
+            return Assigned(txn.workload, Moved(0, 0, not_moved=outside))
         moved = _move(ctx, txn, member, target, assignment, origins=origins)
         # As saved: tasks that were found in other classes made it late.
         member = replace(
@@ -257,7 +257,7 @@ def _with_baseline_of(before: Workload, group: Group) -> Group:
     old = before.group(group.folder)
     if old is None or old.created_ns != group.created_ns:
         return group  # it was created again in another class, and has another baseline
-    return replace(group, baseline=old.baseline, late_reasons=old.late_reasons)
+    return replace(group, baseline=old.baseline, baseline_reasons=old.baseline_reasons)
 
 
 def _hides_joiners(member: Member) -> str:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _DORMANT = "its control group is empty or gone; tasks that appear at its path are moved into the group"
 
 
-def settle(ctx: Context, txn: Transaction) -> Workload | None:
+def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
     """Record which members have ended, end the claims that end with them, and with the last claim the workload."""
     workload = txn.find()
     if workload is None or (workload.state.is_over and not workload.is_interrupted):

@@ -71,7 +71,7 @@ def create(
 ) -> Group:
     """Save the workload with the group, create the group's directory, and write its baseline. Return the group.
 
-    Its state is STANDING. ``why_late`` are the reasons for which the baseline is late, if it is. The record is on
+    Its state is CREATED. ``why_late`` are the reasons for which the baseline is late, if it is. The record is on
     disk before the directory exists, and the baseline before a task can join. If no RMID is free, the group stays
     pending, with the reason; RmidsExhausted only if not ``may_wait``. Raises ForeignGroup, NoSuchClass,
     KernelRefused, NotMounted, NotWritten and LimitExceeded, and leaves no directory in these cases.
@@ -189,7 +189,7 @@ def _is_recorded(ctx: Context, found: Found) -> bool:
 def write_baseline(
     ctx: Context, txn: Transaction, group: Group, quality: Quality, why_late: Sequence[str] = ()
 ) -> Group:
-    """Read the begin values, and write them. Return the group, in state STANDING.
+    """Read the begin values, and write them. Return the group, in state CREATED.
 
     A group that is created again in another class keeps the quality of its first baseline and the reasons.
     """
@@ -197,7 +197,7 @@ def write_baseline(
     if group.inodes:
         quality = worst(quality, group.baseline)
     else:
-        group = replace(group, late_reasons=())  # of another directory, which has been removed
+        group = replace(group, baseline_reasons=())  # of another directory, which has been removed
     if quality is not Quality.UNKNOWN:
         group, quality = _cleared(ctx, txn.key, group, quality)
     group = replace(group, created_at=utc_now(), created_ns=boot_ns())
@@ -213,7 +213,7 @@ def write_baseline(
     group = replace(group, caveats=caveats.of_unassigned(lacking), unassigned=lacking)
     group = _with_caveats(ctx, group, readings)
     inodes = {reading.domain: reading.inode for reading in readings}
-    group = replace(group, state=GroupState.STANDING, reason="", in_limbo=False, baseline=quality, inodes=inodes)
+    group = replace(group, state=GroupState.CREATED, reason="", in_limbo=False, baseline=quality, inodes=inodes)
     for why in why_late:
         group = group.downgraded(Quality.LATE, why)
     live = ctx.tree.full_path(group.ref)
@@ -335,7 +335,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
         return txn.save(replace(workload, follows_class=False))
     group = follow_group(ctx, txn, before.first)
     before = txn.workload
-    settled = replace(before, follows_class=False)
+    in_fixed_class = replace(before, follows_class=False)
     target = GroupRef(class_, group.name)
     try:
         ctx.tree.rename(group.ref, target)
@@ -349,7 +349,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
                 status=error.status,
             ) from error
         moving = replace(group, class_=class_, state=GroupState.PENDING)
-        txn.save(replace(settled.with_group(moving), is_active=False))
+        txn.save(replace(in_fixed_class.with_group(moving), is_active=False))
         try:
             ctx.tree.remove(group.ref)
         except ResctrlError:
@@ -360,7 +360,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
         create(ctx, txn, txn.workload, moving)
         return txn.workload
     try:
-        _relocated(ctx, txn, settled, group, target)
+        _relocated(ctx, txn, in_fixed_class, group, target)
     except NotWritten:
         saved = txn.workload.group(group.folder)
         if saved is None or saved.ref != target:
@@ -702,5 +702,5 @@ def _has_ends(ctx: Context, workload: Workload) -> bool:
 
 
 def _check_whole(workload: Workload) -> None:
-    if workload.is_torn:
+    if workload.has_ended_further_group:
         raise NoSuchGroup("the group was removed by somebody else in one of its classes")

@@ -121,8 +121,8 @@ class Joiners:
             log.info("%s: %s", workload.key, why)
         else:
             earlier = reasons.joined_unseen(member, found_ns)
-            others = tuple(reason for reason in home.late_reasons if reason != earlier)
-            workload = workload.with_group(replace(home, late_reasons=others))
+            others = tuple(reason for reason in home.baseline_reasons if reason != earlier)
+            workload = workload.with_group(replace(home, baseline_reasons=others))
         workload = replace(workload, joined_ns={**workload.joined_ns, member.id: other - before})
         return workload.with_late(member, why)
 

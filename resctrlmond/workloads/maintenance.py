@@ -97,14 +97,14 @@ class Maintenance:
                 try:
                     if workload.key in unsaved:
                         txn.save(txn.workload)
-                    settled = self._tick(txn, settings, is_sweep=is_sweep)
+                    recorded = self._tick(txn, settings, is_sweep=is_sweep)
                     if is_sweep:
                         self._search(txn)
                 except NotMounted:
                     self._lose_unmounted(txn)
                 else:
-                    if settled is not None and not may_end_unseen(settled, watched):
-                        self._quiet[workload.key] = settled, watched
+                    if recorded is not None and not may_end_unseen(recorded, watched):
+                        self._quiet[workload.key] = recorded, watched
         self.react()
         if is_sweep:
             self._swept = time.monotonic()
@@ -140,10 +140,10 @@ class Maintenance:
         with self._store.transaction(key) as txn:
             self._inspect(txn, is_thorough=is_thorough)
 
-    def settle(self, key: str) -> None:
+    def record_ends(self, key: str) -> None:
         """Record which members have ended, and end the claims that end with them."""
         with self._store.transaction(key) as txn:
-            ends.settle(self._ctx, txn)
+            ends.record_ends(self._ctx, txn)
 
     def serve_counters(self, *, is_tick: bool = False) -> None:
         """Assign free bandwidth counters to the groups that lack some."""
@@ -288,14 +288,14 @@ class Maintenance:
             ends.finish_again(ctx, txn)
         elif workload.state is not State.PENDING and (is_sweep or not self._is_found(workload)):
             self._follow(txn, workload)
-        # Before the settling, which may end the workload: tasks that have come back ran outside.
+        # Before record_ends(), which may end the workload: tasks that have come back ran outside.
         placement.wake_dormant(ctx, txn)
-        settled = ends.settle(ctx, txn)
-        if settled is not None and settled.dormant:
+        recorded = ends.record_ends(ctx, txn)
+        if recorded is not None and recorded.dormant:
             placement.wake_dormant(ctx, txn)
-            settled = txn.find()
-        if settled is not None and settled.state in (State.ACTIVE, State.IDLE):
-            self._checkpoint(txn, settled, settings.checkpoint_interval_s)
+            recorded = txn.find()
+        if recorded is not None and recorded.state in (State.ACTIVE, State.IDLE):
+            self._checkpoint(txn, recorded, settings.checkpoint_interval_s)
             group_ops.relink_stale(ctx, txn.workload)
             return txn.workload
         return None
@@ -320,7 +320,7 @@ class Maintenance:
 
     def _resume(self, txn: Transaction) -> None:
         key = txn.key
-        workload = ends.settle(self._ctx, txn)
+        workload = ends.record_ends(self._ctx, txn)
         if workload is None or not workload.is_interrupted:
             self._tries.pop(key, None)
             return

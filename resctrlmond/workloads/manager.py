@@ -144,15 +144,15 @@ class Manager:
         return self.maintenance.last_progress
 
     def report_watched(self, key: str, members: Iterable[Member]) -> None:
-        """State for which members of the workload ``settle`` will be called when they may have ended.
+        """State for which members of the workload ``record_ends`` will be called when they may have ended.
 
         Ticks look for the ends of the others. This replaces what was stated for the workload before.
         """
         self.context.watched.report(key, members)
 
-    def settle(self, key: str) -> None:
+    def record_ends(self, key: str) -> None:
         """Record which members have ended, and end the claims that end with them."""
-        self.maintenance.settle(key)
+        self.maintenance.record_ends(key)
 
     @property
     def events_fd(self) -> int:
@@ -320,7 +320,7 @@ class Manager:
         """
         key = canonical_key(key)
         with self._store.transaction(key) as txn:
-            # Before the settling, which may end the workload: tasks of another dormant member may have come back.
+            # Before record_ends(), which may end the workload: tasks of another dormant member may have come back.
             placement.wake_dormant(self.context, txn)
             workload = txn.workload
             ending = workload.member(member)
@@ -328,7 +328,7 @@ class Manager:
                 ends.end_member(txn, ending, reason_text(reason))
             elif ending is not None and ending.dormant:
                 txn.save(workload.with_member(replace(ending, dormant=False, reason=reason_text(reason))))
-            return ends.settle(self.context, txn) or workload
+            return ends.record_ends(self.context, txn) or workload
 
     def reconcile(self, owner: str, keys: Iterable[str]) -> Reconciled:
         """End ``owner``'s claims on all workloads but ``keys``. The claims of other owners are not changed."""

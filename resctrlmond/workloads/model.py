@@ -21,8 +21,8 @@ VERSION = 1
 ROOT_FOLDER = "mon_groups"
 # A container that crashes in a loop is a new member each time, and each new member writes the whole record.
 MAX_ENDED_MEMBERS = 100
-# The reasons of a late baseline are repeated in the reason of each total.
-MAX_LATE_REASONS = 5
+# The reasons of a baseline are repeated in the reason of each total.
+MAX_BASELINE_REASONS = 5
 
 replace = msgspec.structs.replace
 
@@ -32,7 +32,7 @@ class GroupState(enum.StrEnum):
 
     PENDING = "pending"
     """The directory has not been created, or its begin values have not been written."""
-    STANDING = "standing"
+    CREATED = "standing"  # the word in records
     """The directory exists, and the begin values are written."""
     ENDING = "ending"
     """The end values are being written."""
@@ -46,7 +46,7 @@ class GroupState(enum.StrEnum):
     @property
     def has_directory(self) -> bool:
         """Whether a group in this state has a directory in resctrl."""
-        return self in (GroupState.STANDING, GroupState.ENDING)
+        return self in (GroupState.CREATED, GroupState.ENDING)
 
     @property
     def is_over(self) -> bool:
@@ -131,7 +131,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     and RMIDs in limbo will become free.
 
     ``baseline`` is the best quality that a total of the group can have: at first the quality of the begin values,
-    lowered when a task is found to have run outside, for example. ``late_reasons`` are the reasons if it is not
+    lowered when a task is found to have run outside, for example. ``baseline_reasons`` are the reasons if it is not
     exact. ``caveats`` are reasons, by event, for which a total of that event only cannot be exact.
     ``is_reallocated``: the hardware gives the group's bandwidth counters to other RMIDs too
     (``Mode.REALLOCATED``), or did so during the run. ``unassigned``: the domains and bandwidth events for which the
@@ -152,7 +152,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     nonce: int = 0
     boot_id: str = ""
     baseline: Quality = Quality.UNKNOWN
-    late_reasons: tuple[str, ...] = ()
+    baseline_reasons: tuple[str, ...] = msgspec.field(default=(), name="lateReasons")
     caveats: dict[str, str] = msgspec.field(default_factory=dict)
     is_reallocated: bool = False
     inodes: dict[str, int] = msgspec.field(default_factory=dict)
@@ -171,12 +171,12 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_
     def downgraded(self, quality: Quality, why: str = "") -> Group:
         """Return the group with a baseline that is no better than ``quality``, for the reason ``why``.
 
-        The first MAX_LATE_REASONS reasons are kept.
+        The first MAX_BASELINE_REASONS reasons are kept.
         """
-        reasons = self.late_reasons
-        if why and why not in reasons and len(reasons) < MAX_LATE_REASONS:
+        reasons = self.baseline_reasons
+        if why and why not in reasons and len(reasons) < MAX_BASELINE_REASONS:
             reasons = (*reasons, why)
-        return replace(self, baseline=worst(self.baseline, quality), late_reasons=reasons)
+        return replace(self, baseline=worst(self.baseline, quality), baseline_reasons=reasons)
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True):
@@ -222,7 +222,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
     @property
     def state(self) -> State:
         """The state of the run."""
-        if self.first.state is GroupState.STANDING:
+        if self.first.state is GroupState.CREATED:
             return State.ACTIVE if self.is_active else State.IDLE
         return State(self.first.state)
 
@@ -252,7 +252,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         return self.state is State.LOST and bool(self.claims)
 
     @property
-    def is_torn(self) -> bool:
+    def has_ended_further_group(self) -> bool:
         """Whether a group other than the first one is ending or has ended.
 
         If the run itself is not ending, that group was lost, and the run is lost with it.

@@ -100,7 +100,9 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
             txn.save(txn.workload.with_member(outside).with_late(outside, why))
             continue
         if moved.moved or txn.workload.group_of(member).folder == group.folder:
-            late = replace(_settled(member), late=True, joining=False, tasks_outside=moved.outside, reason="")
+            late = replace(
+                _without_assign_options(member), late=True, joining=False, tasks_outside=moved.outside, reason=""
+            )
             txn.save(replace(txn.workload.with_member(late).with_late(late, why), is_active=True))
 
 
@@ -145,13 +147,13 @@ def spread(
 
     ``late``: they ran when the group's baseline was read. This is always so for tasks that are found in other
     classes. If all tasks of the workload are in another class, its group moves there. Tasks whose group has to wait
-    for an RMID stay ``astray``. ``origins``, of an Assign, gets the nonce of each group, and where the tasks were
-    before. Raises what moving tasks and creating groups raise.
+    for an RMID stay ``in_other_classes``. ``origins``, of an Assign, gets the nonce of each group, and where the
+    tasks were before. Raises what moving tasks and creating groups raise.
     """
     moved = _move_into(ctx, txn, txn.workload.group_of(member), member, tasks=tasks, late=late, origins=origins)
     if member.allow_class_change:
         return moved
-    for class_ in sorted(moved.astray):
+    for class_ in sorted(moved.in_other_classes):
         try:
             group = _group_in(ctx, txn, class_, moved)
             if not group.state.has_directory:
@@ -191,7 +193,7 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
     if swept is None or not swept.has_tasks or not workload.group_of(swept).state.has_directory:
         return
     # Clear the previous error, and record how many tasks are still outside the group.
-    swept = replace(_settled(swept), reason=why_outside(workload, moved), tasks_outside=moved.outside)
+    swept = replace(_without_assign_options(swept), reason=why_outside(workload, moved), tasks_outside=moved.outside)
     workload = workload.with_member(swept)
     if swept.tasks_outside:
         # They may end before they are moved.
@@ -250,7 +252,7 @@ def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Grou
     workload = txn.workload
     if (group := workload.group_in(class_)) is not None:
         return group
-    if len(workload.groups) == 1 and len(moved.astray) == 1 and not ctx.tree.tasks(workload.first.ref):
+    if len(workload.groups) == 1 and len(moved.in_other_classes) == 1 and not ctx.tree.tasks(workload.first.ref):
         try:
             workload = group_ops.relocate(ctx, txn, class_)
         except ResctrlError as error:
@@ -266,7 +268,7 @@ def why_outside(workload: Workload, moved: Moved) -> str:
     reasons = [
         group.reason
         for group in workload.groups
-        if group.state is GroupState.PENDING and group.class_ in moved.astray
+        if group.state is GroupState.PENDING and group.class_ in moved.in_other_classes
     ]
     return "; ".join(dict.fromkeys(reasons))
 
@@ -276,11 +278,17 @@ def _saved(txn: Transaction, member: Member) -> Member:
     return txn.workload.member(member.id) or member
 
 
-def _settled(member: Member) -> Member:
+def _without_assign_options(member: Member) -> Member:
     """Return the member without what its Assign allowed: its tasks have been moved."""
     return replace(member, take_over=False, allow_class_change=False, include_descendants=False)
 
 
 def _together(last: Moved, before: Moved) -> Moved:
     """Return the outcome of two moves of the same tasks: what the last one found, and the work of both."""
-    return Moved(before.moved + last.moved, before.passes + last.passes, last.elsewhere, last.left, last.astray)
+    return Moved(
+        before.moved + last.moved,
+        before.passes + last.passes,
+        last.in_other_groups,
+        last.not_moved,
+        last.in_other_classes,
+    )

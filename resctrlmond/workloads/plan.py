@@ -36,7 +36,7 @@ class Do(enum.Enum):
     RETRY = "it has no directory yet: create it"
     BASELINE = "its directory was created, but no begin values were written and no task has joined"
     FINISH = "its end had begun: complete it"
-    LOSE = "its directory is gone"
+    RECORD_LOSS = "its directory is gone"
 
 
 class InWorkload(NamedTuple):
@@ -73,7 +73,7 @@ def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, b
     for workload in workloads:
         if workload.state.is_over:
             continue
-        is_ending = workload.state is State.ENDING or workload.is_torn
+        is_ending = workload.state is State.ENDING or workload.has_ended_further_group
         own = []
         for group in workload.groups:
             same_boot = group.boot_id == boot_id
@@ -84,20 +84,20 @@ def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, b
             elif not (is_ending or group.state.is_over):
                 own.append(Step(_what(None, group, found, same_boot), workload.key, group))
         # The run ends with any of its groups.
-        steps += [step for step in own if step.do is Do.LOSE][:1] or own
+        steps += [step for step in own if step.do is Do.RECORD_LOSS][:1] or own
     return StartPlan(tuple(steps), tuple(ours.values()))
 
 
 def _what(workload: Workload | None, group: Group, found: Found | None, same_boot: bool) -> Do:
     if group.state is GroupState.ENDING:
         return Do.FINISH
-    if workload is not None and workload.is_torn:
-        return Do.LOSE
+    if workload is not None and workload.has_ended_further_group:
+        return Do.RECORD_LOSS
     if group.state is GroupState.PENDING:
         if not same_boot:
-            return Do.LOSE
+            return Do.RECORD_LOSS
         return Do.BASELINE if found else Do.RETRY
-    return Do.KEEP if found else Do.LOSE
+    return Do.KEEP if found else Do.RECORD_LOSS
 
 
 def waiting(workloads: Iterable[Workload]) -> list[InWorkload]:

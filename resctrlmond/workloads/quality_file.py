@@ -37,7 +37,7 @@ class QualityFiles:
         joining, was_joining = (
             next((member for member in of.living if member.joining), None) for of in (workload, before)
         )
-        if joining and (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.STANDING):
+        if joining and (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.CREATED):
             return
         if _relevant(before) != _relevant(workload) or (was_joining and not joining):
             self.update(workload)
@@ -126,7 +126,7 @@ def _relevant(workload: Workload) -> Workload:
     groups = [
         replace(
             group,
-            state=GroupState.STANDING if group.state.has_directory else group.state,
+            state=GroupState.CREATED if group.state.has_directory else group.state,
             reason=group.reason if group.state.is_over else "",
             unassigned=(),
         )

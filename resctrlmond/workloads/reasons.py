@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reasons for which a group is late or estimated: each sentence in ``Group.late_reasons`` is declared here.
+"""The reasons for which a group is late or estimated: each sentence in ``Group.baseline_reasons`` is declared here.
 
 They are text for people. Code adds, compares and removes whole reasons, and does not read them.
 """

@@ -128,7 +128,7 @@ class Recovery:
                 # The first call may have failed to write it.
                 ends.add_unseen_end(ctx, txn)
                 group_ops.finish(ctx, txn, group.reason)
-            case Do.LOSE:
+            case Do.RECORD_LOSS:
                 group_ops.lose(ctx, txn, "the group was gone when resctrlmond started")
 
     def _complete(self, txn: Transaction) -> None:
@@ -143,7 +143,7 @@ class Recovery:
             # Set aside for a run that was never started.
             ctx.snapshots.bring_back(txn.key, workload.generation)
         placement.wake_dormant(ctx, txn)
-        ends.settle(ctx, txn)
+        ends.record_ends(ctx, txn)
 
     def _leftover(self, found: Found) -> Iterator[Problem]:
         """Adopt a group with our mark and without a record if it has tasks, else remove it."""

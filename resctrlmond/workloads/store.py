@@ -372,7 +372,7 @@ def _with_downgrades(workload: Workload, downgraded: Mapping[int, Group]) -> Wor
         is_reallocated = group.is_reallocated or other.is_reallocated
         merged = replace(group, caveats=other.caveats | group.caveats, is_reallocated=is_reallocated)
         workload = workload.with_group(merged)
-        for why in other.late_reasons or ("",):
+        for why in other.baseline_reasons or ("",):
             workload = workload.downgraded(group, other.baseline, why)
     return workload
 

@@ -125,7 +125,7 @@ def _totals(
         is_reallocated=group.is_reallocated,
     )
     return [
-        dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.late_reasons))))
+        dataclasses.replace(total, reason="; ".join(filter(None, (total.reason, *group.baseline_reasons))))
         for total in found
     ]
 

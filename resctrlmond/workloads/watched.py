@@ -13,9 +13,9 @@ _NONE: Members = {}
 
 
 class WatchedMembers:
-    """The members of each workload for whose end ``Manager.settle`` is called. Thread-safe; at first there are none.
+    """The members of each workload for whose end ``Manager.record_ends`` is called. Thread-safe; empty at first.
 
-    ``report`` replaces the members of one workload. A member whose end may have been reported, but is not settled
+    ``report`` replaces the members of one workload. A member whose end may have been reported, but is not recorded
     yet, is not one of them, because that call may fail.
     """
 

@@ -208,7 +208,7 @@ def start_of(child: subprocess.Popen[bytes]) -> int:
 
 
 def test_member_is_reported_as_watched_until_it_may_have_ended(pods: Path) -> None:
-    """The tick looks for the end of a member that is not watched: settling may fail, and no event follows."""
+    """The tick looks for the end of a member that is not watched: recording it may fail, and no event follows."""
 
     async def run() -> None:
         reported, watched = ReportedKeys(), ReportedMembers()
@@ -220,19 +220,19 @@ def test_member_is_reported_as_watched_until_it_may_have_ended(pods: Path) -> No
             watch.update(KEY, workload(KEY, members=(process, gone, named)))
             assert await reported.next() == KEY, "one of its members has ended before"
             assert watched.members == {KEY: []}
-            watch.settled(KEY)
+            watch.ends_recorded(KEY)
             assert watched.members == {KEY: ["process"]}
             child.kill()
         assert await reported.next() == KEY
         assert watched.members == {KEY: []}
-        watch.settled(KEY)
+        watch.ends_recorded(KEY)
         assert watched.members == {KEY: []}
         watch.close()
 
     asyncio.run(run())
 
 
-def test_control_group_is_watched_again_when_each_of_its_changes_is_settled(pods: Path) -> None:
+def test_control_group_is_watched_again_when_the_end_is_recorded_for_each_change(pods: Path) -> None:
     async def run() -> None:
         reported, watched = ReportedKeys(), ReportedMembers()
         watch = Watch(reported.keys.put_nowait, watched)
@@ -248,9 +248,9 @@ def test_control_group_is_watched_again_when_each_of_its_changes_is_settled(pods
             for frozen in ("1", "0"):
                 (cgroup / "cgroup.freeze").write_text(frozen)
                 assert await reported.next() == KEY
-            watch.settled(KEY)
-            assert watched.members == {KEY: []}, "the settling of one change is under way, or has failed"
-            watch.settled(KEY)
+            watch.ends_recorded(KEY)
+            assert watched.members == {KEY: []}, "recording the end for one change is under way, or has failed"
+            watch.ends_recorded(KEY)
             assert watched.members == {KEY: ["service"]}
             with (cgroup / "cgroup.events").open() as events:
                 events.read()
@@ -261,7 +261,7 @@ def test_control_group_is_watched_again_when_each_of_its_changes_is_settled(pods
         # Removed before the watch reads the change.
         cgroup.rmdir()
         assert await reported.next() == KEY
-        watch.settled(KEY)
+        watch.ends_recorded(KEY)
         assert watched.members == {KEY: []}, "a new control group at this path would raise no event"
         watch.close()
 
@@ -305,7 +305,7 @@ from resctrlmond.daemon.watch import Watch
 
 async def run():
     watch = Watch(print)
-    group = Group(name="k", state=GroupState.STANDING)
+    group = Group(name="k", state=GroupState.CREATED)
     watch.update("k", Workload(key="k", groups=(group,), pod_cgroup="/pods/gone"))
     await asyncio.sleep(0)
     watch.update("k", None)

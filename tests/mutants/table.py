@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(
         "an event without a baseline counts the past of its RMID",
         _WORKLOADS + "accounting.py",
-        "return None if run.had_past else 0",
+        "return None if run.was_active_at_begin else 0",
         "return 0",
         "tests/workloads/test_counter_words.py tests/workloads",
     ),
@@ -518,10 +518,10 @@ MUTANTS = (
         "tests/hook/test_oci_state.py",
     ),
     Mutant(
-        "left counts nothing of tasks in other groups",
+        "not_moved counts nothing of tasks in other groups",
         _RESCTRL + "tasks.py",
-        "self.left.union(self.elsewhere, *self.astray.values())",
-        "self.left",
+        "self.not_moved.union(self.in_other_groups, *self.in_other_classes.values())",
+        "self.not_moved",
         "tests/workloads tests/resctrl",
     ),
     # -- NRI

@@ -144,7 +144,7 @@ def test_a_new_thread_of_the_same_process_stays(
     reuser.victim, reuser.reuse = thread, reuse
     ref = make("a")
     moved = move(reuser, ProcessTasks(held), ref)
-    assert (moved.passes, moved.left) == (2, frozenset())
+    assert (moved.passes, moved.not_moved) == (2, frozenset())
     assert {reuser.membership(tid) for tid in puppet.threads()} == {Membership("", "a")}
 
 

@@ -69,7 +69,7 @@ def test_threads_started_during_the_move_are_moved_or_returned(
     deadline = time.monotonic() + 60
     moved = move(tree, ProcessTasks(held), make("a"))
     # Threads that start a successor and end cannot be caught by writing their numbers; the result has them.
-    while moved.left:
+    while moved.not_moved:
         assert moved.passes == tasks.MAX_PASSES
         assert time.monotonic() < deadline
         moved = move(tree, ProcessTasks(held), GroupRef("", "a"))
@@ -90,7 +90,7 @@ def _outside(tree: Tree, tid: int) -> bool:
 
 def test_children_forked_while_moving_follow(tree: Tree, make: Make, puppet: Puppet, held: Process) -> None:
     puppet.do("breed")
-    assert move(tree, ProcessTasks(held), make("a")).left == frozenset()
+    assert move(tree, ProcessTasks(held), make("a")).not_moved == frozenset()
     # Those that were forked before the move end soon; if later ones did not follow, some would always be outside.
     end = time.monotonic() + 60
     while outside := {child for child in _children(puppet.pid) if _outside(tree, child)}:

@@ -15,7 +15,7 @@ _STANDING = (State.ACTIVE, State.IDLE)
 
 def group_state(state: State) -> GroupState:
     """The state of the first group of a workload in that state."""
-    return GroupState.STANDING if state in _STANDING else GroupState(state.value)
+    return GroupState.CREATED if state in _STANDING else GroupState(state.value)
 
 
 def workload(key: str, state: State = State.ACTIVE, **fields: Any) -> Workload:

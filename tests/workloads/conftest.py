@@ -112,7 +112,7 @@ class Host:
             )
         assert not [text for text in contents(os.path.join(self.run, "completed")).values() if text.startswith("-> ")]
         for record in records:
-            assert not record.is_torn or record.state.is_over, record
+            assert not record.has_ended_further_group or record.state.is_over, record
             # An ended workload leaves no group in any class.
             assert not (record.state.is_over and record.existing_groups), record
         assert not [name for name in self.folder("groups") if name.startswith(".")]

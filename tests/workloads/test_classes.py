@@ -246,7 +246,7 @@ def test_without_an_rmid_the_further_group_waits_and_is_late(tight: Host, proces
     tight.manager.create("other", owner="a")
     spread(tight, process, "gold", "silver")
     record = tight.manager.get(UID)
-    assert [group.state for group in record.groups] == [GroupState.STANDING, GroupState.PENDING]
+    assert [group.state for group in record.groups] == [GroupState.CREATED, GroupState.PENDING]
     assert "ENOSPC" in record.members[1].reason
     _, _, totals = tight.manager.read(UID)
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
@@ -301,7 +301,7 @@ def test_pending_group_of_a_removed_class_is_created_in_the_current_class(tight:
         tight.make_class(class_)
     tight.manager.create("other", owner="a")
     second = spread(tight, process, "", "gold")[1]
-    assert [group.state for group in tight.manager.get(UID).groups] == [GroupState.STANDING, GroupState.PENDING]
+    assert [group.state for group in tight.manager.get(UID).groups] == [GroupState.CREATED, GroupState.PENDING]
     os.rmdir(os.path.join(tight.mountpoint, "gold"))
     when_all_stand(tight, UID)
     tight.manager.maintenance.sweep(UID)

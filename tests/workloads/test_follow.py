@@ -287,7 +287,11 @@ def test_a_group_that_waits_for_an_rmid_in_another_class_keeps_its_mark(tmp_path
         )
         assert host.manager.move("k", "gold").state is State.PENDING
         after = when_all_stand(host, "k").first
-        assert (after.class_, after.baseline, after.late_reasons) == ("gold", Quality.ESTIMATED, before.late_reasons)
+        assert (after.class_, after.baseline, after.baseline_reasons) == (
+            "gold",
+            Quality.ESTIMATED,
+            before.baseline_reasons,
+        )
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])

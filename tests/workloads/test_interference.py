@@ -121,7 +121,7 @@ def is_exact(host: Host, key: str = "k") -> None:
     react(host)
     host.manager.maintenance.inspect(key)
     record = host.manager.get(key)
-    assert (record.first.baseline, record.first.late_reasons) == (Quality.EXACT, ())
+    assert (record.first.baseline, record.first.baseline_reasons) == (Quality.EXACT, ())
 
 
 # -- out of a group
@@ -135,7 +135,7 @@ def test_a_descendant_that_is_moved_to_another_class_makes_its_workload_late(
     write(host, f"{class_}/tasks", child)
     said(host, Quality.LATE, TAKEN)
     host.manager.maintenance.inspect("k")
-    assert len(host.manager.get("k").first.late_reasons) == 1
+    assert len(host.manager.get("k").first.baseline_reasons) == 1
 
 
 def test_a_thread_that_is_moved_to_the_root_makes_its_workload_late(

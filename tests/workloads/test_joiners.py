@@ -176,7 +176,7 @@ def test_short_sessions_are_reported_again_only_when_their_cpu_time_has_doubled(
     session(init.cgroup, 1.5)
     host.manager.maintenance.sweep(CTR)
     assert cpu_time_told(reason(host)) > 2 * cpu_time_told(said)
-    assert len(host.manager.get(CTR).first.late_reasons) == 1
+    assert len(host.manager.get(CTR).first.baseline_reasons) == 1
     assert caplog.text.count("joined c1 from outside") == 1
 
 
@@ -186,12 +186,12 @@ def test_a_session_that_was_taken_in_is_not_among_those_of_which_no_figure_tells
     assign(host, init)
     session(init.cgroup, 0.3)
     host.manager.maintenance.sweep(CTR)
-    (said,) = host.manager.get(CTR).first.late_reasons
+    (said,) = host.manager.get(CTR).first.baseline_reasons
     join(init.cgroup, process().pid)
     host.manager.maintenance.sweep(CTR)
     session(init.cgroup, 1.0)  # as if that one used it
     host.manager.maintenance.sweep(CTR)
-    assert said in host.manager.get(CTR).first.late_reasons
+    assert said in host.manager.get(CTR).first.baseline_reasons
 
 
 @pytest.mark.parametrize("found_by", ["sweep", "release"])
@@ -208,7 +208,7 @@ def test_a_container_whose_control_groups_cannot_be_looked_through_is_marked(
         if found_by == "sweep":
             for _ in range(2):
                 host.manager.maintenance.sweep(CTR)
-            assert host.manager.get(CTR).first.late_reasons == (
+            assert host.manager.get(CTR).first.baseline_reasons == (
                 f"processes that join c1 from outside are not detected: {init.cgroup}: "
                 "has more than 3 control groups below it, and is not looked through",
             )
@@ -466,7 +466,7 @@ def test_use_of_a_containers_own_processes_is_not_a_joiners(host: Host, init: In
         init.do(own)
         for _ in range(5):
             host.manager.maintenance.sweep(CTR)
-            assert host.manager.get(CTR).first.baseline is Quality.EXACT, host.manager.get(CTR).first.late_reasons
+            assert host.manager.get(CTR).first.baseline is Quality.EXACT, host.manager.get(CTR).first.baseline_reasons
     totals = host.manager.release(CTR, owner="oci").totals
     assert {total.quality for total in totals} == {Quality.EXACT}
 

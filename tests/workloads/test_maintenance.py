@@ -392,7 +392,7 @@ def test_work_that_fails_is_a_problem_until_it_succeeds(host: Host, monkeypatch:
         raise NotWritten("cannot write the record", path="/run/k.json", errno=errno.ENOSPC)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ends, "settle", fail)
+        patch.setattr(ends, "record_ends", fail)
         host.restart()
         assert [problem.partition(" ")[0] for problem in host.manager.problems] == ["k:"]
         for _ in range(2):
@@ -549,14 +549,14 @@ def test_a_mistake_with_one_workload_keeps_no_other_from_upkeep(
     held, other = process(), process()
     host.manager.assign(assignment("a", held.pid, "oci"))
     host.manager.assign(assignment("b", other.pid, "oci"))
-    settle = ends.settle
+    record_ends = ends.record_ends
 
     def mistaken(ctx: Context, txn: Transaction) -> Workload | None:
         if txn.key == "a":
             raise RuntimeError("a mistake")
-        return settle(ctx, txn)
+        return record_ends(ctx, txn)
 
-    monkeypatch.setattr(ends, "settle", mistaken)
+    monkeypatch.setattr(ends, "record_ends", mistaken)
     end(other)
     host.manager.maintenance.tick()
     host.manager.maintenance.tick()

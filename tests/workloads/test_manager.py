@@ -196,9 +196,9 @@ def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet
     thread = int(puppet.do("thread"))
     host.tree.write_task(foreign.path, thread)
     done = host.manager.assign(assignment("partly", puppet.pid))
-    assert done.moved.elsewhere == {thread}
+    assert done.moved.in_other_groups == {thread}
     assert (done.workload.members[0].tasks_outside, done.workload.first.baseline) == (1, Quality.LATE)
-    assert done.workload.first.late_reasons == (f"tasks of pid-{puppet.pid} stayed outside",)
+    assert done.workload.first.baseline_reasons == (f"tasks of pid-{puppet.pid} stayed outside",)
     assert host.tree.membership(thread).group == "somebody"
     host.manager.assign(assignment("other", child.pid, take_over=True))
     assert host.tree.membership(child.pid) == Membership("", "other")
@@ -277,7 +277,7 @@ def test_reconcile_touches_only_its_owner(host: Host) -> None:
 def test_members_by_word(host: Host) -> None:
     host.manager.create("k", owner="nri")
     host.manager.add_member("k", "sandbox-1", owner="nri")
-    host.manager.settle("k")
+    host.manager.record_ends("k")
     assert [member.is_living for member in host.manager.get("k").members] == [True]
     record = host.manager.remove_member("k", "sandbox-1")
     assert [member.is_living for member in record.members] == [False]

@@ -67,7 +67,7 @@ def test_a_mark_that_arrives_while_the_write_of_another_fails_is_kept(
     write(host, f"{record.first.ref.path}/tasks", process().pid)
     react(host)
     assert failed
-    written = [why for why in host.manager.get("k").first.late_reasons if "another program wrote to" in why]
+    written = [why for why in host.manager.get("k").first.baseline_reasons if "another program wrote to" in why]
     assert len(written) == 2, written
 
 
@@ -81,7 +81,7 @@ def test_a_mark_that_cannot_be_written_at_the_end_keeps_the_workload_from_ending
     failed: list[Workload] = []
 
     def refuse(txn: Transaction, workload: Workload, limit: Limit | None = None) -> Workload:
-        if workload.first.late_reasons and not failed:
+        if workload.first.baseline_reasons and not failed:
             failed.append(workload)
             raise NotWritten("cannot write", errno=errno.ENOSPC)
         return save(txn, workload, limit)

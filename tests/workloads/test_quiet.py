@@ -30,13 +30,13 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the list of the workloads that ticks look at."""
     keys: list[str] = []
-    settle = ends.settle
+    record_ends = ends.record_ends
 
     def counted(ctx: Context, txn: Transaction) -> Workload | None:
         keys.append(txn.key)
-        return settle(ctx, txn)
+        return record_ends(ctx, txn)
 
-    monkeypatch.setattr(ends, "settle", counted)
+    monkeypatch.setattr(ends, "record_ends", counted)
     return keys
 
 
@@ -81,7 +81,7 @@ def test_end_without_a_report_is_found_by_the_next_sweep(
 
 
 def test_end_of_a_member_that_is_watched_no_more_is_found_by_the_next_tick(host: Host, process: Start) -> None:
-    """The settling after a report may have failed, and there is no further report."""
+    """Recording the end after a report may have failed, and there is no further report."""
     child = process()
     host.manager.assign(assignment("k", child.pid, "oci"))
     watch(host)
@@ -117,7 +117,7 @@ def test_claims_that_end_by_time_or_by_tasks_are_looked_at(
     host.manager.maintenance.tick()
     assert looked_at == ["lingers", "until-empty"]
     end(child)
-    host.manager.settle("service")
+    host.manager.record_ends("service")
     looked_at.clear()
     host.manager.maintenance.tick()
     host.manager.maintenance.tick()

@@ -199,7 +199,7 @@ def test_a_task_that_ran_and_ended_in_an_empty_control_group_makes_it_late(
         host.manager.maintenance.tick()
     record = host.manager.get(KEY)
     assert record.first.baseline is Quality.LATE
-    (reason,) = record.first.late_reasons
+    (reason,) = record.first.baseline_reasons
     assert "ran and ended" in reason
 
 
@@ -221,5 +221,5 @@ def test_a_removed_control_group_in_which_tasks_may_have_run_is_late(host: Host,
     host.manager.maintenance.tick()
     record = host.manager.get(KEY)
     assert record.first.baseline is Quality.LATE
-    (reason,) = record.first.late_reasons
+    (reason,) = record.first.baseline_reasons
     assert reason.startswith(f"control group {os.path.basename(cgroup)} was removed, so tasks that ran in it")

@@ -401,7 +401,7 @@ def test_a_mark_is_kept_whatever_error_prevents_its_write(store: Store, kind: ty
     exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
     fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), kind("full", errno=errno.EMFILE))
     known = store.known("k")
-    assert (known.first.baseline, known.first.late_reasons, is_flagged(store)) == (Quality.LATE, ("why",), True)
+    assert (known.first.baseline, known.first.baseline_reasons, is_flagged(store)) == (Quality.LATE, ("why",), True)
     save(store, replace(exact, priority=3))
     assert not is_flagged(store)
     again = Store(store.folder)
@@ -424,12 +424,12 @@ def test_a_group_that_was_not_created_marks_nothing_when_it_is(store: Store) -> 
     """While a group waits for an RMID its baseline is unknown, and that is not a downgrade."""
     waits = save(store, workload("k", nonce=1, boot_id="b"))
     waits = save(store, waits.with_group(replace(waits.first, state=GroupState.PENDING, baseline=Quality.UNKNOWN)))
-    begun = replace(waits.first, state=GroupState.STANDING, baseline=Quality.LATE, late_reasons=("why",))
+    begun = replace(waits.first, state=GroupState.CREATED, baseline=Quality.LATE, baseline_reasons=("why",))
     fail(store, waits.with_group(begun), NotWritten("full", errno=errno.ENOSPC))
     for daemon in (store, Store(store.folder)):
         daemon.load()
-        saved = save(daemon, waits.with_group(replace(begun, baseline=Quality.EXACT, late_reasons=())))
-        assert (saved.first.baseline, saved.first.late_reasons) == (Quality.EXACT, ())
+        saved = save(daemon, waits.with_group(replace(begun, baseline=Quality.EXACT, baseline_reasons=())))
+        assert (saved.first.baseline, saved.first.baseline_reasons) == (Quality.EXACT, ())
         save(daemon, waits)
 
 
@@ -442,7 +442,7 @@ def test_a_group_is_returned_with_the_marks_that_were_written_with_it(store: Sto
         txn.save_group(replace(group, state=GroupState.ENDING))
     first = Store(store.folder)
     assert first.load() == []
-    assert (first.known("k").first.baseline, first.known("k").first.late_reasons) == (Quality.LATE, ("why",))
+    assert (first.known("k").first.baseline, first.known("k").first.baseline_reasons) == (Quality.LATE, ("why",))
 
 
 def test_pending_workloads_are_listed_until_their_group_stands_or_they_are_dropped(store: Store) -> None:

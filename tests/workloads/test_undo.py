@@ -147,7 +147,7 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
     assert has_moved
     record = host.manager.get("k")
     assert record.first.baseline is Quality.LATE
-    assert record.first.late_reasons == ("tasks of m were outside the group until it was assigned again",)
+    assert record.first.baseline_reasons == ("tasks of m were outside the group until it was assigned again",)
     totals = host.manager.release("k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.LATE}
 
@@ -172,7 +172,7 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
         host.manager.assign(given)
     record = host.manager.get("k")
     assert record.first.baseline is Quality.LATE
-    assert "ran in another class" in record.first.late_reasons
+    assert "ran in another class" in record.first.baseline_reasons
 
 
 def test_a_new_member_that_dies_while_it_is_moved_makes_the_totals_estimated(

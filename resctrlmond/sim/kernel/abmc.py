@@ -45,7 +45,7 @@ def parse_bool(text: str) -> bool | None:
 class Assignments:
     """The counters of every L3, by (rmid, event), and their assignment.
 
-    ``online`` returns the numbers of the L3 caches that are online; ``settle`` updates all counts.
+    ``online`` returns the numbers of the L3 caches that are online; ``update_counts`` updates all counts.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Assignments:
         status: CommandStatus,
         counters: Counters,
         online: Callable[[], Collection[int]],
-        settle: Callable[[], None],
+        update_counts: Callable[[], None],
     ) -> None:
         self._number = profile.mbm_counters or 0
         self._events = [event for event in profile.cache_events if event.kind is Kind.TRAFFIC]
         self._status = status
         self._counters = counters
         self._online = online
-        self._settle = settle
+        self._update_counts = update_counts
         self._taken: list[set[tuple[int, str]]] = [set() for _ in range(profile.domains)]
         self._enabled = bool(self._number)
         self._on_mkdir = True
@@ -163,7 +163,7 @@ class Assignments:
             raise error(errno.EINVAL)
         if enable == self._enabled:
             return
-        self._settle()
+        self._update_counts()
         self._enabled = enable
         self._filters = dict(DEFAULT_FILTERS)
         self._on_mkdir = self._on_mkdir or enable
@@ -188,7 +188,7 @@ class Assignments:
         chosen = tuple(name for name in TRANSACTIONS if name in names)
         if chosen == self._filters[event.name]:
             return
-        self._settle()
+        self._update_counts()
         self._filters[event.name] = chosen
         for domain, taken in enumerate(self._taken):
             for rmid in [rmid for rmid, name in taken if name == event.name]:
@@ -207,7 +207,7 @@ class Assignments:
         """Run the lines ``<event>:<domain or *>=<e or _>``, up to the first that fails."""
         wanted = self._status.line("mbm_L3_assignments", command)
         self._begin("mbm_event mode is not enabled")
-        self._settle()
+        self._update_counts()
         for assignment in wanted.split("\n"):
             name, _, places = assignment.partition(":")
             event = next((known for known in self._events if known.name == name), None)

@@ -72,7 +72,7 @@ class Accounting:
         self.tasks.sample(rmids)
         self.update_cache()
         if rmids is None:
-            self._settle_cpus()
+            self._charge_cpus()
             self._sampled = self._now()
 
     def update_cache(self) -> None:
@@ -100,7 +100,7 @@ class Accounting:
         used = self._table.host_cpu_ns()
         return {cpu: ns - self._host_start.get(cpu, 0) - self._charged_on[cpu] for cpu, ns in used.items()}
 
-    def _settle_cpus(self) -> None:
+    def _charge_cpus(self) -> None:
         if not self._owners:
             return
         now, left = self._now(), self._left()
@@ -110,12 +110,12 @@ class Accounting:
                 owner.seen += ns
             owner.at = now
 
-    def settle_root(self) -> None:
+    def charge_root(self) -> None:
         """Charge root with the use of all CPUs that is not charged elsewhere."""
         used = [0] * self._profile.nodes
         for cpu, ns in self._table.host_cpu_ns().items():
             used[self.node_of(cpu)] += ns - self._host_start.get(cpu, 0)
-        self._counters.settle_root(used)
+        self._counters.charge_root(used)
 
     def charge_default(self, tid: int, cpu: int, ns: int) -> None:
         """Record the use of a thread of the default group; its counters follow from the CPU time of the host."""

@@ -24,7 +24,7 @@ MOST = sum(_BITS.values())
 class Configurations:
     """A mask of transactions for each bandwidth event in each L3, if the machine can configure them.
 
-    ``online`` returns the numbers of the L3 caches that are online; ``settle`` updates all counts.
+    ``online`` returns the numbers of the L3 caches that are online; ``update_counts`` updates all counts.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Configurations:
         status: CommandStatus,
         counters: Counters,
         online: Callable[[], Collection[int]],
-        settle: Callable[[], None],
+        update_counts: Callable[[], None],
     ) -> None:
         self._profile = profile
         self._status = status
         self._counters = counters
         self._online = online
-        self._settle = settle
+        self._update_counts = update_counts
         self._events = [event for event in profile.cache_events if event.kind is Kind.TRAFFIC]
         self._masks = {
             (event.name, domain): sum(_BITS[name] for name in DEFAULT_FILTERS[event.name])
@@ -70,7 +70,7 @@ class Configurations:
     def write(self, event: Event, command: str) -> None:
         """Apply ``0=0x7f;1=15``, in hexadecimal, to one L3 after the other, up to the first error."""
         rest = self._status.line(f"{event.name}_config", command)
-        self._settle()
+        self._update_counts()
         while rest:
             part, _, rest = rest.partition(";")
             number, _, text = part.strip().partition("=")

@@ -133,7 +133,7 @@ class Counters:
         """Return the true CPU time of the RMID's current group."""
         return self._busy[rmid, node] - self._born.get((rmid, node), 0)
 
-    def settle_root(self, host_ns: Sequence[int]) -> None:
+    def charge_root(self, host_ns: Sequence[int]) -> None:
         """Charge RMID 0 with the rest of the host's CPU time, by node since the start; never less than before."""
         for node, used in enumerate(host_ns):
             left = self._root_residue[node] + used - self._charged[node]

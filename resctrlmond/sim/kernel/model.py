@@ -140,7 +140,7 @@ class Resctrl:
     def truth(self, tid: int | None = None, rmid: int | None = None) -> Truth:
         """Return the true use of all tasks and RMIDs, or of the threads with this number, or of this RMID."""
         self.accounting.look()
-        self.accounting.settle_root()
+        self.accounting.charge_root()
         return self.ledger.report({group.ids.rmid: group.path for group in self.groups}, tid, rmid)
 
     def task_groups(self, tid: int) -> str | None:
@@ -371,5 +371,5 @@ class Resctrl:
             self.accounting.look(None if group is self.default else group.rmids)
             group.sampled = now
         if group is self.default and event.kind is not Kind.OCCUPANCY:
-            self.accounting.settle_root()
+            self.accounting.charge_root()
         return self._readings.text(group, event, domain, now)

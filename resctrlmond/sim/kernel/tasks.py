@@ -280,9 +280,9 @@ class Tasks:
         for tid, tgid in threads.items():
             of_process[tgid].append(tid)
         while pending:
-            self._settle(min(pending), threads, of_process, pending)
+            self._add_with_ancestors(min(pending), threads, of_process, pending)
 
-    def _settle(
+    def _add_with_ancestors(
         self, tid: int, threads: Mapping[int, int], of_process: Mapping[int, list[int]], pending: set[int]
     ) -> None:
         """Find the group of one new thread, after those of its possible ancestors among the new threads."""
@@ -294,7 +294,7 @@ class Tasks:
         parents = [tgid] if tgid != tid else list(of_process.get(stat.ppid, ()))
         for parent in parents:
             if parent in pending:
-                self._settle(parent, threads, of_process, pending)
+                self._add_with_ancestors(parent, threads, of_process, pending)
         self._bear(tid, self._group_of_forker(tid, stat.ppid if tgid == tid else tgid, parents))
 
     def _group_of_forker(self, tid: int, leader: int, parents: list[int]) -> Ids:
