@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resctrlmond.api.varlink.client import Client
-from tests.bench import nri, rows
+from tests.bench import nri, rows, runtime
 from tests.bench.host import Host, threaded
 from tests.bench.measure import Row
 
@@ -39,6 +39,11 @@ def _hook(host: Host, effort: Effort) -> Iterator[Row]:
     with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
         yield from rows.hook(host, client, pid, effort.calls)
         yield from rows.costs(host, client, daemon, pid, effort.calls)
+
+
+def _runtime(host: Host, effort: Effort) -> Iterator[Row]:
+    with host.daemon(), Client(host.varlink) as client:
+        yield from runtime.starts(host, client, effort.calls)
 
 
 def _burst(host: Host, effort: Effort) -> Iterator[Row]:
@@ -83,6 +88,7 @@ def _cycles(host: Host, effort: Effort) -> Iterator[Row]:
 SECTIONS: dict[str, Callable[[Host, Effort], Iterator[Row]]] = {
     "start": _start,
     "hook": _hook,
+    "runtime": _runtime,
     "burst": _burst,
     "lives": _lives,
     "mounts": _mounts,
