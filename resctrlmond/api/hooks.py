@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from resctrlmond.api import podman
 from resctrlmond.api.access import Caller
-from resctrlmond.api.oci import InvalidOciState, State, Workload, own_workload, parse_state, workload_of
+from resctrlmond.api.oci import InvalidOciState, OciContainer, State, container_of, container_without_pod, parse_state
 from resctrlmond.api.types import RunReply, RunRequest
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess
@@ -35,7 +35,7 @@ def key_of(request: RunRequest) -> str | None:
     if request.stage not in (*_BEFORE_EXEC, _AFTER_END):
         return None
     try:
-        return workload_of(parse_state(request.state)).key
+        return container_of(parse_state(request.state)).key
     except InvalidOciState:
         return None
 
@@ -47,7 +47,7 @@ def run(manager: Manager, request: RunRequest, caller: Caller) -> RunReply:
         return _assign(manager, state, caller)
     if request.stage == _AFTER_END:
         return _end(manager, state)
-    return RunReply(key=workload_of(state).key)
+    return RunReply(key=container_of(state).key)
 
 
 def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
@@ -58,40 +58,40 @@ def _assign(manager: Manager, state: State, caller: Caller) -> RunReply:
         raise InvalidOciState(f"the state of container {state.id} does not name a process")
     if not caller.waits():
         _check_start(state.pid, caller)
-    workload, own, pod = _placement(state)
+    container, own, pod = _placement(state)
     done = manager.assign(
         Assignment(
-            key=workload.key,
+            key=container.key,
             owner=OCI,
             ends=EndRule.CONTAINER,
             pid=state.pid,
-            member=workload.member,
-            kind=workload.kind,
+            member=container.member,
+            kind=container.kind,
             own_cgroup=own,
             # The runtime starts the program of the container's init after the hook has ended.
             late=False,
             is_awaited=caller.waits,
             pod_cgroup=pod,
-            attributes=workload.attributes,
+            attributes=container.attributes,
             is_from_runtime=True,
         )
     )
-    return RunReply(key=workload.key, state=done.workload.state, moved=done.moved.moved)
+    return RunReply(key=container.key, state=done.workload.state, moved=done.moved.moved)
 
 
 def _end(manager: Manager, state: State) -> RunReply:
-    workload = workload_of(state)
-    if is_pod_uid(workload.key) and not _is_member(manager, workload):
+    container = container_of(state)
+    if is_pod_uid(container.key) and not _is_member(manager, container):
         # At its start, the control group of the container was not in that pod.
-        workload = own_workload(state)
+        container = container_without_pod(state)
     try:
         ended = manager.remove_member(
-            workload.key, workload.member, reason="its runtime reported that it has stopped", confirms=True
+            container.key, container.member, reason="its runtime reported that it has stopped", confirms=True
         )
     except NoSuchGroup:
         # Started before the daemon, or refused at its start: no member to remove.
-        return RunReply(key=workload.key)
-    return RunReply(key=workload.key, state=ended.state)
+        return RunReply(key=container.key)
+    return RunReply(key=container.key, state=ended.state)
 
 
 def _check_start(pid: int, caller: Caller) -> None:
@@ -117,51 +117,51 @@ def _is_in_own_cgroup(state: State) -> bool:
         return False
 
 
-def _is_member(manager: Manager, workload: Workload) -> bool:
+def _is_member(manager: Manager, container: OciContainer) -> bool:
     try:
-        return manager.get(workload.key).member(workload.member) is not None
+        return manager.get(container.key).member(container.member) is not None
     except NoSuchGroup:
         return False
 
 
-def _placement(state: State) -> tuple[Workload, str, str]:
-    """Return the workload of a container, the container's own control group and the pod's; "" if there is none.
+def _placement(state: State) -> tuple[OciContainer, str, str]:
+    """Return a container, the control group of its own and that of its pod; "" if there is none.
 
     Users can write annotations, but only the kubelet creates control groups of pods. Therefore only the control group
     proves that a container belongs to a pod. Without this proof, the container is a workload with its own id.
     """
-    workload = workload_of(state)
+    container = container_of(state)
     cgroup = cgroups.cgroup_of(state.pid)
     pod, uid = pod_cgroup(cgroup)
-    if not is_pod_uid(workload.key):
+    if not is_pod_uid(container.key):
         pod = ""
-    elif uid != workload.key:
+    elif uid != container.key:
         where = f"in the control group of pod {uid}" if uid else "not in the control group of a pod"
         log.warning(
             "container %s claims to be of pod %s, but is %s (%s): it is counted as a workload of its own",
             state.id,
-            workload.key,
+            container.key,
             where,
             cgroup or "/",
         )
-        workload, pod = own_workload(state), ""
+        container, pod = container_without_pod(state), ""
     if podman.is_podman(state.annotations):
-        workload = _add_podman_facts(workload, state, cgroup)
+        container = _add_podman_facts(container, state, cgroup)
     if not cgroup:
-        return workload, "", ""
+        return container, "", ""
     # It is the container's own if it has no other tasks. Otherwise the container is in the control group of its
     # creator.
     others = set(cgroups.tasks(cgroup)).difference(processes.threads(state.pid))
-    return workload, "" if others else cgroup, pod
+    return container, "" if others else cgroup, pod
 
 
-def _add_podman_facts(workload: Workload, state: State, cgroup: str) -> Workload:
-    """Return the workload with its kind and name, which Podman does not write into the state."""
+def _add_podman_facts(container: OciContainer, state: State, cgroup: str) -> OciContainer:
+    """Return the container with its kind and name, which Podman does not write into the state."""
     if podman.is_infra(state.id, state.annotations, cgroup):
-        workload = replace(workload, kind="sandbox")
-    if "container.name" not in workload.attributes and (name := podman.container_name(state.id, state.pid)):
-        workload = replace(workload, attributes=workload.attributes | {"container.name": attribute_value(name)})
-    return workload
+        container = replace(container, kind="sandbox")
+    if "container.name" not in container.attributes and (name := podman.container_name(state.id, state.pid)):
+        container = replace(container, attributes=container.attributes | {"container.name": attribute_value(name)})
+    return container
 
 
 # The kubelet names the control group of a pod "pod<uid>" (cgroupfs driver) or "kubepods-burstable-pod<uid>.slice"

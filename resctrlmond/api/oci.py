@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the container state that an OCI runtime passes to its hooks, and derive the workload from it."""
+"""Parse the container state that an OCI runtime passes to its hooks, and derive the key of its workload."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """The workload of a container: its key, the container as a member, and its attributes.
+class OciContainer:
+    """A container of an OCI state: the key of its workload, its id as a member of it, and its attributes.
 
     ``kind`` is "sandbox" for the container that only keeps the namespaces of a pod (infra, pause).
     """
@@ -81,8 +81,8 @@ def parse_state(text: str) -> State:
     return state
 
 
-def workload_of(state: State) -> Workload:
-    """Return the workload of the container: its pod if it has one, otherwise the container itself.
+def container_of(state: State) -> OciContainer:
+    """Return the container. Its workload is its pod if it has one, otherwise the container itself.
 
     Raises InvalidOciState also if the annotation of the pod's UID is not a UID: if it were ignored, the container
     would be counted separately from its pod, without an error.
@@ -100,18 +100,18 @@ def workload_of(state: State) -> Workload:
     values["bundle"] = state.bundle
     attributes = {attribute: attribute_value(value) for attribute, value in values.items() if value}
     sandbox = _first(state, _CONTAINER_TYPE)[1] == "sandbox"
-    return Workload(key, state.id, "sandbox" if sandbox else "container", attributes)
+    return OciContainer(key, state.id, "sandbox" if sandbox else "container", attributes)
 
 
-def own_workload(state: State) -> Workload:
+def container_without_pod(state: State) -> OciContainer:
     """Return the container as a separate workload, without the pod of its annotations. Raises InvalidOciState."""
-    workload = workload_of(msgspec.structs.replace(state, annotations=_without(state.annotations, _POD_UID)))
-    if is_pod_uid(workload.key):
+    container = container_of(msgspec.structs.replace(state, annotations=_without(state.annotations, _POD_UID)))
+    if is_pod_uid(container.key):
         raise InvalidOciState(
             f"the container's id {state.id} has the form of a pod's UID, and cannot be the key of a container"
         )
-    attributes = {name: value for name, value in workload.attributes.items() if not name.startswith("pod.")}
-    return dataclasses.replace(workload, attributes=attributes)
+    attributes = {name: value for name, value in container.attributes.items() if not name.startswith("pod.")}
+    return dataclasses.replace(container, attributes=attributes)
 
 
 def _without(annotations: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

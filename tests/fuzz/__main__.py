@@ -20,7 +20,7 @@ import msgspec
 from resctrlmond.api import types
 from resctrlmond.api.dbus import values as dbus_values
 from resctrlmond.api.dbus.gate import parse_fields, parse_frame
-from resctrlmond.api.oci import InvalidOciState, parse_state, workload_of
+from resctrlmond.api.oci import InvalidOciState, container_of, parse_state
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.workloads import checkpoint, store
 from resctrlmond.workloads.model import Claim, EndRule, Member
@@ -53,7 +53,7 @@ def _checkpoint(data: bytes) -> None:
 
 def _state(data: bytes) -> None:
     # The interface passes only JSON text that was valid UTF-8.
-    workload_of(parse_state(data.decode("utf-8", "replace")))
+    container_of(parse_state(data.decode("utf-8", "replace")))
 
 
 def _header(data: bytes) -> None:

@@ -22,8 +22,8 @@ def state(**fields: Any) -> str:
     return json.dumps({"ociVersion": "1.0.2", "id": ID, "status": "creating", "pid": 4711, **fields})
 
 
-def workload(**annotations: str) -> oci.Workload:
-    return oci.workload_of(oci.parse_state(state(annotations=annotations)))
+def container(**annotations: str) -> oci.OciContainer:
+    return oci.container_of(oci.parse_state(state(annotations=annotations)))
 
 
 CRIO = {
@@ -98,31 +98,31 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_a_container_without_pod_is_its_own_workload() -> None:
-    assert workload() == oci.Workload(key=ID, member=ID, kind="container", attributes={})
+    assert container() == oci.OciContainer(key=ID, member=ID, kind="container", attributes={})
 
 
 @pytest.mark.parametrize("annotations", [CRIO, CONTAINERD], ids=["cri-o", "containerd"])
 def test_a_container_in_a_pod_is_a_member_of_the_pod(annotations: dict[str, str]) -> None:
     attributes = {"pod.name": "web-0", "pod.namespace": "shop", "pod.uid": UID, "container.name": "nginx"}
-    assert workload(**annotations) == oci.Workload(UID, ID, "container", attributes)
+    assert container(**annotations) == oci.OciContainer(UID, ID, "container", attributes)
 
 
 def test_the_compact_uid_of_a_static_pod_is_made_a_key_and_kept_as_it_was_given() -> None:
     compact = UID.replace("-", "").upper()
-    found = workload(**{"io.kubernetes.pod.uid": compact})
+    found = container(**{"io.kubernetes.pod.uid": compact})
     assert (found.key, found.attributes["pod.uid"]) == (UID, compact)
 
 
 def test_the_first_runtimes_annotation_counts() -> None:
     both = {"io.kubernetes.pod.uid": UID, "io.kubernetes.cri.sandbox-uid": "no uid"}
-    assert workload(**both).key == UID
+    assert container(**both).key == UID
 
 
 @pytest.mark.parametrize("name", ["io.kubernetes.pod.uid", "io.kubernetes.cri.sandbox-uid"])
 @pytest.mark.parametrize("uid", ["", "..", "../../x", "web-0", ID, UID + "\n", "tasks"])
 def test_an_annotation_that_holds_no_uid_is_refused_by_name(name: str, uid: str) -> None:
     with pytest.raises(oci.InvalidOciState, match=name):
-        workload(**{name: uid})
+        container(**{name: uid})
 
 
 @pytest.mark.parametrize(
@@ -131,21 +131,21 @@ def test_an_annotation_that_holds_no_uid_is_refused_by_name(name: str, uid: str)
     ids=["cri-o", "cri"],
 )
 def test_the_container_that_only_holds_the_pod_is_a_sandbox(annotation: str) -> None:
-    assert workload(**{annotation: "sandbox"}).kind == "sandbox"
-    assert workload(**{annotation: "container"}).kind == "container"
+    assert container(**{annotation: "sandbox"}).kind == "sandbox"
+    assert container(**{annotation: "container"}).kind == "container"
 
 
 @pytest.mark.parametrize("name", ["tasks", "mon_groups", "-x", ".x", "x" * 201])
 def test_a_container_id_that_can_be_no_key_is_refused(name: str) -> None:
     with pytest.raises(oci.InvalidOciState, match="not a valid key"):
-        oci.workload_of(oci.parse_state(state(id=name)))
+        oci.container_of(oci.parse_state(state(id=name)))
 
 
 def test_values_are_cut_and_cleaned() -> None:
     read = oci.parse_state(
         state(bundle="/b\n\x1b[2J", annotations={"io.kubernetes.pod.name": "n" * 5000, "other": "x"})
     )
-    assert oci.workload_of(read).attributes == {"pod.name": "n" * 4096, "bundle": "/b[2J"}
+    assert oci.container_of(read).attributes == {"pod.name": "n" * 4096, "bundle": "/b[2J"}
 
 
 @given(st.dictionaries(st.sampled_from(sorted({*CRIO, *CONTAINERD})), st.text() | st.just(UID)), st.text())
@@ -153,7 +153,7 @@ def test_whatever_the_annotations_say_the_workload_keeps_to_the_bounds(
     annotations: dict[str, str], bundle: str
 ) -> None:
     try:
-        found = oci.workload_of(oci.parse_state(state(annotations=annotations, bundle=bundle)))
+        found = oci.container_of(oci.parse_state(state(annotations=annotations, bundle=bundle)))
     except oci.InvalidOciState:
         return
     assert canonical_key(found.key) == found.key
