@@ -24,6 +24,7 @@ from resctrlmond.api.access import Policy
 from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Workers
 from resctrlmond.workloads.manager import Manager
+from resctrlmond.workloads.model import Workload
 
 NAME = "org.resctrlmon1"
 ROOT = "/org/resctrlmon1"
@@ -129,9 +130,11 @@ class BusHost:
                 folder=self.bus.folder,
                 address=self.address,
             )
-            self.manager.context.store.on_change = lambda key, record: (
-                loop.call_soon_threadsafe(server.changed, key, record) and None
-            )
+
+            def report(key: str, record: Workload | None) -> None:
+                loop.call_soon_threadsafe(server.changed, key, record)
+
+            self.manager.context.store.on_change = report
             try:
                 await server.start()
                 yield server
@@ -141,7 +144,7 @@ class BusHost:
 
     async def busctl(self, *arguments: str, uid: int = 0, groups: tuple[int, ...] = ()) -> Any:
         """Run busctl as a user, and return its output, decoded if it is JSON. Raises BusctlError."""
-        identity = {"user": uid, "group": uid, "extra_groups": list(groups)} if uid else {}
+        identity: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": list(groups)} if uid else {}
         process = await asyncio.create_subprocess_exec(
             *("busctl", f"--address={self.address}", "--json=short", *arguments),
             stdin=subprocess.DEVNULL,
@@ -173,7 +176,7 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         self.bus.disconnect()
         with contextlib.suppress(EOFError, OSError):
-            await self.bus.wait_for_disconnect()
+            await self.bus.wait_for_disconnect()  # type: ignore[no-untyped-call]  # dbus-fast declares no result
         # Older versions of the library leave these open until the garbage collector runs.
         for part in (self.bus._stream, self.bus._sock):
             if part is not None:

@@ -93,7 +93,7 @@ def test_varlink_methods_are_denied_without_the_right(manager: Manager, groups: 
     verbs = list(VERBS.values())
     modes: list[dict[str, bool]] = [{}, {"more": True}, {"oneway": True}]
     calls = [{"method": verb.full_name, **mode} for mode in modes for verb in verbs]
-    create = {"method": VERBS["Create"].full_name, "parameters": {"key": "not-created"}}
+    create: dict[str, object] = {"method": VERBS["Create"].full_name, "parameters": {"key": "not-created"}}
     calls += [{**create, "oneway": True}, create]
 
     async def run() -> list[str | None]:

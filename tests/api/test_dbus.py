@@ -332,7 +332,7 @@ def test_waiting_calls_of_a_client_are_limited(host: BusHost, monkeypatch: pytes
             calls = [asyncio.ensure_future(client.call("List")) for _ in range(70)]
             assert await eventually(lambda: sum(call.done() for call in calls) == 6)
             refused = [call.exception() for call in calls if call.done()]
-            assert {error.type for error in refused} == {LIMITS_EXCEEDED}
+            assert {error.type for error in refused if isinstance(error, dbus_fast.DBusError)} == {LIMITS_EXCEEDED}
             waiting = asyncio.ensure_future(other.call("Status"))
             go_on.set()
             assert "version" in await waiting
@@ -348,7 +348,12 @@ def test_caller_that_expects_no_reply_gets_none(host: BusHost) -> None:
         async with host.serving(), Client(host.address) as client:
             replies: list[dbus_fast.Message] = []
             kinds = (dbus_fast.MessageType.METHOD_RETURN, dbus_fast.MessageType.ERROR)
-            client.bus.add_message_handler(lambda message: message.message_type in kinds and replies.append(message))
+
+            def record(message: dbus_fast.Message) -> None:
+                if message.message_type in kinds:
+                    replies.append(message)
+
+            client.bus.add_message_handler(record)
             for member, body in (("Create", ["quiet", {}]), ("Create", ["../", {}])):
                 await client.bus.send(
                     dbus_fast.Message(

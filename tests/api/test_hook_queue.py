@@ -28,7 +28,8 @@ class Hooks:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def call(self, id_: str, pid: int = 0, stage: str = "createRuntime", **annotations: str) -> QueuedCall:
+    def call(self, id_: str, pid: int = 0, stage: str = "createRuntime", pod: str = "") -> QueuedCall:
+        annotations = {"io.kubernetes.pod.uid": pod} if pod else {}
         state = {"ociVersion": "1", "id": id_, "status": "created", "annotations": annotations}
         # Each hook is a process of its own.
         caller = Caller(0, frozenset(), pid or 1000 + len(self._tasks), waits=lambda: id_ not in self.gone)
@@ -36,10 +37,10 @@ class Hooks:
         assert call is not None
         return call
 
-    async def start(self, *ids: str, pid: int = 0, **annotations: str) -> None:
+    async def start(self, *ids: str, pid: int = 0, pod: str = "") -> None:
         for id_ in ids:
             self._ends[id_] = asyncio.Event()
-            self._tasks[id_] = asyncio.create_task(self._run(self.call(id_, pid, **annotations), id_))
+            self._tasks[id_] = asyncio.create_task(self._run(self.call(id_, pid, pod=pod), id_))
             await settled()
 
     async def _run(self, call: QueuedCall, id_: str) -> None:
@@ -93,13 +94,13 @@ async def test_calls_whose_hook_has_given_up_begin_last() -> None:
     assert hooks.begun == ["a", "d", "e", "b", "c"]
 
 
-POD = {"io.kubernetes.pod.uid": "0f8fad5b-d9cb-469f-a165-70867728950e"}
+POD = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 
 @in_loop
 async def test_a_workload_whose_call_hangs_takes_one_thread() -> None:
     hooks = Hooks(most=3)
-    await hooks.start("a", "b", "c", **POD)
+    await hooks.start("a", "b", "c", pod=POD)
     await hooks.start("d", "e")
     assert hooks.begun == ["a", "d", "e"]
     await hooks.end("d", "e", "a", "b", "c")
@@ -159,7 +160,7 @@ def test_a_hook_is_asked_to_wait_while_its_call_cannot_begin(clock: Clock) -> No
         assert await renewed(hooks, "c") == 14_000
         clock.now += 4
         assert await renewed(hooks, "c") == 15_000
-        await hooks.start("d", **POD)
+        await hooks.start("d", pod=POD)
         assert hooks.notices["d"][0] == 10_000
         await hooks.end("a", "b", "c", "d")
 
@@ -169,10 +170,10 @@ def test_a_hook_is_asked_to_wait_while_its_call_cannot_begin(clock: Clock) -> No
 def test_a_hook_is_asked_to_wait_for_the_call_of_its_workload(clock: Clock) -> None:
     async def run() -> None:
         hooks = Hooks(most=2, timeout_s=15)
-        await hooks.start("a", "b", **POD)
+        await hooks.start("a", "b", pod=POD)
         assert hooks.notices["b"][0] == 10_000
         hooks.timeout_s = 0
-        await hooks.start("c", **POD)
+        await hooks.start("c", pod=POD)
         assert hooks.notices["c"] == []
         await hooks.end("a", "b", "c")
 
@@ -182,10 +183,10 @@ def test_a_hook_is_asked_to_wait_for_the_call_of_its_workload(clock: Clock) -> N
 def test_a_hook_is_not_asked_to_wait_for_calls_that_hang(clock: Clock) -> None:
     async def run() -> None:
         hooks = Hooks(most=2, timeout_s=60)
-        await hooks.start("a", **POD)
+        await hooks.start("a", pod=POD)
         clock.now += PATIENCE_S
         await hooks.start("b")
-        await hooks.start("e", **POD)
+        await hooks.start("e", pod=POD)
         await hooks.start("c")
         # A call has begun a moment ago, so another one may soon.
         assert hooks.notices["c"][0] == 10_000

@@ -154,7 +154,7 @@ class _ActorProcess:
 
     def do_unshare(self) -> int:
         """Unshare the PID namespace of the processes that are forked from here on."""
-        return ctypes.CDLL(None).unshare(CLONE_NEWPID)
+        return int(ctypes.CDLL(None).unshare(CLONE_NEWPID))
 
     def do_read(self, path: str) -> str:
         return read(path)

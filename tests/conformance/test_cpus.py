@@ -41,7 +41,7 @@ def test_all_begin_in_root(fs: Resctrl, a: str) -> None:
     assert fs.read(a, "cpus") == fs.read("cpus").translate(str.maketrans("1237f", "00000"))
 
 
-def tried(fs: Resctrl, path: str, texts: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+def tried(fs: Resctrl, path: str, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the result of each text, and the CPUs of the group, which had CPU 0 before."""
     found = {}
     for text in texts:

@@ -23,10 +23,10 @@ def cases() -> list[Path]:
 
 def replay(path: Path) -> list[Difference]:
     case: dict[str, Any] = json.loads(path.read_text())
-    found = on_simulation(f"sim {case['machine']}")(case["sequences"])
+    observed = on_simulation(f"sim {case['machine']}")(case["sequences"])
     return [
         found
-        for pair in zip(case["sequences"], case["observations"], found, strict=True)
+        for pair in zip(case["sequences"], case["observations"], observed, strict=True)
         if (found := difference(*pair))
     ]
 

@@ -133,7 +133,7 @@ def test_without_a_mount_proc_names_no_group(fs: Resctrl) -> None:
 @pytest.mark.kernel_only("who may mount a simulation is FUSE's business")
 def test_only_the_hosts_root_may_mount(fs: Resctrl, tmp_path: Path) -> None:
     """Root of another user namespace may not mount it."""
-    command = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "resctrl", "resctrl", tmp_path]
+    command = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "resctrl", "resctrl", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 32
     assert "permission denied" in done.stderr

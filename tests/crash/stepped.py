@@ -23,7 +23,7 @@ class _Stepped(datetime.datetime):
 
 
 if __name__ == "__main__":
-    clock.datetime = _Stepped  # type: ignore[misc]
+    vars(clock)["datetime"] = _Stepped
     from resctrlmond.__main__ import main
 
     sys.exit(main())

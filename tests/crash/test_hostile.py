@@ -95,9 +95,10 @@ def test_the_daemon_with_a_full_run_folder_loses_nothing(site: Make, tmp_path: P
         worker = here.process()
         key = here.assigned(worker, member="c1")
         here.use(key, worker)
+        used = 0
         for number in range(12):
             used = os.statvfs(run).f_files - os.statvfs(run).f_ffree
-            room = ["mount", "-o", f"remount,nr_inodes={used + number}", run]
+            room = ["mount", "-o", f"remount,nr_inodes={used + number}", str(run)]
             subprocess.run(room, check=True)
             child = here.process()
             assert here.attempt(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.arguments import VERBS, build, parse
-from resctrlctl.daemon import SOCKET
+from resctrlctl.defaults import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
 from tests.ctl.conftest import ROOT, Ctl

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from resctrlctl import daemon
-from resctrlctl.daemon import CommandError, Daemon
+from resctrlctl.daemon import Daemon
+from resctrlctl.errors import CommandError
 from resctrlmond.api import types
 from resctrlmond.api.errors import ERRORS
 from resctrlmond.api.types import Claim

@@ -149,7 +149,8 @@ class NewGroup(types.Workload, frozen=True, kw_only=True):
 
 
 def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NOT_SHOWN, NewGroup, NOT_SHOWN[types.Workload])
+    kind: type[msgspec.Struct] = NewGroup
+    monkeypatch.setitem(NOT_SHOWN, kind, NOT_SHOWN[types.Workload])
     new = NewGroup(
         key="k",
         class_="",

@@ -15,7 +15,7 @@ import pytest
 
 from resctrlctl import queries, tree_view
 from resctrlctl.arguments import parse
-from resctrlctl.daemon import CommandError
+from resctrlctl.errors import CommandError
 from resctrlctl.output import Json, Output
 from resctrlctl.tree_view import TreeView, _records
 from resctrlmond.api import types

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.daemon.conftest import MANAGER, Machine, StartProcess, end
 def test_client_cannot_use_the_name_of_a_reserved_claim(machine: Machine, process: StartProcess, owner: str) -> None:
     machine.start()
     machine.call("Create", key="other", claim="me")
-    calls = {
+    calls: dict[str, dict[str, Any]] = {
         "Create": {"key": "k"},
         "Assign": {"key": "k", "pid": process().pid},
         "AddMember": {"key": "other", "member": "m"},
@@ -32,7 +33,7 @@ def test_client_cannot_use_the_name_of_a_reserved_claim(machine: Machine, proces
 def test_claim_with_an_empty_name_is_refused(machine: Machine, process: StartProcess) -> None:
     machine.start()
     machine.call("Create", key="other", claim="me")
-    calls = {
+    calls: dict[str, dict[str, Any]] = {
         "Create": {"key": "k"},
         "Assign": {"key": "k", "pid": process().pid},
         "AddMember": {"key": "other", "member": "m"},

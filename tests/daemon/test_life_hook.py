@@ -394,9 +394,9 @@ def test_control_group_of_an_init_with_several_threads_is_the_containers(
     cgroup = cgroup_root() / f"resctrlmond-hook-{os.getpid()}"
     cgroup.mkdir()
     child = subprocess.Popen([sys.executable, "-c", _THREADED], stdout=subprocess.PIPE)
+    assert child.stdout
     other = process()
     try:
-        assert child.stdout
         assert child.stdout.readline() == b"started\n"
         (cgroup / "cgroup.procs").write_text(str(child.pid))
         if is_shared:
@@ -408,7 +408,6 @@ def test_control_group_of_an_init_with_several_threads_is_the_containers(
     finally:
         for started in (child, other):
             end(started)
-        assert child.stdout
         child.stdout.close()
         while cgroup.exists():
             with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dbus_fast
 import dbus_fast.aio
@@ -41,7 +42,7 @@ def test_log_level_that_root_sets_is_returned(bus: str) -> None:
     async def run() -> None:
         client = await dbus_fast.aio.MessageBus(bus_address=bus).connect()
 
-        async def call(member: str, signature: str, *body: object) -> list[object]:
+        async def call(member: str, signature: str, *body: object) -> list[Any]:
             call = dbus_fast.Message(
                 destination=NAME,
                 path=LOG_CONTROL[0],

@@ -10,6 +10,7 @@ import os
 import pwd
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -132,7 +133,7 @@ def test_simulation_has_every_key_of_the_configuration_except_paths(monkeypatch:
     monkeypatch.setenv(SESSION_BUS, "unix:path=/none")
     paths = {"resctrl", "runtime_dir", "groups_dir", "varlink_socket"}
     other = {"str": "other", "int": 7, "float": 7.0, "bool": False}
-    fields = {
+    fields: dict[str, Any] = {
         field.name: other[type(value).__name__]
         for field in msgspec.structs.fields(Config)
         if (value := getattr(Config(), field.name)) is not None and field.name not in paths

@@ -93,7 +93,7 @@ def test_a_container_that_starts_while_the_daemon_starts_is_in_its_group(
     child = process()
     options = ("--timeout", "1", "--start-timeout", "60")
     with running_hook(machine, "early", child.pid, *options, form=form) as run:
-        assert run.communicate(timeout=60) == (None, b"")
+        assert run.communicate(timeout=60)[1] == b""
     assert machine.wait_for_notify("READY=1")
     assert machine.tasks("early") == {child.pid}
     assert not is_locked(machine)
@@ -119,7 +119,7 @@ def test_a_container_that_starts_while_the_daemon_restarts_is_in_its_group(
             ]
             machine.start_with_socket(listener)
             for run in runs:
-                assert run.communicate(timeout=60) == (None, b"")
+                assert run.communicate(timeout=60)[1] == b""
         assert machine.wait_for_notify("READY=1")
         for i, child in enumerate(children):
             assert machine.tasks(f"c{number}{i}") == {child.pid}

@@ -111,7 +111,9 @@ def _flooded(flood: str, host: Host) -> Iterator[None]:
 def _row(flood: str, host: Host, pid: int, samples: int) -> Row:
     # The high-water mark begins anew (proc(5), clear_refs).
     Path(f"/proc/{pid}/clear_refs").write_text("5")
-    assign, hook, bus = [], [], []
+    assign: list[float] = []
+    hook: list[float] = []
+    bus: list[float] = []
     for number in range(samples):
         key = f"{flood.replace(' ', '-')}-{number}"
         for seconds, method, before in ((assign, "Assign", "a-"), (hook, "Hook.Run", "h-")):

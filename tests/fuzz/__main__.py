@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def _header(data: bytes) -> None:
 def _body(data: bytes) -> None:
     values = msgspec.json.decode(data)
     if isinstance(values, dict):
-        options = {str(name): dbus_values.Variant("s", "x") for name in values}
+        options = {str(name): dbus_fast.Variant("s", "x") for name in values}
         dbus_values.request(types.AssignRequest, {"key": "k"}, options)
         dbus_values.request(types.AssignRequest, {"key": "k", **values}, {})
 
@@ -115,7 +114,7 @@ TARGETS = {
     "D-Bus bodies": Target(
         _body,
         (b'{"pid":1,"cgroup":"/x","attributes":{"a":"b"},"late":true}', b'{"key":"k","colour":[[{}]]}'),
-        (dbus_values.DBusError, msgspec.DecodeError, UnicodeError, RecursionError),
+        (dbus_fast.DBusError, msgspec.DecodeError, UnicodeError, RecursionError),
     ),
     "varlink calls": Target(
         _call,
@@ -158,4 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

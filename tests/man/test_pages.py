@@ -267,11 +267,11 @@ def test_the_overview_names_every_other_page() -> None:
 
 def test_the_overview_tells_of_every_event_with_its_unit() -> None:
     text = section(OVERVIEW, "EVENTS")
-    told = {}
+    units: dict[str, str] = {}
     for line in re.findall(r"^(\*\w+\*.*)$", text, re.MULTILINE):
         unit = re.search(r" \((\w+)\)$", line)
-        told |= dict.fromkeys(re.findall(r"\*(\w+)\*", line), unit[1] if unit else "")
-    assert told == {name: event.unit for name, event in EVENTS.items()}
+        units |= dict.fromkeys(re.findall(r"\*(\w+)\*", line), unit[1] if unit else "")
+    assert units == {name: event.unit for name, event in EVENTS.items()}
 
 
 def test_the_overview_tells_of_every_state_quality_and_word() -> None:

@@ -103,6 +103,8 @@ def try_one(copy: Path, mutant: Mutant) -> Outcome:
     except NotApplicable as error:
         return Outcome(mutant, ERROR, str(error))
     whole = path.read_text()
+    code: int | None = 0
+    output = ""
     path.write_text(mutated)
     try:
         # One after the other: pytest would run a file that is named first in the order of its folder.

@@ -113,8 +113,8 @@ class Node:
 
     def container(self, pod: nri_pb2.PodSandbox, pid: int, **fields: Any) -> nri_pb2.Container:
         """Return a container of that sandbox. A pid of 0 is not reported."""
-        given = {"id": an_id(), "pod_sandbox_id": pod.id, "name": "app", "state": 3, "pid": pid} | fields
-        return nri_pb2.Container(**given)
+        given: dict[str, Any] = {"id": an_id(), "pod_sandbox_id": pod.id, "name": "app", "state": 3, "pid": pid}
+        return nri_pb2.Container(**given | fields)
 
     def start_container(self, plugin: Plugin, pod: nri_pb2.PodSandbox, **fields: Any) -> nri_pb2.Container:
         """Report the start of a container as containerd does. Return when the adapter has responded to all of it."""

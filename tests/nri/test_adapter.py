@@ -139,8 +139,8 @@ def test_list_in_chunks_is_complete_and_older_than_events(node: Node) -> None:
             nri_pb2.SynchronizeRequest(pods=pods[2:], containers=containers[1:2]),
             nri_pb2.SynchronizeRequest(containers=containers[2:]),
         )
-        for pod, container in zip(pods[1:], containers[1:], strict=True):
-            node.until(lambda pod=pod, it=container: node.living(pod.uid) == {pod.id, it.id}, "a pod of the list")
+        listed = {pod.uid: {pod.id, one.id} for pod, one in zip(pods[1:], containers[1:], strict=True)}
+        node.until(lambda: {uid: node.living(uid) for uid in listed} == listed, "the pods of the list")
         assert node.living() == {late.id}
         assert node.owners(removed.uid) == set()
 

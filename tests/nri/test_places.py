@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,7 @@ def test_pod_ends_with_its_control_group_without_a_report(node: Node, pod_cgroup
         for one in (holder, pid):
             node.end(one)
         for directory in (f"{pod_cgroup}/{pod.id}", f"{pod_cgroup}/{name}", pod_cgroup):
-            node.until(lambda path=directory: emptied(path), "the control group to be empty")
+            node.until(partial(emptied, directory), "the control group to be empty")
         node.until(lambda: node.group()["state"] == "completed", "the end of the pod")
         assert "control group is gone" in node.said()
 

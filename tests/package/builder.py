@@ -25,7 +25,7 @@ PROGRAMS = ("mmdebstrap", "zstd", "tar")
 # As in a package's installation the owners matter, so a user runs this with his ids mapped to the root's. The script
 # itself is a plain user's or root's, in an empty /proc of its own.
 RUN = """\
-archive=$1 work=$2 who=$3 network=$4 script=$5 root=$(mktemp -d "$2/root.XXXXXX"); shift 5
+archive=$1 work=$2 uid=$3 network=$4 script=$5 root=$(mktemp -d "$2/root.XXXXXX"); shift 5
 trap 'umount -R "$root" 2>/dev/null || :; rm -rf "$root"' EXIT
 mount -t tmpfs -o mode=755 none "$root"
 tar -xp --zstd --numeric-owner --exclude='./dev/*' -C "$root" -f "$archive"
@@ -33,7 +33,7 @@ mount -t proc proc "$root/proc"
 for node in null zero full random urandom; do
     touch "$root/dev/$node"; mount --bind "/dev/$node" "$root/dev/$node"
 done
-if [ "$who" = 0 ]; then
+if [ "$uid" = 0 ]; then
     mount --rbind /sys "$root/sys"
     if [ -e /dev/fuse ]; then touch "$root/dev/fuse"; mount --bind /dev/fuse "$root/dev/fuse"; fi
 fi
@@ -41,12 +41,12 @@ if [ "$network" = yes ]; then cp -L --remove-destination /etc/resolv.conf "$root
 ln -s /proc/self/fd "$root/dev/fd"; mkdir -m 1777 "$root/dev/shm"
 mkdir "$root/dev/pts"; mount -t devpts -o newinstance,ptmxmode=666 none "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
-mkdir -m 755 "$root/build"; chown "$who:$who" "$root/build"
+mkdir -m 755 "$root/build"; chown "$uid:$uid" "$root/build"
 printf 'builder:x:1000:1000::/build:/bin/sh\\n' >>"$root/etc/passwd"; printf 'builder:x:1000:\\n' >>"$root/etc/group"
 ip link set lo up 2>/dev/null || :
 # Whoever ignores a signal hands that down, and the build's tests send some.
 clean="env --default-signal -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/build LC_ALL=C.UTF-8"
-user() { chroot --userspec="$who:$who" "$root" $clean "$@"; }
+user() { chroot --userspec="$uid:$uid" "$root" $clean "$@"; }
 user tar -x -C /build <"$work/in.tar"
 user sh -eu -c "cd /build; $script" build "$@"
 user tar -c -C /build/out . >"$work/out.tar"
@@ -92,15 +92,15 @@ def run(
     (work / "in.tar").write_bytes(source)
     own = ("--mount", "--pid", "--fork", "--uts", "--ipc", *(() if network else ("--net",)))
     mapped: tuple[str, ...] = () if os.geteuid() == 0 else ("--map-root-user", "--map-auto")
-    who = "0" if is_root else "1000"
-    inside = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run", archive or builder(), work, who)
-    inside = (*inside, "yes" if network else "no", script, *arguments)
-    said = tool(["unshare", *own, *mapped, "--", *inside])
+    uid = "0" if is_root else "1000"
+    shell = ("bash", "-eu", "-o", "pipefail", "-c", RUN, "run")
+    words = (archive or builder(), work, uid, "yes" if network else "no", script, *arguments)
+    output = tool(["unshare", *own, *mapped, "--", *shell, *words])
     (work / "out").mkdir()
     tool(["tar", "-x", "-C", work / "out", "-f", work / "out.tar"])
     for name in ("in.tar", "out.tar"):
         (work / name).unlink()
-    return said
+    return output
 
 
 def _build(place: Path, suite: str, names: Sequence[str]) -> None:

@@ -80,9 +80,10 @@ def check(python: str, version: str, folder: Path, tests: Sequence[str]) -> bool
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     tool([python, "-m", "venv", place / "venv"])
-    pip = [place / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    interpreter = place / "venv" / "bin" / "python"
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     (wheel,) = folder.glob("*.whl")
-    tool([*pip, f"{wheel}[sim,nri,dbus-next]", *REQUIREMENTS])
+    tool([interpreter, *pip, f"{wheel}[sim,nri,dbus-next]", *REQUIREMENTS])
     (sdist,) = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(place, filter="data")
@@ -92,7 +93,7 @@ def check(python: str, version: str, folder: Path, tests: Sequence[str]) -> bool
         shutil.rmtree(tree / package)
         (tree / package).symlink_to(installed / package)
     done = subprocess.run(
-        [place / "venv" / "bin" / "python", "-m", "pytest", *OPTIONS, *tests],
+        [interpreter, "-m", "pytest", *OPTIONS, *tests],
         cwd=tree,
         env={**os.environ, "PATH": f"{place}/venv/bin:{os.environ['PATH']}"},
         check=False,
@@ -110,7 +111,7 @@ def check_in_sid(folder: Path, tests: Sequence[str]) -> bool:
     wanted = [f"{wheel}[sim,nri,dbus-next]", *REQUIREMENTS]
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     tool([*pip, "wheel", "--wheel-dir", place / "wheels", "--no-deps", "sdnotify"])
-    selected = ["--python-version", OF_SID, "--only-binary=:all:", "--find-links", place / "wheels"]
+    selected: list[str | Path] = ["--python-version", OF_SID, "--only-binary=:all:", "--find-links", place / "wheels"]
     tool([*pip, "download", *selected, "--dest", place / "wheels", *wanted])
     inside = BytesIO()
     with tarfile.open(fileobj=inside, mode="w") as archive:

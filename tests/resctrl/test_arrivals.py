@@ -26,7 +26,7 @@ def many_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_switches")
 def test_the_list_of_a_new_group_stays_while_other_lists_are_dropped(tmp_path: Path) -> None:
-    arrivals = Arrivals(Tree(str(tmp_path), simulation=True))
+    arrivals = Arrivals(Tree(str(tmp_path), simulation=""))
     watched: dict[str, None] = {}
     has_begun_all = threading.Event()
 

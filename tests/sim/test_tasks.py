@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -325,7 +327,12 @@ def test_forks_and_exits_are_read_while_no_task_is_in_a_group(monkeypatch: pytes
     """A full queue of the kernel, while the simulation is idle, would make it inexact."""
     resctrl = VirtualResctrl(reports_forks=True)
     read: list[str] = []
-    monkeypatch.setattr(resctrl.tasks, "forks", lambda: read.append("forks") or [])
-    monkeypatch.setattr(resctrl.tasks, "exits", lambda: read.append("exits") or [])
+
+    def record(name: str) -> list[Any]:
+        read.append(name)
+        return []
+
+    for name in ("forks", "exits"):
+        monkeypatch.setattr(resctrl.tasks, name, partial(record, name))
     resctrl.poll()
     assert sorted(read) == ["exits", "forks"]

@@ -93,7 +93,7 @@ class Daemon:
     def adopt(self, life: Life, late: bool) -> None:
         of = life.of
         self._lives[of.key] = life
-        parameters = {
+        parameters: dict[str, Any] = {
             "key": of.key,
             "pid": life.first.tid,
             "member": f"c{life.container}",
@@ -129,6 +129,7 @@ class Daemon:
         if of.owner is Owner.HOOK and (of.key in self._unreported or not of.second_claim):
             return  # no call reports the end
         kills = self.kills
+        answer = None
         try:
             answer = self._do("Release", key=of.key, claim=_claim(of.owner))
         except VarlinkError as error:

@@ -166,6 +166,7 @@ class Ours:
         if owner is Owner.HOOK and (key in self._unreported or not life.of.second_claim):
             return  # no call reports the end
         restarts = self.restarts
+        released = None
         try:
             released = self._do(lambda: self.host.manager.release(key, owner=owner.value))
         except NoSuchClaim:
@@ -174,7 +175,7 @@ class Ours:
             assert owner is Owner.HOOK or self.restarts > restarts
         if life.of.second_claim:
             released = self._do(lambda: self.host.manager.release(key, owner=OTHER))
-        if released.completed:
+        if released is not None and released.completed:
             life.reported = self._report(life, released.workload, released.totals)
 
     def second(self, number: int) -> None:

@@ -105,9 +105,5 @@ def _slow_machine(control: Control) -> Iterator[None]:
         sleep(seconds)
         control.advance(seconds * SLOWER)
 
-    time.sleep = slept
-    try:
-        with mock.patch.object(Tree, "inexact", return_value=""):
-            yield
-    finally:
-        time.sleep = sleep
+    with mock.patch.object(time, "sleep", slept), mock.patch.object(Tree, "inexact", return_value=""):
+        yield

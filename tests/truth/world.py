@@ -28,7 +28,7 @@ OFF = "mon_L3_01"
 
 
 @contextlib.contextmanager
-def mounted(profile: str, rmids: int, **options: float | None) -> Iterator[tuple[Simulation, str]]:
+def mounted(profile: str, rmids: int, residue: int, lag_ms: float | None = None) -> Iterator[tuple[Simulation, str]]:
     """Mount a simulation with virtual tasks for an agent that marks its groups, with a folder in memory as /run."""
     before = os.getegid()
     os.setegid(MARK)
@@ -36,7 +36,9 @@ def mounted(profile: str, rmids: int, **options: float | None) -> Iterator[tuple
         with tempfile.TemporaryDirectory(prefix="resctrlmond-truth.", dir="/dev/shm") as top:
             for folder in ("resctrl", "run"):
                 os.mkdir(os.path.join(top, folder))
-            with Simulation(os.path.join(top, "resctrl"), profile, rmids, virtual_cpus=CPUS, **options) as simulation:
+            with Simulation(
+                os.path.join(top, "resctrl"), profile, rmids, virtual_cpus=CPUS, residue=residue, lag_ms=lag_ms
+            ) as simulation:
                 yield simulation, top
     finally:
         os.setegid(before)

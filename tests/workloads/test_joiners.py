@@ -477,7 +477,12 @@ def test_an_idle_container_is_not_walked_through(host: Host, init: Init, monkeyp
     host.manager.maintenance.sweep(CTR)
     walks: list[int] = []
     of_tree = cpu_time.of_tree
-    monkeypatch.setattr(cpu_time, "of_tree", lambda one: (walks.append(one.pid), of_tree(one))[1])
+
+    def record(one: Process) -> cpu_time.TreeTime | None:
+        walks.append(one.pid)
+        return of_tree(one)
+
+    monkeypatch.setattr(cpu_time, "of_tree", record)
     for _ in range(5):
         host.manager.maintenance.sweep(CTR)
     assert walks == []

@@ -287,7 +287,12 @@ def test_an_adopted_group_is_not_asked_for_all_its_tasks_each_second(
     host.restart()
     listed: list[GroupRef] = []
     tasks = host.tree.tasks
-    monkeypatch.setattr(host.tree, "tasks", lambda ref: (listed.append(ref), tasks(ref))[1])
+
+    def record(ref: GroupRef) -> list[int]:
+        listed.append(ref)
+        return tasks(ref)
+
+    monkeypatch.setattr(host.tree, "tasks", record)
     for _ in range(5):
         host.manager.maintenance.tick()
     assert len(listed) <= 1

@@ -140,8 +140,10 @@ def test_a_failed_assign_keeps_the_groups_that_waited_before_and_removes_its_own
             host.make_class(class_)
             host.tree.write_task(class_, child.pid)
         host.manager.create("one", owner="test")
-        for number, child in enumerate(children[:2]):
-            before = host.manager.assign(assignment("k", child.pid, member=f"c{number}")).workload
+        before = [
+            host.manager.assign(assignment("k", child.pid, member=f"c{number}")).workload
+            for number, child in enumerate(children[:2])
+        ][-1]
         assert [group.state for group in before.groups] == [GroupState.PENDING] * 2
         monkeypatch.setattr("resctrlmond.workloads.store.MAX_LIVING_MEMBERS", 2)
         with pytest.raises(LimitExceeded):

@@ -15,7 +15,9 @@ import msgspec
 import pytest
 
 from resctrlmond.resctrl import processes
+from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
+from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import InvalidRequest
 from resctrlmond.workloads.manager import Manager
@@ -163,22 +165,22 @@ def test_a_tree_is_put_in_with_all_that_it_forks_meanwhile(host: Host, forker: i
         for pid in below:
             try:
                 assert host.tree.membership(pid) == Membership("", "k")
-            except processes.NoSuchProcess:
+            except NoSuchProcess:
                 continue
     assert not host.manager.get("k").members[0].include_descendants
 
 
 def test_a_tree_that_waits_for_an_rmid_is_put_in_whole(host: Host, puppet: Puppet) -> None:
     child = int(puppet.do("fork"))
-    names = []
+    fillers: list[GroupRef] = []
     while True:
         try:
-            names.append(host.make_foreign(f"filler-{len(names)}"))
+            fillers.append(host.make_foreign(f"filler-{len(fillers)}"))
         except OSError:
             break
     waits = host.manager.assign(assignment("k", puppet.pid, late=None, include_descendants=True))
     assert (waits.moved.outside, waits.workload.members[0].tasks_outside) == (2, 2)
-    os.rmdir(host.tree.full_path(names[0]))
+    os.rmdir(host.tree.full_path(fillers[0]))
     when_all_stand(host, "k")
     assert host.tree.membership(child) == Membership("", "k")
     member = host.manager.get("k").members[0]

@@ -65,15 +65,17 @@ def _status_is_never_cleared() -> None:
 def _newlines_separate_tasks() -> None:
     from resctrlmond.sim.kernel import joining
 
-    right = joining.task_tokens
-    joining.task_tokens = lambda command: right(command.strip("\n").replace("\n", ","))
+    names = vars(joining)
+    right = names["task_tokens"]
+    names["task_tokens"] = lambda command: right(command.strip("\n").replace("\n", ","))
 
 
 def _octal_is_decimal() -> None:
     from resctrlmond.sim.kernel import joining
 
-    right = joining.parse_int
-    joining.parse_int = lambda text: right(text.lstrip("0") or "0") if "x" not in text.lower() else right(text)
+    names = vars(joining)
+    right = names["parse_int"]
+    names["parse_int"] = lambda text: right(text.lstrip("0") or "0") if "x" not in text.lower() else right(text)
 
 
 def _old_descriptors_live_on() -> None:
@@ -111,7 +113,7 @@ def _anybody_may_move_anybody() -> None:
 def _monitoring_groups_take_any_cpu() -> None:
     from resctrlmond.sim.kernel.cpus import Cpus
 
-    def write(_self: Any, group: Any, parent: Any, wanted: set[int]) -> None:
+    def write(self: Any, group: Any, parent: Any, wanted: set[int]) -> None:
         for other in parent.children.values():
             other.cpus -= wanted
         group.cpus = wanted
