@@ -22,10 +22,10 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison: what we took and what the barest way took, round by round.
+    """One comparison: the samples of resctrlmond and those of the shortest other way (``bare``), by round.
 
-    ``fuse`` marks a row in which calls into the look-alike of resctrl are most of both sides. ``goal`` is the most
-    that the median ratio should be, or, with ``goal_is_ours``, the median of ours.
+    ``fuse`` marks a row in which most of both samples are calls into the look-alike of resctrl. ``goal`` is the
+    largest median ratio, or, with ``goal_is_ours``, the largest median of ``ours``.
     """
 
     what: str
