@@ -3,6 +3,7 @@
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   all tests, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
+# make nri-all   all tests of the NRI adapter, with both versions of containerd
 # make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
 # make deb     build Debian packages in build/deb, in a Debian 13 root; install them with apt
 # make install   install on this host without packages; lists the Debian packages that are missing
@@ -23,7 +24,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash flood fuzz mutants record starved truth interfaces proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash flood fuzz mutants nri-all record starved truth interfaces proto lint man deb wheel install install-modules install-files clean
 .PHONY: check-host hook uninstall uninstall-files
 
 all: setup hook
@@ -104,6 +105,10 @@ conformance-all: setup
 	$(BIN)/python -m pytest tests/kernel/test_conformance.py
 	RESCTRLMOND_KERNEL=6.12 $(BIN)/python -m pytest tests/kernel/test_conformance.py
 	$(BIN)/python -m tests.conformance.differential --all $(CONFORMANCE)
+
+# All tests of the NRI adapter with both versions of containerd.
+nri-all: setup
+	RESCTRLMOND_CONTAINERD=all $(BIN)/python -m pytest tests/kernel/test_nri.py
 
 # Kill the daemon, or inject an error with strace, at each system call of its verbs; about an hour.
 # CRASH="--fault EIO --verb Assign" selects; --sample N draws N points of each verb with --seed; --jobs sets the parallel jobs.

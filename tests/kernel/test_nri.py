@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods of real containerds, which call the adapter; the first instruction of a container shows its group.
 
-All tests run with both versions, one guest after the other: the result is the same, whatever differs between them.
+What depends on the version runs with both, one guest after the other, and the rest with Debian 13's; ``make nri-all``
+runs everything with both. The results are the same, whatever differs between them.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +25,23 @@ from .install import install
 pytestmark = pytest.mark.timeout(500)
 
 
-@pytest.fixture(scope="module", params=[TRIXIE, SID], ids=["1.7", "2.1"])
+VERSIONS = {"1.7": TRIXIE, "2.1": SID}
+
+
+def with_versions(*names: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that runs with these versions of containerd."""
+    return pytest.mark.parametrize("served", [VERSIONS[name] for name in names], ids=names, indirect=True)
+
+
+with_each_version = with_versions(*VERSIONS)
+with_one_version = with_each_version if os.environ.get("RESCTRLMOND_CONTAINERD") == "all" else with_versions("1.7")
+
+
+@pytest.fixture(scope="module")
 def served(
     request: pytest.FixtureRequest, module_guests: Guests, staged: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Node]:
-    """Yield a node with Debian 13's containerd, then one with unstable's."""
+    """Yield a node with the containerd of Debian 13 or unstable."""
     containerd: Containerd = request.param
     guest = module_guests.start("cat")
     try:
@@ -53,6 +67,7 @@ def listed(node: Node, pod: Pod) -> list[tuple[str, str, str, bool]]:
     return [(one["id"], one["name"], one["state"], one["monitored"]) for one in told["containers"]]
 
 
+@with_each_version
 def test_two_containers_of_a_pod_are_in_its_group_from_their_first_instruction(node: Node) -> None:
     pod = node.pod()
     assert node.group(pod)["state"] == "idle"
@@ -86,6 +101,7 @@ def test_two_containers_of_a_pod_are_in_its_group_from_their_first_instruction(n
     assert "mon_data/mon_L3_00/mbm_total_bytes.end" in snapshot
 
 
+@with_one_version
 def test_a_replaced_sandbox_keeps_the_group(node: Node) -> None:
     pod = node.pod()
     old = pod.sandbox
@@ -102,6 +118,7 @@ def test_a_replaced_sandbox_keeps_the_group(node: Node) -> None:
     assert node.state(pod.uid) == "completed"
 
 
+@with_one_version
 def test_exec_session_is_added_to_the_group(node: Node) -> None:
     pod = node.pod()
     container, _ = node.container(pod)
@@ -110,6 +127,7 @@ def test_exec_session_is_added_to_the_group(node: Node) -> None:
     node.remove_sandbox(pod.sandbox)
 
 
+@with_each_version
 def test_containers_stay_in_their_group_over_all_restarts(node: Node) -> None:
     pod = node.pod()
     old, _ = node.container(pod)
@@ -135,6 +153,7 @@ def test_containers_stay_in_their_group_over_all_restarts(node: Node) -> None:
     node.until(lambda: node.state(pod.uid) == "completed", "the end of the pod", 100)
 
 
+@with_one_version
 def test_container_starts_without_the_daemon_and_is_added_later(node: Node) -> None:
     pod = node.pod()
     before, _ = node.container(pod)
@@ -158,6 +177,7 @@ def test_container_starts_without_the_daemon_and_is_added_later(node: Node) -> N
     assert "unmonitored for now" in node.out("journalctl -t resctrlmon-nri --no-pager -q")
 
 
+@with_one_version
 def test_events_without_a_running_adapter_are_recovered(node: Node) -> None:
     pod, removed = node.pod(), node.pod()
     node.container(removed)
@@ -173,6 +193,7 @@ def test_events_without_a_running_adapter_are_recovered(node: Node) -> None:
     node.remove_sandbox(pod.sandbox)
 
 
+@with_each_version
 def test_with_control_groups_by_systemd(node: Node) -> None:
     pod = node.pod(systemd=True)
     container, where = node.container(pod)
