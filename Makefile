@@ -3,6 +3,7 @@
 # make demo    the main job on a simulated resctrl, shown step by step
 # make check   all tests, on the simulator and on a real kernel in a virtual machine
 # make conformance [CONFORMANCE="--seed N --operations N"]   random operations, compared between kernel and simulator
+# make soak      memory, descriptors and latency while containers start and end for half an hour
 # make nri-all   all tests of the NRI adapter, with both versions of containerd
 # make conformance-all    rules, recorded cases and random operations on the newest kernel and on Linux 6.12
 # make deb     build Debian packages in build/deb, in a Debian 13 root; install them with apt
@@ -24,7 +25,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash flood fuzz mutants nri-all record starved truth interfaces proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash flood fuzz mutants nri-all soak record starved truth interfaces proto lint man deb wheel install install-modules install-files clean
 .PHONY: check-host hook uninstall uninstall-files
 
 all: setup hook
@@ -136,6 +137,11 @@ starved: setup
 # FLOOD="--samples N --flood 'unread lists'" selects.
 flood: setup
 	$(BIN)/python -m tests.flood $(FLOOD)
+
+# Start and end containers without pause for half an hour, with readers, reloads and kills of the daemon: nothing grows.
+# SOAK="--minutes 5" is shorter.
+soak: setup
+	$(BIN)/python -m tests.soak $(SOAK)
 
 # Measure speed and memory as ratios within one run: a table, and every sample in build/bench.json. About 10 minutes.
 # BENCH="hook groups" selects sections; tests/bench/README.md lists them, and figures.
