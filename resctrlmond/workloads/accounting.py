@@ -9,6 +9,7 @@ from decimal import Context, Decimal, localcontext
 
 from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
 from resctrlmond.workloads.checkpoint import CounterHistory
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.states import Quality
 
 # Declared in a module that clients can import without this one.
@@ -148,32 +149,29 @@ def _delta(run: _Run) -> _Delta:
 def _counted(run: _Run) -> _Delta:
     domain, begin, end, past = run.domain, run.begin, run.end, run.past
     if end is None:
-        return _Delta(None, Quality.UNKNOWN, run.missed or f"{domain} went offline")
+        return _Delta(None, Quality.UNKNOWN, run.missed or Reason.OFFLINE.text(domain=domain))
     if end.number is None:
         return _without_end(run, end)
     base = _base(run)
     if base is None:
         assert begin is not None
-        return _Delta(None, Quality.UNKNOWN, f"{domain} read {begin.text!r} at the beginning")
+        return _Delta(None, Quality.UNKNOWN, Reason.NO_BEGIN.text(domain=domain, word=repr(begin.text)))
     if past.carried is not None:
-        return _Delta(
-            max(0, past.carried + end.number - base),
-            Quality.ESTIMATED,
-            f"{domain} began from 0 again, went back, or had no counter for a time: some use is missing",
-        )
+        number = max(0, past.carried + end.number - base)
+        return _Delta(number, Quality.ESTIMATED, Reason.BEGAN_AGAIN.text(domain=domain))
     if begin is None:
-        return _Delta(end.number, Quality.ESTIMATED, f"{domain} came online during the run")
+        return _Delta(end.number, Quality.ESTIMATED, Reason.CAME_ONLINE.text(domain=domain))
     if begin.number is None:
-        return _Delta(end.number, Quality.ESTIMATED, f"{domain} read {begin.text!r} at the beginning")
+        reason = Reason.NO_BEGIN.text(domain=domain, word=repr(begin.text))
+        return _Delta(end.number, Quality.ESTIMATED, reason)
     if end.number < base:
         if base - end.number <= base * _NOISE:
-            return _Delta(0, Quality.ESTIMATED, f"{domain} went back slightly: the use was too small to be counted")
+            return _Delta(0, Quality.ESTIMATED, Reason.NOISE.text(domain=domain))
         # A reset (the domain was offline, or the mode changed): the value was counted since then.
-        return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")
+        return _Delta(end.number, Quality.ESTIMATED, Reason.RESET.text(domain=domain))
     if past.has_gap:
         # The hardware may have reset the counter meanwhile (see ``Unavailable``).
-        reason = f"{domain} had no number at a reading during the run: use at that time may be missing"
-        return _Delta(end.number - base, Quality.ESTIMATED, reason)
+        return _Delta(end.number - base, Quality.ESTIMATED, Reason.GAP.text(domain=domain))
     return _Delta(end.number - base, Quality.EXACT)
 
 
@@ -200,9 +198,9 @@ def _without_end(run: _Run, end: Value) -> _Delta:
     base = _base(run)
     number = 0 if base is None else (run.past.carried or 0) + (run.past.known or 0) - base
     if number > 0:
-        reason = f"{run.domain} read {end.text!r} at the end: the total is what was counted before"
+        reason = Reason.COUNTED_BEFORE_END.text(domain=run.domain, word=repr(end.text))
         return _Delta(number, Quality.ESTIMATED, reason)
-    return _Delta(None, Quality.UNKNOWN, f"{run.domain} read {end.text!r} at the end")
+    return _Delta(None, Quality.UNKNOWN, Reason.NO_END.text(domain=run.domain, word=repr(end.text)))
 
 
 def _sum(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality, caveat: str = "") -> Total:
@@ -213,7 +211,7 @@ def _sum(of: Event, deltas: Sequence[_Delta | Total], baseline: Quality, caveat:
     reasons = list(dict.fromkeys(delta.reason for delta in deltas if delta.reason))
     number = None
     if baseline is Quality.UNKNOWN:
-        reasons = ["the baseline is not known"]
+        reasons = [Reason.NO_BASELINE.text()]
     elif not known:
         quality = Quality.UNKNOWN
     else:

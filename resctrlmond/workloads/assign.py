@@ -11,11 +11,12 @@ from resctrlmond.resctrl.errors import NoSuchProcess
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tasks import Moved, MoveOptions, Origins, move, put_back
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import group_ops, reasons
+from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, Workload, replace
 from resctrlmond.workloads.placement import spread, why_outside
+from resctrlmond.workloads.reasons import Reason, ran_before
 from resctrlmond.workloads.requests import FOLLOW, Assigned, Assignment
 from resctrlmond.workloads.runs import check_has_rmid, claimed, continue_run, move_empty, new_run, start_run
 from resctrlmond.workloads.store import Limit, Transaction
@@ -90,7 +91,7 @@ def assign(
         )
         workload = replace(txn.workload.with_member(member), is_active=True)
         if member.late or member.tasks_outside or why:
-            stayed = reasons.stayed_outside(member) if member.tasks_outside else ""
+            stayed = Reason.STAYED_OUTSIDE.text(member=member.id) if member.tasks_outside else ""
             workload = workload.with_late(member, why or stayed)
         return Assigned(txn.save(workload), moved, member.descendants_outside)
     except Exception:
@@ -193,10 +194,10 @@ def _judged(
         member = replace(member, descendants_outside=len(outside))
     if moved_again is not None:
         if late:
-            return replace(member, late=True), reasons.ran_before(member)
+            return replace(member, late=True), ran_before(member)
         if not moved_again:
             return member, ""
-        return replace(member, late=True), reasons.outside_until_again(member)
+        return replace(member, late=True), Reason.OUTSIDE_UNTIL_AGAIN.text(member=member.id)
     # The caller holds the process until it gets the reply, or gives up. If it still waits after the last move, it has
     # held the process all that time, and the process runs in its group only.
     is_given_up = late is False and not assignment.is_awaited()
@@ -204,7 +205,7 @@ def _judged(
     if not member.late and not is_given_up and used_ns is None:
         return member, _hides_joiners(member)
     member = replace(member, late=True, cpu_time_before_ns=used_ns or 0)
-    return member, reasons.not_awaited(member) if is_given_up else reasons.ran_before(member)
+    return member, Reason.NOT_AWAITED.text(member=member.id) if is_given_up else ran_before(member)
 
 
 def _outside(ctx: Context, workload: Workload | None, tids: Iterable[int]) -> frozenset[int]:
@@ -246,10 +247,10 @@ def _undo(
     restored = replace(before, groups=tuple(groups))
     if was_outside:
         late = replace(restored.member(member.id) or member, late=True)
-        restored = restored.with_member(late).with_late(late, reasons.outside_until_again(late))
+        restored = restored.with_member(late).with_late(late, Reason.OUTSIDE_UNTIL_AGAIN.text(member=late.id))
     for group in restored.existing_groups:
         if group.nonce in used:
-            restored = restored.downgraded(group, Quality.ESTIMATED, reasons.rejected(member))
+            restored = restored.downgraded(group, Quality.ESTIMATED, Reason.REJECTED.text(member=member.id))
     txn.save(restored)
 
 
@@ -268,4 +269,4 @@ def _hides_joiners(member: Member) -> str:
     """
     if member.cgroup or member.kind not in _CONTAINERS:
         return ""
-    return reasons.hides_joiners(member)
+    return Reason.HIDES_JOINERS.text(member=member.id)

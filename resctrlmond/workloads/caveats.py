@@ -8,21 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.counters import Kind, Reading, Status, event
+from resctrlmond.workloads.reasons import Reason
 
-_REALLOCATED = (
-    "this processor takes bandwidth counters from one RMID for another and resets them, so some use may be missing "
-    "(the mode mbm_event prevents this, if info/L3_MON/mbm_assign_mode offers it)"
-)
-
-_UNASSIGNED = (
-    "when its group was created, and its use until it gets one is not counted: end other workloads, or unassign "
-    "counters of groups that do not need them (mbm_L3_assignments); the workload with the highest priority gets the "
-    "next free one"
-)
-_CHANGED = "which memory transactions it counts was changed during the run (info/{})"
-UNSEEN_END = "it ended while resctrlmond was not running"
-LATE_END = "its end values were not read at its end"
-_AFTER_END = "{}, and the use of processes that {} had started is counted until the end values were read"
 _MOST_NAMED = 5
 
 
@@ -36,9 +23,9 @@ def of_readings(readings: Iterable[Reading], mode: Mode | None, inexact: str) ->
     for name in sorted({reading.event for reading in readings}) if inexact or mode is Mode.REALLOCATED else ():
         of = event(name)
         if mode is Mode.REALLOCATED and of.restarts:
-            found[name] = _REALLOCATED
+            found[name] = Reason.REALLOCATED.text()
         elif inexact and of.kind is Kind.CUMULATIVE:
-            found[name] = f"the simulation is inexact: {inexact}"
+            found[name] = Reason.SIMULATION_INEXACT.text(cause=inexact)
     return found
 
 
@@ -51,20 +38,20 @@ def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mappin
     found = dict(known)
     for file in sorted(before.keys() & now.keys()):
         then, here = _by_l3(before[file]), _by_l3(now[file])
-        name, why = _event_of(file), _CHANGED.format(file)
+        name, why = _event_of(file), Reason.CHANGED.text(file=file)
         if any(then[l3] != here[l3] for l3 in then.keys() & here.keys()):
             found = _with_reason(found, name, why)
     return found
 
 
-def with_late_end(known: Mapping[str, str], readings: Iterable[Reading], why: str, member: str) -> dict[str, str]:
+def with_late_end(known: Mapping[str, str], readings: Iterable[Reading], why: Reason, member: str) -> dict[str, str]:
     """Return all caveats, by event, of a group whose end values are read after its end.
 
     ``known`` are its caveats so far, ``why`` is UNSEEN_END or LATE_END. Processes of ``member`` may have run since.
     """
     found = dict(known)
     for name in sorted({reading.event for reading in readings if event(reading.event).kind is Kind.CUMULATIVE}):
-        found = _with_reason(found, name, _AFTER_END.format(why, member))
+        found = _with_reason(found, name, why.text(member=member))
     return found
 
 
@@ -100,7 +87,7 @@ def of_unassigned(lacking: Iterable[tuple[str, str]]) -> dict[str, str]:
     domains: dict[str, list[str]] = {}
     for domain, name in lacking:
         domains.setdefault(name, []).append(domain)
-    return {name: f"no counter was free in {', '.join(sorted(of))} {_UNASSIGNED}" for name, of in domains.items()}
+    return {name: Reason.UNASSIGNED.text(domains=", ".join(sorted(of))) for name, of in domains.items()}
 
 
 def lacking_sentence(keys: Iterable[str]) -> str:

@@ -11,11 +11,12 @@ from resctrlmond.resctrl.errors import NoSuchProcess, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import caveats, group_ops, reasons
+from resctrlmond.workloads import caveats, group_ops
 from resctrlmond.workloads.clock import boot_ns, utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import EndRule, Member, State, Workload, replace
 from resctrlmond.workloads.plan import claims_over
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
     claims = txn.workload.claims
     if all(claim.owner in over for claim in claims) and any(claim.ends is EndRule.MEMBERS for claim in claims):
         # Its owner did not release it at its end.
-        _add_late_end(ctx, txn, caveats.LATE_END)
+        _add_late_end(ctx, txn, Reason.LATE_END)
     workload = functools.reduce(group_ops.without_claim, over, txn.workload)
     if not workload.claims and not workload.state.is_over and workload.state is not State.ENDING:
         # As in Release, the write that records the end removes the last claims.
@@ -50,16 +51,16 @@ def add_unseen_end(ctx: Context, txn: Transaction) -> None:
     """
     workload = txn.find()
     if workload is not None and _has_ended_unseen(ctx, workload):
-        _add_late_end(ctx, txn, caveats.UNSEEN_END)
+        _add_late_end(ctx, txn, Reason.UNSEEN_END)
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
     """Complete an end that failed before: what ran since then in the groups is counted too."""
-    _add_late_end(ctx, txn, caveats.LATE_END)
+    _add_late_end(ctx, txn, Reason.LATE_END)
     return group_ops.finish(ctx, txn, txn.workload.reason)
 
 
-def _add_late_end(ctx: Context, txn: Transaction, why: str) -> None:
+def _add_late_end(ctx: Context, txn: Transaction, why: Reason) -> None:
     workload = txn.workload
     # Processes that a member has started may run on in the group after its end, unless its control group or its PID
     # namespace ended with it.
@@ -79,7 +80,7 @@ def end_member(txn: Transaction, member: Member, reason: str) -> Workload:
     workload = txn.workload.with_member(ended)
     if member.joining:
         # Its Assign failed and could not be undone, and nothing has moved it since then.
-        workload = workload.with_late(member, reasons.never_moved(member))
+        workload = workload.with_late(member, Reason.NEVER_MOVED.text(member=member.id))
     if not member.dormant:  # what a dormant control group uses from now on is compared with its entry
         others = {name: used for name, used in workload.other_cpu_ns.items() if name != member.id}
         workload = replace(workload, other_cpu_ns=others)

@@ -30,7 +30,7 @@ from resctrlmond.resctrl.errors import (
 )
 from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.resctrl.undo import undoing
-from resctrlmond.workloads import caveats, reasons
+from resctrlmond.workloads import caveats
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.checkpoint import readings_of
 from resctrlmond.workloads.clock import boot_ns, utc_now
@@ -38,6 +38,7 @@ from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.errors import ForeignGroup, InvalidClass, NotWritten
 from resctrlmond.workloads.model import ROOT_FOLDER, Group, GroupState, State, Workload, replace
 from resctrlmond.workloads.plan import RECOVERED, lacking_counters, served_before
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.totals import End, Live, used
 from resctrlmond.workloads.validation import valid_class
@@ -241,7 +242,7 @@ def _cleared(ctx: Context, key: str, group: Group, quality: Quality) -> tuple[Gr
             with contextlib.suppress(NoSuchProcess, NoSuchClass, PermissionDenied, KernelRefused):
                 ctx.tree.write_task(ctx.tree.membership(tid).class_, tid)
                 moved += 1
-    why = reasons.strangers(len(strangers))
+    why = Reason.STRANGERS.text(count=len(strangers))
     return group.downgraded(quality, why), worst(quality, Quality.ESTIMATED)
 
 

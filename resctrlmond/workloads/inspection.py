@@ -25,9 +25,9 @@ from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import TICKS_PER_S
 from resctrlmond.resctrl.tree import Tree
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import Group, Member, Workload
+from resctrlmond.workloads.reasons import Reason
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +94,11 @@ class Inspector:
                         continue
                     thread = _Thread(processes.leader(tid), found.start_time, group.folder)
                     if self._was_moved_in(workload, group, tid, thread, before):
-                        workload = downgraded_and_logged(workload, group, Quality.ESTIMATED, reasons.MOVED_IN)
+                        workload = downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.MOVED_IN.text())
                 now.threads[tid] = replace(thread, folder=group.folder) if thread.folder != group.folder else thread
         for folder in self._folders_left(workload, before, now):
             group = workload.group(folder) or workload.first
-            workload = downgraded_and_logged(workload, group, Quality.LATE, reasons.MOVED_OUT)
+            workload = downgraded_and_logged(workload, group, Quality.LATE, Reason.MOVED_OUT.text())
         self._listings[workload.key] = now
         return workload
 

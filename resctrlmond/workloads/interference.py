@@ -33,12 +33,12 @@ from resctrlmond.resctrl.errors import NoSuchGroup, NoSuchProcess, NotMounted, N
 from resctrlmond.resctrl.foreign_writes import ForeignWrites, Written
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.attribution import Attribution, Groups, Writes
 from resctrlmond.workloads.inspection import Inspector, downgraded_and_logged
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import Group, State, Workload
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Store, Transaction
 
 log = logging.getLogger(__name__)
@@ -177,11 +177,11 @@ class Interference:
         departed = self._departed.pop(txn.key, [])
         try:
             if any(map(self._has_ended, departed)):
-                self._add_downgrade(txn.key, Quality.LATE, reasons.MOVED_OUT)
+                self._add_downgrade(txn.key, Quality.LATE, Reason.MOVED_OUT.text())
             inspect()
         except Exception as error:
             # A task that was moved may end before the next inspection.
-            self._add_downgrade(txn.key, Quality.ESTIMATED, reasons.not_inspected(error))
+            self._add_downgrade(txn.key, Quality.ESTIMATED, Reason.NOT_INSPECTED.text(error=error))
             raise
         finally:
             with self._guard:
@@ -189,7 +189,7 @@ class Interference:
         workload = txn.find()
         if workload is not None and any(self._is_outside(workload, arrival) for arrival in departed):
             # The inspection has not found it, for example for lack of descriptors, and it may end soon.
-            self._add_downgrade(txn.key, Quality.LATE, reasons.MOVED_OUT)
+            self._add_downgrade(txn.key, Quality.LATE, Reason.MOVED_OUT.text())
 
     def _has_ended(self, arrival: Arrival) -> bool:
         now = processes.stat(arrival.tid)
@@ -248,7 +248,7 @@ class Interference:
         if self._process_writes(is_end=True):
             self.wake()
         if self._departed.pop(txn.key, None):
-            self._add_downgrade(txn.key, Quality.LATE, reasons.MOVED_OUT)
+            self._add_downgrade(txn.key, Quality.LATE, Reason.MOVED_OUT.text())
         if txn.key in self._to_inspect or self.has_trouble:
             with contextlib.suppress(NoSuchGroup, NotMounted):  # the caller records the loss
                 txn.save(self._inspector.inspect(txn.workload))
@@ -371,7 +371,7 @@ class Interference:
         for directory, what in _files(written):
             if (owner := self._owner(directory)) is not None:
                 key, nonce = owner
-                self._add_downgrades({key: frozenset({nonce})}, reasons.written(what))
+                self._add_downgrades({key: frozenset({nonce})}, Reason.WRITTEN.text(file=what))
         for directory in sorted(written.created):
             self._arrivals.begin_empty(directory)
             with self._guard:
@@ -390,7 +390,7 @@ class Interference:
             with self._guard:
                 self._attribution.add_removed(directory, groups, since)
         if written.is_lost:
-            self._add_downgrades(self._groups_that_may_lose_tasks_to(""), reasons.EVENTS_LOST)
+            self._add_downgrades(self._groups_that_may_lose_tasks_to(""), Reason.EVENTS_LOST.text())
             self._list_all(foreign)
         if written.tasks or written.missed or written.is_incomplete:
             # A task that was moved to one group has left another.
@@ -428,7 +428,8 @@ class Interference:
             try:
                 self._find_departed(arrivals)
             except NotRead as error:
-                self._add_downgrades(self._groups_that_may_lose_tasks_to(directory), reasons.not_inspected(error))
+                groups = self._groups_that_may_lose_tasks_to(directory)
+                self._add_downgrades(groups, Reason.NOT_INSPECTED.text(error=error))
             with self._guard:
                 self._attribution.add_arrivals(directory, [arrival.tid for arrival in arrivals])
 
@@ -456,8 +457,8 @@ class Interference:
     def _reason(self, writes: Writes) -> str:
         path = os.path.join(self._tree.path, writes.directory)
         if writes.is_removed:
-            return reasons.removed_unseen(path)
-        return reasons.moved_unseen(os.path.join(path, "tasks"))
+            return Reason.REMOVED_UNSEEN.text(path=path)
+        return Reason.MOVED_UNSEEN.text(path=os.path.join(path, "tasks"))
 
     def _add_downgrade(self, key: str, quality: Quality, why: str) -> None:
         """Add a pending downgrade of all groups of a workload."""
@@ -522,7 +523,9 @@ class Interference:
 
     def _with_cpus(self, workload: Workload, group: Group) -> Workload:
         cpus = self._tree.cpus(group.ref)
-        return downgraded_and_logged(workload, group, Quality.ESTIMATED, reasons.has_cpus(cpus)) if cpus else workload
+        if not cpus:
+            return workload
+        return downgraded_and_logged(workload, group, Quality.ESTIMATED, Reason.HAS_CPUS.text(cpus=cpus))
 
 
 def _files(written: Written) -> Iterator[tuple[str, str]]:

@@ -15,15 +15,15 @@ from resctrlmond.resctrl import cgroups, cpu_time
 from resctrlmond.resctrl.cpu_time import TreeTime
 from resctrlmond.resctrl.errors import LACKS, ResctrlError
 from resctrlmond.resctrl.processes import Process
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import Member, Workload, replace
+from resctrlmond.workloads.reasons import Reason, joined_unseen
 
 log = logging.getLogger(__name__)
 
 # A walk through the process tree misses a process whose parent changes meanwhile. Three walks do not all miss it.
 _WALKS = 3
-# The smallest amount (ns) that reasons.joined_unseen() can state.
+# The smallest amount (ns) that joined_unseen() can state.
 _CENTISECOND = 10_000_000
 
 
@@ -49,8 +49,9 @@ class Joiners:
         # Read after the tree: CPU time that is used in between counts as earlier use, not as that of a joiner.
         used = cgroups.cpu_time_ns(member.cgroup)
         if used is None and cgroups.is_there(member.cgroup):
-            is_exact = workload.group_of(member).baseline is Quality.EXACT
-            return workload.with_late(member, reasons.uncounted_cgroup(member)) if is_exact else workload
+            if workload.group_of(member).baseline is not Quality.EXACT:
+                return workload
+            return workload.with_late(member, Reason.UNCOUNTED_CGROUP.text(member=member.id))
         if tree is None or (used is None and member.pid):
             return workload
         # Negative if the init used CPU time before it entered the control group.
@@ -66,9 +67,9 @@ class Joiners:
             return workload
         used = cgroups.cpu_time_ns(member.cgroup) or 0
         if used < before or not cgroups.is_there(member.cgroup):
-            why = reasons.removed_cgroup(member)
+            why = Reason.REMOVED_CGROUP.text(member=member.id)
         elif used > before:
-            why = reasons.ran_unseen(member, used - before)
+            why = Reason.RAN_UNSEEN.text(member=member.id, seconds=f"{(used - before) / 1e9:.6f}")
         else:
             return workload
         log.info("%s: %s", workload.key, why)
@@ -116,11 +117,11 @@ class Joiners:
                 return workload if found_ns is not None else self._look_outside(workload, member, before, tree)
             other = least if other is None else min(other, least)
         assert other is not None
-        why = reasons.joined_unseen(member, other - before)
+        why = joined_unseen(member, other - before)
         if found_ns is None:
             log.info("%s: %s", workload.key, why)
         else:
-            earlier = reasons.joined_unseen(member, found_ns)
+            earlier = joined_unseen(member, found_ns)
             others = tuple(reason for reason in home.baseline_reasons if reason != earlier)
             workload = workload.with_group(replace(home, baseline_reasons=others))
         workload = replace(workload, joined_ns={**workload.joined_ns, member.id: other - before})
@@ -140,7 +141,7 @@ class Joiners:
         used = cgroups.cpu_time_ns(member.cgroup)
         if least is None or used is None or used - least.ns >= lowest:
             return workload
-        why = reasons.outside_cgroup(member, lowest - used + least.ns)
+        why = Reason.OUTSIDE_CGROUP.text(member=member.id, seconds=f"{(lowest - used + least.ns) / 1e9:.2f}")
         log.info("%s: %s", workload.key, why)
         return workload.with_late(member, why)
 

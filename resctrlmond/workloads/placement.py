@@ -21,10 +21,11 @@ from resctrlmond.resctrl.errors import (
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import CgroupTasks, Moved, MoveOptions, Origins, ProcessTasks, Tasks, move
-from resctrlmond.workloads import group_ops, reasons
+from resctrlmond.workloads import group_ops
 from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import Group, GroupState, Member, State, Workload, replace
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
         except NotRead as error:
             if error.errno in LACKS:
                 raise
-            txn.save(txn.workload.with_late(member, reasons.cannot_see_return(member, error)))
+            txn.save(txn.workload.with_late(member, Reason.CANNOT_SEE_RETURN.text(member=member.id, error=error)))
             continue
         if not is_populated:
             txn.save(ctx.joiners.look_at_empty(txn.workload, member))
@@ -76,7 +77,7 @@ def wake_dormant(ctx: Context, txn: Transaction) -> None:
         back = replace(
             member, ended_at="", dormant=False, started_at=utc_now(), late=True, tasks_outside=0, reason=""
         )
-        txn.save(txn.workload.with_member(back).with_late(back, reasons.ran_between(back)))
+        txn.save(txn.workload.with_member(back).with_late(back, Reason.RAN_BETWEEN.text(member=back.id)))
         text = "%s: control group %s has tasks again; they are moved into the group, and the baseline is late"
         log.info(text, txn.key, printable(member.cgroup))
         _sweep_and_record(ctx, txn, back)
@@ -91,7 +92,7 @@ def adopt(ctx: Context, txn: Transaction, group: Group) -> None:
             continue
         if not group.folder and txn.workload.group_of(member).folder:
             continue
-        why = reasons.ran_outside(member)
+        why = Reason.RAN_OUTSIDE.text(member=member.id)
         try:
             moved = _sweep_member(ctx, txn, member)
         except ResctrlError as error:
@@ -120,7 +121,7 @@ def rejoin(ctx: Context, txn: Transaction) -> None:
         # time.
         joined = replace(joined, joining=False, late=joined.late or member.joining)
         workload = replace(txn.workload.with_member(joined), is_active=is_active)
-        why = reasons.killed_while_joining(member)
+        why = Reason.KILLED_WHILE_JOINING.text(member=member.id)
         txn.save(workload.with_late(joined, why) if member.joining else workload)
 
 
@@ -161,11 +162,13 @@ def spread(
             more = _move_into(ctx, txn, group, member, tasks=tasks, late=True, origins=origins)
         except ResctrlError:
             if late:
-                txn.save(txn.workload.with_late(member, reasons.in_no_group(member, class_)))
+                why = Reason.IN_NO_GROUP.text(member=member.id, class_=class_ or "/")
+                txn.save(txn.workload.with_late(member, why))
             raise
         if late and not more.moved:
             # They ended, or left, before they could be moved, and nothing has made the group late.
-            txn.save(txn.workload.with_late(replace(member, folder=group.folder), reasons.ran_outside(member)))
+            why = Reason.RAN_OUTSIDE.text(member=member.id)
+            txn.save(txn.workload.with_late(replace(member, folder=group.folder), why))
         moved = _together(more, moved)
     return moved
 
@@ -179,10 +182,10 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
         member = replace(_saved(txn, member), reason=str(error))
         workload = txn.workload.with_member(member)
         if is_last:
-            workload = workload.with_late(member, reasons.not_swept_at_end(member, error))
+            workload = workload.with_late(member, Reason.NOT_SWEPT_AT_END.text(member=member.id, error=error))
         elif member.cgroup and isinstance(error, NotRead) and error.errno not in LACKS:
             # For example EACCES, or too many control groups: no later sweep will find them either.
-            workload = workload.with_late(member, reasons.cannot_find_joiners(member, error))
+            workload = workload.with_late(member, Reason.CANNOT_FIND_JOINERS.text(member=member.id, error=error))
         txn.save(workload)
         return
     if moved.moved:
@@ -197,12 +200,12 @@ def _sweep_and_record(ctx: Context, txn: Transaction, member: Member, *, is_last
     workload = workload.with_member(swept)
     if swept.tasks_outside:
         # They may end before they are moved.
-        workload = workload.with_late(swept, reasons.stayed_outside(swept))
+        workload = workload.with_late(swept, Reason.STAYED_OUTSIDE.text(member=swept.id))
     try:
         workload = ctx.joiners.look(workload, swept)
     except NotRead as error:
         if is_last:
-            workload = workload.with_late(swept, reasons.not_swept_at_end(swept, error))
+            workload = workload.with_late(swept, Reason.NOT_SWEPT_AT_END.text(member=swept.id, error=error))
     txn.save(replace(workload, is_active=True))
 
 
@@ -229,7 +232,7 @@ def _move_into(
         # The tasks ran outside until now, so no total of this group is exact. This is on disk before the first of
         # them is counted.
         workload = txn.workload.with_member(replace(_saved(txn, member), late=True))
-        txn.save(workload.with_late(replace(member, folder=group.folder), reasons.ran_outside(member)))
+        txn.save(workload.with_late(replace(member, folder=group.folder), Reason.RAN_OUTSIDE.text(member=member.id)))
 
     here: Origins = {}
     if origins is not None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.clock import seconds_since_ns
 from resctrlmond.workloads.model import Claim, EndRule, Group, GroupState, State, Workload
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.validation import is_pod_uid
 
 # The owners that are parts of this daemon: the OCI hook, and the claim on a group whose record was lost. No client
@@ -126,7 +126,7 @@ def why_late(workload: Workload, group: Group) -> tuple[str, ...]:
     """
     members = [member for member in workload.members if member.has_tasks]
     return tuple(
-        reasons.ran_outside(member) if member.is_living else reasons.ended_outside(member)
+        Reason.RAN_OUTSIDE.text(member=member.id) if member.is_living else Reason.ENDED_OUTSIDE.text(member=member.id)
         for member in members
         if workload.group_of(member).folder == group.folder
     )

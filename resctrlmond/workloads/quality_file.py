@@ -7,10 +7,10 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality, Total, worst
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import GroupState, Workload, replace
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.totals import End, Live, remembered, used
 
@@ -44,7 +44,7 @@ class QualityFiles:
         elif joining and not was_joining:
             known = self._snapshots.quality(workload.key)
             names = [line.partition(" ")[0] for line in known.splitlines()]
-            late = "".join(f"{name} {Quality.LATE} {reasons.joins(joining)}\n" for name in names)
+            late = "".join(f"{name} {Quality.LATE} {Reason.JOINING.text(member=joining.id)}\n" for name in names)
             if (now := worse(known, late)) != known:
                 self._snapshots.write_quality(workload.key, now)
 

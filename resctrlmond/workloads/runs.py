@@ -15,6 +15,7 @@ from resctrlmond.workloads.ends import finish_again, has_ended
 from resctrlmond.workloads.errors import NoSuchWorkload
 from resctrlmond.workloads.model import EndRule, Group, PriorRuns, State, Workload, replace
 from resctrlmond.workloads.plan import losses_in_a_row, served_before
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.validation import is_pod_uid, merged_attributes
 
@@ -119,8 +120,7 @@ def _prior_runs(ctx: Context, lost: Workload) -> PriorRuns:
         total.event.name: "" if total.number is None else digits(total.number)
         for total in group_ops.totals(ctx, lost, {})
     }
-    lost_at = lost.first.completed_at
-    reason = f"its group was lost at {lost_at} ({lost.reason}), and its use until it had a new one is not counted"
+    reason = Reason.PRIOR_RUN.text(time=lost.first.completed_at, loss=lost.reason)
     return PriorRuns(totals, reason, losses_in_a_row(lost))
 
 

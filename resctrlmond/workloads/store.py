@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import msgspec
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError, reading
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
 from resctrlmond.workloads.errors import InvalidClass, InvalidKey, LimitExceeded, NoSuchWorkload
 from resctrlmond.workloads.model import ROOT_FOLDER, VERSION, Group, GroupState, Workload, replace
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.validation import canonical_key, valid_class
 
 _SUFFIX = ".json"
@@ -317,7 +317,7 @@ class Store:
         downgraded = workload
         for group in workload.groups:
             if group.state is not GroupState.PENDING:
-                downgraded = downgraded.downgraded(group, Quality.ESTIMATED, reasons.DOWNGRADE_NOT_SAVED)
+                downgraded = downgraded.downgraded(group, Quality.ESTIMATED, Reason.DOWNGRADE_NOT_SAVED.text())
         self._unsaved[workload.key] = _Unsaved(workload, _by_nonce(downgraded))
         return downgraded
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef
-from resctrlmond.workloads import reasons
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.store import Store
 
 
@@ -61,4 +61,4 @@ class TakeOver:
             workload = txn.find()
             group = workload.group_at(ref) if workload is not None else None
             if group is not None:
-                txn.save_group(group.downgraded(Quality.LATE, reasons.taken_over(key)))
+                txn.save_group(group.downgraded(Quality.LATE, Reason.TAKEN_OVER.text(key=key)))

@@ -8,10 +8,11 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from resctrlmond.resctrl.counters import Reading, Status, Value, added_values, event, parse_value
-from resctrlmond.workloads import checkpoint, reasons
+from resctrlmond.workloads import checkpoint
 from resctrlmond.workloads.accounting import Quality, Total, added, totals, worst
 from resctrlmond.workloads.checkpoint import Checkpoint
 from resctrlmond.workloads.model import Group, GroupState, PriorRuns, Workload
+from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.snapshot import Snapshots
 
 # The readings of each group of a workload, by its subfolder.
@@ -28,7 +29,7 @@ def as_reported(workload: Workload) -> Workload:
     """
     for member in workload.living:
         if member.joining:
-            workload = workload.with_late(member, reasons.joins(member))
+            workload = workload.with_late(member, Reason.JOINING.text(member=member.id))
     return workload
 
 
@@ -85,7 +86,7 @@ def _so_far(snapshots: Snapshots, subfolder: str, group: Group, live: Sequence[R
     now = checkpoint.with_readings(snapshots.last_read(subfolder), "", live, baseline)
     here = {reading.domain for reading in live}
     missed = {
-        domain: f"{domain} went offline, last read at {now[domain].time or group.created_at}"
+        domain: Reason.OFFLINE_SINCE.text(domain=domain, time=now[domain].time or group.created_at)
         for domain in now.keys() - here
     }
     readings = checkpoint.readings_of(now)
@@ -101,9 +102,10 @@ def _ended(snapshots: Snapshots, subfolder: str, group: Group, end_values: End |
     for domain in {reading.domain for reading in begin} | last_read.keys():
         time = last_read[domain].time if domain in last_read else ""
         if group.state is GroupState.LOST and time != completed_at:
-            missed[domain] = f"{group.reason}; " + (f"last read at {time}" if time else "never read before")
+            why = Reason.LOST if time else Reason.NEVER_READ
+            missed[domain] = why.text(loss=group.reason, time=time)
         elif time and time != completed_at:
-            missed[domain] = f"{domain} went offline, last read at {time}"
+            missed[domain] = Reason.OFFLINE_SINCE.text(domain=domain, time=time)
     return _totals(group, begin, end, missed, last_read)
 
 
@@ -165,7 +167,7 @@ def _of_prior_runs(prior_runs: PriorRuns, parts: Iterable[list[Total]]) -> list[
 def _without(total: Total, missing: Iterable[Group]) -> Total:
     """Return the total, estimated, with a reason for each class in which the workload had tasks but no group."""
     for group in missing:
-        reason = f"class {group.class_ or '/'} is not included: {group.reason}"
+        reason = Reason.CLASS_MISSING.text(class_=group.class_ or "/", cause=group.reason)
         reason = f"{total.reason}; {reason}" if total.reason else reason
         total = dataclasses.replace(total, quality=worst(total.quality, Quality.ESTIMATED), reason=reason)
     return total

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 _API = "resctrlmond/api"
 _PAGE = "man/org.resctrlmon.Manager.5.scd"
 _BUS_PAGE = "man/org.resctrlmon1.5.scd"
+_OVERVIEW = "man/resctrlmond.7.scd"
 
 
 def generated() -> dict[str, str]:
@@ -23,6 +24,7 @@ def generated() -> dict[str, str]:
         f"{_API}/org.resctrlmon1.xml": dbus.introspection(),
         _PAGE: pages.with_blocks(_text(_PAGE), pages.blocks()),
         _BUS_PAGE: pages.with_blocks(_text(_BUS_PAGE), pages.bus_blocks()),
+        _OVERVIEW: pages.with_blocks(_text(_OVERVIEW), pages.reason_blocks()),
     }
 
 

@@ -11,6 +11,8 @@ from resctrlmond.api.dbus import interfaces as bus
 from resctrlmond.api.dbus.values import signature
 from resctrlmond.api.types import ErrorParameters, Workload
 from resctrlmond.api.verbs import HOOK, MANAGER
+from resctrlmond.workloads.reasons import Reason
+from resctrlmond.workloads.states import Quality
 from tests.interfaces import dbus, declaration, varlink
 from tests.interfaces.declaration import Error, Field, Method, Type, filled
 
@@ -40,6 +42,20 @@ def bus_blocks() -> dict[str, list[str]]:
         "workload": _bus_interface(bus.WORKLOAD),
         "properties": terms(properties),
     }
+
+
+def reason_blocks() -> dict[str, list[str]]:
+    """The reasons for which a figure is not exact, for resctrlmond(7)."""
+    lines: list[str] = []
+    for quality in (Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN):
+        lines += [f"A figure is _{quality}_ because:", ""]
+        for reason in Reason:
+            if quality in reason.qualities:
+                words = re.sub(r"\{(\w+?)_?\}", r"_\1_", reason.template)
+                first, *more = filled(words, _WIDTH - 2, "")
+                lines += [f"- {first}", *(f"  {line}" for line in more)]
+        lines.append("")
+    return {"reasons": lines}
 
 
 def with_blocks(page: str, parts: dict[str, list[str]]) -> str:

@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "a failed inspection leaves the totals exact",
         _WORKLOADS + "interference.py",
-        "            self._add_downgrade(txn.key, Quality.ESTIMATED, reasons.not_inspected(error))\n",
+        "            self._add_downgrade(txn.key, Quality.ESTIMATED, Reason.NOT_INSPECTED.text(error=error))\n",
         "",
         "tests/workloads/test_interference.py tests/workloads",
     ),
@@ -336,7 +336,7 @@ MUTANTS = (
     Mutant(
         "a counter that went back is not called estimated",
         _WORKLOADS + "accounting.py",
-        'return _Delta(end.number, Quality.ESTIMATED, f"{domain} went back, so it was reset during the run")',
+        "return _Delta(end.number, Quality.ESTIMATED, Reason.RESET.text(domain=domain))",
         "return _Delta(end.number, Quality.EXACT)",
         "tests/workloads/test_accounting.py tests/workloads",
     ),

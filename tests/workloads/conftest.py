@@ -30,6 +30,7 @@ from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Store
 from resctrlmond.workloads.totals import used
 from tests.sim.conftest import Puppet
+from tests.workloads.known_reasons import check_reasons
 
 MARK = 4242
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -124,13 +125,16 @@ class Host:
         if snapshots.is_bare(record.key):
             return
         # As Read does, but without its effect on the file.
-        told = text(used(snapshots, record, group_ops.readings(ctx, record)))
+        totals = used(snapshots, record, group_ops.readings(ctx, record))
+        for total in totals:
+            check_reasons(total)
+        reported = text(totals)
         written = snapshots.quality(record.key)
         if record.state.is_over:
-            assert written == told
+            assert written == reported
         if not written and any(member.joining for member in record.living):
             return  # the first Assign of the run has not ended
-        assert worse(written, told) == written
+        assert worse(written, reported) == written
 
     def clean(self) -> None:
         """Remove every group and class."""
