@@ -66,19 +66,19 @@ class Starts:
         """End what was started, and run the next pod."""
         self.end()
         self._started = begin()
-        self._to.tell(Event.RUN_POD_SANDBOX, self._started.pod)
+        self._to.send_event(Event.RUN_POD_SANDBOX, self._started.pod)
 
     def start(self) -> None:
         """Measure one start: the runtime sends the event and waits for the response."""
         assert self._started is not None
-        self._to.tell(Event.START_CONTAINER, self._started.pod, self._started.container)
+        self._to.send_event(Event.START_CONTAINER, self._started.pod, self._started.container)
 
     def end(self) -> None:
         """End what was started."""
         if self._started is not None:
             self._started.process.kill()
             self._started.process.wait()
-            self._to.tell(Event.REMOVE_POD_SANDBOX, self._started.pod)
+            self._to.send_event(Event.REMOVE_POD_SANDBOX, self._started.pod)
             self._started = None
 
 

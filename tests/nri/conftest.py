@@ -72,7 +72,7 @@ class Node:
         return self.runtime.accept()
 
     def assign_as_hook(self, container: nri_pb2.Container) -> None:
-        """Assign the container's process as the hook of a runtime does, before the runtime tells us."""
+        """Assign the container's process as the hook of a runtime does, before the runtime reports the container."""
         self.machine.call(
             "Assign",
             key=UID,
@@ -89,7 +89,7 @@ class Node:
         self.runtime.close()
         self.runtime = None
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         """Return the adapter's log."""
         return self.log.read_text()
 
@@ -119,12 +119,12 @@ class Node:
     def start_container(self, plugin: Plugin, pod: nri_pb2.PodSandbox, **fields: Any) -> nri_pb2.Container:
         """Report the start of a container as containerd does. Return when the adapter has responded to all of it."""
         container = self.container(pod, 0, state=1)
-        plugin.tell(Event.POST_CREATE_CONTAINER, pod, container)
+        plugin.send_event(Event.POST_CREATE_CONTAINER, pod, container)
         container = self.container(pod, self.process(), id=container.id, state=1, **fields)
         own = os.path.join(self._containers(), container.id)
         os.makedirs(own)
         Path(own, "cgroup.procs").write_text(str(container.pid))
-        plugin.tell(Event.START_CONTAINER, pod, container)
+        plugin.send_event(Event.START_CONTAINER, pod, container)
         return container
 
     @staticmethod
@@ -145,7 +145,7 @@ class Node:
         try:
             wait_until(is_met, interval_s=0.02, failure=f"still waiting for {what}")
         except AssertionError as failure:
-            failure.add_note(f"{self.said()}\n{self.machine.log.read_text()}")
+            failure.add_note(f"{self.log_text()}\n{self.machine.log.read_text()}")
             raise
 
     def group(self, key: str = UID) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
             made.machine.start()
             made.start_adapter()
             yield made
-            assert "Traceback" not in made.said()
+            assert "Traceback" not in made.log_text()
         finally:
             made.close()
 

@@ -89,14 +89,14 @@ class Plugin:
         request = nri_pb2.Request.FromString(data)
         assert (stream, kind) == (1, REQUEST)
         assert (request.service, request.method) == ("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin")
-        asked = nri_pb2.RegisterPluginRequest.FromString(request.payload)
-        self.name = f"{asked.plugin_idx}-{asked.plugin_name}"
+        sent = nri_pb2.RegisterPluginRequest.FromString(request.payload)
+        self.name = f"{sent.plugin_idx}-{sent.plugin_name}"
         self.write(RUNTIME, _packed(1, RESPONSE, nri_pb2.Response().SerializeToString()))
 
     def configure(self) -> int:
         """Send Configure and return the mask of events."""
-        asked = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v1.7.24")
-        answer = self.call("Configure", asked.SerializeToString())
+        request = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v1.7.24")
+        answer = self.call("Configure", request.SerializeToString())
         assert answer.status.code == 0
         return nri_pb2.ConfigureResponse.FromString(answer.payload).events
 
@@ -110,7 +110,7 @@ class Plugin:
 
     # -- events
 
-    def tell(self, event: Event, pod: Any = None, container: Any = None) -> None:
+    def send_event(self, event: Event, pod: Any = None, container: Any = None) -> None:
         """Send an event, by StateChange or by its own method. Any response but success would fail the container."""
         if self.dedicated:
             payload = nri_pb2.EventRequest(pod=pod, container=container).SerializeToString()

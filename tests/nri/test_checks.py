@@ -10,20 +10,22 @@ import pytest
 CHECKS = {
     "reads fragmented to single bytes": (
         "test_session.test_a_runtime_that_writes_one_byte_at_a_time",
-        "test_wire.test_byte_by_byte_is_the_same_as_at_once",
+        "test_wire.test_single_bytes_are_decoded_like_whole_messages",
     ),
     "frames longer than 4096 bytes inbound": (
         "test_session.test_a_list_of_nearly_4_mib_in_two_frames",
-        "test_wire.test_a_frame_of_the_greatest_length_is_taken",
+        "test_wire.test_frame_of_the_greatest_length_is_accepted",
     ),
     "4096 and 4097 bytes outbound": ("test_wire.test_no_frame_at_a_message_start_is_longer_than_4096",),
     "a message longer than 4 MiB inbound: discarded, status 8": (
-        "test_session.test_a_message_that_is_too_long_is_refused_and_the_connection_lives",
+        "test_session.test_message_that_is_too_long_is_refused_and_the_connection_remains",
         "test_wire.test_an_oversize_message_is_refused_and_the_next_is_served",
     ),
-    "outbound one frame a message, of at most 4096 bytes": ("test_wire.test_our_messages_have_one_frame_each",),
+    "outbound one frame a message, of at most 4096 bytes": (
+        "test_wire.test_each_message_of_the_adapter_has_one_frame",
+    ),
     "stream ids that skip, that are even": (
-        "test_session.test_stream_ids_that_skip_are_taken_and_even_or_falling_ones_refused",
+        "test_session.test_stream_ids_may_skip_and_even_or_falling_ids_are_refused",
     ),
     "unknown method and service: status 12": ("test_session.test_unknown_method_is_unimplemented",),
     "neither mask 0 nor bits that a version does not know": (
@@ -32,11 +34,11 @@ CHECKS = {
     "a list in chunks": ("test_adapter.test_list_in_chunks_is_complete_and_older_than_events",),
     "events before the list is answered": ("test_adapter.test_list_in_chunks_is_complete_and_older_than_events",),
     "an end within a frame": (
-        "test_session.test_an_end_within_a_frame_keeps_the_group_and_a_new_connection_is_made",
-        "test_session.test_an_end_within_a_list_in_chunks_forgets_the_chunks",
+        "test_session.test_connection_that_ends_within_a_frame_is_renewed_and_keeps_the_group",
+        "test_session.test_connection_that_ends_within_a_list_discards_its_chunks",
     ),
-    "no socket, and one that nobody listens at": ("test_session.test_no_socket_a_dead_one_and_a_new_one",),
-    "an exception of ours: answered with OK": (
+    "no socket, and one without a listener": ("test_session.test_adapter_connects_once_a_runtime_listens",),
+    "an exception in the adapter: the response is OK": (
         "test_session.test_bug_of_the_adapter_does_not_fail_the_container",
         "test_session.test_unreadable_event_does_not_fail_the_container",
     ),
@@ -52,7 +54,7 @@ CHECKS = {
         "test_places.test_reused_pid_outside_the_control_group_is_not_assigned",
     ),
     "the same start again after a reconnection": ("test_adapter.test_the_same_start_again_changes_nothing",),
-    "frames for connections that nobody opened": ("test_session.test_invalid_request_is_refused_or_skipped",),
+    "frames for connections that are not open": ("test_session.test_invalid_request_is_refused_or_skipped",),
 }
 
 

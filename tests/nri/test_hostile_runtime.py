@@ -76,7 +76,7 @@ def test_repeated_disconnects_are_logged_once(node: Node) -> None:
             plugin.configure()
     with node.connected() as plugin:
         plugin.greet()
-        assert node.said().count("the runtime closed the connection") == 1
+        assert node.log_text().count("the runtime closed the connection") == 1
 
 
 def test_connection_delay_restarts_after_a_lasting_connection(
@@ -84,8 +84,8 @@ def test_connection_delay_restarts_after_a_lasting_connection(
 ) -> None:
     monkeypatch.setattr(connector, "LASTING_S", 0.0)
     path = str(tmp_path / "nri.sock")
-    said: list[str] = []
-    tested = Connector(path, "n", "00", adapter.Plugin(Updater(Manager("/none"), Pods())), said.append)
+    statuses: list[str] = []
+    tested = Connector(path, "n", "00", adapter.Plugin(Updater(Manager("/none"), Pods())), statuses.append)
 
     async def serve(runtime: Runtime) -> None:
         connecting = asyncio.create_task(tested.run())
@@ -97,7 +97,7 @@ def test_connection_delay_restarts_after_a_lasting_connection(
 
     with closing(Runtime(path)) as runtime:
         asyncio.run(serve(runtime))
-    assert sum(status.startswith("waiting for a runtime") for status in said) == 3
+    assert sum(status.startswith("waiting for a runtime") for status in statuses) == 3
     assert tested._wait_s <= 2 * connector.RECONNECT_S[0]
 
 
@@ -108,14 +108,14 @@ def test_runtime_that_does_not_read_leaks_no_descriptor(node: Node) -> None:
         kept.append(plugin := node.connected())
         plugin.greet()
         # Now the connection to resctrlmond is open too.
-        plugin.tell(Event.RUN_POD_SANDBOX, node.pod())
+        plugin.send_event(Event.RUN_POD_SANDBOX, node.pod())
         counted.append(descriptors(node))
         plugin.raw(unknown_calls(400) + struct.pack(">II", PLUGIN, 0xFFFFFFFF))
     with node.connected() as plugin:
         plugin.greet()
         # The last of them may be closed a moment later.
         node.until(lambda: descriptors(node) <= counted[0], "the earlier connections to be closed")
-        assert "this is not NRI" in node.said()
+        assert "this is not NRI" in node.log_text()
     for plugin in kept:
         plugin.socket.close()
 
@@ -127,17 +127,17 @@ def test_runtime_that_does_not_read_is_disconnected(node: Node) -> None:
             plugin.raw(unknown_calls(4000))
         with node.connected() as second:
             second.greet()
-            assert "does not read the responses" in node.said()
+            assert "does not read the responses" in node.log_text()
 
 
 def test_silent_runtime_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connector, "REGISTRATION_S", 0.05)
     path = str(tmp_path / "nri.sock")
     plugin = adapter.Plugin(Updater(Manager("/none"), Pods()))
-    said: list[str] = []
+    statuses: list[str] = []
 
     def report(text: str) -> None:
-        said.append(text)
+        statuses.append(text)
         # The second connection is not silent, but the machine may be busy.
         monkeypatch.setattr(connector, "REGISTRATION_S", 60.0)
 
@@ -154,18 +154,18 @@ def test_silent_runtime_is_disconnected(tmp_path: Path, monkeypatch: pytest.Monk
 
     with closing(Runtime(path)) as runtime:
         asyncio.run(serve(runtime))
-    assert said[0].endswith("it accepted the connection but sent nothing for 0 s")
-    assert "registered with containerd v1.7.24" in said
+    assert statuses[0].endswith("it accepted the connection but sent nothing for 0 s")
+    assert "registered with containerd v1.7.24" in statuses
 
 
 def test_events_that_exceed_the_limit_are_answered_at_once() -> None:
     """Unread events would be answered after the time that the runtime waits."""
-    ours, theirs = socket.socketpair()
+    own_end, other_end = socket.socketpair()
     extra = 9
 
     def runtime() -> set[int]:
-        with Plugin(theirs) as peer:
-            theirs.settimeout(30)
+        with Plugin(other_end) as peer:
+            other_end.settimeout(30)
             peer.greet()
             pods = [nri_pb2.PodSandbox(id=f"s{number}", uid=OTHER) for number in range(MAX_STEPS + extra)]
             events = [nri_pb2.StateChangeEvent(event=1, pod=pod).SerializeToString() for pod in pods]
@@ -175,7 +175,7 @@ def test_events_that_exceed_the_limit_are_answered_at_once() -> None:
             return {peer.answer()[0] for _ in range(extra)}
 
     async def serve() -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=own_end)
         # The worker of the plugin does not run.
         session = Session(reader, writer, adapter.Plugin(Updater(Manager("/none"), Pods())), lambda _: None)
         with pytest.raises((EOFError, ConnectionError)):
@@ -188,10 +188,10 @@ def test_events_that_exceed_the_limit_are_answered_at_once() -> None:
     assert asyncio.run(both()) == {2 * number + 99 for number in range(MAX_STEPS, MAX_STEPS + extra)}
 
 
-# -- lists and events without measure
+# -- lists and events without a limit
 
 
-def test_a_list_without_an_end_does_not_fill_the_memory(node: Node) -> None:
+def test_endless_list_does_not_fill_the_memory(node: Node) -> None:
     with node.connected() as plugin:
         plugin.registered()
         plugin.configure()
@@ -206,8 +206,8 @@ def test_a_list_without_an_end_does_not_fill_the_memory(node: Node) -> None:
         # 21,000 pods with 10 kB of labels each would be 210 MB.
         assert memory(node) - before < 120
         plugin.synchronize(nri_pb2.SynchronizeRequest())
-        node.until(lambda: f"its pods ({MAX_SANDBOXES + 1})" in node.said(), "the end of the list")
-    assert f"exceeds the limit of {MAX_SANDBOXES}" in node.said()
+        node.until(lambda: f"its pods ({MAX_SANDBOXES + 1})" in node.log_text(), "the end of the list")
+    assert f"exceeds the limit of {MAX_SANDBOXES}" in node.log_text()
 
 
 def test_a_list_of_two_million_empty_pods_is_not_unfolded(node: Node) -> None:
@@ -219,7 +219,7 @@ def test_a_list_of_two_million_empty_pods_is_not_unfolded(node: Node) -> None:
         for payload in (b"\x0a\x00" * 2_000_000, b"\x12\x00" * 2_000_000):
             assert plugin.call("Synchronize", payload).status.code == 0
         assert peak(node) - before < 500
-        plugin.tell(Event.RUN_POD_SANDBOX, node.pod())
+        plugin.send_event(Event.RUN_POD_SANDBOX, node.pod())
         node.until(lambda: len(node.living()) == 1, "the next pod")
 
 
@@ -232,13 +232,13 @@ def test_thousands_of_refused_pods_are_logged_in_a_few_lines(node: Node) -> None
         bad = [node.pod(uid="x\nforged: error: line") for _ in range(5000)]
         plugin.synchronize(nri_pb2.SynchronizeRequest(pods=bad, containers=lost))
         for pod in bad[:100]:
-            plugin.tell(Event.RUN_POD_SANDBOX, pod)
+            plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         for _ in range(100):
             assert plugin.call("StateChange", b"\xff\xff").status.code == 0
-    said = node.said().splitlines()
-    assert sum("unmonitored: " in line for line in said) == 2 * BURST
-    assert sum("cannot be read" in line for line in said) == BURST
-    assert not [line for line in said if line.strip().startswith("forged")]
+    lines = node.log_text().splitlines()
+    assert sum("unmonitored: " in line for line in lines) == 2 * BURST
+    assert sum("cannot be read" in line for line in lines) == BURST
+    assert not [line for line in lines if line.strip().startswith("forged")]
     node.machine.start()
 
 
@@ -250,13 +250,13 @@ def test_a_host_with_2000_pods_is_served(node: Node) -> None:
         pods = [node.pod(f"{number:08x}-2222-4333-8444-555555555555") for number in range(2000)]
         containers = [node.container(pod, 0, state=4) for pod in pods for _ in range(3)]
         plugin.synchronize(nri_pb2.SynchronizeRequest(pods=pods), nri_pb2.SynchronizeRequest(containers=containers))
-        rescans = node.said().count("rescan of 2000")
-        node.until(lambda: node.said().count("rescan of 2000") > rescans, "a rescan")
+        rescans = node.log_text().count("rescan of 2000")
+        node.until(lambda: node.log_text().count("rescan of 2000") > rescans, "a rescan")
         node.start_container(plugin, pods[-1])
         for pod in pods[1:]:
-            plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+            plugin.send_event(Event.REMOVE_POD_SANDBOX, pod)
         node.machine.start()
-        node.until(lambda: node.living(pods[0].uid) == {pods[0].id}, "the pod that is left")
+        node.until(lambda: node.living(pods[0].uid) == {pods[0].id}, "the remaining pod")
         node.until(lambda: node.machine.groups() == [pods[0].uid], "no other")
 
 
@@ -278,7 +278,7 @@ def test_search_continues_after_a_failed_end(
         working.cancel()
 
     asyncio.run(run())
-    assert caplog.text.count("rescan of") >= 3, "each finds one that is gone, and cannot tell it"
+    assert caplog.text.count("rescan of") >= 3, "each rescan finds the end, and cannot report it"
 
 
 # -- an error in one pod does not affect others
@@ -302,7 +302,7 @@ def test_pod_that_exceeds_a_request_is_sent_in_part(node: Node) -> None:
             return {one["key"]: len(one["containers"]) for one in node.machine.call("ListPods")["pods"]}
 
         node.until(lambda: listed() == {UID: 1000, OTHER: 1}, "both pods in the daemon's list")
-        assert "unmonitored for now" not in node.said()
+        assert "unmonitored for now" not in node.log_text()
 
 
 def test_failed_search_for_one_pod_does_not_affect_others(
@@ -340,28 +340,28 @@ def test_container_changes_its_sandbox_only_by_a_list(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod, other = node.pod(), node.pod(OTHER)
-        plugin.tell(Event.RUN_POD_SANDBOX, other)
+        plugin.send_event(Event.RUN_POD_SANDBOX, other)
         container = node.start_container(plugin, pod)
         container.pod_sandbox_id = other.id
-        plugin.tell(Event.START_CONTAINER, other, container)
+        plugin.send_event(Event.START_CONTAINER, other, container)
         assert (node.living(), node.living(OTHER)) == ({pod.id, container.id}, {other.id})
-        assert f"is of sandbox {pod.id}, not of {other.id}" in node.said()
+        assert f"is of sandbox {pod.id}, not of {other.id}" in node.log_text()
     with node.connected() as plugin:
         container.state = 3
         plugin.greet([pod, other], [container])
         node.until(lambda: node.living() == {pod.id}, "its end in the first pod")
         for one in (other, pod):
-            plugin.tell(Event.REMOVE_POD_SANDBOX, one)
+            plugin.send_event(Event.REMOVE_POD_SANDBOX, one)
         assert node.machine.groups() == []
 
 
-def test_an_id_is_a_sandboxs_or_a_containers_and_not_both(node: Node) -> None:
+def test_id_names_either_a_sandbox_or_a_container(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
         container = node.start_container(plugin, pod)
-        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, node.process(), id=pod.id))
-        plugin.tell(Event.RUN_POD_SANDBOX, node.pod(OTHER, id=container.id))
+        plugin.send_event(Event.START_CONTAINER, pod, node.container(pod, node.process(), id=pod.id))
+        plugin.send_event(Event.RUN_POD_SANDBOX, node.pod(OTHER, id=container.id))
         assert node.living() == {pod.id, container.id}
         assert node.machine.tasks(UID) == {container.pid}
         assert node.machine.groups() == [UID]
@@ -369,27 +369,27 @@ def test_an_id_is_a_sandboxs_or_a_containers_and_not_both(node: Node) -> None:
     with node.connected() as plugin:
         container.state = 3
         plugin.greet(twice, [container, container])
-        node.until(lambda: node.living(OTHER) == {pod.id, container.id}, "the first of the two that was told")
+        node.until(lambda: node.living(OTHER) == {pod.id, container.id}, "the first of the two that was reported")
         node.until(lambda: node.machine.groups() == [OTHER], "no other")
 
 
-# -- processes of others
+# -- processes of other programs
 
 
 @pytest.mark.parametrize("path", ["/", "..", "{pod}", "{pod}/other", "/../../{pod}/other", "{pod}/other/../other"])
-def test_a_control_group_that_is_not_the_containers_is_left_alone(node: Node, pod_cgroup: str, path: str) -> None:
+def test_control_group_that_is_not_the_containers_is_ignored(node: Node, pod_cgroup: str, path: str) -> None:
     settled(f"{pod_cgroup}/other", node.process())
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
         paths = {"cgroups_path": path.format(pod=inner(pod_cgroup))}
         for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
-            plugin.tell(event, pod, node.container(pod, 0, linux=paths))
+            plugin.send_event(event, pod, node.container(pod, 0, linux=paths))
         assert node.living() == {pod.id}
         assert node.machine.tasks(UID) == set()
 
 
-def test_a_pod_that_is_removed_while_its_container_is_looked_for(
+def test_pod_that_is_removed_while_its_container_is_searched(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A slow start got its response before resctrlmond was updated, and then the removal arrived."""
@@ -425,7 +425,7 @@ def test_process_1_of_the_host_is_not_accepted_as_a_container(node: Node) -> Non
         plugin.greet()
         pod = node.pod(pid=1)
         for event in (Event.START_CONTAINER, Event.POST_START_CONTAINER):
-            plugin.tell(event, pod, node.container(pod, 1))
+            plugin.send_event(event, pod, node.container(pod, 1))
         assert node.living() == {pod.id}
         assert node.machine.tasks(UID) == set()
 
@@ -438,18 +438,18 @@ def test_names_from_the_runtime_are_logged_in_one_short_line(node: Node) -> None
     forged = "\nforged: error: line\x1b[2J"
     with node.connected() as plugin:
         plugin.registered()
-        asked = nri_pb2.ConfigureRequest(runtime_name=forged + "x" * 1_000_000, config=forged * 10_000)
-        assert plugin.call("Configure", asked.SerializeToString()).status.code == 0
+        request = nri_pb2.ConfigureRequest(runtime_name=forged + "x" * 1_000_000, config=forged * 10_000)
+        assert plugin.call("Configure", request.SerializeToString()).status.code == 0
         plugin.synchronize(nri_pb2.SynchronizeRequest())
         pod = node.pod(name=forged + "y" * 1_000_000, namespace=forged)
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
     with node.connected() as plugin:
         plugin._message(2)
         refused = nri_pb2.Response(status=nri_pb2.Status(code=2, message=forged + "z" * 1_000_000))
         plugin.write(2, struct.pack(">IIBB", refused.ByteSize(), 1, 2, 0) + refused.SerializeToString())
         assert plugin.is_closed()
-    node.until(lambda: "refused the plugin" in node.said(), "the refusal")
-    lines = node.said().splitlines()
+    node.until(lambda: "refused the plugin" in node.log_text(), "the refusal")
+    lines = node.log_text().splitlines()
     assert max(map(len, lines)) < LONGEST
     assert not [line for line in lines if line.strip().startswith("forged")]
     assert sum("is unmonitored" in line for line in lines) == 1

@@ -36,25 +36,29 @@ def test_containers_from_created_to_removed(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         container = node.container(pod, 0, state=1)
-        plugin.tell(Event.POST_CREATE_CONTAINER, pod, container)
+        plugin.send_event(Event.POST_CREATE_CONTAINER, pod, container)
         node.until(lambda: states(node) == {"app": "created"}, "the container that was created")
         container.pid = node.process()
-        plugin.tell(Event.START_CONTAINER, pod, container)
+        plugin.send_event(Event.START_CONTAINER, pod, container)
         node.until(lambda: states(node) == {"app": "running"}, "the container that runs")
-        [told] = listed(node).values()
-        assert (told["name"], told["namespace"], told["labels"]) == ("web-0", "shop", {"app": "web"})
-        assert told["sandboxes"] == [pod.id]
-        assert told["workload"] == node.group()
-        [one] = told["containers"]
+        [entry] = listed(node).values()
+        assert (entry["name"], entry["namespace"], entry["labels"]) == (
+            "web-0",
+            "shop",
+            {"app": "web"},
+        )
+        assert entry["sandboxes"] == [pod.id]
+        assert entry["workload"] == node.group()
+        [one] = entry["containers"]
         assert (one["monitored"], one["pid"], one["sandbox"]) == (True, container.pid, pod.id)
         node.end(container.pid)
-        plugin.tell(Event.STOP_CONTAINER, pod, container)
+        plugin.send_event(Event.STOP_CONTAINER, pod, container)
         node.until(lambda: states(node) == {"app": "stopped"}, "the container that stopped")
-        plugin.tell(Event.REMOVE_CONTAINER, pod, container)
+        plugin.send_event(Event.REMOVE_CONTAINER, pod, container)
         node.until(lambda: states(node) == {}, "no container")
-        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        plugin.send_event(Event.REMOVE_POD_SANDBOX, pod)
         node.until(lambda: listed(node) == {}, "no pod")
 
 
@@ -65,11 +69,11 @@ def test_restarted_daemon_gets_the_inventory_again(node: Node) -> None:
         node.until(lambda: states(node) == {"init": "stopped"}, "both pods")
         [at] = node.machine.call("ListPods")["reported"]
         node.until(
-            lambda: node.machine.call("ListPods")["reported"] != [at], "the adapter to have nothing new to tell"
+            lambda: node.machine.call("ListPods")["reported"] != [at], "the adapter to have nothing new to report"
         )
         assert node.machine.stop() == 0
         node.machine.start()
-        node.until(lambda: states(node) == {"init": "stopped"}, "the daemon to be told again")
+        node.until(lambda: states(node) == {"init": "stopped"}, "the second report to the daemon")
         assert {report["owner"] for report in node.machine.call("ListPods")["reported"]} == {"nri"}
 
 
@@ -78,8 +82,8 @@ def test_why_a_container_is_not_monitored(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod, foreign = node.pod(), node.pod(OTHER)
-        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, 0, name="unfound"))
-        plugin.tell(Event.START_CONTAINER, foreign, node.container(foreign, node.process()))
+        plugin.send_event(Event.START_CONTAINER, pod, node.container(pod, 0, name="unfound"))
+        plugin.send_event(Event.START_CONTAINER, foreign, node.container(foreign, node.process()))
         node.until(lambda: "another program created it" in listed(node).get(OTHER, {}).get("reason", ""), "both pods")
         [unfound] = listed(node)[UID]["containers"]
         assert (unfound["monitored"], unfound["reason"]) == (False, "it is not in its pod's group")
@@ -119,9 +123,9 @@ def test_inventory_of_one_owner_replaces_only_its_own_entries() -> None:
     assert kept.report("nri", [sandbox("a"), sandbox("b")]) == 2
     assert kept.report("other", [sandbox("a")]) == 1
     assert kept.report("nri", [sandbox("a", name="new")], removed=["b", "never"]) == 1
-    noted, told = kept.all()
-    assert [(one.key, one.sandbox.name) for one in noted] == [("a", "new"), ("a", "n")]
-    assert [one.owner for one in told] == ["nri", "other"]
+    sandboxes, reports = kept.all()
+    assert [(one.key, one.sandbox.name) for one in sandboxes] == [("a", "new"), ("a", "n")]
+    assert [one.owner for one in reports] == ["nri", "other"]
     assert kept.report("nri", [sandbox("c")], replace_all=True) == 1
     assert kept.report("nri") == 1
 
@@ -148,7 +152,7 @@ def test_inventory_with_unprintable_text_is_refused_as_a_whole(wrong: dict[str, 
     assert kept.all() == ([], [])
 
 
-def test_there_are_bounds() -> None:
+def test_inventory_above_the_limits_is_refused() -> None:
     kept = Inventory()
     with pytest.raises(InvalidRequest, match="more than 2000"):
         kept.report("nri", [sandbox(f"s{number}") for number in range(MAX_SANDBOXES + 1)])
@@ -158,14 +162,14 @@ def test_there_are_bounds() -> None:
         kept.report("one more")
 
 
-def test_the_sum_of_all_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sum_of_all_owners_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resctrlmond.workloads.pods.MAX_BYTES", 1000)
     book = Inventory()
     assert book.report("one", [sandbox("a", labels={"x": "y" * 300})]) == 1
     assert book.report("two", [sandbox("b", labels={"x": "y" * 300})]) == 1
     with pytest.raises(LimitExceeded, match="more than 1000"):
         book.report("three", [sandbox("c", labels={"x": "y" * 300})])
-    assert [told.owner for told in book.all()[1]] == ["one", "two"]
+    assert [report.owner for report in book.all()[1]] == ["one", "two"]
     # A replacement counts instead of the entry that it replaces.
     assert book.report("one", [sandbox("a", labels={"x": "z" * 300})]) == 1
     assert book.report("one", removed=["a"]) == 0
@@ -196,17 +200,17 @@ def test_large_inventory_is_sent_in_several_requests() -> None:
 def test_inventory_is_limited_to_what_the_daemon_accepts() -> None:
     pods = Pods()
     pods.replace_all([Pod(f"s{number}") for number in range(MAX_SANDBOXES + 5)], [])
-    noted = inventory.inventory(pods, {})
-    assert Inventory().report("nri", noted.values()) == MAX_SANDBOXES
-    assert "s5" in noted
-    assert "s4" not in noted
+    sandboxes = inventory.inventory(pods, {})
+    assert Inventory().report("nri", sandboxes.values()) == MAX_SANDBOXES
+    assert "s5" in sandboxes
+    assert "s4" not in sandboxes
 
 
 def test_hostile_names_are_cleaned() -> None:
     pods = Pods()
     pod = Pod("s", UID, name="\x1b]0;x\x07", namespace="a\nb", labels={"\0": "x", "ok": "\x9b1m", "y" * 200: "z"})
     pods.replace_all([pod], [Container(f"c{number}", "s", name="\x00n" * 3000) for number in range(1200)])
-    noted = inventory.inventory(pods, {"c0": "why\n" * 9, UID: "\x1b"})
-    assert Inventory().report("nri", noted.values()) == 1
-    assert noted["s"].labels == {"ok": "1m"}
-    assert len(noted["s"].containers) == 1000
+    sandboxes = inventory.inventory(pods, {"c0": "why\n" * 9, UID: "\x1b"})
+    assert Inventory().report("nri", sandboxes.values()) == 1
+    assert sandboxes["s"].labels == {"ok": "1m"}
+    assert len(sandboxes["s"].containers) == 1000

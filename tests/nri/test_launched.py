@@ -29,8 +29,8 @@ def launched(node: Node) -> Iterator[Plugin]:
     """Launch the adapter as containerd does: with fd 3, and only these three environment variables."""
     if node.adapter is not None:
         node.stop_adapter()
-    ours, theirs = socket.socketpair()
-    ours.settimeout(30)
+    own_end, other_end = socket.socketpair()
+    own_end.settimeout(30)
     environment = {"NRI_PLUGIN_NAME": "resctrlmond", "NRI_PLUGIN_IDX": "42", "NRI_PLUGIN_SOCKET": "3"}
     command = [
         sys.executable,
@@ -41,12 +41,12 @@ def launched(node: Node) -> Iterator[Plugin]:
         "--log-level",
         "debug",
     ]
-    with node.log.open("ab") as log, theirs:
-        launch = f"import os, sys; os.dup2({theirs.fileno()}, 3); os.execv(sys.argv[1], sys.argv[1:])"
+    with node.log.open("ab") as log, other_end:
+        launch = f"import os, sys; os.dup2({other_end.fileno()}, 3); os.execv(sys.argv[1], sys.argv[1:])"
         node.adapter = subprocess.Popen(
-            [sys.executable, "-c", launch, *command], stderr=log, env=environment, pass_fds=[theirs.fileno()]
+            [sys.executable, "-c", launch, *command], stderr=log, env=environment, pass_fds=[other_end.fileno()]
         )
-    with Plugin(ours) as runtime:
+    with Plugin(own_end) as runtime:
         yield runtime
 
 
@@ -66,8 +66,8 @@ def test_the_life_of_a_pod_and_the_end_with_the_runtime(node: Node) -> None:
 def test_configuration_from_the_runtime_selects_pods(node: Node) -> None:
     with launched(node) as runtime:
         runtime.registered()
-        asked = nri_pb2.ConfigureRequest(runtime_name="containerd", config="namespaces: [other]\n")
-        runtime.call("Configure", asked.SerializeToString())
+        request = nri_pb2.ConfigureRequest(runtime_name="containerd", config="namespaces: [other]\n")
+        runtime.call("Configure", request.SerializeToString())
         node.start_container(runtime, node.pod())
         node.start_container(runtime, node.pod(OTHER, namespace="other"))
         assert node.machine.groups() == [OTHER]
@@ -83,7 +83,7 @@ def test_claims_are_kept_without_a_list(node: Node) -> None:
         assert node.machine.stop() == 0
         missed = node.start_container(runtime, node.pod())
         node.machine.start()
-        node.until(lambda: missed.id in node.living(), "what was missed to be made up for")
+        node.until(lambda: missed.id in node.living(), "the container that was missed")
         # The last step of a resync.
         node.until(lambda: node.machine.call("ListPods")["reported"], "the end of the resync")
         assert container.id in node.living()
@@ -105,7 +105,7 @@ def test_wait_for_a_list_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
             while pods._newer_ids:
                 await asyncio.sleep(0.01)
         tested.handle_event(EventReport(Event.START_CONTAINER, pod, Container("d" * 64, pod.id)))
-        assert not pods._newer_ids, "ids that are kept for a list which never comes would fill the memory"
+        assert not pods._newer_ids, "ids that are kept for a list that never comes would fill the memory"
         assert not pods.has_list
         working.cancel()
 

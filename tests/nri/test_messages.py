@@ -93,7 +93,7 @@ def test_labels_and_text_are_limited_in_size() -> None:
     assert isinstance(decoded, messages.EventReport)
     assert decoded.pod is not None
     assert 60_000 < sum(len(name) + len(text) for name, text in decoded.pod.labels.items()) <= 65_536
-    assert decoded.pod.labels["z"] == "1", "one that is too long crowds out no other"
+    assert decoded.pod.labels["z"] == "1", "a label that is too long does not displace others"
     assert len(decoded.pod.id) == len(decoded.pod.name) == 4096
 
 

@@ -31,45 +31,45 @@ def test_containers_start_without_the_daemon_and_are_added_late(node: Node) -> N
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         before = node.start_container(plugin, pod)
         assert node.machine.stop() == 0
         missed = node.start_container(plugin, pod)
         ended = node.start_container(plugin, pod)
         node.end(ended.pid)
-        plugin.tell(Event.STOP_CONTAINER, pod, ended)
+        plugin.send_event(Event.STOP_CONTAINER, pod, ended)
         new_pod = node.pod("11111111-2222-4333-8444-555555555555")
-        plugin.tell(Event.RUN_POD_SANDBOX, new_pod)
-        assert "may be unmonitored for now" in node.said()
+        plugin.send_event(Event.RUN_POD_SANDBOX, new_pod)
+        assert "may be unmonitored for now" in node.log_text()
         node.machine.start()
-        node.until(lambda: node.living() == {pod.id, before.id, missed.id}, "what was missed to be made up for")
+        node.until(lambda: node.living() == {pod.id, before.id, missed.id}, "the container that was missed")
         node.until(lambda: node.living(new_pod.uid) == {new_pod.id}, "the pod that was missed")
         assert node.member(missed.id)["late"]
         node.until(lambda: node.machine.tasks(UID) == {before.pid, missed.pid}, "the tasks")
-        assert node.said().count("may be unmonitored for now") == 1, "said once, not for each"
-        assert "resctrlmond answers again" in node.said()
+        assert node.log_text().count("may be unmonitored for now") == 1, "logged once, not for each container"
+        assert "resctrlmond answers again" in node.log_text()
 
 
-def test_absent_daemon_is_warned_about_once_whatever_the_reason(node: Node) -> None:
+def test_absent_daemon_is_logged_once_even_if_the_reason_changes(node: Node) -> None:
     """A daemon that starts removes the existing socket: connections are refused, and then the file does not exist."""
     assert node.machine.stop() == 0
     with node.connected() as plugin:
         plugin.greet()
-        node.until(lambda: "(Connection refused)" in node.said(), "the warning")
+        node.until(lambda: "(Connection refused)" in node.log_text(), "the warning")
         os.unlink(node.machine.socket)
         node.start_container(plugin, node.pod())
-        node.until(lambda: "resctrlmond is still unavailable: " in node.said(), "the new reason")
-    assert node.said().count("may be unmonitored for now") == 1
+        node.until(lambda: "resctrlmond is still unavailable: " in node.log_text(), "the new reason")
+    assert node.log_text().count("may be unmonitored for now") == 1
     node.machine.start()
 
 
-def test_a_pod_that_was_removed_while_the_daemon_was_away_ends_when_it_is_back(node: Node) -> None:
+def test_pod_that_was_removed_without_a_daemon_ends_when_the_daemon_runs_again(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         node.machine.kill()
-        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        plugin.send_event(Event.REMOVE_POD_SANDBOX, pod)
         node.machine.start()
         node.until(lambda: node.group()["state"] == "completed", "its end")
 
@@ -78,15 +78,15 @@ def test_daemon_that_hangs_delays_only_one_start(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         assert node.machine.daemon is not None
         node.machine.daemon.send_signal(signal.SIGSTOP)
         try:
             held_up = node.start_container(plugin, pod)
             others = [node.start_container(plugin, pod) for _ in range(5)]
-            node.until(lambda: "did not answer in time" in node.said(), "the call after it")
+            node.until(lambda: "did not answer in time" in node.log_text(), "the call after it")
             others += [node.start_container(plugin, pod) for _ in range(5)]
-            assert node.said().count("answered before resctrlmond was updated") == 1
+            assert node.log_text().count("answered before resctrlmond was updated") == 1
         finally:
             node.machine.daemon.send_signal(signal.SIGCONT)
         everyone = {held_up.pid, *(one.pid for one in others)}
@@ -106,14 +106,14 @@ def test_socket_without_replies_delays_less_than_the_runtime_waits(node: Node) -
             node.start_container(plugin, node.pod())
             # A generous bound for a busy machine: the response came without a person's help.
             assert time.monotonic() - began < 10 * RUNTIME_LIMIT_S
-            assert "answered before resctrlmond was updated" in node.said() or "in time" in node.said()
+            assert "answered before resctrlmond was updated" in node.log_text() or "in time" in node.log_text()
     node.machine.start()
 
 
 def start_slowly(node: Node, plugin: Plugin) -> nri_pb2.Container:
     """Start a container whose tasks the kernel moves after the adapter has answered."""
     pod = node.pod()
-    plugin.tell(Event.RUN_POD_SANDBOX, pod)
+    plugin.send_event(Event.RUN_POD_SANDBOX, pod)
     slow = Fault(on=Operation.TASKS, group=f"mon_groups/{UID}", milliseconds=2_500, times=1)
     Control(str(node.machine.top / "resctrl")).set_faults(slow)
     return node.start_container(plugin, pod)
@@ -124,7 +124,7 @@ def test_a_container_whose_start_is_answered_before_it_is_in_its_group_is_late(n
     with node.connected() as plugin:
         plugin.greet()
         container = start_slowly(node, plugin)
-        assert "answered before resctrlmond was updated" in node.said()
+        assert "answered before resctrlmond was updated" in node.log_text()
         node.until(lambda: node.machine.tasks(UID) == {container.pid}, "its task")
         node.until(lambda: bool(node.member(container.id).get("late")), "the mark")
         assert node.group()["baseline"] == "late"
@@ -164,7 +164,7 @@ def test_starts_use_one_connection_to_the_daemon(node: Node) -> None:
         without_connection = sockets()
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         before = sockets()
         assert len(before - without_connection) == 1
         containers = [node.start_container(plugin, pod) for _ in range(3)]
@@ -179,7 +179,7 @@ def test_200_starts_at_once_are_all_in_the_group_or_late(node: Node) -> None:
         uids = [f"{number:08x}-2222-4333-8444-555555555555" for number in range(4)]
         pods = [node.pod(uid) for uid in uids]
         for pod in pods:
-            plugin.tell(Event.RUN_POD_SANDBOX, pod)
+            plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         # Also with a daemon that is slow at first.
         slow = Fault(on=Operation.TASKS, group=f"mon_groups/{uids[0]}", milliseconds=400, times=8)
         Control(str(node.machine.top / "resctrl")).set_faults(slow)
@@ -230,9 +230,11 @@ def test_refusal_is_logged_once_and_the_container_starts(node: Node, event: Even
         plugin.greet()
         pod = node.pod()
         for _ in range(3):
-            plugin.tell(event, pod, node.container(pod, node.process()) if event is Event.START_CONTAINER else None)
-        assert "another program created it" in node.said()
-        assert node.said().count("pod shop/web-0 is unmonitored") == 1
+            plugin.send_event(
+                event, pod, node.container(pod, node.process()) if event is Event.START_CONTAINER else None
+            )
+        assert "another program created it" in node.log_text()
+        assert node.log_text().count("pod shop/web-0 is unmonitored") == 1
         assert node.machine.groups() == [UID]
 
 
@@ -241,13 +243,13 @@ def test_process_that_has_ended_before_its_event(node: Node) -> None:
         plugin.greet()
         pod, pid = node.pod(), node.process()
         node.end(pid)
-        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, pid))
+        plugin.send_event(Event.START_CONTAINER, pod, node.container(pod, pid))
         assert node.living() == {pod.id}
-        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        plugin.send_event(Event.REMOVE_POD_SANDBOX, pod)
         assert node.group()["state"] == "completed"
 
 
-def test_a_list_that_times_out_says_nothing_about_assign(tmp_path: Path) -> None:
+def test_timeout_of_a_list_does_not_mark_the_daemon_as_hung(tmp_path: Path) -> None:
     """A List waits for memory that the lists of other callers use; an Assign does not."""
 
     async def run() -> None:

@@ -46,7 +46,7 @@ def test_runtime_that_does_not_report_pids(node: Node, pod_cgroup: str, nested: 
         container = node.container(
             pod, 0, id=name, linux={"cgroups_path": f"{inner(pod_cgroup)}/crio-{name}"}, state=1
         )
-        plugin.tell(Event.START_CONTAINER, pod, container)
+        plugin.send_event(Event.START_CONTAINER, pod, container)
         assert node.machine.tasks(UID) == {pid}
         member = node.member(name)
         assert (member["pid"], member["cgroup"]) == (pid, own)
@@ -58,7 +58,7 @@ def test_process_that_joins_the_control_group_later_is_added(node: Node, pod_cgr
         plugin.greet()
         pod, name, pid, session = node.pod(), an_id(), node.process(), node.process()
         own = settled(f"{pod_cgroup}/{name}", pid)
-        plugin.tell(Event.START_CONTAINER, pod, node.container(pod, pid, id=name))
+        plugin.send_event(Event.START_CONTAINER, pod, node.container(pod, pid, id=name))
         settled(own, session)
         node.until(lambda: node.machine.tasks(UID) == {pid, session}, "the exec session")
 
@@ -78,7 +78,7 @@ def test_post_start_without_a_start_adds_the_container_as_late(node: Node, pod_c
         plugin.greet()
         pod, name, pid = node.pod(), an_id(), node.process()
         settled(f"{pod_cgroup}/{name}", pid)
-        plugin.tell(Event.POST_START_CONTAINER, pod, node.container(pod, pid, id=name))
+        plugin.send_event(Event.POST_START_CONTAINER, pod, node.container(pod, pid, id=name))
         assert node.machine.tasks(UID) == {pid}
         assert node.member(name)["late"]
 
@@ -89,7 +89,7 @@ def test_reused_pid_outside_the_control_group_is_not_assigned(node: Node, pod_cg
         gone = node.container(pod, other, linux={"cgroups_path": f"{inner(pod_cgroup)}/gone"})
         there = node.container(pod, node.process())
         plugin.greet([pod], [gone, there])
-        node.until(lambda: there.id in node.living(), "the one that is there")
+        node.until(lambda: there.id in node.living(), "the container whose process exists")
         node.until(lambda: node.machine.tasks(UID) == {there.pid}, "it, and it alone")
 
 
@@ -100,9 +100,9 @@ def test_pid_reused_before_assign_is_not_assigned(node: Node) -> None:
             plugin.greet()
             pod = node.pod()
             assert node.machine.stop() == 0
-            plugin.tell(Event.START_CONTAINER, pod, node.container(pod, puppet.pid))
+            plugin.send_event(Event.START_CONTAINER, pod, node.container(pod, puppet.pid))
             other = node.container(pod, node.process())
-            plugin.tell(Event.START_CONTAINER, pod, other)
+            plugin.send_event(Event.START_CONTAINER, pod, other)
             puppet.kill()
             pause_for_start_time()
             assert nursery.make(f"fork-as {puppet.pid}") == puppet.pid, "the number could not be had again"
@@ -126,7 +126,7 @@ def test_unreported_container_is_found_beside_its_sandbox(node: Node, pod_cgroup
         node.until(lambda: node.living() == {pod.id, name}, "the container")
         node.until(lambda: node.machine.tasks(UID) == {pid}, "its task")
         assert node.member(name)["late"]
-        assert "without a report" in node.said()
+        assert "without a report" in node.log_text()
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "ended"])
@@ -164,7 +164,7 @@ def test_pod_ends_with_its_control_group_without_a_report(node: Node, pod_cgroup
         for directory in (f"{pod_cgroup}/{pod.id}", f"{pod_cgroup}/{name}", pod_cgroup):
             node.until(partial(emptied, directory), "the control group to be empty")
         node.until(lambda: node.group()["state"] == "completed", "the end of the pod")
-        assert "control group is gone" in node.said()
+        assert "control group is gone" in node.log_text()
 
 
 def test_pod_without_a_pid_is_found_by_its_declared_control_group(node: Node, pod_cgroup: str) -> None:
@@ -173,8 +173,8 @@ def test_pod_without_a_pid_is_found_by_its_declared_control_group(node: Node, po
         pod = node.pod(linux={"cgroup_parent": inner(pod_cgroup)})
         plugin.greet([pod])
         node.until(lambda: node.living() == {pod.id}, "the pod")
-        rescans = node.said().count("rescan of")
-        node.until(lambda: node.said().count("rescan of") > rescans, "a rescan")
+        rescans = node.log_text().count("rescan of")
+        node.until(lambda: node.log_text().count("rescan of") > rescans, "a rescan")
         assert node.group()["state"] == "idle"
         assert emptied(pod_cgroup)
         node.until(lambda: node.group()["state"] == "completed", "the end of the pod")
@@ -196,7 +196,7 @@ def test_pod_without_a_pid_is_found_by_its_declared_control_group(node: Node, po
         ("/kubepods/pod11111111-2222-4333-8444-555555555555", ""),
     ],
 )
-def test_whether_a_declared_parent_is_the_pods_own(parent: str, wanted: str) -> None:
+def test_declared_parent_is_recognized_as_the_pods_own(parent: str, wanted: str) -> None:
     assert place.pod_path(parent, UID) == wanted
 
 
@@ -233,7 +233,7 @@ def test_invalid_paths_are_empty(given: str) -> None:
     assert place.declared_cgroup(given, "x") == ""
 
 
-def test_an_own_control_group_that_the_process_is_not_in_is_refused(node: Node, pod_cgroup: str) -> None:
+def test_own_control_group_without_the_process_is_refused(node: Node, pod_cgroup: str) -> None:
     other = settled(f"{pod_cgroup}/other", node.process())
     with pytest.raises(VarlinkError, match="InvalidRequest"):
         node.machine.call("Assign", key=UID, pid=node.process(), ownCgroup=other)

@@ -81,7 +81,7 @@ def test_without_a_uid_the_sandbox_is_the_workload() -> None:
 
 
 @given(st.text(max_size=5000), st.dictionaries(st.text(max_size=200), st.text(max_size=200), max_size=90))
-def test_attributes_keep_to_the_bounds_whatever_the_pod_is_called(name: str, labels: dict[str, str]) -> None:
+def test_attributes_are_limited_for_any_name_of_the_pod(name: str, labels: dict[str, str]) -> None:
     pods = Pods(Selection(annotations=frozenset(labels)))
     sandbox = pods.add_sandbox(Pod("id", UID, name=name, namespace=name, labels=labels, annotations=labels))
     for number in range(60):
@@ -102,8 +102,8 @@ def test_attributes_that_are_long_together_fit_the_daemons_limit() -> None:
     assert len(found) > 3
 
 
-def test_the_start_time_of_a_process_is_forgotten_when_a_list_brings_another_pid_under_the_same_id() -> None:
-    """A container was restarted while no connection existed: its new process was taken for one that has ended."""
+def test_start_time_is_dropped_if_a_list_has_another_pid_for_the_id() -> None:
+    """A container restarted while no connection existed: its new process was mistaken for one that has ended."""
     pods = Pods()
     pods.replace_all([Pod("s", UID, pid=10), Pod("same", OTHER, pid=11)], [Container("c", "s", pid=20)])
     for one in (pods.sandboxes["s"], pods.sandboxes["same"], pods.members["c"]):

@@ -72,7 +72,7 @@ def test_responses_are_identical_to_the_recording(recording: Path, piece: int | 
 
 @pytest.mark.parametrize("recording", VERSIONS)
 def test_recording_has_the_events_that_the_adapter_needs(recording: Path) -> None:
-    """Check what the comments state about these two versions: when a pid is reported, and events after a restart."""
+    """Check that these two versions report pids and the events after a restart as the comments state."""
     first, *later = [list(calls(frames)) for frames in sessions(recording)]
     assert [call.method for call in first[:2]] == ["Configure", "Synchronize"]
     configure = messages.decode(first[0].method, first[0].payload)
@@ -83,7 +83,7 @@ def test_recording_has_the_events_that_the_adapter_needs(recording: Path) -> Non
     by_event: dict[Event, list[messages.EventReport]] = {}
     for one in decoded:
         assert isinstance(one, messages.EventReport)
-        assert one.event is not None, "nothing that we did not ask for"
+        assert one.event is not None, "no event without a subscription"
         assert one.pod is not None
         by_event.setdefault(one.event, []).append(one)
     assert set(by_event) == set(Event)

@@ -16,8 +16,8 @@ from resctrlmond.nri.rival import rivals
 from tests.nri.conftest import Node
 from tests.wait import wait_until
 
-# A directory without processes, whatever runs on the host of the tests.
-NOBODY = "/sys"
+# A directory without processes, which does not depend on the host.
+NO_PROCESSES = "/sys"
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_process_of_that_name_of_another_user_is_ignored(tmp_path: Path, manager
 def test_its_file_among_launched_plugins_is_detected(tmp_path: Path, manager: str) -> None:
     for name in ("90-resctrl-mon", "10-other", "resctrl-mon"):
         (tmp_path / name).touch()
-    found = rivals(manager, proc=NOBODY, plugins=str(tmp_path), snapshots="/none")
+    found = rivals(manager, proc=NO_PROCESSES, plugins=str(tmp_path), snapshots="/none")
     assert found == [f"{tmp_path}/90-resctrl-mon is launched by the runtime"]
 
 
@@ -75,12 +75,12 @@ def test_its_directory_is_distinguished_from_that_of_resctrlmond(tmp_path: Path,
     folder.mkdir()
 
     def found(socket: str) -> list[str]:
-        return rivals(socket, proc=NOBODY, plugins="/none", snapshots=str(folder))
+        return rivals(socket, proc=NO_PROCESSES, plugins="/none", snapshots=str(folder))
 
     assert found(manager) == [f"{folder} does not belong to resctrlmond"]
     os.chown(folder, 0, 4242)
     assert found(manager) == []
-    assert found("/none") == [], "it cannot be told whose it is"
+    assert found("/none") == [], "its owner is unknown"
 
 
 def test_rival_is_logged_once_and_shown_in_the_status(node: Node, tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_rival_is_logged_once_and_shown_in_the_status(node: Node, tmp_path: Path
             node.start_adapter(NOTIFY_SOCKET=str(tmp_path / "nri-notify"))
             with node.connected() as plugin:
                 plugin.greet()
-                told = iter(lambda: notify.recv(4096).decode(), "")
+                statuses = iter(lambda: notify.recv(4096).decode(), "")
                 wanted = "STATUS=registered with containerd v1.7.24; nri-resctrl-mon is here too"
-                assert next(status for status in told if status == wanted)
-            assert node.said().count("nri-resctrl-mon is on this host too") == 1
-            assert f"it runs as process {process.pid}" in node.said()
+                assert next(status for status in statuses if status == wanted)
+            assert node.log_text().count("nri-resctrl-mon is on this host too") == 1
+            assert f"it runs as process {process.pid}" in node.log_text()
         finally:
             process.kill()

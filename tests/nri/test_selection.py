@@ -83,7 +83,7 @@ def test_equality_is_as_in_nri_resctrl_mon() -> None:
     assert selection.why_not(Pod("s", labels={"canary": ""}))
 
 
-def test_namespaces_are_exact_and_none_is_all() -> None:
+def test_namespaces_match_exactly_and_an_empty_list_matches_all() -> None:
     assert not Selection().why_not(Pod("s", namespace="any"))
     selection = Selection(frozenset({"shop"}))
     assert not selection.why_not(Pod("s", namespace="shop"))
@@ -94,7 +94,7 @@ def test_namespaces_are_exact_and_none_is_all() -> None:
 # -- the file
 
 
-def test_the_keys_of_nri_resctrl_mon_as_it_has_them() -> None:
+def test_configuration_of_nri_resctrl_mon_is_accepted() -> None:
     text = b"namespaces:\n- shop\n- web\nlabelSelector:\n  app: web\n  version: 1.10\n  on: yes\n"
     found = settings.parse(text, "f")
     assert found == Selection(
@@ -120,7 +120,7 @@ def test_selector_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("resctrlPath: /sys/fs/resctrl", "f:1: resctrlPath is not a key of this adapter. Remove it"),
         ("\ntelemetry:\n  prometheus:\n    enabled: true\n", "f:2: telemetry is not a key of this adapter"),
@@ -151,8 +151,8 @@ def test_selector_as_text() -> None:
         ("#" * 70_000, "larger than"),
     ],
 )
-def test_configuration_error_names_the_line(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_configuration_error_names_the_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         settings.parse(text.encode(), "f")
 
 
@@ -164,7 +164,7 @@ def test_any_bytes_are_a_configuration_or_are_refused(data: bytes) -> None:
         assert str(error).startswith("f:")
 
 
-def test_the_sample_has_every_key_with_what_holds_without_it() -> None:
+def test_sample_has_every_key_with_its_default() -> None:
     sample = (ROOT / "systemd" / "nri.yaml").read_text(encoding="utf-8")
     assert settings.parse(sample.encode(), "sample") == Selection()
     uncommented = [
@@ -175,7 +175,7 @@ def test_the_sample_has_every_key_with_what_holds_without_it() -> None:
     assert settings.parse("\n".join(uncommented).encode(), "sample") == Selection()
 
 
-def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+def test_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--config"):
         settings.load(str(tmp_path / "none"))
     with pytest.raises(ConfigError):
@@ -208,21 +208,21 @@ def test_unselected_pod_is_listed_and_not_monitored(node: Node) -> None:
         labelled = node.pod("22222222-2222-4333-8444-555555555555", labels={"app": "cache"})
         container = node.start_container(plugin, pod)
         for unselected in (other, labelled):
-            plugin.tell(Event.RUN_POD_SANDBOX, unselected)
+            plugin.send_event(Event.RUN_POD_SANDBOX, unselected)
             ended = node.start_container(plugin, unselected)
-            plugin.tell(Event.POST_START_CONTAINER, unselected, ended)
-            plugin.tell(Event.STOP_CONTAINER, unselected, ended)
+            plugin.send_event(Event.POST_START_CONTAINER, unselected, ended)
+            plugin.send_event(Event.STOP_CONTAINER, unselected, ended)
         assert node.machine.groups() == [UID]
         assert node.machine.tasks(UID) == {container.pid}
         node.until(lambda: len(reasons(node)) == 3, "all pods")
         assert reasons(node)[UID] == ""
         assert "namespace" in reasons(node)[OTHER]
         assert "'app in (api, web)'" in reasons(node)[labelled.uid]
-        plugin.tell(Event.REMOVE_POD_SANDBOX, other)
+        plugin.send_event(Event.REMOVE_POD_SANDBOX, other)
         node.until(lambda: OTHER not in reasons(node), "the pod to be forgotten")
 
 
-def test_a_pod_that_is_no_longer_selected_ends_and_one_that_is_now_is_taken_in(node: Node) -> None:
+def test_deselected_pod_ends_and_newly_selected_pod_is_added(node: Node) -> None:
     pod, other = node.pod(), node.pod(OTHER, namespace="else")
     with node.connected() as plugin:
         plugin.greet()
@@ -236,16 +236,16 @@ def test_a_pod_that_is_no_longer_selected_ends_and_one_that_is_now_is_taken_in(n
         node.until(lambda: node.living(OTHER) == {other.id, second.id}, "the other one")
 
 
-def test_somebody_elses_member_of_a_pod_that_is_not_selected_is_not_ended(node: Node) -> None:
+def test_other_owners_member_of_an_unselected_pod_does_not_end(node: Node) -> None:
     configured(node, "namespaces: [none]\n")
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
         container = node.container(pod, node.process())
         node.assign_as_hook(container)
-        plugin.tell(Event.START_CONTAINER, pod, container)
-        plugin.tell(Event.STOP_CONTAINER, pod, container)
-        plugin.tell(Event.REMOVE_POD_SANDBOX, pod)
+        plugin.send_event(Event.START_CONTAINER, pod, container)
+        plugin.send_event(Event.STOP_CONTAINER, pod, container)
+        plugin.send_event(Event.REMOVE_POD_SANDBOX, pod)
         assert (node.owners(), node.living()) == ({"engine"}, {container.id})
 
 
@@ -254,33 +254,33 @@ def test_runtime_configuration_replaces_the_file_if_it_is_valid(node: Node) -> N
     with node.connected() as plugin:
         plugin.registered()
         for text in ("nonsense: 1", "\0", "namespaces: [shop]"):
-            asked = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v2.1.9", config=text)
-            assert plugin.call("Configure", asked.SerializeToString()).status.code == 0
+            request = nri_pb2.ConfigureRequest(runtime_name="containerd", runtime_version="v2.1.9", config=text)
+            assert plugin.call("Configure", request.SerializeToString()).status.code == 0
         plugin.synchronize(nri_pb2.SynchronizeRequest())
         container = node.start_container(plugin, node.pod())
         assert node.machine.tasks(UID) == {container.pid}
-        assert node.said().count("pods are selected as before") == 2
+        assert node.log_text().count("pods are selected as before") == 2
 
 
-def test_the_annotations_that_are_asked_for_become_attributes_and_no_other(node: Node) -> None:
+def test_only_configured_annotations_become_attributes(node: Node) -> None:
     configured(node, "annotations: [example.com/team, example.com/none]\n")
-    told = {"example.com/team": "sea\x1b\n", "secret": "s3cret"}
-    annotations = [nri_pb2.Annotation(name=name.encode(), value=text.encode()) for name, text in told.items()]
+    given = {"example.com/team": "sea\x1b\n", "secret": "s3cret"}
+    annotations = [nri_pb2.Annotation(name=name.encode(), value=text.encode()) for name, text in given.items()]
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod(annotations=annotations)
         for name in ("web", "sidecar", "web"):
-            plugin.tell(Event.START_CONTAINER, pod, node.container(pod, node.process(), name=name))
+            plugin.send_event(Event.START_CONTAINER, pod, node.container(pod, node.process(), name=name))
         attributes = node.group()["attributes"]
         assert {name for name in attributes if "annotation" in name} == {"pod.annotation.example.com/team"}
         assert attributes["pod.annotation.example.com/team"] == "sea"
         assert attributes["pod.containers"] == "sidecar, web"
 
 
-def test_a_configuration_that_is_wrong_ends_it_with_the_line_and_78(node: Node) -> None:
+def test_invalid_configuration_ends_the_adapter_with_status_78_and_names_the_line(node: Node) -> None:
     node.stop_adapter(signal.SIGTERM)
     configured(node, "\nnamespaces: shop\n")
     assert node.adapter is not None
     assert node.adapter.wait(60) == 78
     node.adapter = None
-    assert "nri.yaml:2: namespaces is not a list" in node.said()
+    assert "nri.yaml:2: namespaces is not a list" in node.log_text()

@@ -34,7 +34,7 @@ def test_a_runtime_that_writes_one_byte_at_a_time(node: Node) -> None:
         plugin.piece = 1
         assert plugin.greet() == 0x677
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         container = node.start_container(plugin, pod)
         assert node.machine.tasks(UID) == {container.pid}
 
@@ -50,17 +50,17 @@ def test_a_list_of_nearly_4_mib_in_two_frames(node: Node) -> None:
         node.until(lambda: node.living() == {pod.id}, "the pod")
 
 
-def test_a_message_that_is_too_long_is_refused_and_the_connection_lives(node: Node) -> None:
+def test_message_that_is_too_long_is_refused_and_the_connection_remains(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         stream = plugin.send("StateChange", bytes(MAX_DATA))
         answered, answer = plugin.answer()
         assert (answered, answer.status.code) == (stream, RESOURCE_EXHAUSTED)
         assert "exceed maximum message size of 4194304" in answer.status.message
-        plugin.tell(Event.RUN_POD_SANDBOX, node.pod())
+        plugin.send_event(Event.RUN_POD_SANDBOX, node.pod())
 
 
-def test_stream_ids_that_skip_are_taken_and_even_or_falling_ones_refused(node: Node) -> None:
+def test_stream_ids_may_skip_and_even_or_falling_ids_are_refused(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         assert plugin.call("StateChange", b"", skip=6).status.code == OK
@@ -86,7 +86,7 @@ def test_unreadable_event_does_not_fail_the_container(node: Node) -> None:
         for method in ("StateChange", "StartContainer"):
             answer = plugin.call(method, b"\xff\xff")
             assert (answer.status.code, answer.payload) == (OK, b"")
-        assert "cannot be read" in node.said()
+        assert "cannot be read" in node.log_text()
 
 
 def test_invalid_request_is_refused_or_skipped(node: Node) -> None:
@@ -98,11 +98,11 @@ def test_invalid_request_is_refused_or_skipped(node: Node) -> None:
         plugin.write(PLUGIN, packed(99, RESPONSE, b""))
         plugin.write(PLUGIN, packed(99, 3, b"data"))
         for connection in (0, 3, 2**32 - 1):
-            plugin.write(connection, b"for nobody")
+            plugin.write(connection, b"for no connection")
         assert plugin.call("StateChange", b"").status.code == OK
 
 
-def test_calls_are_read_on_while_one_is_worked_on_and_each_is_answered(node: Node) -> None:
+def test_calls_are_read_while_another_call_runs_and_each_gets_a_response(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pods = [node.pod(f"0000000{number}-2222-4333-8444-555555555555") for number in range(9)]
@@ -121,61 +121,61 @@ def test_invalid_frame_ends_the_connection_and_the_adapter_reconnects(node: Node
         assert plugin.is_closed()
     with node.connected() as plugin:
         plugin.greet()
-    assert "this is not NRI" in node.said()
+    assert "this is not NRI" in node.log_text()
 
 
-def test_an_end_within_a_frame_keeps_the_group_and_a_new_connection_is_made(node: Node) -> None:
+def test_connection_that_ends_within_a_frame_is_renewed_and_keeps_the_group(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         plugin.raw(struct.pack(">II", PLUGIN, 100) + b"half of i")
     with node.connected() as plugin:
         plugin.greet([pod])
         assert node.living() == {pod.id}
-    assert "within a frame" in node.said()
+    assert "within a frame" in node.log_text()
 
 
-def test_an_end_within_a_list_in_chunks_forgets_the_chunks(node: Node) -> None:
+def test_connection_that_ends_within_a_list_discards_its_chunks(node: Node) -> None:
     """A runtime that restarts in the middle of its list: the first part is not a list, and is not added to the next
     one.
     """
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
     half = node.pod("11111111-2222-4333-8444-555555555555")
     with node.connected() as plugin:
         plugin.registered()
         plugin.configure()
         chunk = nri_pb2.SynchronizeRequest(pods=[half], more=True)
         assert plugin.call("Synchronize", chunk.SerializeToString()).status.code == OK
-        assert node.living() == {pod.id}, "half a list ends nothing"
+        assert node.living() == {pod.id}, "an incomplete list ends no workload"
     with node.connected() as plugin:
         plugin.greet([pod])
-        node.until(lambda: "its pods (1)" in node.said(), "the whole list")
+        node.until(lambda: "its pods (1)" in node.log_text(), "the whole list")
         assert node.machine.groups() == [UID]
 
 
-def test_a_list_that_cannot_be_read_ends_nothing_but_the_connection(node: Node) -> None:
+def test_unreadable_list_ends_only_the_connection(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         assert plugin.call("Synchronize", b"\xff").status.code == INVALID_ARGUMENT
         assert node.living() == {pod.id}
 
 
-def test_no_socket_a_dead_one_and_a_new_one(node: Node) -> None:
+def test_adapter_connects_once_a_runtime_listens(node: Node) -> None:
     assert not os.path.exists(node.nri)
-    node.until(lambda: "No such file or directory" in node.said(), "the first try")
+    node.until(lambda: "No such file or directory" in node.log_text(), "the first attempt")
     dead = Runtime(node.nri)
     dead.close()
-    node.until(lambda: "Connection refused" in node.said(), "a try with a socket that nobody listens at")
+    node.until(lambda: "Connection refused" in node.log_text(), "an attempt with a socket without a listener")
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
     node.stop_runtime()
     with node.connected() as plugin:
         plugin.greet([pod])
@@ -190,7 +190,7 @@ def test_registration_is_retried_after_a_refusal(node: Node) -> None:
         assert plugin.is_closed()
     with node.connected() as plugin:
         assert plugin.greet() == 0x677
-    assert "no plugins today" in node.said()
+    assert "no plugins today" in node.log_text()
 
 
 def test_ready_status_and_stop(node: Node, tmp_path: Path) -> None:
@@ -207,18 +207,18 @@ def test_ready_status_and_stop(node: Node, tmp_path: Path) -> None:
             statuses = iter(lambda: notify.recv(4096).decode(), "STATUS=registered with containerd v1.7.24")
             assert all(status.startswith("STATUS=waiting for a runtime") for status in statuses)
             pod = node.pod()
-            plugin.tell(Event.RUN_POD_SANDBOX, pod)
+            plugin.send_event(Event.RUN_POD_SANDBOX, pod)
             assert node.stop_adapter() == 0
             assert plugin.is_closed()
             assert notify.recv(4096) == b"STOPPING=1"
-    assert node.living() == {pod.id}, "a stop is not the end of any workload"
+    assert node.living() == {pod.id}, "no workload ends when the adapter stops"
 
 
-def test_an_adapter_that_was_killed_takes_up_where_it_stopped(node: Node) -> None:
+def test_killed_adapter_continues_after_its_restart(node: Node) -> None:
     with node.connected() as plugin:
         plugin.greet()
         pod = node.pod()
-        plugin.tell(Event.RUN_POD_SANDBOX, pod)
+        plugin.send_event(Event.RUN_POD_SANDBOX, pod)
         container = node.start_container(plugin, pod)
         before = node.group()
         node.stop_adapter(signal.SIGKILL)
@@ -243,17 +243,17 @@ class Broken(adapter.Plugin):
 
 
 def test_bug_of_the_adapter_does_not_fail_the_container(caplog: pytest.LogCaptureFixture) -> None:
-    ours, theirs = socket.socketpair()
+    own_end, other_end = socket.socketpair()
 
     async def serve() -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=own_end)
         session = Session(reader, writer, Broken(), lambda _: None)
         with pytest.raises(EOFError):
             await session.run("n", "00")
 
     def runtime() -> int:
-        with Plugin(theirs) as peer:
-            theirs.settimeout(30)
+        with Plugin(other_end) as peer:
+            other_end.settimeout(30)
             peer.greet()
             return peer.call("StartContainer", b"").status.code
 
@@ -266,7 +266,7 @@ def test_bug_of_the_adapter_does_not_fail_the_container(caplog: pytest.LogCaptur
 
 
 class Recorder(adapter.Plugin):
-    """A plugin that keeps what the answers to events wait for."""
+    """A plugin that records the connection that each response waits for."""
 
     def __init__(self) -> None:
         super().__init__(Updater(Manager("/none"), Pods()))
@@ -277,13 +277,13 @@ class Recorder(adapter.Plugin):
         return self.waiting[-1]
 
 
-def test_a_container_is_not_held_by_an_event_that_came_with_the_end_of_the_connection() -> None:
-    """The next connection was taken for the one that waits for the answer."""
-    ours, theirs = socket.socketpair()
+def test_event_that_arrives_with_the_end_of_the_connection_delays_no_container() -> None:
+    """The next connection was mistaken for the connection that waits for the response."""
+    own_end, other_end = socket.socketpair()
     event = nri_pb2.StateChangeEvent(event=1, pod=nri_pb2.PodSandbox(id="s", uid=UID))
 
     async def serve() -> Recorder:
-        _, writer = await asyncio.open_unix_connection(sock=ours)
+        _, writer = await asyncio.open_unix_connection(sock=own_end)
         reader = asyncio.StreamReader()
         reader.feed_data(mux.frames(PLUGIN, request(1, "StateChange", event.SerializeToString())))
         reader.feed_eof()
@@ -292,7 +292,7 @@ def test_a_container_is_not_held_by_an_event_that_came_with_the_end_of_the_conne
             await Session(reader, writer, plugin, lambda _: None).run("n", "00")
         return plugin
 
-    with theirs:
+    with other_end:
         (waiting,) = asyncio.run(serve()).waiting
     assert waiting.cancelled()
 
@@ -311,7 +311,7 @@ def test_a_container_is_not_held_by_an_event_that_came_with_the_end_of_the_conne
         ("--log-level", "x"),
     ],
 )
-def test_arguments_that_no_runtime_would_take_are_refused(arguments: tuple[str, str]) -> None:
+def test_arguments_that_runtimes_do_not_accept_are_refused(arguments: tuple[str, str]) -> None:
     command = [sys.executable, "-m", "resctrlmond.nri", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2

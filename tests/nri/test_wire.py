@@ -47,7 +47,7 @@ def test_no_frame_at_a_message_start_is_longer_than_4096(size: int, frames: list
     assert lengths(mux.frames(1, bytes(size))) == frames
 
 
-def test_our_messages_have_one_frame_each() -> None:
+def test_each_message_of_the_adapter_has_one_frame() -> None:
     for message in (
         ttrpc.Caller().request(messages.RUNTIME_SERVICE, "RegisterPlugin", messages.registration("n" * 64, "90")),
         ttrpc.response(1, messages.answer(messages.Configure("containerd", "v1.7.24"))),
@@ -60,7 +60,7 @@ def test_our_messages_have_one_frame_each() -> None:
 # -- inbound: frames
 
 
-def test_byte_by_byte_is_the_same_as_at_once() -> None:
+def test_single_bytes_are_decoded_like_whole_messages() -> None:
     data = conversation()
     whole = hostile.understood([data])
     assert hostile.understood([bytes([byte]) for byte in data]) == whole
@@ -75,7 +75,7 @@ def test_byte_by_byte_is_the_same_as_at_once() -> None:
     ]
 
 
-def test_a_frame_of_the_greatest_length_is_taken() -> None:
+def test_frame_of_the_greatest_length_is_accepted() -> None:
     message = packed(1, 1, bytes(ttrpc.MAX_DATA))
     assert len(message) == mux.MAX_PAYLOAD
     [(connection, payload)] = mux.Demultiplexer().feed(frame(1, message))
@@ -100,7 +100,7 @@ def test_end_within_a_frame_is_detected() -> None:
 # -- inbound: messages
 
 
-def test_messages_of_two_frames_and_frames_of_two_messages_are_both_taken() -> None:
+def test_messages_of_two_frames_and_frames_of_two_messages_are_accepted() -> None:
     first, second = packed(1, 1, b"a" * 9000), packed(3, 1, b"b")
     stream = first + second
     reader = ttrpc.Reader()
@@ -154,7 +154,7 @@ def test_message_that_is_not_a_request_is_skipped(kind: int) -> None:
     assert ttrpc.Server().decode(ttrpc.Message(1, kind, b"")) is None
 
 
-def test_our_own_calls_have_odd_rising_streams_and_answers_in_any_order() -> None:
+def test_calls_have_odd_rising_stream_ids_and_responses_in_any_order() -> None:
     caller = ttrpc.Caller()
     streams = [struct.unpack_from(">I", caller.request("s", "m", b""), 4)[0] for _ in range(3)]
     assert streams == [1, 3, 5]
