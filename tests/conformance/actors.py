@@ -193,16 +193,16 @@ class _ActorProcess:
 
 def fork_actor(*inherited: socket.socket) -> socket.socket:
     """Fork a new actor from the calling thread. Return its link, on which it first sends its pid."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         with contextlib.suppress(BaseException):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for link in (*inherited, ours):
+            for link in (*inherited, own_end):
                 link.close()
-            _ActorProcess(theirs).run()
+            _ActorProcess(child_end).run()
         os._exit(1)
-    theirs.close()
-    return ours
+    child_end.close()
+    return own_end
 
 
 def _serve(link: socket.socket) -> None:
@@ -282,10 +282,10 @@ class ActorPool:
     """Starts actors; a context manager that ends all of them."""
 
     def __init__(self) -> None:
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-W", "ignore", "-S", os.path.abspath(__file__), str(theirs.fileno())]
-        self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
-        theirs.close()
+        self._link, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-W", "ignore", "-S", os.path.abspath(__file__), str(child_end.fileno())]
+        self._server = subprocess.Popen(command, pass_fds=[child_end.fileno()], start_new_session=True)
+        child_end.close()
         self._actors: list[Actor] = []
 
     def actor(self) -> Actor:

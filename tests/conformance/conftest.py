@@ -21,11 +21,11 @@ OLDER_SIMULATIONS = [name + OLDER for name in SIMULATIONS if ALL or name == "sim
 TARGETS = [KERNEL] if REAL_ROOT else [*SIMULATIONS, *OLDER_SIMULATIONS]
 MARKERS = (
     "allocation: makes control groups",
-    "monitoring_only: tells what a machine without allocation does",
-    "limbo: tells how freed RMIDs wait where occupancy is monitored",
-    "no_occupancy: tells how freed RMIDs do not wait where it is not",
+    "monitoring_only: for a machine without allocation",
+    "limbo: freed RMIDs wait, because occupancy is monitored",
+    "no_occupancy: freed RMIDs do not wait, because occupancy is not monitored",
     "two_domains: needs two L3 caches",
-    "kernel_only(why): what the simulator does not show",
+    "kernel_only(why): the simulator cannot show this",
 )
 RESULTS = pytest.StashKey[Results]()
 
@@ -60,11 +60,11 @@ def _capabilities(name: str) -> set[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the rules that do not apply to a target, according to the markers."""
-    ours = [item for item in items if item.path.is_relative_to(HERE) and "target" in _parameters(item)]
-    capabilities = {name: _capabilities(name) for name in {_parameters(item)["target"] for item in ours}}
+    items_here = [item for item in items if item.path.is_relative_to(HERE) and "target" in _parameters(item)]
+    capabilities = {name: _capabilities(name) for name in {_parameters(item)["target"] for item in items_here}}
     known = {marker.split(":")[0].split("(")[0] for marker in MARKERS}
     unfit = []
-    for item in ours:
+    for item in items_here:
         wants = {mark.name for mark in item.iter_markers()} & known
         if not wants <= capabilities[_parameters(item)["target"]]:
             unfit.append(item)

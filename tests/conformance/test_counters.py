@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counter files: what they print, and when a group begins to count."""
+"""Counter files: their text, and when a group begins to count."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def observation(result: str) -> Observation:
 
 
 def test_no_operation_writes_nothing() -> None:
-    """Seed 20261122 wrote nothing to an open file of a removed group: FUSE never asks the simulator about that."""
+    """Seed 20261122 wrote nothing to an open file of a removed group: FUSE does not send that to the simulator."""
     made = [generator.sequence() for generator in [Generator(20261122, allocation=True)] for _ in range(400)]
     written = [one[-1] for sequence in made for one in sequence if {"write", "pwrite"} & {one[0], *one[2:3]}]
     assert len(written) > 3000

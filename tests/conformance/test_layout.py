@@ -21,7 +21,7 @@ def mode(fs: Resctrl, path: str) -> str:
 
 def test_root_has_the_files_of_a_control_group_and_info(fs: Resctrl) -> None:
     """Root is the default control group: it has a control group's files and ``info``."""
-    # Those of allocation as well where there is only monitoring (rdt_get_tree() adds them whatever the machine has).
+    # The files of allocation too if the machine only monitors (rdt_get_tree() adds them on every machine).
     assert set(fs.names()) == CONTROL_GROUP | {"info"}
 
 
@@ -63,7 +63,7 @@ def test_info_of_monitoring(fs: Resctrl) -> None:
     """``L3_MON`` has num_rmids, mon_features, mbm_assign_mode since 6.18, and the threshold only with occupancy."""
     found = set(fs.names("info/L3_MON"))
     wanted = {"num_rmids", "mon_features"} | ({"mbm_assign_mode"} if fs.is_6_16 else set())
-    # The threshold's file is there without occupancy as well: fs/resctrl gives it to every L3 that monitors.
+    # The file of the threshold exists without occupancy too: fs/resctrl gives it to every L3 that monitors.
     assert found == wanted | {"max_threshold_occupancy"}
 
 

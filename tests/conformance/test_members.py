@@ -142,7 +142,7 @@ def test_tasks_has_one_decimal_number_in_each_line(fs: Resctrl, a: str, actor: A
 
 @pytest.mark.monitoring_only
 def test_root_lists_no_task_without_allocation(fs: Resctrl, a: str, actor: Actor) -> None:
-    """With monitoring only, root's tasks reads empty, whatever tasks are in root."""
+    """With monitoring only, root's tasks reads empty, although tasks are in root."""
     put(fs, a, actor.pid)
     assert fs.read("tasks") == ""
     assert fs.members(a) == {actor.pid}

@@ -130,7 +130,7 @@ def test_without_a_mount_proc_names_no_group(fs: Resctrl) -> None:
     assert fs.groups_of(os.getpid()) == ("", "")
 
 
-@pytest.mark.kernel_only("who may mount a simulation is FUSE's business")
+@pytest.mark.kernel_only("FUSE decides which users may mount a simulation")
 def test_only_the_hosts_root_may_mount(fs: Resctrl, tmp_path: Path) -> None:
     """Root of another user namespace may not mount it."""
     command = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "resctrl", "resctrl", str(tmp_path)]

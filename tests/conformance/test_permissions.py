@@ -76,10 +76,10 @@ def test_a_user_may_not_move_another_users(
     assert fs.members(given) == set()
 
 
-WHOSE = [(NOBODY, 1, 1, "OK"), (1, 1, NOBODY, "OK"), (1, NOBODY, 1, "EPERM"), (1, 1, 1, "EPERM")]
+CREDENTIALS = [(NOBODY, 1, 1, "OK"), (1, 1, NOBODY, "OK"), (1, NOBODY, 1, "EPERM"), (1, 1, 1, "EPERM")]
 
 
-@pytest.mark.parametrize("uids", WHOSE)
+@pytest.mark.parametrize("uids", CREDENTIALS)
 def test_real_and_saved_uids_count(
     fs: Resctrl, given: str, nobody: Actor, actors: Callable[[], Actor], uids: tuple[int, int, int, str]
 ) -> None:

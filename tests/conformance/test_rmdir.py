@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rmdir: what goes, where its tasks end, and what its old descriptors say."""
+"""rmdir: what it removes, the new group of the tasks, and the errors of old descriptors."""
 
 from __future__ import annotations
 

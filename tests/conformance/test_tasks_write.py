@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grammar of tasks: what is a list of tasks, what is refused with which words, and how far a list gets."""
+"""The grammar of tasks: valid lists, the messages of refusals, and the tasks that are moved before an error."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_pid_0_is_the_writing_thread(fs: Resctrl, actor: Actor, tasks: str) -> N
     assert fs.members("mon_groups/a") == {tid}
 
 
-@pytest.mark.kernel_only("FUSE is not asked for a thread of the kernel where /proc does not show any")
+@pytest.mark.kernel_only("the simulator finds no thread of the kernel if /proc does not show any")
 def test_kernel_threads_can_be_moved(fs: Resctrl, tasks: str) -> None:
     """A kernel thread can be moved as any other task."""
     assert fs.try_write(tasks, 2) == ("OK", "ok\n")

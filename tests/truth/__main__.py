@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make truth``: thousands of short workloads, what was reported of each held against what it used; one table."""
+"""``make truth``: compare the reports on thousands of short workloads with their actual use, in one table."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PART = 250
 BY_DAEMON = 10
 
 LEGEND = """
-resctrlmond: its files, Release and Read, which must say the same. The others are not these programs but small models
-of what the sources of nri-resctrl-mon and of goresctrl's pkg/monitor are described to do, on the same simulated
-machine; neither marks anything. The first leaves reading to others: what is counted is the rise from the first to the
-last of readings 15 s apart. Of the second it is the counter that it exports, read 15 s apart, which begins with what
-former owners of the RMID left in its register.
+resctrlmond: its files, Release and Read, which must agree. The others are small models of nri-resctrl-mon and of
+goresctrl's pkg/monitor, written from descriptions of their sources, on the same simulated machine; neither marks a
+figure. The first does not read counters: its figure is the rise from the first to the last of readings 15 s apart.
+The figure of the second is the counter that it exports, read 15 s apart, which begins with the register's value from
+former owners of the RMID.
 """
 
 

@@ -231,7 +231,7 @@ class Machine:
         self.end("outer run", outer, pid, child)
 
     def late(self) -> None:
-        """A process has used the CPU before its Assign, which does not say "late"."""
+        """A process has used the CPU before its Assign, which does not set "late"."""
         key, pid = next(self._keys), self.start()
         self.run(pid)
         self.assign(key, pid, late=None)

@@ -51,7 +51,7 @@ class Daemon:
         self._client = Client(self._machine.socket, timeout_s=120)
         self._lives: dict[str, Life] = {}
         self._unreported: set[str] = set()
-        # The start of the run that was reported last under a key: a later run that was not reported is another one.
+        # The start of the last reported run of a key: a later run that was not reported has another start.
         self._reported: dict[str, str] = {}
         self._killers: list[threading.Timer] = []
         self.kills = 0

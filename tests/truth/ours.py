@@ -33,7 +33,7 @@ SWEEP_S = 5
 CHECKPOINT_S = 10
 _NEVER = 1e9
 PROMISED = ("core_energy", "mbm_total_bytes")
-# The mark of what no record speaks of: the daemon was killed as the hook asked it. The hook's line is in the journal.
+# The mark of a workload without a record: the daemon was killed during the hook's call. The hook logs that.
 UNSEEN = "unseen"
 # Everything by which a file or the tree is changed; an "open" counts if it is for writing.
 _CHANGES = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove", "os.symlink", "os.utime", "shutil.rmtree"}
@@ -89,13 +89,13 @@ class Ours:
         self._lives: dict[str, Life] = {}
         self.restarts = self.kills = 0
         self._unreported: set[str] = set()
-        # The start of the run that was reported last under a key: a later run that was not reported is another one.
+        # The start of the last reported run of a key: a later run that was not reported has another start.
         self._reported: dict[str, str] = {}
         self._is_down = False
         self._time_for_checkpoints(False)
 
     def _time_for_checkpoints(self, now: bool) -> None:
-        # Each record has its first one at once, whatever the interval.
+        # Each record gets its first checkpoint at once, for any interval.
         settings = dataclasses.replace(Settings(), checkpoint_interval_s=1e-9 if now else _NEVER)
         self.host.settings = self.host.manager.settings = settings
 
@@ -141,7 +141,7 @@ class Ours:
                 return self.host.manager.assign(assignment)
 
             if owner == Owner.HOOK and self._is_killed_in(assign):
-                # The container starts all the same. Nobody asks again for it; the daemon is up a second later.
+                # The container starts nevertheless. The call is not repeated; the daemon runs again a second later.
                 self._unreported.add(of.key)
                 return
             self._do(assign)
@@ -201,7 +201,7 @@ class Ours:
 
     def _report(self, life: Life, record: Workload, totals: list[Total]) -> Reported:
         if self.host.manager.read(life.of.key)[2] != totals:
-            life.problems.append("Read says another thing than Release did")
+            life.problems.append("Read and Release differ")
         self._reported[life.of.key] = record.first.created_at
         figures = {total.event.name: (total.number, total.quality.value) for total in totals}
         return reported(
@@ -222,7 +222,7 @@ class Ours:
 def unseen(life: Life, expected: bool) -> Reported:
     """Return the figures of a workload without a record. ``expected``: the daemon was killed in the hook's call."""
     if not expected:
-        life.problems.append("was taken in, and no record speaks of it")
+        life.problems.append("was assigned, and has no record")
     return Reported(None, None, dict.fromkeys(PROMISED, UNSEEN), UNSEEN)
 
 
@@ -238,7 +238,7 @@ def reported(
     return Reported(
         None if joules is None else Decimal(joules),
         None if traffic is None else int(traffic),
-        # Without any figure, the workload never had an RMID, and the reason says so.
+        # Without any figure, the workload never had an RMID, as the reason states.
         {event: mark for event, (_, mark) in totals.items()} or dict.fromkeys(PROMISED, "unknown"),
         state,
         reason,

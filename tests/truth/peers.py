@@ -99,7 +99,7 @@ class _Peer:
     def __init__(self, machine: InProcess, seed: int, restarts: float = 0.03) -> None:
         self.machine = machine
         self._chance = random.Random(f"{seed} of the daemon")
-        self._restart = restarts  # as often as ours is restarted or killed
+        self._restart = restarts  # as often as resctrlmond is restarted or killed
         self.running: dict[str, Life] = {}
         self.figures: dict[str, dict[str, Number]] = {}
 
@@ -110,7 +110,7 @@ class _Peer:
         self._take_in(life)
 
     def _take_in(self, life: Life) -> None:
-        # Only the first process is written: its threads and children that are there already stay outside.
+        # Only the first process is written: its existing threads and children stay outside.
         if self.ensure(_uid(life)):
             # Refused it is a warning in the log: where the task is in another class, for one.
             with contextlib.suppress(OSError):
@@ -157,7 +157,7 @@ class _Peer:
         try:
             self.machine.resctrl.mkdir(self.path(uid))
         except OSError as error:
-            # An existing group is adopted, whatever its owner. Without an RMID, the pod is unmonitored: ENOSPC, or
+            # An existing group of any owner is adopted. Without an RMID, the pod is unmonitored: ENOSPC, or
             # EBUSY, which they do not distinguish from other failures.
             return error.errno == errno.EEXIST
         return True
@@ -192,8 +192,8 @@ class _Peer:
 class NriResctrlMon(_Peer):
     """The NRI plugin (main branch, mid-2026), which creates groups and does not read them.
 
-    Its reader is one as its documentation has in mind: it reads the files of all groups at an interval, and tells how
-    far they have risen between its first and last reading of them, a fall being a reset (as Prometheus' increase()).
+    Its reader works as the plugin's documentation describes: it reads the files of all groups at an interval, and
+    reports their rise between the first and the last reading; a fall is a reset (as in Prometheus' increase()).
     """
 
     def __init__(self, machine: InProcess, seed: int) -> None:

@@ -10,9 +10,9 @@ import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-# CPU time comes in pieces of which the simulator's counters tell exactly: in 31.25 ms (2^4 x 5^9 ns) of it there are
-# 0.078125 J and 32 MiB of traffic, multiples of 2^-18 J, of 10^-6 J and of the 64 KiB that one unit of traffic is.
-# What is reported is then to the last digit what was used, or wrong: nothing hides in the rounding.
+# CPU time has pieces that the simulator's counters represent exactly: 31.25 ms (2^4 x 5^9 ns) are 0.078125 J and
+# 32 MiB of traffic, which are multiples of 2^-18 J, of 10^-6 J and of the 64 KiB of one unit of traffic. A report is
+# then equal to the use in each digit, or wrong: no error is smaller than the rounding.
 PIECE_NS = 31_250_000
 CPUS = 4
 CLASSES = ("gold", "silver")
@@ -25,7 +25,7 @@ class Owner(enum.StrEnum):
 
     HOOK = "oci"  # a container: its end is not reported, but detected
     POD = "nri"  # a pod: the removal of its sandbox is reported
-    CLIENT = "batch"  # a program that asks and releases
+    CLIENT = "batch"  # a program that calls Assign and Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Event:
 class What(enum.Enum):
     """The kinds of events."""
 
-    START = "its first task is there, and has not run yet"
-    ADOPT = "the owner of monitoring groups learns of it late"
+    START = "its first task exists, and has not run yet"
+    ADOPT = "the owner of monitoring groups detects it late"
     RUN = "a task uses CPU time"
     FORK = "a task forks a process"
     THREAD = "a task starts a thread"
@@ -55,8 +55,8 @@ class What(enum.Enum):
     MOVE = "an operator wants all of it in another class"
     STRAY = "another agent moves its first task, or with ``by`` 1 all of them, to another class"
     RIVAL = "another program removes its group"
-    MISREAD = "one of its counters will say Error at its end"
-    END = "all its tasks end, and whoever is to tell of that tells it"
+    MISREAD = "one of its counters reads Error at its end"
+    END = "all its tasks end, and the owner of the claim reports it"
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ def _life(chance: random.Random, one: Workload, start: int, sessions: bool, riva
         one.threads = chance.randrange(3)
     one.second_claim = one.owner is not Owner.CLIENT and chance.random() < 0.1
     one.has_cgroup = sessions and chance.random() < 0.3
-    return _Story(chance, one, start, start + length, strays=sessions).tell(rivals)
+    return _Story(chance, one, start, start + length, strays=sessions).add_events(rivals)
 
 
 class _Story:
@@ -163,10 +163,10 @@ class _Story:
             second, What.RUN, task=task, pieces=self.chance.randrange(1, most + 1), cpu=self.chance.randrange(CPUS)
         )
 
-    def tell(self, rivals: bool) -> int:
+    def add_events(self, rivals: bool) -> int:
         chance, one = self.chance, self.one
         self.at(self.start, What.START)
-        # With the first instruction on it uses what is counted.
+        # Use is counted from the first instruction.
         self.run(self.start, 0, most=8)
         for second in range(self.start, self.end):
             if one.late_s and second == self.start + one.late_s:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each fault of other owners of monitoring groups (peers.md) has a test that shows that it cannot happen here."""
+"""Each fault of other owners of monitoring groups (peers.md) has a test that excludes it here."""
 
 from __future__ import annotations
 

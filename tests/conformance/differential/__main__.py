@@ -55,8 +55,8 @@ def _investigate(machine: str, sequence: Sequence, there: Execute, here: Execute
         print("    does not differ by itself: it needs what came before, or is not deterministic")
         return
     shortest = shrink(sequence, differ)
-    for _, told in differences([shortest], there, here):
-        print(f"    shortest: {json.dumps(shortest)}\n    {told}")
+    for _, text in differences([shortest], there, here):
+        print(f"    shortest: {json.dumps(shortest)}\n    {text}")
     save(CASES / f"{name}.json", machine, [shortest], there)
 
 
@@ -83,8 +83,8 @@ def compare(machine: str, guest: Guest, seed: int, operations: int) -> Total:
     for start in range(0, len(sequences), AT_ONCE):
         if start:
             print(f"{machine}: {start * LENGTH} operations, {found} differences so far", flush=True)
-        for sequence, told in list(differences(sequences[start : start + AT_ONCE], there, here)):
-            print(f"{machine}: seed {seed}: {told}", flush=True)
+        for sequence, text in list(differences(sequences[start : start + AT_ONCE], there, here)):
+            print(f"{machine}: seed {seed}: {text}", flush=True)
             if found < MOST_SHRUNK:
                 _investigate(machine, sequence, there, here, f"{machine}-{seed}-{found}")
             found += 1

@@ -18,8 +18,8 @@ class Difference(NamedTuple):
     aspects: dict[str, tuple[object, object]]  # what is seen there -> on the first target, on the second
 
     def __str__(self) -> str:
-        told = (f"{name}: {first!r} there, {second!r} here" for name, (first, second) in self.aspects.items())
-        return f"operation {self.at}, {self.operation}: " + "; ".join(told)
+        aspects = (f"{name}: {first!r} there, {second!r} here" for name, (first, second) in self.aspects.items())
+        return f"operation {self.at}, {self.operation}: " + "; ".join(aspects)
 
 
 def difference(sequence: Sequence, first: list[Observation], second: list[Observation]) -> Difference | None:
@@ -34,7 +34,7 @@ def difference(sequence: Sequence, first: list[Observation], second: list[Observ
 def shrink(sequence: Sequence, differ: Callable[[list[Sequence]], list[bool]]) -> Sequence:
     """Return a sequence that still differs, and does not without any one of its operations.
 
-    ``differ`` tells for many sequences at once which of them differ.
+    ``differ`` returns for each of many sequences whether it differs.
     """
     chunk = max(1, len(sequence) // 2)
     while True:

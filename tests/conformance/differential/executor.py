@@ -22,13 +22,23 @@ from tests.conformance.differential.generator import Operation, Sequence
 from tests.conformance.target import Resctrl, kernel, simulation
 
 Observation = dict[str, Any]
-MARK = 10**18  # what utime sets is less; what the clock says is more
+MARK = 10**18  # above each time that utime sets, below the time of the clock
 GONE = "no such actor"
 # Groups, members, CPUs and masks are compared after every third operation and the last: differences stay, and an
 # emulated processor is slow.
 LOOK = 3
 # Files whose content is the same on both.
-TOLD = {"last_cmd_status", "mon_features", "cpus", "cpus_list", "schemata", "size", "mode", "bit_usage", "cbm_mask"}
+COMPARED_FILES = {
+    "last_cmd_status",
+    "mon_features",
+    "cpus",
+    "cpus_list",
+    "schemata",
+    "size",
+    "mode",
+    "bit_usage",
+    "cbm_mask",
+}
 
 
 class _Symbols(string.Formatter):
@@ -152,7 +162,7 @@ class Executor:
         found: list[str] = []
         result = outcome(lambda: found.append(self._fs.read(path)))
         # The tasks in a group's files are compared elsewhere; counts depend on the machine.
-        return found[0] if found and path.rpartition("/")[2] in TOLD else result
+        return found[0] if found and path.rpartition("/")[2] in COMPARED_FILES else result
 
     def do_list(self, path: str) -> str | list[str]:
         found: list[str] = []

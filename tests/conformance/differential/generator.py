@@ -242,7 +242,7 @@ def _with_text(operation: Operation) -> Operation:
     """Return the operation, with a write of a newline in the place of an empty write.
 
     resctrl answers a write of no bytes (ENODEV for an open file of a removed group, EINVAL for some files). A
-    filesystem in user space is never asked: generic_write_checks() in fs/read_write.c ends it before FUSE sends it.
+    filesystem in user space does not get it: generic_write_checks() in fs/read_write.c ends it before FUSE sends it.
     """
     is_write = operation[0] in ("write", "pwrite") or operation[2:3] == ["write"]
     return [*operation[:-1], "\n"] if is_write and not operation[-1] else operation

@@ -38,7 +38,7 @@ def _threads_follow_their_leader() -> None:
 
     def join(self: Any, tid: int, ids: Any) -> bool:
         threads = [int(name) for name in os.listdir(f"/proc/{tid}/task")]
-        moved = [right(self, thread, ids) for thread in threads]  # all, whatever becomes of one
+        moved = [right(self, thread, ids) for thread in threads]  # all, even if one fails
         return all(moved)
 
     Tasks.join = join  # type: ignore[method-assign]
