@@ -14,9 +14,9 @@ DEMO = Path(__file__).parent / "demo"
 def test_the_demo_measures_two_commands_and_a_container_and_leaves_no_group() -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([str(DEMO)], env=environment, capture_output=True, text=True, timeout=300, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    assert "Traceback" not in said
-    assert said.count("core energy") == 2, "each command has its report"
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert "Traceback" not in output
+    assert output.count("core energy") == 2, "each command has its report"
     last = done.stdout.partition("/resctrl/mon_groups\n")[2]
     assert last.strip() == "# Done: daemon stopped, simulation unmounted", "a group is still there"

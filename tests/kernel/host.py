@@ -50,7 +50,7 @@ class Host:
         return int(self.out("systemctl show -P MainPID resctrlmond"))
 
     def kill(self) -> None:
-        """Kill the daemon with SIGKILL, and wait for the one that systemd then starts."""
+        """Kill the daemon with SIGKILL, and wait for the next daemon, which systemd starts."""
         old = self.pid()
         self.run(f"kill -9 {old}")
         self.until(lambda: self.out("systemctl show -P ActiveState,MainPID resctrlmond") != "", "a state")

@@ -136,7 +136,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.kernel.starved", description=__doc__)
     parser.add_argument("counts", metavar="COUNT", type=int, nargs="*", default=list(COUNTS))
     parser.add_argument("--profile", default=PROFILE)
-    parser.add_argument("--load", type=int, default=4, help="endless loops beside the containers, default 4")
+    parser.add_argument("--load", type=int, default=4, help="endless loops that run with the containers, default 4")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as staged, Machine(arguments.profile).start() as guest:
         install(guest, stage(Path(staged)))

@@ -65,4 +65,6 @@ def test_random_operations_look_the_same_on_the_simulator(guests: Guests, profil
         case = json.loads(path.read_text())
         if case["machine"] == guest.profile:
             found = zip(case["sequences"], case["observations"], there(case["sequences"]), strict=True)
-            assert [str(told) for one in found if (told := difference(*one))] == [], f"{path} is not what happens now"
+            assert [str(different) for pair in found if (different := difference(*pair))] == [], (
+                f"{path} does not match this kernel"
+            )

@@ -47,7 +47,7 @@ def test_a_podman_container_finds_itself_in_its_group_in_its_first_instruction(h
 
 
 def test_list_and_show_display_a_running_container(host: Host) -> None:
-    container = podman(host, "-d --name told", "sleep 600")
+    container = podman(host, "-d --name named", "sleep 600")
     listed = json.loads(host.out("resctrlctl list --json"))
     (workload,) = [workload for workload in listed["workloads"] if workload["key"] == container]
     assert workload["state"] == "active"
@@ -57,7 +57,7 @@ def test_list_and_show_display_a_running_container(host: Host) -> None:
     assert f"{TREE}/mon_groups/{container}" in shown
     assert "mbm_total_bytes" in shown
     assert host.snapshot(container)["mon_data/mon_L3_00/llc_occupancy"] == "LINK"
-    host.run("podman rm -f -t 0 told")
+    host.run("podman rm -f -t 0 named")
     host.until(lambda: host.state(container) == "completed", "the container's end")
 
 
@@ -129,7 +129,7 @@ def test_two_containers_of_a_pod_share_its_group_for_each_uid_format(host: Host,
     host.until(lambda: host.state(POD) == "idle", "the containers' ends")
     assert host.identity(POD) == identity, "a pod's group outlives its containers"
     assert "completed_at" not in host.snapshot(POD)
-    assert parent_is_watched(host, pod_cgroup), "its removal is heard, and not only looked for"
+    assert parent_is_watched(host, pod_cgroup), "its removal is reported by an event, and not only found by a check"
     host.run(f"rmdir /sys/fs/cgroup{pod_cgroup}")
     host.until(lambda: host.state(POD) == "completed", "the end of the pod after its control group")
     host.until(lambda: not parent_is_watched(host, pod_cgroup), "the end of the watch")

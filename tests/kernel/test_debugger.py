@@ -42,18 +42,18 @@ def test_kernel_without_addresses_is_refused(text: str) -> None:
 @contextlib.contextmanager
 def conversation(*replies: str) -> Iterator[tuple[Stub, socket.socket]]:
     """Yield a stub whose replies are already written, and its end of the connection."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"".join(b"+" + framed(reply) for reply in replies))
-        yield Stub(ours), theirs
+    own_end, other_end = socket.socketpair()
+    with own_end, other_end:
+        other_end.sendall(b"".join(b"+" + framed(reply) for reply in replies))
+        yield Stub(own_end), other_end
 
 
 def test_bits_are_set_between_stop_and_detach() -> None:
-    with conversation("OK", "T05thread:01;", "01000040", "OK", "OK", "OK") as (stub, theirs):
+    with conversation("OK", "T05thread:01;", "01000040", "OK", "OK", "OK") as (stub, other_end):
         stub.force(["cqm"], ADDRESSES)
         packets = ["Z1,ffffffff83a16c90,1", "c", "mffffffff83e4b0e4,4", "Mffffffff83e4b0e4,4:01100040"]
         packets += ["z1,ffffffff83a16c90,1", "D"]
-        assert theirs.recv(4096) == b"".join(framed(packet) + b"+" for packet in packets)
+        assert other_end.recv(4096) == b"".join(framed(packet) + b"+" for packet in packets)
 
 
 def test_a_packet_has_its_sum() -> None:
@@ -70,7 +70,7 @@ def test_refusal_of_the_stub_is_reported() -> None:
 
 
 def test_end_of_the_stub_is_reported() -> None:
-    with conversation() as (stub, theirs):
-        theirs.close()
+    with conversation() as (stub, other_end):
+        other_end.close()
         with pytest.raises(GuestDiedError, match="debugger stub, asked 'D'"):
             stub.ask("D")

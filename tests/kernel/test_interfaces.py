@@ -45,9 +45,9 @@ def test_create_assign_release_by_busctl(host: Host) -> None:
 
 
 def test_errors_have_their_names_at_the_bus(host: Host) -> None:
-    done = host.run(f"busctl call {BUS} Get s nobody", check=False)
+    done = host.run(f"busctl call {BUS} Get s missing", check=False)
     assert done.returncode != 0
-    assert "there is no workload nobody" in done.output
+    assert "there is no workload missing" in done.output
 
 
 def test_varlinkctl_introspects_both_interfaces(host: Host) -> None:
@@ -83,12 +83,12 @@ def test_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad_one(host: Host
     host.until(lambda: host.state("short") == "", "the snapshot to be pruned after a second")
     host.run(f"echo 'snapshot_tll: 1s' >>{CONFIG}")
     failed = host.run("systemctl reload resctrlmond", check=False)
-    assert failed.returncode != 0, "a reload with a wrong configuration is said to have worked"
+    assert failed.returncode != 0, "a reload with an invalid configuration succeeded"
     assert "the new configuration is wrong" in host.out("resctrlctl status")
     line = host.out(f"wc -l <{CONFIG}")
     journal = host.out("journalctl -u resctrlmond --no-pager -n 20")
     assert f"{CONFIG}:{line}" in journal
-    assert "snapshot_ttl" in journal, "what was meant"
+    assert "snapshot_ttl" in journal, "the journal names the key"
     assert host.pid() == pid
     host.run(f"sed -i /^snapshot/d {CONFIG} && systemctl reload resctrlmond")
     assert "the new configuration is wrong" not in host.out("resctrlctl status")

@@ -111,8 +111,8 @@ def test_systemd_is_up(guest: Guest) -> None:
     assert guest.run("systemd-run --quiet --wait --pipe sh -c 'cat /proc/self/cgroup'").stdout.startswith(
         "0::/system.slice/run-"
     )
-    guest.run("systemd-run --wait --unit=tell sh -c 'echo the journal works'; systemctl daemon-reload")
-    assert "the journal works" in guest.run("journalctl --no-pager -u tell").stdout
+    guest.run("systemd-run --wait --unit=journal-test sh -c 'echo the journal works'; systemctl daemon-reload")
+    assert "the journal works" in guest.run("journalctl --no-pager -u journal-test").stdout
     assert guest.run("busctl call org.freedesktop.DBus /org/freedesktop/DBus org.freedesktop.DBus GetId").stdout
     assert guest.run("stat -fc %T /sys/fs/cgroup").stdout == "cgroup2fs\n"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods of real containerds, which call the adapter; the first instruction of a container shows its group.
 
-What depends on the version runs with both, one guest after the other, and the rest with Debian 13's; ``make nri-all``
-runs everything with both. The results are the same, whatever differs between them.
+Tests that depend on the version run with both, one guest after the other, the others with Debian 13's; ``make nri-all``
+runs all tests with both. Both versions have the same results.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def served(
 
 @pytest.fixture
 def node(served: Node) -> Iterator[Node]:
-    """Return a node on which everything runs, whatever the previous test has stopped."""
+    """Return a node on which everything runs, also after a test that has stopped a part."""
     served.renew()
     yield served
     served.tidy()
@@ -62,9 +62,9 @@ def node(served: Node) -> Iterator[Node]:
 
 def listed(node: Node, pod: Pod) -> list[tuple[str, str, str, bool]]:
     """Return the containers of the only pod, as *resctrlctl list* shows them."""
-    [told] = json.loads(node.out("resctrlctl list --pods --json=short"))["pods"]
-    assert (told["key"], told["namespace"], told["labels"]) == (pod.uid, "shop", {"app": "web"})
-    return [(one["id"], one["name"], one["state"], one["monitored"]) for one in told["containers"]]
+    [entry] = json.loads(node.out("resctrlctl list --pods --json=short"))["pods"]
+    assert (entry["key"], entry["namespace"], entry["labels"]) == (pod.uid, "shop", {"app": "web"})
+    return [(one["id"], one["name"], one["state"], one["monitored"]) for one in entry["containers"]]
 
 
 @with_each_version
@@ -86,7 +86,9 @@ def test_two_containers_of_a_pod_are_in_its_group_from_their_first_instruction(n
 
     node.remove_container(first)
     assert node.living(pod) == {pod.sandbox, second}
-    node.until(lambda: listed(node, pod) == [(second, "app-1", "running", True)], "it to be told of no more")
+    node.until(
+        lambda: listed(node, pod) == [(second, "app-1", "running", True)], "the list without the first container"
+    )
     third, where = node.container(pod)
     assert where == ("/", pod.uid), "a container that is restarted is in the same group"
     node.remove_container(second)
@@ -164,13 +166,13 @@ def test_container_starts_without_the_daemon_and_is_added_later(node: Node) -> N
         lone = node.pod()
     finally:
         node.run("systemctl start resctrlmond.socket resctrlmond.service")
-    node.until(lambda: missed in node.living(pod), "the container to be taken in")
+    node.until(lambda: missed in node.living(pod), "the container in the workload")
     member = node.member(pod, missed)
     assert member["late"]
     pid = node.out(f"head -1 {member['cgroup']}/cgroup.procs")
     node.until(lambda: node.membership(pid) == ("/", pod.uid), "its task in the group")
     assert node.group(pod)["baseline"] == "late"
-    node.until(lambda: node.state(lone.uid) == "idle", "the pod to be taken in")
+    node.until(lambda: node.state(lone.uid) == "idle", "the group of the pod")
     assert node.living(pod) == {pod.sandbox, before, missed}
     node.remove_sandbox(pod.sandbox)
     node.remove_sandbox(lone.sandbox)

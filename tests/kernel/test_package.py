@@ -43,7 +43,7 @@ def second() -> Path:
 
 
 class Administrator(Host):
-    """A Debian host with one or two archives of the project, and somebody else's class and groups with tasks."""
+    """A Debian host with one or two archives of the project, and a class and groups of another program with tasks."""
 
     def __init__(self, guests: Guests, profile: str, **archives: Path) -> None:
         super().__init__(guests.start(profile))
@@ -105,15 +105,15 @@ def test_the_first_session_of_the_readme_works_word_for_word(guests: Guests, fir
     host.run(f"umount {TREE}")
     session = commands("A first session on a host with the hardware")
     host.guest.write("/root/clone/session", session)
-    said = host.run("cd /root/clone && bash -eu session 2>&1", timeout=LONG).stdout
+    output = host.run("cd /root/clone && bash -eu session 2>&1", timeout=LONG).stdout
 
     # The program of the first container prints its own group; the second container was shown and removed.
-    found = re.search(r"^res:/\nmon:([0-9a-f]{64})$", said, re.MULTILINE)
-    assert found, said
+    found = re.search(r"^res:/\nmon:([0-9a-f]{64})$", output, re.MULTILINE)
+    assert found, output
     assert host.state(found[1]) == "completed"
     assert len(host.out(f"ls {RUN}/groups | grep -xE '[0-9a-f]{{64}}'").split()) == 2
     assert {"mbm_total_bytes.begin", "mbm_total_bytes.end"} <= {
-        line.strip("=> <").rpartition("/")[2] for line in said.splitlines() if line.startswith("==> ")
+        line.strip("=> <").rpartition("/")[2] for line in output.splitlines() if line.startswith("==> ")
     }
     assert host.out("systemctl is-active resctrlmond resctrlmon-nri").split() == ["active"] * 2
     assert "Unknown group" not in host.out("journalctl -b --no-pager -u dbus"), (
@@ -210,8 +210,8 @@ def test_remove_and_purge_leave_no_files(upgraded: Administrator) -> None:
     assert host.out(f"find {RUN} -type s") == ""
     assert host.out("ls -A /usr/share/containers/oci/hooks.d 2>/dev/null || :") == ""
     assert host.run(f"podman run --rm --network none --rootfs {BUSYBOX} true", timeout=LONG).returncode == 0
-    assert host.out("cat /etc/resctrlmond/resctrlmond.yaml"), "a removal is no purge"
-    assert host.run(f"mountpoint {TREE}").returncode == 0, "the mount is not ours to end"
+    assert host.out("cat /etc/resctrlmond/resctrlmond.yaml"), "a removal does not purge the configuration"
+    assert host.run(f"mountpoint {TREE}").returncode == 0, "the daemon does not unmount resctrl"
     host.check_foreign()
 
     host.run("podman rm -f -t 0 left", timeout=LONG)

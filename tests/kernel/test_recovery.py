@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery on the real kernel: kill -9, stop and start, somebody else's groups, an unmount."""
+"""Recovery on the real kernel: kill -9, stop and start, groups of other programs, an unmount."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOREIGN = "11111111-2222-4333-8444-555555555555"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """Return a host with the daemon, the hooks, and a group that somebody created with a pod UID as its name."""
+    """Return a host with the daemon, the hooks, and a foreign group with a pod UID as its name."""
     host = Host(installed_guest)
     host.make_root()
     host.enable_hooks()
@@ -26,12 +26,12 @@ def host(installed_guest: Guest) -> Host:
 
 @pytest.fixture
 def foreign(host: Host) -> Iterator[None]:
-    """Return somebody else's groups, which survive the test."""
+    """Return the foreign groups, which survive the test."""
     before = [host.identity(name) for name in (FOREIGN, "by-hand")]
     yield
     assert [host.identity(name) for name in (FOREIGN, "by-hand")] == before
     assert {one["name"] for one in host.call("List")["foreign"]} == {FOREIGN, "by-hand"}
-    assert host.state(FOREIGN) == "", "a foreign group was taken for a workload"
+    assert host.state(FOREIGN) == "", "a foreign group is listed as a workload"
 
 
 def container(host: Host, name: str, seconds: int = 60) -> str:
@@ -52,12 +52,12 @@ def test_a_service_that_systemd_restarts_goes_on_late_and_this_is_logged(host: H
     host.until(lambda: host.membership(second) == ("/", "batch"), "the new process in the group")
     host.until(lambda: host.state("batch") == "active", "the workload to be active again")
     workload = host.call("Get", key="batch")["workload"]
-    said = host.out("journalctl -u resctrlmond --no-pager -q | grep batch")
+    log = host.out("journalctl -u resctrlmond --no-pager -q | grep batch")
     after = host.identity("batch")
     host.run("resctrlctl release batch; systemctl stop batch")
     assert after == identity, "the service kept its group"
     assert (workload["baseline"], [member["late"] for member in workload["members"]]) == ("late", [True])
-    assert "has tasks again" in said or "moved 1 task" in said
+    assert "has tasks again" in log or "moved 1 task" in log
 
 
 @pytest.mark.usefixtures("foreign")
@@ -135,7 +135,7 @@ def test_group_without_a_record_is_adopted_or_removed(host: Host) -> None:
     assert (workload["state"], workload["baseline"]) == ("active", "unknown")
     assert host.membership(pid) == ("/", "busy")
     host.run(f"kill {pid}")
-    host.until(lambda: host.state("busy") == "completed", "the end of what was adopted")
+    host.until(lambda: host.state("busy") == "completed", "the end of the adopted workload")
 
 
 @pytest.mark.usefixtures("foreign")
@@ -169,7 +169,7 @@ def test_umount_is_always_possible_and_a_new_mount_is_used(host: Host) -> None:
     assert "again" in host.groups()
     # A task that survived is added to its group again, without a request.
     host.until(lambda: host.membership(pid) == ("/", "living"), "what lives to be in its group again")
-    host.until(lambda: host.state("unmounted") == "idle", "what is claimed to have a group again")
+    host.until(lambda: host.state("unmounted") == "idle", "the next group of the claimed workload")
     workload = host.call("Get", key="living")["workload"]
     assert (workload["state"], workload["generation"], workload["baseline"]) == ("active", 2, "late")
     assert "unmounted" in workload["loss"]

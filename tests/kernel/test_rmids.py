@@ -15,7 +15,7 @@ THRESHOLD = f"{TREE}/info/L3_MON/max_threshold_occupancy"
 
 @pytest.fixture(scope="module")
 def host(installed_guest: Guest) -> Host:
-    """Return a host with the daemon and 64 RMIDs, 62 of which somebody else's groups use."""
+    """Return a host with the daemon and 64 RMIDs, 62 of which foreign groups use."""
     host = Host(installed_guest)
     host.start()
     host.run(f"cd {TREE}/mon_groups && for i in $(seq 62); do mkdir taken$i; done")

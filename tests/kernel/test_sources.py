@@ -43,7 +43,7 @@ ONE_LINE = f"""\
 # deb http://old.example.org/debian bookworm main
 deb-src http://source.example.org/debian bookworm main
 deb http://security.debian.org/debian-security bookworm-security main
-deb [ arch=amd64 signed-by={KEYRING} ] http://mirror.example.org/debian/ bookworm main contrib # ours
+deb [ arch=amd64 signed-by={KEYRING} ] http://mirror.example.org/debian/ bookworm main contrib # selected
 """
 DISABLED = DEB822.replace("Types: deb deb-src", "Types: deb\nEnabled: no")
 

@@ -41,16 +41,16 @@ def test_service_is_restricted_and_exceptions_have_a_reason(host: Host, unit: st
     left_open = {re.sub("(Or|_).*", "", row["json_field"]) for row in report if row["exposure"]}
     comments = re.findall(r"^#(.*)$", (SYSTEMD / unit).read_text(), re.MULTILINE)
     given = {name for comment in comments for name in re.findall(r"\b(\w+)=", comment)}
-    assert left_open <= given, "what the unit leaves open has no reason there"
+    assert left_open <= given, "the unit does not restrict these, without a reason"
     # Only the comments of these lists are about directives that are left out.
     left_out = {name for comment in comments if ": " in comment for name in re.findall(r"^ ([A-Z]\w+)=", comment)}
     assert left_out - left_open <= {"PrivateUsers", "PrivatePIDs", "MemoryHigh"}, (
-        "a reason for what is not open (any more)"
+        "a reason for a setting that the unit restricts"
     )
 
 
 def test_users_outside_the_services_id_range_are_served(host: Host) -> None:
-    """PrivateUsers=identity gives the service the IDs below 65536; it sees all others as nobody."""
+    """PrivateUsers=identity gives the service the IDs below 65536; it sees all others as the user nobody."""
     far = "setpriv --reuid 100000 --regid 100000 --groups resctrlmon"
     host.start()
     task = host.process(f"{far} sleep 300")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages: built from this tree in a Debian 13 of their own, and looked at."""
+"""The Debian packages: build them from this tree in a separate Debian 13, and check them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the packages of this tree, and keeps what was built for as long as nothing in the tree changes."""
+"""Build the packages of this tree, and reuse them until a file of the tree changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ mv Packages *.deb *.dsc *.orig.tar.* *.debian.tar.* *.changes *.buildinfo out/
 def packages(text: str | None = None) -> Path:
     """The folder with .deb, source and .changes, which is an archive for apt; built if it is not there.
 
-    The build runs the tests that a build can. ``text`` is another changelog: a version later, of what was tested.
+    The build runs the tests that a build can. ``text`` is another changelog, for a later version.
     """
     archive = source(text or changelog())
     key = cache.key(archive, BUILD, builder.RUN, *builder.packages())

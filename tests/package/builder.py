@@ -16,7 +16,7 @@ from tests.kernel.machine.tools import tool
 
 from .source import DEBIAN
 
-# Beyond what debian/control asks for: what the finished packages are looked at with.
+# In addition to the build dependencies of debian/control: programs that check the packages.
 LOOKED_AT_WITH = ("lintian", "systemd", "python3-protobuf")
 
 # The host's own requirements: no virtual machine.
@@ -44,7 +44,7 @@ ln -s pts/ptmx "$root/dev/ptmx"
 mkdir -m 755 "$root/build"; chown "$uid:$uid" "$root/build"
 printf 'builder:x:1000:1000::/build:/bin/sh\\n' >>"$root/etc/passwd"; printf 'builder:x:1000:\\n' >>"$root/etc/group"
 ip link set lo up 2>/dev/null || :
-# Whoever ignores a signal hands that down, and the build's tests send some.
+# Child processes inherit ignored signals, and the build's tests send signals.
 clean="env --default-signal -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/build LC_ALL=C.UTF-8"
 user() { chroot --userspec="$uid:$uid" "$root" $clean "$@"; }
 user tar -x -C /build <"$work/in.tar"

@@ -68,7 +68,7 @@ def found(version: str) -> str | None:
     """An interpreter of that version: in PATH, or of pyenv."""
     if path := shutil.which(f"python{version}"):
         done = subprocess.run([path, "-c", ""], capture_output=True, check=False)
-        if done.returncode == 0:  # pyenv's shims are there for every version, and fail
+        if done.returncode == 0:  # pyenv has a shim for every version, which fails if the version is missing
             return path
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     return next((str(path) for path in sorted(pyenv.glob(f"versions/{version}.*/bin/python3"))), None)
@@ -107,7 +107,7 @@ def check_in_sid(folder: Path, tests: Sequence[str]) -> bool:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     (wheel,) = folder.glob("*.whl")
-    # For this version, whatever runs this; what has no wheel is built.
+    # For this version, not that of the interpreter; packages without a wheel are built.
     wanted = [f"{wheel}[sim,nri,dbus-next]", *REQUIREMENTS]
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     tool([*pip, "wheel", "--wheel-dir", place / "wheels", "--no-deps", "sdnotify"])
@@ -118,7 +118,7 @@ def check_in_sid(folder: Path, tests: Sequence[str]) -> bool:
         archive.add(folder, "in")
         archive.add(place / "wheels", "in/wheels")
     try:
-        said = builder.run(
+        output = builder.run(
             place,
             inside.getvalue(),
             IN_SID,
@@ -131,7 +131,7 @@ def check_in_sid(folder: Path, tests: Sequence[str]) -> bool:
     except MachineError as error:
         print(error)
         return False
-    print(said)
+    print(output)
     return True
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian source: the tree as an .orig tarball, and packaging/debian beside it, the same bytes each time."""
+"""The Debian source: the tree as an .orig tarball, and packaging/debian, with the same bytes each time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = re.compile(r"(\S+) \((\S+)\) .*\n")
 
 
 def changelog() -> str:
-    """debian/changelog as it stands."""
+    """Return debian/changelog without a change."""
     return (DEBIAN / "changelog").read_text(encoding="utf-8")
 
 

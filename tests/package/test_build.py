@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages as files: what they hold, what lintian says, and that a second build is the same to the byte."""
+"""The packages: their files, the report of lintian, and that a second build has the same bytes."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_lintian_finds_no_error_and_no_warning(built: Path, tmp_path: Path) -> N
     inside = io.BytesIO()
     with tarfile.open(fileobj=inside, mode="w") as archive:
         archive.add(built, "in")
-    said = builder.run(tmp_path, inside.getvalue(), LINTIAN)
-    assert not re.findall(r"^[EW]: .*", said, re.MULTILINE)
+    output = builder.run(tmp_path, inside.getvalue(), LINTIAN)
+    assert not re.findall(r"^[EW]: .*", output, re.MULTILINE)
 
 
 def test_a_second_build_is_the_same_to_the_byte(built: Path, again: Path) -> None:
@@ -154,7 +154,7 @@ def again(tmp_path: Path) -> Iterator[Path]:
 
 
 # As a distribution's machines run them: the packages are installed with apt, and each test is started by the runner.
-# The one that needs a machine of its own is run in a guest, with the other tests of an installed package.
+# The test that needs a machine runs in a guest, with the other tests of an installed package.
 AUTOPKGTEST = """\
 mkdir out
 status=0; autopkgtest --output-dir /tmp/results in/*.deb in/*.dsc -- null >log 2>&1 || status=$?
@@ -176,9 +176,9 @@ def test_autopkgtest_on_what_apt_installs_from_that_debian_alone(built: Path, tm
     with tarfile.open(fileobj=inside, mode="w") as archive:
         archive.add(built, "in")
     place = builder.root(suite, sorted(depends - own | tools))
-    said = builder.run(tmp_path, inside.getvalue(), AUTOPKGTEST, archive=place, is_root=True)
-    summary = dict(re.findall(r"^(\w+) +(PASS|FAIL|SKIP)\b", said, re.MULTILINE))
-    assert summary == {"commands": "PASS", "modules": "PASS", "service": "SKIP"}, said[-8000:]
+    output = builder.run(tmp_path, inside.getvalue(), AUTOPKGTEST, archive=place, is_root=True)
+    summary = dict(re.findall(r"^(\w+) +(PASS|FAIL|SKIP)\b", output, re.MULTILINE))
+    assert summary == {"commands": "PASS", "modules": "PASS", "service": "SKIP"}, output[-8000:]
 
 
 def test_a_later_version_is_later() -> None:

@@ -16,7 +16,7 @@ from .source import PARTS, PROJECT
 
 # A first run fetches the Debians.
 pytestmark = pytest.mark.timeout(1800)
-# apt asks nobody here; and an archive of packages may be older than its own signature allows.
+# apt asks no questions; and an archive of packages may be older than its signature allows.
 PREPARE = """\
 mkdir out; export DEBIAN_FRONTEND=noninteractive
 everything() {
@@ -85,23 +85,23 @@ def run(place: Path, suite: str, script: str, with_packages: bool = True) -> str
 
 
 def test_make_install_names_what_is_missing_then_works_and_uninstall_leaves_nothing(tmp_path: Path) -> None:
-    said = run(tmp_path, "trixie", MAKE_INSTALL, with_packages=False)
-    assert "Debian packages are missing" in said
-    assert "log_level: debug" in said
-    assert said.endswith("done\n"), said[-4000:]
+    output = run(tmp_path, "trixie", MAKE_INSTALL, with_packages=False)
+    assert "Debian packages are missing" in output
+    assert "log_level: debug" in output
+    assert output.endswith("done\n"), output[-4000:]
 
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
 def test_the_line_of_the_readme_installs_commands_that_start(tmp_path: Path, suite: str) -> None:
     line = commands("A first session on a host with the hardware").splitlines()[0]
     assert line == "make deb && apt install ./build/deb/*.deb"
-    said = run(tmp_path, suite, APT.replace("@README@", line))
-    assert "the Debian package python3-resctrlmond has the same files" in said
-    assert said.endswith("done\n"), said[-4000:]
+    output = run(tmp_path, suite, APT.replace("@README@", line))
+    assert "the Debian package python3-resctrlmond has the same files" in output
+    assert output.endswith("done\n"), output[-4000:]
 
 
 def test_debian_12_is_refused_and_nothing_changes(tmp_path: Path) -> None:
-    said = run(tmp_path, "bookworm", OLD)
-    assert "it needs Debian 13 or later with systemd 253 or later, and this is Debian GNU/Linux 12" in said
-    assert "systemd (>= 253)" in said
-    assert said.endswith("done\n"), said[-4000:]
+    output = run(tmp_path, "bookworm", OLD)
+    assert "it needs Debian 13 or later with systemd 253 or later, and this is Debian GNU/Linux 12" in output
+    assert "systemd (>= 253)" in output
+    assert output.endswith("done\n"), output[-4000:]

@@ -2,8 +2,8 @@
 """Make CRI calls inside the guest on request: call.py SOCKET, with one connection for each request.
 
 A request is a JSON array of [method, parameters], the reply one JSON object of all their replies, or containerd's
-error as "error". $NAME in the parameters of a call stands for that field of an earlier reply. The process stays in
-the guest because a start of Python with gRPC is slow there.
+error as "error". $NAME in the parameters of a call is replaced by that field of an earlier reply. The process stays
+in the guest because a start of Python with gRPC is slow there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(path: str) -> None:
         listener.listen()
         while True:
             connection, _ = listener.accept()
-            # The process that asked may have ended meanwhile.
+            # The process that sent the request may have ended.
             with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rwb") as stream:
                 reply = answers(json.loads(stream.readline()))
                 stream.write(json.dumps(reply).encode())

@@ -103,8 +103,8 @@ class Node(Host):
     def sandbox(self, pod: Pod) -> str:
         """Create a sandbox for the pod, or replace it."""
         pod.config["metadata"]["attempt"] = pod.config["metadata"].get("attempt", -1) + 1
-        asked = {"config": pod.config, "runtimeHandler": pod.runtime}
-        pod.sandbox = self.cri(("RunPodSandbox", asked))["podSandboxId"]
+        request = {"config": pod.config, "runtimeHandler": pod.runtime}
+        pod.sandbox = self.cri(("RunPodSandbox", request))["podSandboxId"]
         self.sandboxes.add(pod.sandbox)
         return pod.sandbox
 
@@ -117,9 +117,9 @@ class Node(Host):
             "command": ["/bin/sh", "-c", command],
             "logPath": log,
         }
-        asked = {"podSandboxId": pod.sandbox, "config": config, "sandboxConfig": pod.config}
+        request = {"podSandboxId": pod.sandbox, "config": config, "sandboxConfig": pod.config}
         container: str = self.cri(
-            ("CreateContainer", asked),
+            ("CreateContainer", request),
             ("StartContainer", {"containerId": "$containerId"}),
         )["containerId"]
         pod.containers.append(container)
@@ -190,8 +190,8 @@ def serving(guest: Guest, place: Path, containerd: Containerd) -> Iterator[Node]
     )
     node.run("systemctl daemon-reload && systemctl start resctrlmon-nri")
     node.use(containerd)
-    said = node.out("journalctl -t resctrlmon-nri --no-pager -q")
-    assert f"registered with containerd {containerd.series}" in said, said
+    log = node.out("journalctl -t resctrlmon-nri --no-pager -q")
+    assert f"registered with containerd {containerd.series}" in log, log
     node.run(f"python3 {THERE}/image.py /bin/busybox {THERE}/image.tar")
     node.run(f"ctr -n k8s.io images import --snapshotter native {THERE}/image.tar", timeout=100)
     node.until(lambda: node.run(f"test -S {CALLS}", check=False).returncode == 0, "the caller of CRI")

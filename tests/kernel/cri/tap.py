@@ -22,7 +22,7 @@ _SERIAL = itertools.count()
 async def pass_on(
     number: int, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, out: TextIO
 ) -> None:
-    """Relay frames of one direction until its end, which also ends the other one."""
+    """Relay the frames of one direction until its end, which also ends the other direction."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             header = await reader.readexactly(8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of what is built once: outside the source tree, each thing by one build at a time, whole or absent."""
+"""The cache of builds, outside the source tree: one build of each name at a time, complete or absent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEEP_UNUSED_SECONDS = 2 * 24 * 3600
 
 
 def folder() -> Path:
-    """$RESCTRLMOND_CACHE, or resctrlmond below the user's XDG cache folder; made if it is not there."""
+    """Return $RESCTRLMOND_CACHE, or resctrlmond below the user's XDG cache folder, and create it if needed."""
     if own := os.environ.get("RESCTRLMOND_CACHE"):
         path = Path(own).absolute()
     else:
@@ -28,7 +28,7 @@ def folder() -> Path:
 
 
 def key(*parts: str | bytes | Path) -> str:
-    """A short hash of all that goes into a build; of a path, the file's content counts."""
+    """Return a short hash of the inputs of a build; the content of the file for a path."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part
@@ -38,10 +38,10 @@ def key(*parts: str | bytes | Path) -> str:
 
 
 def artifact(name: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The finished folder <name>-<key>; made by *build*, which fills an empty folder, if it is not there.
+    """Return the folder <name>-<key>. If it does not exist, *build* fills an empty folder.
 
-    The folder appears by rename(2) when the build is done, so that an interrupted one is never taken for a
-    whole one. A second run waits for the first one's build of *name* instead of building too.
+    The folder is renamed when the build is complete, so that an interrupted build is not used. A second process
+    waits for the first process to build *name*.
     """
     place = folder() / f"{name}-{key}"
     if not place.is_dir():
@@ -53,7 +53,7 @@ def artifact(name: str, key: str, build: Callable[[Path], None]) -> Path:
 
 
 def progress(text: str) -> None:
-    """Print what takes the time, for the user."""
+    """Print a step that takes time, for the user."""
     print(f"test machine: {text}", file=sys.stderr, flush=True)
 
 
@@ -71,8 +71,8 @@ def _build(place: Path, name: str, build: Callable[[Path], None]) -> None:
 
 
 def _sweep(name: str) -> None:
-    """Remove what killed builds left behind and what other recipes made and nobody used for two days."""
-    for leftover in folder().glob(f".building-{name}=*"):  # ours is the only build of it: the lock is held
+    """Remove the folders of killed builds, and folders of other recipes that were not used for two days."""
+    for leftover in folder().glob(f".building-{name}=*"):  # this process has the lock, so there is no other build
         shutil.rmtree(leftover, ignore_errors=True)
     for old in folder().glob(f"{name}-*"):
         if time.time() - old.stat().st_mtime > KEEP_UNUSED_SECONDS:
@@ -81,7 +81,7 @@ def _sweep(name: str) -> None:
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Let one builder of *name* in at a time."""
+    """Hold the lock of *name*: one process at a time builds it."""
     with (folder() / f"{name}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

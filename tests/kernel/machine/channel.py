@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's end of the agent's port: many requests at once, each with its own answer."""
+"""The host's end of the agent's port: many requests at a time, each with its reply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Channel:
         self._reader.start()
 
     def request(self, command: str, stdin: bytes, timeout: float) -> Future[Reply]:
-        """Ask for a command, killed after *timeout* seconds; the future fails with EOFError if the guest ends."""
+        """Send a command, killed after *timeout* seconds; the future fails with EOFError if the guest ends."""
         future: Future[Reply] = Future()
         with self._sending:
             self._last += 1
@@ -49,12 +49,12 @@ class Channel:
                 self._waiting.pop(number, None)
                 raise EOFError(str(error)) from error
             if not self._reader.is_alive():
-                self._fail()  # it ended before it could know of this request
+                self._fail()  # it ended before this request was registered
         return future
 
     def close(self) -> None:
-        """Stop receiving; callers that still wait get EOFError. The connection itself belongs to its creator."""
-        with contextlib.suppress(OSError):  # QEMU may have been the first to close
+        """Stop receiving; callers that still wait get EOFError. The connection stays open."""
+        with contextlib.suppress(OSError):  # QEMU may have closed it first
             self._connection.shutdown(socket.SHUT_RDWR)
         self._reader.join(5)
 

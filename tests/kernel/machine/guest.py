@@ -17,7 +17,7 @@ from .channel import Channel, Reply
 from .errors import CommandError, CommandTimeoutError, GuestDiedError
 from .qemu import Qemu
 
-# The agent ends a command at its time-out; a guest that says nothing this much later hangs.
+# The agent ends a command at its time-out; a guest that does not reply this much later hangs.
 GRACE_SECONDS = 20.0
 
 
@@ -57,14 +57,14 @@ class BackgroundCommand:
         return completed
 
     def reply(self) -> Reply:
-        """The same as bytes, whatever the status."""
+        """Return the outputs as bytes, for any status."""
         try:
             reply = self._future.result(max(0.0, self._deadline - time.monotonic()))
         except EOFError as error:
             raise GuestDiedError(f"the guest ended during: {self._command}", self._guest.console()) from error
         except TimeoutError as error:
             raise GuestDiedError(
-                f"the guest no longer answers; asked was: {self._command}", self._guest.console()
+                f"the guest no longer replies; the command was: {self._command}", self._guest.console()
             ) from error
         if reply.timed_out:
             raise CommandTimeoutError(
@@ -89,11 +89,11 @@ class Guest:
         try:
             future = self._channel.request(command, stdin, timeout)
         except EOFError as error:
-            raise GuestDiedError(f"the guest is gone; asked was: {command}", self.console()) from error
+            raise GuestDiedError(f"the guest has ended; the command was: {command}", self.console()) from error
         return BackgroundCommand(self, command, timeout, future)
 
     def run(self, command: str, timeout: float = 60.0, check: bool = True, stdin: bytes = b"") -> Completed:
-        """Run a shell command to its end. What it leaves in the background goes on and is not waited for."""
+        """Run a shell command to its end. Its background processes continue."""
         return self.start(command, timeout, stdin).wait(check)
 
     def put(self, local: Path, remote: str) -> None:
@@ -120,7 +120,7 @@ class Guest:
         return reply.stdout
 
     def set_clock(self) -> None:
-        """Give the guest the host's time: a restored guest goes on where its state was saved."""
+        """Set the guest's clock to the host's time: the clock of a restored guest is that of the saved state."""
         self.run(f"date --set=@{time.time():.6f}")
 
     def console(self) -> str:
@@ -133,7 +133,7 @@ class Guest:
         return self._qemu
 
     def close(self) -> None:
-        """End the guest; nothing of it remains."""
+        """End the guest, and discard its disk."""
         self._channel.close()
         self._qemu.close()
 

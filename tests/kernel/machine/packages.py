@@ -36,7 +36,7 @@ def missing(names: Iterable[str] = PROGRAMS) -> list[str]:
 def require(names: Iterable[str] = PROGRAMS) -> None:
     """Make sure that the host has these programs, by default all that build and run the guest.
 
-    Root installs what is missing; MissingPackagesError for everybody else.
+    Root installs what is missing; MissingPackagesError for other users.
     """
     packages = missing(names)
     if not packages:

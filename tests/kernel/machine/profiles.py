@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines that tests can ask for: what the guest's CPU claims, and what is done before it is saved."""
+"""The machines that tests can select: the features of the guest's CPU, and commands before its state is saved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Profile:
     """One kind of machine.
 
     ``cpu_level`` is the highest basic CPUID leaf. A leaf above it reads as the highest one, so the kernel
-    takes resctrl's limits (leaves 0xf and 0x10) from a leaf that speaks of something else: from leaf 4, the
+    takes resctrl's limits (leaves 0xf and 0x10) from a leaf with another meaning: from leaf 4, the
     L1i cache, 64 RMIDs, 2 CLOSIDs and 3-bit masks; from leaf 0xb, the topology, more than 512 RMIDs.
     ``features`` are forced, by setcpuid= where the kernel knows it; ``smp`` is QEMU's -smp, ``setup`` a shell
     command, memory in MiB, ``kernel`` the line of kernels that it is booted with, ``suite`` the Debian around it.
@@ -46,7 +46,7 @@ MACHINES = (
     # Two sockets have two caches, so each group has two domains. More than one CPU under TCG is for this
     # only: container starts, which patch the kernel's code, were seen to panic such a guest.
     Profile("two-domains", 4, MONITORING + ALLOCATION, SHORT_LIMBO, smp="4,sockets=2,cores=2"),
-    # Nobody can tell whether a freed RMID still holds cache, so none waits; few enough of them to use up.
+    # Without occupancy, no freed RMID waits in limbo. There are so few RMIDs that tests can use them all.
     Profile("no-occupancy", 4, TRAFFIC, MOUNT),
 )
 # The same machines with Debian 13's own kernel, which have to be requested by name.

@@ -24,8 +24,8 @@ class Mirror:
     def line(self, suite: str) -> str:
         """One line of sources.list(5) for *suite*.
 
-        What sid and the backports have is declared valid for a week only, and there are mirrors that stand still;
-        the signature is checked all the same.
+        What sid and the backports have is declared valid for a week only, and some mirrors are not updated;
+        the signature is checked nevertheless.
         """
         return f"deb [signed-by={self.keyring} check-valid-until=no] {self.uri} {suite} main"
 
