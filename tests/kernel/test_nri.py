@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods of real containerds, which call the adapter; the first instruction of a container shows its group.
 
-Tests that depend on the version run with both, one guest after the other, the others with Debian 13's; ``make nri-all``
-runs all tests with both. Both versions have the same results.
+Tests that depend on the version run with both, one guest after the other, the others with Debian 13's; ``make
+nri-all`` runs all tests with both. Both versions have the same results.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def test_detected_and_undetected_bugs_are_distinguished() -> None:
     code = (
         "import sys; from tests.mutants import __main__ as tool; from tests.mutants.mutant import Mutant\n"
         "file, old = 'resctrlmond/workloads/validation.py', 'MAX_ATTRIBUTES = 64'\n"
-        "test = 'tests/workloads/test_validation.py::test_attributes_at_the_bounds_pass'\n"
+        "test = 'tests/workloads/test_validation.py::test_attributes_at_the_limits_are_accepted'\n"
         "tool.MUTANTS = (\n"
         "    Mutant('caught', file, old, 'MAX_ATTRIBUTES = 63', test),\n"
         "    Mutant('equal', file, old, 'MAX_ATTRIBUTES = 65 - 1', test, survives='equal'),\n"

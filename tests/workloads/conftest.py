@@ -63,7 +63,7 @@ class Host:
         return [found for found in self.tree.scan() if found.gid == MARK]
 
     def make_foreign(self, name: str, class_: str = "") -> GroupRef:
-        """A group that somebody else made."""
+        """Create a foreign group."""
         ref = GroupRef(class_, name)
         os.setegid(0)
         try:
@@ -76,7 +76,7 @@ class Host:
         os.mkdir(os.path.join(self.mountpoint, name))
 
     def files(self, key: str) -> dict[str, str]:
-        """The snapshot's files, by their path in it; a link is given as "-> target"."""
+        """Return the snapshot's files, by their path in it; a link is given as "-> target"."""
         return contents(os.path.join(self.run, "groups", key))
 
     def folder(self, name: str) -> list[str]:
@@ -96,7 +96,7 @@ class Host:
         for place, group in [(record.subfolder(group), group) for record in records for group in record.groups]:
             files = [name for name in self.files(place) if not name.startswith("classes/")]
             begun = [name for name in files if name.endswith(".begin")]
-            # One that was released while it waited.
+            # A group that was released while it waited has no files.
             never = group.state is GroupState.COMPLETED and group.reason.endswith("it never had an RMID")
             was = group.state in (GroupState.COMPLETED, GroupState.LOST) and not never
             assert bool(begun) == (group.state.has_directory or was), group
@@ -119,7 +119,7 @@ class Host:
         assert not [name for name in self.folder("groups") if name.startswith(".")]
 
     def check_quality(self, record: Workload) -> None:
-        """The file is no better than what Read would answer now, and what Release answered when it is over."""
+        """Check that the file is not better than the totals of Read, and equal to those of Release after the end."""
         ctx = self.manager.context
         snapshots = ctx.snapshots
         if snapshots.is_bare(record.key):
@@ -165,7 +165,7 @@ def assignment(key: str, pid: int, owner: str = "test", **more: object) -> Assig
 
 @pytest.fixture(autouse=True)
 def marked() -> Iterator[None]:
-    """Run with the group id that marks our groups, as the daemon does."""
+    """Run with the group id of the mark, as the daemon does."""
     before = os.getegid()
     os.setegid(MARK)
     yield
@@ -182,7 +182,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def small_simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """As few counters as there can be with classes: for what is done many times over."""
+    """Return a machine with classes and as few counters as possible, for tests that repeat a step often."""
     directory = str(tmp_path_factory.mktemp("small"))
     with Simulation(directory, "intel-rdt", 2000):
         yield directory

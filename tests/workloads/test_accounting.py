@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Totals are exact differences, never negative, never counted twice, and say how far they can be trusted."""
+"""Totals are exact differences, never negative, never counted twice, and have a quality."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_gauges_and_unknown_events_have_no_total() -> None:
     assert (total.event.name, total.number) == ("mbm_total_bytes", 0)
 
 
-def test_a_domain_with_parts_is_counted_once_and_by_them() -> None:
+def test_domain_with_sub_domains_is_counted_once_by_its_sub_domains() -> None:
     outer, parts = "mon_L3_00", ("mon_L3_00/mon_sub_L3_00", "mon_L3_00/mon_sub_L3_01")
     begin = readings(*((domain, "mbm_total_bytes", "0") for domain in (outer, *parts)))
     values = {outer: "30", parts[0]: "10", parts[1]: "20"}
@@ -88,7 +88,7 @@ def test_a_domain_with_parts_is_counted_once_and_by_them() -> None:
 
 
 def test_domain_that_came_online_later_counts_if_it_began_from_0() -> None:
-    """Telemetry runs on meanwhile: what it shows then is also what others used before."""
+    """Telemetry continues meanwhile, so its value includes earlier use by others."""
     [traffic] = totals([], readings(("mon_L3_00", "mbm_total_bytes", "30")))
     assert (traffic.number, traffic.quality) == (30, Quality.ESTIMATED)
 

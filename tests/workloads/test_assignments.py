@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignable bandwidth counters: a group that gets none says so, and gets one by priority when one is free."""
+"""Assignable bandwidth counters: a group without a counter is reported, and gets a free counter by priority."""
 
 from __future__ import annotations
 
@@ -99,20 +99,20 @@ def test_a_counter_that_comes_free_goes_to_the_highest_priority(host: Host, star
     # The second of the two seconds.
     assert (total.number, total.quality) == (GIB, Quality.ESTIMATED)
     assert host.manager.get("middle").first.unassigned == ()
-    # The daemon that is started next goes on with the one that is left.
+    # The next daemon assigns the remaining counter.
     host.restart()
     host.manager.release("middle", owner="test")
     assert host.manager.get("low").first.unassigned == ()
     host.check()
 
 
-def test_a_counter_that_an_administrator_frees_is_assigned_and_none_is_taken_away(
+def test_counter_that_an_administrator_frees_is_assigned_and_no_counter_is_removed(
     host: Host, start: Callable[..., int]
 ) -> None:
     start("first")
     run(host, start("second", 1000))
     host.manager.maintenance.tick()
-    # Whatever its priority: the first one keeps its counters, and so does the root.
+    # For any priority: the first workload and the root keep their counters.
     assert host.manager.get("second").first.unassigned
     assert all("=_" not in path.read_text() for path in [Path(host.mountpoint, "mbm_L3_assignments")])
     Path(host.mountpoint, "mbm_L3_assignments").write_text(f"{TRAFFIC}:1=_\n")
@@ -124,9 +124,7 @@ def test_a_counter_that_an_administrator_frees_is_assigned_and_none_is_taken_awa
     assert traffic(host.manager.release("first", owner="test").totals).quality is Quality.EXACT
 
 
-def test_a_group_gets_its_counters_where_the_kernel_assigns_none_by_itself(
-    host: Host, start: Callable[..., int]
-) -> None:
+def test_group_gets_counters_that_the_kernel_does_not_assign_by_itself(host: Host, start: Callable[..., int]) -> None:
     info(host, "mbm_assign_on_mkdir").write_text("0\n")
     run(host, start("k"))
     total = traffic(host.manager.release("k", owner="test").totals)

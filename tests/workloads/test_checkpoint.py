@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group that goes away unasked costs what was used since its last checkpoint, and the totals say so."""
+"""A removed group loses the use since its last checkpoint, and the totals are estimated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def last_read(host: Host, key: str) -> checkpoint.Checkpoint:
     return host.manager.context.snapshots.last_read(key)
 
 
-def test_a_removed_group_ends_with_what_was_read_of_it_last(host: Host, puppet: Puppet) -> None:
+def test_removed_group_ends_with_its_last_readings(host: Host, puppet: Puppet) -> None:
     record = host.manager.assign(assignment("k", puppet.pid)).workload
     puppet.do("burn 0.2")
     host.manager.maintenance.tick()
@@ -71,7 +71,7 @@ def test_a_removed_group_ends_with_what_was_read_of_it_last(host: Host, puppet: 
     assert host.restart().read("k")[2] == totals
 
 
-def test_it_is_taken_at_once_and_then_at_the_interval(host: Host, puppet: Puppet) -> None:
+def test_checkpoint_is_written_at_once_and_then_at_the_interval(host: Host, puppet: Puppet) -> None:
     host.manager.assign(assignment("k", puppet.pid))
     assert last_read(host, "k") == {}
     host.manager.maintenance.tick()
@@ -111,7 +111,7 @@ def check_that_only_changes_are_written(host: Host, control: Control, pid: int) 
     third = tick()
     assert third["checkpoint"] != second["checkpoint"], "the values that a caller has read are new too"
     assert tick() == third
-    # Files that somebody removed are written again.
+    # Files that another program removed are written again.
     for name in ("checkpoint", "quality"):
         (folder / name).unlink()
         assert tick().keys() == third.keys()
@@ -142,7 +142,7 @@ def test_quality_of_readings_that_did_not_change_is_written_if_that_failed_befor
     host.check()
 
 
-def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, process: Start) -> None:
+def test_without_an_interval_no_checkpoint_is_written_and_a_loss_is_unknown(host: Host, process: Start) -> None:
     host.settings = host.manager.settings = Settings(checkpoint_interval_s=0)
     record = host.manager.assign(assignment("k", process().pid)).workload
     host.manager.maintenance.tick()
@@ -155,22 +155,22 @@ def test_without_an_interval_there_is_none_and_a_loss_is_a_loss(host: Host, proc
     assert "never read before" in traffic.reason
 
 
-def test_a_removed_group_ends_with_what_a_caller_read_of_it_last(host: Host, puppet: Puppet) -> None:
+def test_removed_group_ends_with_the_last_readings_of_a_caller(host: Host, puppet: Puppet) -> None:
     """Its end values were those of the previous checkpoint, and less than a caller had read."""
     record = host.manager.assign(assignment("k", puppet.pid)).workload
     host.manager.maintenance.tick()
     puppet.do("burn 0.2")
-    told = total_of(host.manager.read("k")[2])
-    assert told.number
+    before = total_of(host.manager.read("k")[2])
+    assert before.number
     os.rmdir(host.tree.full_path(record.first.ref))
     host.restart()
     lost = total_of(host.manager.read("k")[2])
-    assert (lost.number, lost.quality) == (told.number, Quality.ESTIMATED)
+    assert (lost.number, lost.quality) == (before.number, Quality.ESTIMATED)
     host.check()
 
 
-def test_a_read_that_comes_late_replaces_no_newer_values(host: Host, process: Start) -> None:
-    """They would be taken for counters that went back. So would values that are kept after those of the end."""
+def test_delayed_read_does_not_replace_newer_values(host: Host, process: Start) -> None:
+    """They would look like counters that went back. So would values that are kept after the end values."""
     record = host.manager.assign(assignment("k", process().pid)).workload
     snapshots, begun_ns = host.manager.context.snapshots, time.monotonic_ns()
     readings = host.manager.read("k")[1]
@@ -195,7 +195,7 @@ def test_a_read_of_an_earlier_run_is_not_kept_for_the_next_one(host: Host, proce
     assert last_read(host, "k")
 
 
-def test_an_exact_end_is_not_spoilt_by_its_checkpoints(host: Host, process: Start) -> None:
+def test_checkpoints_do_not_make_an_exact_end_estimated(host: Host, process: Start) -> None:
     host.manager.assign(assignment("k", process().pid))
     host.manager.maintenance.tick()
     totals = host.manager.release("k", owner="test").totals
@@ -203,7 +203,7 @@ def test_an_exact_end_is_not_spoilt_by_its_checkpoints(host: Host, process: Star
     assert host.manager.read("k")[2] == totals
 
 
-def test_an_unmount_costs_at_most_the_interval(machine: Host, puppet: Puppet) -> None:
+def test_unmount_loses_at_most_the_use_of_one_interval(machine: Host, puppet: Puppet) -> None:
     machine.manager.assign(assignment("k", puppet.pid))
     puppet.do("burn 0.2")
     machine.manager.maintenance.tick()
@@ -218,7 +218,7 @@ def test_an_unmount_costs_at_most_the_interval(machine: Host, puppet: Puppet) ->
     assert kept[DOMAIN].time in traffic.reason
 
 
-def test_a_group_that_went_while_the_daemon_was_down_ends_with_its_checkpoint(host: Host, process: Start) -> None:
+def test_group_removed_without_a_daemon_ends_with_its_checkpoint(host: Host, process: Start) -> None:
     record = host.manager.assign(assignment("k", process().pid)).workload
     host.manager.maintenance.tick()
     os.rmdir(host.tree.full_path(record.first.ref))
@@ -228,14 +228,14 @@ def test_a_group_that_went_while_the_daemon_was_down_ends_with_its_checkpoint(ho
     assert total_of(host.manager.read("k")[2]).quality is Quality.ESTIMATED
 
 
-def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, process: Start) -> None:
+def test_domain_that_went_offline_counts_until_its_last_reading(machine: Host, process: Start) -> None:
     machine.manager.assign(assignment("k", process().pid))
     machine.manager.maintenance.tick()
     time = last_read(machine, "k")[DOMAIN].time
     Control(machine.mountpoint).offline(DOMAIN)
-    said = f"{DOMAIN} went offline, last read at {time}"
+    reason = f"{DOMAIN} went offline, last read at {time}"
     living = total_of(machine.manager.read("k")[2])
-    assert (living.quality, living.reason) == (Quality.ESTIMATED, said)
+    assert (living.quality, living.reason) == (Quality.ESTIMATED, reason)
     assert living.number is not None
     # A later checkpoint knows nothing of it and takes nothing away.
     machine.manager.settings = Settings(checkpoint_interval_s=1e-9)
@@ -243,7 +243,7 @@ def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, 
     assert last_read(machine, "k")[DOMAIN].time == time
     ended = machine.manager.release("k", owner="test")
     assert ended.workload.state is State.COMPLETED
-    assert total_of(ended.totals).reason == said
+    assert total_of(ended.totals).reason == reason
     energy = total_of(ended.totals, "core_energy")
     assert (energy.quality, energy.reason) == (Quality.EXACT, "")
     assert f"mon_data/{DOMAIN}/{TRAFFIC}.end" in machine.files("k")
@@ -251,9 +251,7 @@ def test_a_domain_that_went_offline_counts_as_far_as_it_was_read(machine: Host, 
 
 
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["known", "unknown"])
-def test_a_domain_that_was_offline_counts_what_was_read_before_and_what_comes_after(
-    machine: Host, puppet: Puppet, checkpointed: bool
-) -> None:
+def test_domain_that_was_offline_counts_before_and_after(machine: Host, puppet: Puppet, checkpointed: bool) -> None:
     """Its traffic begins from 0 again, as the baseline did: nothing goes back, and yet something is missing."""
     machine.manager.assign(assignment("k", puppet.pid))
     puppet.do("burn 0.2")
@@ -279,7 +277,7 @@ def test_a_domain_that_was_offline_counts_what_was_read_before_and_what_comes_af
     assert machine.restart().read("k")[2] == ended.totals
 
 
-def test_a_counter_that_began_from_0_under_the_same_roof_is_seen_by_its_value() -> None:
+def test_counter_that_restarts_in_the_same_directory_is_detected_by_its_value() -> None:
     """As where the mode of bandwidth counters is changed: a reset, and not the noise of a sum."""
 
     def after(*texts: str) -> dict[str, int]:
@@ -303,7 +301,7 @@ def test_a_counter_that_began_from_0_under_the_same_roof_is_seen_by_its_value() 
 @pytest.mark.parametrize("name", [TRAFFIC, "core_energy"])
 @pytest.mark.parametrize("end", ["950", "999"])
 def test_total_is_not_exact_after_a_counter_went_back(name: str, end: str) -> None:
-    """A decrease of up to a tenth since the last checkpoint was taken for noise, and the total was exact."""
+    """A decrease of up to a tenth since the last checkpoint counted as noise, and the total was exact."""
 
     def read(text: str) -> list[Reading]:
         return [Reading("d", name, parse_value(text), 7)]
@@ -318,10 +316,8 @@ def test_total_is_not_exact_after_a_counter_went_back(name: str, end: str) -> No
     assert "went back" in total.reason
 
 
-def test_an_event_without_a_counter_for_a_time_counts_what_was_read_and_says_so(
-    tmp_path: Path, process: Start
-) -> None:
-    """AMD's assignable counters: what came after was taken for all there was, exactly."""
+def test_event_without_a_counter_for_a_time_is_estimated_from_its_readings(tmp_path: Path, process: Start) -> None:
+    """AMD's assignable counters: the later use counted as all use, exactly."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
     with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 16, virtual_cpus=1):
@@ -420,7 +416,9 @@ def test_a_part_of_a_domain_that_was_offline_is_counted_once(tmp_path: Path, pro
         assert "mon_sub_L3_01 began from 0" in traffic.reason
 
 
-def test_energy_of_a_package_that_came_online_later_is_not_what_others_used(tmp_path: Path, process: Start) -> None:
+def test_energy_of_a_package_that_came_online_later_excludes_the_use_of_others(
+    tmp_path: Path, process: Start
+) -> None:
     """Its registers had run on: what another group had used there was counted again."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
@@ -438,10 +436,10 @@ def test_energy_of_a_package_that_came_online_later_is_not_what_others_used(tmp_
 
 
 @pytest.mark.parametrize("lack", [errno.ENOSPC, errno.ENOMEM])
-def test_one_that_cannot_be_opened_for_a_lack_is_unread_and_not_missing(
+def test_checkpoint_that_cannot_be_opened_without_descriptors_is_not_taken_as_missing(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, lack: int
 ) -> None:
-    """A lost group ended without the values that were kept for it. No kernel can be asked to answer so."""
+    """A lost group ended without its checkpoint. No kernel can be made to answer like this."""
     host.manager.assign(assignment("k", process().pid))
     host.manager.maintenance.tick()
 
@@ -474,7 +472,7 @@ def test_end_is_recorded_if_the_checkpoint_cannot_be_written(
 
 
 @given(st.binary(max_size=200) | st.just(b'{"mon_L3_00": {"time": 1}}') | st.just(b"[" * 100_000))
-def test_a_damaged_one_is_none(data: bytes) -> None:
+def test_damaged_checkpoint_is_ignored(data: bytes) -> None:
     assert all(isinstance(one, LastRead) for one in checkpoint.decode(data).values())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload whose tasks are in several classes has a group in each, and is one workload all the same."""
+"""A workload whose tasks are in several classes has a group in each class, and is one workload."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_reads_and_totals_are_sums(host: Host, puppet: Puppet, process: Start) -
     host.check()
 
 
-def test_a_restart_changes_nothing_of_it(host: Host, process: Start) -> None:
+def test_restart_keeps_the_groups_of_all_classes(host: Host, process: Start) -> None:
     spread(host, process, "gold", "")
     record, files = host.manager.get(UID), host.files(UID)
     manager = host.restart()
@@ -105,9 +105,7 @@ def test_a_restart_changes_nothing_of_it(host: Host, process: Start) -> None:
     host.check()
 
 
-def test_a_group_that_was_moved_while_the_daemon_was_down_is_not_forgotten_for_the_next(
-    host: Host, process: Start
-) -> None:
+def test_group_moved_without_a_daemon_is_kept_with_the_next_group(host: Host, process: Start) -> None:
     """The next group in its old class was recorded instead: its directory remained, and no total included it."""
     spread(host, process, "", "gold")
     host.make_class("silver")
@@ -129,7 +127,7 @@ def test_a_group_that_was_moved_while_the_daemon_was_down_is_not_forgotten_for_t
     host.check()
 
 
-def test_release_ends_them_all(host: Host, process: Start) -> None:
+def test_release_ends_the_groups_of_all_classes(host: Host, process: Start) -> None:
     children = spread(host, process, "gold", "")
     done = host.manager.release(UID, owner="nri")
     assert {group.state for group in done.workload.groups} == {GroupState.COMPLETED}
@@ -140,7 +138,7 @@ def test_release_ends_them_all(host: Host, process: Start) -> None:
     host.check()
 
 
-def test_its_group_stays_over_its_members_and_comes_back(host: Host, process: Start) -> None:
+def test_group_remains_without_members_and_is_used_again(host: Host, process: Start) -> None:
     """The next container of that class counts in the same group: its RMID and its values are kept."""
     _, second = spread(host, process, "gold", "")
     before = host.manager.get(UID)
@@ -152,11 +150,11 @@ def test_its_group_stays_over_its_members_and_comes_back(host: Host, process: St
     record = host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).workload
     assert [group.nonce for group in record.groups] == [group.nonce for group in before.groups]
     assert host.tree.membership(third.pid) == Membership("", UID)
-    # One whose process was assigned already is in no other monitoring group.
+    # A member whose process is assigned already is in no other monitoring group.
     assert host.manager.assign(assignment(UID, third.pid, "nri", member="c3")).workload == record
 
 
-def test_an_explicit_class_needs_leave_and_then_gets_its_group(host: Host, process: Start) -> None:
+def test_named_class_requires_permission_to_change_and_gets_a_group(host: Host, process: Start) -> None:
     host.make_class("gold")
     host.manager.assign(assignment("k", process().pid))
     child = process()
@@ -170,7 +168,7 @@ def test_an_explicit_class_needs_leave_and_then_gets_its_group(host: Host, proce
     host.check()
 
 
-def test_move_refuses_what_is_in_several_classes(host: Host, process: Start) -> None:
+def test_move_refuses_a_workload_in_several_classes(host: Host, process: Start) -> None:
     spread(host, process, "gold", "", "silver")
     for class_ in ("", "silver"):
         with pytest.raises(ClassMismatch, match="in several classes"):
@@ -179,7 +177,7 @@ def test_move_refuses_what_is_in_several_classes(host: Host, process: Start) -> 
 
 
 @pytest.mark.parametrize("class_", ["gold", ""])
-def test_a_lost_group_ends_the_run_with_the_values_of_all(host: Host, process: Start, class_: str) -> None:
+def test_lost_group_ends_the_run_with_the_values_of_all_groups(host: Host, process: Start, class_: str) -> None:
     spread(host, process, "gold", "")
     host.manager.maintenance.tick()
     os.rmdir(host.tree.full_path(GroupRef(class_, UID)))
@@ -193,7 +191,7 @@ def test_a_lost_group_ends_the_run_with_the_values_of_all(host: Host, process: S
     assert all("last read at" in total.reason for total in totals)
 
 
-def test_a_lost_one_while_the_daemon_was_down(host: Host, process: Start) -> None:
+def test_group_lost_without_a_daemon_ends_the_run(host: Host, process: Start) -> None:
     spread(host, process, "gold", "")
     os.rmdir(host.tree.full_path(GroupRef("", UID)))
     host.restart()
@@ -204,7 +202,7 @@ def test_a_lost_one_while_the_daemon_was_down(host: Host, process: Start) -> Non
 
 
 @pytest.mark.parametrize("name", ["with a line\nbreak", "no UTF-8 \udcff"])
-def test_a_group_under_a_name_that_no_record_can_have_is_lost_with_another(
+def test_group_with_a_name_that_records_cannot_have_is_lost(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The record with that name could not be read by the next start, or not be written."""
@@ -227,7 +225,7 @@ def test_a_group_under_a_name_that_no_record_can_have_is_lost_with_another(
     assert host.manager.get(UID).state is State.LOST
 
 
-def test_a_group_of_somebody_else_in_one_class_leaves_the_others(host: Host, process: Start) -> None:
+def test_foreign_group_in_one_class_does_not_affect_the_other_classes(host: Host, process: Start) -> None:
     host.make_class("gold")
     foreign = host.make_foreign(UID, "gold")
     first, second = process(), process()
@@ -266,7 +264,7 @@ def test_without_an_rmid_the_further_group_waits_and_is_late(tight: Host, proces
 
 
 def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, process: Start, puppet: Puppet) -> None:
-    """The reply said that none stayed outside, for threads of another class too."""
+    """The reply reported that no task stayed outside, also if threads were in another class."""
     tight.make_class("gold")
     tight.make_class("silver")
     tight.manager.create("other", owner="a")
@@ -296,7 +294,7 @@ def test_assign_counts_tasks_left_in_a_class_whose_group_waits(tight: Host, proc
 
 
 def test_pending_group_of_a_removed_class_is_created_in_the_current_class(tight: Host, process: Start) -> None:
-    """Its group failed, and its tasks, which the kernel had put into the root, were never looked for again."""
+    """Its group failed, and its tasks, which the kernel had moved to the root, were not searched again."""
     for class_ in ("gold", "silver"):
         tight.make_class(class_)
     tight.manager.create("other", owner="a")
@@ -368,7 +366,7 @@ def ends_are_whole(host: Host, record: Workload) -> bool:
     return all(snapshots.is_complete(record.subfolder(group)) for group in record.groups)
 
 
-def test_with_the_records_lost_both_groups_are_adopted(host: Host, process: Start) -> None:
+def test_groups_of_both_classes_are_adopted_without_records(host: Host, process: Start) -> None:
     children = spread(host, process, "gold", "")
     shutil.rmtree(os.path.join(host.run, "records"))
     os.mkdir(os.path.join(host.run, "records"))

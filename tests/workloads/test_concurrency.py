@@ -18,7 +18,7 @@ KEYS = ("a", "b", "c")
 
 
 def run_all(*work: Callable[[], object]) -> list[BaseException]:
-    """Run everything in threads of their own; what they raised."""
+    """Run each call in a thread. Return the raised errors."""
     raised: list[BaseException] = []
 
     def guarded(one: Callable[[], object]) -> None:

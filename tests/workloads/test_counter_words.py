@@ -40,7 +40,7 @@ def at_end(host: Host) -> Total:
 
 
 def read_in_turn(event: str, *texts: str) -> Total:
-    """The total of one counter that read these texts: baseline, checkpoints, end."""
+    """Return the total of one counter with these readings: baseline, checkpoints, end."""
     rows = [[Reading("d", event, parse_value(text), 7)] for text in texts]
     kept: checkpoint.Checkpoint = {}
     for row in rows[1:]:
@@ -68,7 +68,7 @@ def test_bandwidth_that_is_unavailable_at_begin_and_end_is_not_0_and_exact(tmp_p
         assert "read 'Unavailable' at the end" in after.reason
 
 
-def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its_counters(
+def test_reset_between_two_numbers_is_not_exact_if_hardware_reallocates_counters(
     tmp_path: Path, process: Start
 ) -> None:
     """AMD without mbm_event: the RMID loses its counter to others, gets it back at 0, and always reads a number."""
@@ -84,7 +84,7 @@ def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its
             control.run(other, SECOND)
         control.run(pid, 3 * SECOND)
         ended = at_end(host)
-        # Three of four seconds, and no reading that would tell.
+        # Three of four seconds, and no reading shows it.
         assert ended.number == 3 * int(first.number)
         assert ended.quality is Quality.ESTIMATED
         assert "takes bandwidth counters from one RMID for another" in ended.reason
@@ -93,7 +93,7 @@ def test_a_reset_between_two_numbers_is_not_exact_where_hardware_reallocates_its
 
 
 @pytest.mark.parametrize("profile", ["amd-bmec", "amd-tracking"])
-def test_no_bandwidth_is_exact_where_hardware_may_reallocate_its_counters(
+def test_no_bandwidth_is_exact_if_hardware_may_reallocate_counters(
     tmp_path: Path, process: Start, profile: str
 ) -> None:
     with machine(tmp_path, profile) as (host, control):
@@ -105,9 +105,7 @@ def test_no_bandwidth_is_exact_where_hardware_may_reallocate_its_counters(
 
 
 @pytest.mark.parametrize("profile", ["intel-rdt", "intel-snc2", "intel-aet", "amd-abmc", "monitoring-only"])
-def test_bandwidth_is_exact_where_each_group_has_counters_of_its_own(
-    tmp_path: Path, process: Start, profile: str
-) -> None:
+def test_bandwidth_is_exact_if_each_group_has_its_own_counters(tmp_path: Path, process: Start, profile: str) -> None:
     with machine(tmp_path, profile) as (host, control):
         pid = control.spawn(tid=process().pid)
         host.manager.assign(assignment("k", pid))
@@ -149,7 +147,7 @@ def test_the_mode_that_is_left_during_a_run_makes_its_bandwidth_estimated(tmp_pa
         ("[something_new]\n", FEATURES, INTEL, Mode.REALLOCATED),
         # The MPAM driver of arm64 shows bandwidth only where each group has a monitor.
         ("[default]\n", FEATURES, "cpu:type:aarch64:feature:,0001\n", Mode.DEDICATED),
-        # A processor that nobody knows may be one of AMD.
+        # An unknown processor may be from AMD.
         ("", FEATURES, "", Mode.REALLOCATED),
     ],
 )
@@ -157,19 +155,19 @@ def test_files_show_how_groups_get_counters(assign_mode: str, features: str, mod
     assert mode_of(assign_mode, features, modalias) is mode
 
 
-def test_only_what_has_counters_that_can_be_taken_away_has_a_caveat() -> None:
+def test_only_events_with_reallocated_counters_have_a_caveat() -> None:
     readings = [Reading("d", name, parse_value("0")) for name in EVENTS]
     assert set(of_readings(readings, Mode.REALLOCATED, "")) == {TRAFFIC, "mbm_local_bytes"}
     assert of_readings(readings, Mode.DEDICATED, "") == of_readings(readings, Mode.ASSIGNED, "") == {}
 
 
-def test_only_the_registers_of_packages_say_by_unavailable_that_nothing_was_used() -> None:
+def test_unavailable_means_no_use_only_for_registers_of_packages() -> None:
     for name, event in EVENTS.items():
         is_register = event.kind is Kind.CUMULATIVE and not name.startswith("mbm_")
         assert (event.unavailable is Unavailable.NEVER_ACTIVE) == is_register, name
 
 
-def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> None:
+def test_event_was_active_if_another_event_of_its_package_has_a_number() -> None:
     """The registers of a package become valid together, when the RMID is active there for the first time."""
     begin = [Reading("d", name, parse_value("Unavailable")) for name in ("activity", ENERGY)]
     end = [Reading("d", "activity", parse_value("1.500000")), begin[1]]
@@ -184,7 +182,7 @@ def test_an_event_was_not_idle_where_another_of_its_package_has_a_number() -> No
 
 
 @pytest.mark.parametrize("word", ["Unavailable", "Error", "Unassigned"])
-def test_an_event_without_a_number_at_the_baseline_only_does_not_count_the_histories_its_rmid(
+def test_event_without_a_number_only_at_the_baseline_excludes_the_past_of_its_rmid(
     tmp_path: Path, process: Start, word: str
 ) -> None:
     """All that the RMID had ever used on the package was reported as estimated energy of this workload."""
@@ -277,7 +275,7 @@ def test_an_event_that_counts_the_same_as_at_the_baseline_is_exact(tmp_path: Pat
         (TRAFFIC, ["0", "Error"], None, Quality.UNKNOWN),
         (TRAFFIC, ["0", "70", "Error"], 70, Quality.ESTIMATED),
         (TRAFFIC, ["0", "70", "Unavailable", "Unavailable"], 70, Quality.ESTIMATED),
-        # Without a baseline, what is there later has the past of the RMID in it.
+        # Without a baseline, the later value includes the past of the RMID.
         (TRAFFIC, ["Unavailable", "70", "Unavailable"], None, Quality.UNKNOWN),
         (TRAFFIC, ["Unavailable", "70"], None, Quality.UNKNOWN),
         (TRAFFIC, ["Unavailable", "70", "90"], None, Quality.UNKNOWN),

@@ -31,7 +31,7 @@ _CHANGES = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove", "os.symlin
 
 
 class Fuse:
-    """Counts the changes that this process makes, and kills it just before the one it is set for."""
+    """Count the changes by this process, and kill it before the selected change."""
 
     def __init__(self) -> None:
         self.left = -1
@@ -123,7 +123,7 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
             assert record.state is (State.ACTIVE if inside else State.COMPLETED if record.members else State.IDLE), (
                 step
             )
-        # The container ends, and with it whatever the daemon was about to do for it.
+        # The container ends, and its runtime does not call again.
         child.kill()
         child.wait()
         manager.maintenance.tick()
@@ -138,7 +138,7 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
 
 
 @pytest.mark.parametrize("classes", [["", "gold"], [""]], ids=["two classes", "one class"])
-def test_a_release_that_was_ordered_ends_completed_after_a_kill_at_any_step(
+def test_release_is_completed_after_a_kill_at_any_step(
     host: Host, process: Start, fuse: Fuse, classes: list[str]
 ) -> None:
     """A further group that is removed before its end is recorded looks as if another program had removed it."""
@@ -174,7 +174,7 @@ def test_a_release_that_was_ordered_ends_completed_after_a_kill_at_any_step(
 def test_use_outside_between_a_kill_and_the_next_start_is_not_exact(
     host: Host, process: Start, fuse: Fuse, cgroup: str, has_cgroup: bool
 ) -> None:
-    """The container starts all the same, unmonitored, and nobody is left to be found in which group."""
+    """The container starts nevertheless, unmonitored, and no task is in a group."""
     step = outside = 0
     killed = True
     own = cgroup if has_cgroup else ""
@@ -199,7 +199,7 @@ def test_use_outside_between_a_kill_and_the_next_start_is_not_exact(
     assert outside > 2
 
 
-def test_a_kill_at_any_step_of_a_take_over_leaves_no_robbed_workload_exact(
+def test_kill_at_any_step_of_a_take_over_leaves_no_workload_without_its_task_exact(
     host: Host, process: Start, fuse: Fuse
 ) -> None:
     child = process()
@@ -317,7 +317,7 @@ def test_a_full_run_folder_at_any_step(
 def test_mark_that_cannot_be_written_to_a_full_run_folder_is_not_lost(
     small_simulation: str, process: Start, small_run: Callable[[int], str], is_put_back: bool, is_killed: bool
 ) -> None:
-    """Another program moves the task out while there is no space. The mark was in the failed write only."""
+    """Another program moves the task out while there is no space. Only the failed write had the mark."""
     host = Host(small_simulation, small_run(1000))
     child = process()
     workload = host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False)).workload
@@ -364,7 +364,7 @@ def test_assign_that_fails_in_a_full_run_folder_leaves_the_totals_exact(
 def test_quality_file_is_not_better_while_a_mark_cannot_be_written(
     small_simulation: str, process: Start, small_run: Callable[[int], str]
 ) -> None:
-    """Nobody reads meanwhile, because a Read writes the file too."""
+    """There is no Read meanwhile, because it writes the file too."""
     host = Host(small_simulation, small_run(1000))
     child = process()
     host.manager.assign(assignment(CTR, child.pid, "oci", member="c1", late=False))

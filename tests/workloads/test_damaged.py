@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody damaged the files of a run: nothing else is touched, no figure is made up, and the workload still ends."""
+"""Damaged files of a run: no other file is changed, no figure is invented, and the workload still ends."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ def plain(path: Path, _: Path) -> None:
 
 @pytest.mark.parametrize("make", [plain, link, fifo])
 @pytest.mark.parametrize("place", ["", "mon_data", "mon_data/mon_L3_00", "classes", "classes/gold"])
-def test_a_file_in_the_place_of_a_folder_keeps_no_rmid(
+def test_file_in_the_place_of_a_folder_does_not_keep_the_rmid(
     small_simulation: str, tmp_path: Path, process: Start, make: Callable[[Path, Path], None], place: str
 ) -> None:
-    """The run could not end, and nobody got its RMID, until an operator had moved the file away."""
+    """The run could not end, and its RMID was not free, until an operator had moved the file away."""
     host = Host(small_simulation, str(tmp_path))
     host.make_class("gold")
     child, gold = process(), process()
@@ -136,7 +136,7 @@ def test_a_file_in_the_place_of_a_folder_keeps_no_rmid(
 
 
 def test_a_run_whose_begin_values_were_removed_is_not_counted_from_0(host: Host, process: Start) -> None:
-    """Energy goes on from where others left it: it was all taken for this workload's."""
+    """Energy continues from the value that others left: all of it counted for this workload."""
     host.manager.assign(assignment(UID, process().pid, "oci"))
     shutil.rmtree(Path(host.run, "groups", UID, "mon_data"))
     live = host.manager.read(UID)[2]
@@ -169,7 +169,7 @@ def test_a_run_whose_folder_was_removed_still_ends_and_gives_its_rmid_back(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(begin=st.binary(max_size=60), end=st.binary(max_size=60), when=st.binary(max_size=40))
-def test_no_bytes_in_an_ended_run_are_more_than_no_number(
+def test_damaged_files_of_an_ended_run_give_no_number(
     small_simulation: str, tmp_path: Path, begin: bytes, end: bytes, when: bytes
 ) -> None:
     host = Host(small_simulation, str(tmp_path))

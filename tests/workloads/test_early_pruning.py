@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ended runs whose files take too much memory: the oldest go before snapshot_ttl."""
+"""Ended runs whose files take too much memory: the oldest are pruned before snapshot_ttl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def size(host: Host, key: str) -> int:
     return sum(one.st_blocks * 512 + 1024 for one in found.values())
 
 
-def test_the_runs_that_ended_first_go_while_all_take_more_than_the_limit(
+def test_oldest_ended_runs_are_pruned_while_all_exceed_the_limit(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.manager.create("lives", owner="a")
@@ -41,7 +41,7 @@ def test_the_runs_that_ended_first_go_while_all_take_more_than_the_limit(
     assert caplog.text.count("before snapshot_ttl") == 1, "logged more often than once a minute"
 
 
-def test_earlier_runs_of_a_key_count_and_go_too(host: Host) -> None:
+def test_earlier_runs_of_a_key_count_and_are_pruned(host: Host) -> None:
     for _ in range(3):
         run_and_end(host, "again")
     assert sorted(os.listdir(Path(host.run, "completed", "again"))) == ["1", "2"]
@@ -54,7 +54,7 @@ def test_earlier_runs_of_a_key_count_and_go_too(host: Host) -> None:
     assert (host.folder("groups"), host.folder("completed"), host.folder("records")) == ([], [], [])
 
 
-def test_a_run_that_was_lost_and_is_to_be_resumed_stays(host: Host) -> None:
+def test_lost_run_that_will_be_resumed_is_not_pruned(host: Host) -> None:
     record = host.manager.create("lost", owner="a")
     os.rmdir(host.tree.full_path(record.first.ref))
     host.manager.maintenance.early_pruner.most_bytes = 0
@@ -63,9 +63,7 @@ def test_a_run_that_was_lost_and_is_to_be_resumed_stays(host: Host) -> None:
     assert "lost.json" in host.folder("records")
 
 
-def test_ended_runs_are_looked_at_again_only_after_another_has_ended(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_runs_are_checked_again_only_after_another_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         run_and_end(host, "again")
     host.manager.tick()

@@ -59,7 +59,7 @@ def test_group_without_a_record_is_removed_too(host: Host, process: Start) -> No
 def test_lost_workload_is_not_resumed_by_a_later_start(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run whose group was removed waits for a new one: the package was gone, and its next start made it."""
+    """A lost run waits for a new group: the next start created it although the package was gone."""
     monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
     seen, unseen = (host.manager.assign(assignment(key, process().pid)).workload for key in ("seen", "unseen"))
     os.rmdir(host.tree.full_path(seen.first.ref))
@@ -85,7 +85,7 @@ def test_failed_write_is_reported_and_the_other_workloads_end(host: Host) -> Non
     assert host.ours() == [], "an RMID is worth more than an end that cannot be written"
 
 
-def test_twice_is_once(host: Host) -> None:
+def test_second_call_changes_nothing(host: Host) -> None:
     host.manager.create("web", owner="cli")
     assert host.restart().release_all() == []
     assert host.restart().release_all() == []

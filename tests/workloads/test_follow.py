@@ -50,9 +50,7 @@ def by_cgroup(cgroup: str, **more: object) -> Assignment:
     return Assignment(key=UID, owner="unit", cgroup=cgroup, **more)  # type: ignore[arg-type]
 
 
-def test_a_workload_that_is_moved_whole_takes_its_group_along(
-    host: Host, process: Start, cgroup: str, gold: str
-) -> None:
+def test_group_follows_a_workload_whose_tasks_all_moved(host: Host, process: Start, cgroup: str, gold: str) -> None:
     first, second = process(), process()
     before = host.manager.assign(container(cgroup, first, second)).workload
     host.manager.maintenance.tick()
@@ -73,7 +71,7 @@ def test_a_workload_that_is_moved_whole_takes_its_group_along(
     )
 
 
-def test_a_part_that_is_moved_gets_a_second_group(host: Host, process: Start, cgroup: str, gold: str) -> None:
+def test_moved_part_of_a_workload_gets_a_second_group(host: Host, process: Start, cgroup: str, gold: str) -> None:
     stays, moved = process(), process()
     host.manager.assign(container(cgroup, stays, moved))
     host.manager.maintenance.tick()
@@ -147,7 +145,7 @@ def test_a_group_that_followed_is_not_forgotten_if_its_tasks_cannot_yet_be_moved
     assert host.tree.membership(child.pid) == Membership(gold, "k")
 
 
-def test_where_groups_cannot_be_renamed_a_second_one_is_made(
+def test_second_group_is_created_if_groups_cannot_be_renamed(
     host: Host, process: Start, gold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = process()
@@ -164,7 +162,7 @@ def test_where_groups_cannot_be_renamed_a_second_one_is_made(
     host.check()
 
 
-def test_a_control_group_whose_tasks_are_in_several_classes_is_taken_in_whole(
+def test_control_group_with_tasks_in_several_classes_is_assigned_completely(
     host: Host, process: Start, cgroup: str, gold: str
 ) -> None:
     children = [process() for _ in range(4)]
@@ -181,9 +179,7 @@ def test_a_control_group_whose_tasks_are_in_several_classes_is_taken_in_whole(
     host.check()
 
 
-def test_a_class_that_is_named_is_for_all_of_it_or_for_nothing(
-    host: Host, process: Start, cgroup: str, gold: str
-) -> None:
+def test_named_class_applies_to_all_tasks_or_to_none(host: Host, process: Start, cgroup: str, gold: str) -> None:
     for child in (process(), process()):
         join(cgroup, child.pid)
     host.tree.write_task(gold, child.pid)
@@ -195,9 +191,7 @@ def test_a_class_that_is_named_is_for_all_of_it_or_for_nothing(
     assert (record.first.class_, record.groups[1:], record.members[0].tasks_outside) == (gold, (), 0)
 
 
-def test_a_call_that_fails_leaves_nobody_in_a_group_that_stands(
-    host: Host, process: Start, cgroup: str, gold: str
-) -> None:
+def test_failed_call_leaves_no_task_in_an_existing_group(host: Host, process: Start, cgroup: str, gold: str) -> None:
     """Those that were moved before it failed stayed, and counted in a workload that does not know them."""
     host.manager.assign(assignment(UID, process().pid))
     before = host.manager.get(UID)
@@ -237,7 +231,7 @@ def test_a_call_that_fails_on_the_second_class_leaves_no_group_in_the_first(
     assert os.path.isdir(host.tree.full_path(foreign))
 
 
-def test_a_sandbox_known_by_name_alone_fixes_no_class(host: Host, process: Start, gold: str) -> None:
+def test_sandbox_without_a_process_does_not_determine_the_class(host: Host, process: Start, gold: str) -> None:
     host.manager.create(UID, owner="nri")
     host.manager.add_member(UID, "sandbox", owner="nri")
     child = process()
@@ -248,10 +242,8 @@ def test_a_sandbox_known_by_name_alone_fixes_no_class(host: Host, process: Start
     host.check()
 
 
-def test_a_group_that_is_to_be_made_anew_elsewhere_and_cannot_be_removed_is_not_forgotten(
-    tmp_path: Path, process: Start
-) -> None:
-    """Linux 6.1 moves no groups. The one in the old class stood on and held its RMID, and no record spoke of it."""
+def test_group_that_cannot_be_removed_is_kept_when_it_is_created_elsewhere(tmp_path: Path, process: Start) -> None:
+    """Linux 6.1 moves no groups. The group in the old class remained with its RMID, and no record had it."""
     for folder in ("resctrl", "run"):
         (tmp_path / folder).mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 8, kernel="6.1"):

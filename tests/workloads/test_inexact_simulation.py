@@ -20,7 +20,7 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def inexact(tmp_path: Path) -> Iterator[Host]:
-    """As in a container: in another network namespace than the host's the kernel tells nobody."""
+    """As in a container: the kernel sends these events only to the host's network namespace."""
     for folder in ("resctrl", "run"):
         (tmp_path / folder).mkdir()
     mountpoint = str(tmp_path / "resctrl")

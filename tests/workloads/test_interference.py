@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another program moves tasks out of our groups or into them, or gives them CPUs: no total stays exact."""
+"""Another program moves tasks out of the daemon's groups or into them, or gives them CPUs: no total stays exact."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def react(host: Host) -> None:
         time.sleep(pause)
 
 
-def said(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
+def expect_reason(host: Host, quality: Quality, reason: str, key: str = "k") -> None:
     """That quality, with that reason, is in the record, in the file and in each total."""
     react(host)
     found(host, quality, reason, key)
@@ -130,10 +130,10 @@ def is_exact(host: Host, key: str = "k") -> None:
 def test_a_descendant_that_is_moved_to_another_class_makes_its_workload_late(
     host: Host, class_: str, workload: Workload, puppet: Puppet
 ) -> None:
-    """A command's descendants were never looked for, and its figures stayed exact."""
+    """A command's descendants were not searched, and its figures stayed exact."""
     child = ask(puppet, "fork")
     write(host, f"{class_}/tasks", child)
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
     host.manager.maintenance.inspect("k")
     assert len(host.manager.get("k").first.baseline_reasons) == 1
 
@@ -142,7 +142,7 @@ def test_a_thread_that_is_moved_to_the_root_makes_its_workload_late(
     host: Host, workload: Workload, puppet: Puppet
 ) -> None:
     write(host, "tasks", ask(puppet, "thread"))
-    said(host, Quality.LATE, "ran outside until")
+    expect_reason(host, Quality.LATE, "ran outside until")
 
 
 def test_a_descendant_that_is_moved_to_a_group_of_another_program_makes_its_workload_late(
@@ -150,7 +150,7 @@ def test_a_descendant_that_is_moved_to_a_group_of_another_program_makes_its_work
 ) -> None:
     theirs = host.make_foreign("theirs")
     write(host, f"{theirs.path}/tasks", ask(puppet, "fork"))
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
 
 
 @pytest.mark.parametrize("directory", ["mon_groups/theirs", "theirs"])
@@ -163,7 +163,7 @@ def test_a_descendant_that_was_in_a_group_of_another_program_that_is_gone_makes_
     os.mkdir(os.path.join(host.mountpoint, directory))
     write(host, f"{directory}/tasks", child)
     os.rmdir(os.path.join(host.mountpoint, directory))
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
 
 
 def test_a_process_whose_parent_has_ended_is_missed_as_well(
@@ -172,7 +172,7 @@ def test_a_process_whose_parent_has_ended_is_missed_as_well(
     orphan = ask(puppet, "orphan")
     host.manager.maintenance.inspect("k")
     write(host, f"{class_}/tasks", orphan)
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
 
 
 def test_a_fork_of_a_process_whose_parent_has_ended_is_missed_as_well(
@@ -185,7 +185,7 @@ def test_a_fork_of_a_process_whose_parent_has_ended_is_missed_as_well(
     host.manager.remove_member("k", f"pid-{puppet.pid}")
     is_exact(host)
     write(host, f"{class_}/tasks", ask(puppet, "fork"))
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
 
 
 @pytest.mark.usefixtures("blind")
@@ -197,7 +197,7 @@ def test_without_inotify_the_next_sweep_finds_a_descendant_outside(
     found(host, Quality.LATE, TAKEN)
 
 
-def test_a_workload_that_ends_is_looked_at_before_its_totals_are_final(
+def test_ending_workload_is_inspected_before_its_totals_are_final(
     host: Host, class_: str, workload: Workload, puppet: Puppet
 ) -> None:
     write(host, f"{class_}/tasks", ask(puppet, "fork"))
@@ -206,36 +206,36 @@ def test_a_workload_that_ends_is_looked_at_before_its_totals_are_final(
     assert all(TAKEN in total.reason for total in totals)
 
 
-def test_the_first_task_that_is_moved_out_is_taken_in_again_at_once(host: Host, process: Start) -> None:
-    """It was taken in by the next sweep, and one that had ended by then was missed."""
+def test_first_task_that_is_moved_out_is_moved_back_at_once(host: Host, process: Start) -> None:
+    """The next sweep moved it in, and missed a task that had ended by then."""
     pid = process().pid
     record = host.manager.assign(assignment("k", pid)).workload
     write(host, "tasks", pid)
-    said(host, Quality.LATE, "pid-")
+    expect_reason(host, Quality.LATE, "pid-")
     assert host.tree.membership(pid) == Membership("", record.first.name)
 
 
-def test_a_task_of_a_container_that_is_moved_out_is_taken_in_again_at_once(
+def test_task_of_a_container_that_is_moved_out_is_moved_back_at_once(
     host: Host, class_: str, cgroup: str, process: Start
 ) -> None:
     pid = process().pid
     join(cgroup, pid)
     host.manager.assign(assignment("k", pid, own_cgroup=cgroup))
     write(host, f"{class_}/tasks", pid)
-    said(host, Quality.LATE, "pid-")
+    expect_reason(host, Quality.LATE, "pid-")
     assert host.tree.membership(pid).group
 
 
-def test_a_task_that_is_moved_out_and_put_back_is_seen(
+def test_task_that_is_moved_out_and_back_is_detected(
     host: Host, class_: str, workload: Workload, process: Start
 ) -> None:
-    """Nothing but the event says so."""
+    """Only the event shows it."""
     pid = process().pid
     host.manager.assign(assignment("other", pid))
     ref = host.manager.get("other").first.ref
     write(host, "tasks", pid)
     write(host, f"{ref.path}/tasks", pid)
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
 
 
 def test_a_living_task_that_is_moved_out_to_its_class_marks_its_own_workload_only(
@@ -246,14 +246,14 @@ def test_a_living_task_that_is_moved_out_to_its_class_marks_its_own_workload_onl
     host.manager.assign(assignment("other", pid))
     host.restart()
     write(host, "tasks", child)
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
     is_exact(host, "other")
     write(host, "tasks", pid)
-    said(host, Quality.LATE, "pid-", "other")
+    expect_reason(host, Quality.LATE, "pid-", "other")
     assert host.manager.get("k").first.baseline is Quality.LATE
 
 
-# -- a task that has ended before anybody looks
+# -- a task that ends before the inspection
 
 
 @pytest.fixture
@@ -273,8 +273,8 @@ def test_a_task_that_is_moved_out_and_ends_at_once_makes_every_workload_estimate
     react(host)
     write(host, f"{directory}/tasks".lstrip("/"), thread)
     end_thread(puppet, thread)
-    said(host, Quality.ESTIMATED, ENDED)
-    said(host, Quality.ESTIMATED, os.path.join(host.mountpoint, directory, "tasks"), "other")
+    expect_reason(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, os.path.join(host.mountpoint, directory, "tasks"), "other")
 
 
 def test_a_task_that_is_moved_to_another_workload_and_ends_at_once_makes_both_estimated(
@@ -283,8 +283,8 @@ def test_a_task_that_is_moved_to_another_workload_and_ends_at_once_makes_both_es
     thread = ask(puppet, "thread")
     write(host, f"{other.first.ref.path}/tasks", thread)
     end_thread(puppet, thread)
-    said(host, Quality.ESTIMATED, ENDED)
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+    expect_reason(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
 
 
 def test_a_zombie_explains_no_write(host: Host, class_: str, workload: Workload, puppet: Puppet) -> None:
@@ -292,18 +292,18 @@ def test_a_zombie_explains_no_write(host: Host, class_: str, workload: Workload,
     write(host, f"{class_}/tasks", child)
     os.kill(child, signal.SIGKILL)
     wait_until_gone(child)
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_a_task_of_another_program_that_ends_at_once_makes_every_workload_estimated(
     host: Host, class_: str, workload: Workload, process: Start
 ) -> None:
-    """Nobody can tell that it was none of the workload's."""
+    """It cannot be known that it was not a task of the workload."""
     ended = process()
     write(host, f"{class_}/tasks", ended.pid)
     ended.kill()
     ended.wait()
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_a_living_task_explains_one_write_only(
@@ -314,7 +314,7 @@ def test_a_living_task_explains_one_write_only(
     puppet.do(f"end {thread}")
     write(host, f"{class_}/tasks", process().pid)
     wait_until_gone(thread)
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_a_task_that_was_forked_in_a_class_explains_no_write_to_it(
@@ -328,7 +328,7 @@ def test_a_task_that_was_forked_in_a_class_explains_no_write_to_it(
         end_thread(puppet, thread)
         ask(theirs, "fork")
         ask(theirs, "thread")
-        said(host, Quality.ESTIMATED, ENDED)
+        expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_a_workload_that_is_created_after_the_write_stays_exact(
@@ -338,11 +338,11 @@ def test_a_workload_that_is_created_after_the_write_stays_exact(
     write(host, f"{class_}/tasks", thread)
     end_thread(puppet, thread)
     host.manager.assign(assignment("later", process().pid))
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
     is_exact(host, "later")
 
 
-def test_a_workload_that_ends_before_anybody_looks_is_estimated(
+def test_workload_that_ends_before_an_inspection_is_estimated(
     host: Host, class_: str, workload: Workload, puppet: Puppet
 ) -> None:
     thread = ask(puppet, "thread")
@@ -353,7 +353,7 @@ def test_a_workload_that_ends_before_anybody_looks_is_estimated(
     assert all(ENDED in total.reason for total in totals)
 
 
-def test_a_task_that_ends_before_its_workload_is_looked_at_makes_it_late(
+def test_task_that_ends_before_the_inspection_of_its_workload_makes_it_late(
     host: Host, class_: str, workload: Workload, other: Workload, puppet: Puppet
 ) -> None:
     """It lived when its class was listed, so that no other workload is marked."""
@@ -364,12 +364,12 @@ def test_a_task_that_ends_before_its_workload_is_looked_at_makes_it_late(
     host.manager.react()
     end_thread(puppet, thread)
     looks._inspect_not_before = 0.0
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
     is_exact(host, "other")
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_group_that_is_gone_before_anybody_looks_makes_every_workload_estimated(
+def test_group_removed_before_an_inspection_makes_every_workload_estimated(
     host: Host, workload: Workload, puppet: Puppet, is_new: bool
 ) -> None:
     theirs = host.make_foreign("theirs")
@@ -379,7 +379,7 @@ def test_a_group_that_is_gone_before_anybody_looks_makes_every_workload_estimate
     write(host, f"{theirs.path}/tasks", thread)
     end_thread(puppet, thread)
     os.rmdir(host.tree.full_path(theirs))
-    said(host, Quality.ESTIMATED, GONE)
+    expect_reason(host, Quality.ESTIMATED, GONE)
 
 
 def test_events_that_the_kernel_dropped_make_every_workload_estimated(
@@ -396,7 +396,7 @@ def test_events_that_the_kernel_dropped_make_every_workload_estimated(
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for number in range(most + 2):
         os.truncate(files[number % 2], 0)
-    said(host, Quality.ESTIMATED, "were not seen, because they were too many")
+    expect_reason(host, Quality.ESTIMATED, "were not seen, because they were too many")
 
 
 def test_events_that_cannot_be_read_make_every_workload_estimated_and_fail_no_verb(
@@ -408,7 +408,7 @@ def test_events_that_cannot_be_read_make_every_workload_estimated_and_fail_no_ve
     with monkeypatch.context() as patched:
         patched.setattr(Inotify, "read", fail)
         host.manager.create("other", owner="test")
-    said(host, Quality.ESTIMATED, "or because the kernel's events could not be read")
+    expect_reason(host, Quality.ESTIMATED, "or because the kernel's events could not be read")
 
 
 def test_group_whose_tasks_cannot_be_listed_after_a_write_is_estimated(
@@ -427,7 +427,7 @@ def test_group_whose_tasks_cannot_be_listed_after_a_write_is_estimated(
         patched.setattr(Tree, "tasks", starve)
         write(host, f"{class_}/tasks", process().pid)
         react(host)
-    said(host, Quality.ESTIMATED, "a task that it may have moved cannot be found: ")
+    expect_reason(host, Quality.ESTIMATED, "a task that it may have moved cannot be found: ")
 
 
 # -- into a group
@@ -438,7 +438,7 @@ def test_a_task_that_is_moved_into_a_group_makes_the_workload_estimated(
 ) -> None:
     """It was counted as the workload's, and the figures stayed exact."""
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
 def test_a_task_that_is_moved_from_one_workload_to_another_marks_both(
@@ -446,13 +446,11 @@ def test_a_task_that_is_moved_from_one_workload_to_another_marks_both(
 ) -> None:
     other = host.manager.assign(assignment("other", process().pid)).workload
     write(host, f"{other.first.ref.path}/tasks", ask(puppet, "fork"))
-    said(host, Quality.LATE, TAKEN)
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
+    expect_reason(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"), "other")
 
 
-def test_a_write_is_in_the_final_totals_though_nobody_has_looked(
-    host: Host, workload: Workload, process: Start
-) -> None:
+def test_write_is_in_the_final_totals_before_an_inspection(host: Host, workload: Workload, process: Start) -> None:
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
     totals = host.manager.release("k", owner="test").totals
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
@@ -465,7 +463,7 @@ def test_cpus_that_are_given_to_a_group_make_the_workload_estimated(
 ) -> None:
     write(host, f"{workload.first.ref.path}/{file}", "1")
     write(host, f"{workload.first.ref.path}/{file}", "")
-    said(host, Quality.ESTIMATED, WROTE.format("cpus"))
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("cpus"))
 
 
 @pytest.mark.usefixtures("blind")
@@ -490,7 +488,7 @@ def test_without_inotify_a_sweep_finds_a_task_that_ran_elsewhere(
     found(host, Quality.ESTIMATED, "another program moved tasks into the group")
 
 
-def test_a_task_that_was_moved_in_while_no_daemon_ran_is_found_by_its_age(
+def test_task_moved_in_without_a_daemon_is_found_by_its_age(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "_FORK_TICKS", 0)
@@ -505,14 +503,14 @@ def test_a_task_that_was_moved_in_while_no_daemon_ran_is_found_by_its_age(
 def test_writes_of_the_daemon_hide_no_write_of_another_program(
     host: Host, workload: Workload, process: Start, puppet: Puppet
 ) -> None:
-    """All of them before the daemon reads the events: one that the kernel carries out, and one that it refuses."""
+    """Both are before the daemon reads the events: a write that the kernel accepts, and a write that it refuses."""
     ended = ended_pid(process)
     react(host)
     host.tree.write_task(workload.first.ref.path, puppet.pid)
     with pytest.raises(NoSuchProcess):
         host.tree.write_task(workload.first.ref.path, ended)
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
 def test_inotify_that_the_host_gives_later_is_used(
@@ -526,12 +524,12 @@ def test_inotify_that_the_host_gives_later_is_used(
         assert host.manager.context.interference.fd == -1
         child = ask(puppet, "fork")
         write(host, "c1/tasks", child)
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
     assert host.manager.context.interference.fd >= 0
     host.manager.release("k", owner="test")
     host.manager.assign(assignment("k", puppet.pid, late=False))
     write(host, f"{host.manager.get('k').first.ref.path}/tasks", process().pid)
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
 # -- what marks nothing
@@ -575,7 +573,7 @@ def test_moves_of_other_programs_own_tasks_mark_nothing(
 def test_a_runtime_that_puts_a_container_into_a_class_marks_nothing(
     host: Host, class_: str, workload: Workload, process: Start
 ) -> None:
-    """The daemon moves the container into a group of that class before it looks for what the runtime wrote."""
+    """The daemon moves the container into a group of that class before it inspects what the runtime wrote."""
     pid = process().pid
     write(host, f"{class_}/tasks", pid)
     host.manager.assign(assignment("container", pid))
@@ -611,7 +609,7 @@ def write_refused(fd: int, tid: int) -> None:
 
 
 @pytest.mark.parametrize("is_seen_open", [True, False])
-def test_refused_write_with_truncation_is_taken_for_a_write(
+def test_refused_write_with_truncation_counts_as_a_write(
     host: Host, class_: str, workload: Workload, process: Start, is_seen_open: bool
 ) -> None:
     """The event of the truncation is the same as that of a write, and a task that was written may have ended."""
@@ -621,7 +619,7 @@ def test_refused_write_with_truncation_is_taken_for_a_write(
     if is_seen_open:
         host.manager.react()
     write_refused(fd, tid)
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_refused_write_without_truncation_marks_nothing(
@@ -643,7 +641,7 @@ def test_refused_write_does_not_hide_another_one_through_the_same_file(
     os.write(fd, b"%d\n" % thread)
     end_thread(puppet, thread)
     write_refused(fd, tid)
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_refused_write_does_not_hide_another_write(
@@ -656,7 +654,7 @@ def test_refused_write_does_not_hide_another_write(
     write(host, f"{class_}/tasks", thread)
     end_thread(puppet, thread)
     write_refused(fd, tid)
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_earlier_refusal_does_not_hide_a_write(
@@ -672,7 +670,7 @@ def test_earlier_refusal_does_not_hide_a_write(
     os.write(fd, b"%d\n" % thread)
     end_thread(puppet, thread)
     os.close(fd)
-    said(host, Quality.ESTIMATED, ENDED)
+    expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
 def test_write_through_a_file_that_stays_open_is_judged(
@@ -688,7 +686,7 @@ def test_write_through_a_file_that_stays_open_is_judged(
         is_exact(host)
         os.write(fd, b"%d\n" % thread)
         end_thread(puppet, thread)
-        said(host, Quality.ESTIMATED, ENDED)
+        expect_reason(host, Quality.ESTIMATED, ENDED)
     finally:
         os.close(fd)
 
@@ -733,18 +731,18 @@ def test_classes_and_groups_that_come_later_are_watched(
     host.make_foreign("theirs")
     is_exact(host)
     write(host, f"{directory}/tasks", ask(puppet, "fork"))
-    said(host, Quality.LATE, TAKEN)
+    expect_reason(host, Quality.LATE, TAKEN)
 
 
-def test_a_write_to_a_group_that_was_renamed_is_seen(host: Host, workload: Workload, process: Start) -> None:
+def test_write_to_a_renamed_group_is_detected(host: Host, workload: Workload, process: Start) -> None:
     os.rename(host.tree.full_path(workload.first.ref), os.path.join(host.mountpoint, "mon_groups/renamed"))
     write(host, "mon_groups/renamed/tasks", process().pid)
     react(host)
     host.manager.maintenance.inspect("k")
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))
 
 
-def test_a_group_of_the_same_name_is_not_marked_for_the_one_before_it(
+def test_group_is_not_marked_for_an_earlier_group_of_its_name(
     host: Host, workload: Workload, puppet: Puppet, process: Start
 ) -> None:
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
@@ -752,4 +750,4 @@ def test_a_group_of_the_same_name_is_not_marked_for_the_one_before_it(
     host.manager.assign(assignment("k", puppet.pid, late=False))
     is_exact(host)
     write(host, f"{workload.first.ref.path}/tasks", process().pid)
-    said(host, Quality.ESTIMATED, WROTE.format("tasks"))
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("tasks"))

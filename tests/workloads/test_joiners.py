@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that join a container from outside and end before anybody looks: found by the CPU time that they used.
+"""Processes that join a container from outside and end before a check: detected by the CPU time that they used.
 
 All of it with real processes in real control groups: how finely the kernel adds up is what decides.
 """
@@ -109,22 +109,22 @@ def assign(host: Host, init: Init) -> None:
 def reason(host: Host) -> str:
     totals = host.manager.read(CTR)[2]
     assert {total.quality for total in totals} == {host.manager.get(CTR).first.baseline}
-    (said,) = {total.reason for total in totals}
-    return said
+    (found,) = {total.reason for total in totals}
+    return found
 
 
-def cpu_time_told(said: str) -> float:
+def reported_cpu_time(text: str) -> float:
     found = re.fullmatch(
         r"processes that joined c1 from outside and ended used at least (\d+\.\d\d) s of CPU time: "
         r"their use is not counted",
-        said,
+        text,
     )
-    assert found is not None, said
+    assert found is not None, text
     return float(found[1])
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "restart of the daemon"])
-def test_a_process_that_joined_and_ended_between_two_looks_is_marked(host: Host, init: Init, meanwhile: str) -> None:
+def test_process_that_joined_and_ended_between_two_checks_is_detected(host: Host, init: Init, meanwhile: str) -> None:
     """It was missing, and the total was exact."""
     assign(host, init)
     host.manager.maintenance.sweep(CTR)
@@ -136,11 +136,11 @@ def test_a_process_that_joined_and_ended_between_two_looks_is_marked(host: Host,
     record = host.manager.get(CTR)
     assert (record.first.baseline, record.state) == (Quality.LATE, State.ACTIVE)
     # The start of its interpreter, too, is in it.
-    used = cpu_time_told(reason(host))
+    used = reported_cpu_time(reason(host))
     assert 0.25 < used < 1.5
     session(init.cgroup, 1.0)
     host.manager.maintenance.sweep(CTR)
-    assert cpu_time_told(reason(host)) > used + 0.9
+    assert reported_cpu_time(reason(host)) > used + 0.9
 
 
 def test_a_process_that_joined_and_ended_is_marked_at_the_release(host: Host, init: Init) -> None:
@@ -168,34 +168,32 @@ def test_short_sessions_are_reported_again_only_when_their_cpu_time_has_doubled(
     assign(host, init)
     session(init.cgroup, 1.0)
     host.manager.maintenance.sweep(CTR)
-    record, said = host.manager.get(CTR), reason(host)
+    record, before = host.manager.get(CTR), reason(host)
     for _ in range(3):
         session(init.cgroup, 0.05)
         host.manager.maintenance.sweep(CTR)
-    assert (host.manager.get(CTR), reason(host)) == (record, said)
+    assert (host.manager.get(CTR), reason(host)) == (record, before)
     session(init.cgroup, 1.5)
     host.manager.maintenance.sweep(CTR)
-    assert cpu_time_told(reason(host)) > 2 * cpu_time_told(said)
+    assert reported_cpu_time(reason(host)) > 2 * reported_cpu_time(before)
     assert len(host.manager.get(CTR).first.baseline_reasons) == 1
     assert caplog.text.count("joined c1 from outside") == 1
 
 
-def test_a_session_that_was_taken_in_is_not_among_those_of_which_no_figure_tells(
-    host: Host, init: Init, process: Start
-) -> None:
+def test_session_that_was_moved_in_is_not_reported_as_uncounted(host: Host, init: Init, process: Start) -> None:
     assign(host, init)
     session(init.cgroup, 0.3)
     host.manager.maintenance.sweep(CTR)
-    (said,) = host.manager.get(CTR).first.baseline_reasons
+    (first,) = host.manager.get(CTR).first.baseline_reasons
     join(init.cgroup, process().pid)
     host.manager.maintenance.sweep(CTR)
     session(init.cgroup, 1.0)  # as if that one used it
     host.manager.maintenance.sweep(CTR)
-    assert said in host.manager.get(CTR).first.baseline_reasons
+    assert first in host.manager.get(CTR).first.baseline_reasons
 
 
 @pytest.mark.parametrize("found_by", ["sweep", "release"])
-def test_a_container_whose_control_groups_cannot_be_looked_through_is_marked(
+def test_container_whose_control_groups_cannot_be_searched_is_late(
     host: Host, init: Init, monkeypatch: pytest.MonkeyPatch, found_by: str
 ) -> None:
     """Nothing that joined it was seen, and its totals were exact."""
@@ -223,7 +221,7 @@ def test_a_container_whose_control_groups_cannot_be_looked_through_is_marked(
     ("number", "quality"),
     [(errno.EACCES, Quality.LATE), (errno.EMFILE, Quality.EXACT), (errno.ENOMEM, Quality.EXACT)],
 )
-def test_a_control_group_that_cannot_be_listed_for_a_while_only_is_not_marked(
+def test_temporary_failure_to_list_a_control_group_marks_nothing(
     host: Host, init: Init, monkeypatch: pytest.MonkeyPatch, number: int, quality: Quality
 ) -> None:
     assign(host, init)
@@ -359,7 +357,7 @@ def test_a_process_that_joined_a_container_that_was_started_again_is_marked(
 def test_a_process_that_joined_a_container_that_had_used_nothing_in_its_control_group_is_marked(
     host: Host, cgroup: str, process: Start
 ) -> None:
-    """The 0 of its control group was taken for a kernel that does not count, and nobody was looked for."""
+    """The 0 of its control group was mistaken for a kernel that does not count, and no joiner was searched."""
     init = process()
     os.kill(init.pid, signal.SIGSTOP)
     join(cgroup, init.pid)
@@ -368,7 +366,7 @@ def test_a_process_that_joined_a_container_that_had_used_nothing_in_its_control_
     assert host.manager.assign(given).workload.first.baseline is Quality.EXACT
     session(cgroup, 0.3)
     host.manager.maintenance.sweep(CTR)
-    assert cpu_time_told(reason(host)) > 0.25
+    assert reported_cpu_time(reason(host)) > 0.25
 
 
 @pytest.fixture
@@ -390,7 +388,7 @@ def cgroup_v1(tmp_path: Path) -> Iterator[str]:
 def test_a_control_group_that_does_not_count_cpu_time_is_late(
     host: Host, cgroup_v1: str, process: Start, is_container: bool
 ) -> None:
-    """Tasks that joined it and ended were seen by nobody, and the totals were exact."""
+    """Tasks that joined it and ended were not detected, and the totals were exact."""
     if is_container:
         child = process()
         join(cgroup_v1, child.pid)
@@ -414,7 +412,7 @@ def test_use_before_the_control_group_does_not_hide_a_joiner(host: Host, cgroup:
         assign(host, init)
         session(cgroup, 0.3)
         host.manager.maintenance.sweep(CTR)
-        assert cpu_time_told(reason(host)) > 0.25
+        assert reported_cpu_time(reason(host)) > 0.25
     finally:
         init.end()
 
@@ -449,12 +447,12 @@ OWN = {
     "itself": "burn(0.2)",
     "a child that is waited for": "os.waitpid(fork(lambda: burn(0.2)), 0)",
     "a child that runs": "fork(lambda: (burn(0.2), time.sleep(600)))",
-    "a child that nobody waits for": "fork(lambda: burn(0.2)); time.sleep(0.3)",
+    "a child that its parent does not wait for": "fork(lambda: burn(0.2)); time.sleep(0.3)",
     "grandchildren": "os.waitpid(fork(lambda: os.waitpid(fork(lambda: burn(0.2)), 0)), 0)",
     "threads": "t = [threading.Thread(target=burn, args=(0.05,)) for _ in range(5)]; [x.start() for x in t]; "
     "[x.join() for x in t]",
     "many short children": "[os.waitpid(fork(lambda: None), 0) for _ in range(200)]",
-    "children while it is looked at": "threading.Thread(target=lambda: "
+    "children during the check": "threading.Thread(target=lambda: "
     "[os.waitpid(fork(lambda: burn(0.002)), 0) for _ in range(100)]).start()",
 }
 
@@ -471,7 +469,9 @@ def test_use_of_a_containers_own_processes_is_not_a_joiners(host: Host, init: In
     assert {total.quality for total in totals} == {Quality.EXACT}
 
 
-def test_an_idle_container_is_not_walked_through(host: Host, init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_tree_of_an_idle_container_is_not_read(
+    host: Host, init: Init, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assign(host, init)
     init.do("burn(0.1)")
     host.manager.maintenance.sweep(CTR)
@@ -491,16 +491,16 @@ def test_an_idle_container_is_not_walked_through(host: Host, init: Init, monkeyp
     assert walks == [init.process.pid]
 
 
-def test_a_container_that_is_late_for_another_reason_is_not_looked_at(
+def test_container_that_is_late_for_another_reason_is_not_checked(
     host: Host, init: Init, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.manager.assign(assignment(CTR, init.process.pid, "oci", member="c1", own_cgroup=init.cgroup, late=True))
-    monkeypatch.setattr(cgroups, "cpu_time_ns", lambda _: pytest.fail("looked at"))
+    monkeypatch.setattr(cgroups, "cpu_time_ns", lambda _: pytest.fail("it was read"))
     host.manager.maintenance.sweep(CTR)
 
 
 def test_cpu_time_of_an_exiting_process_is_unknown(init: Init) -> None:
-    """The kernel kills what is in its PID namespace, and adds up nothing any more."""
+    """The kernel kills the processes in its PID namespace, and does not add their CPU times."""
     with Process.open(init.process.pid) as held:
         assert cpu_time.of_tree(held) is not None
         os.kill(init.process.pid, 9)

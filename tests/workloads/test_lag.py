@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy counters lag: cores hand over what they counted some milliseconds later, also after a task's death."""
+"""Energy counters lag: cores report their counts some milliseconds later, also after the end of a task."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def energy(host: Host, key: str) -> object:
 
 
 @pytest.mark.parametrize("classes", [1, 2], ids=["one class", "two classes"])
-def test_the_last_reading_has_what_was_used_a_moment_before_the_release(
+def test_last_reading_includes_use_immediately_before_the_release(
     slow: tuple[Host, Control], process: Start, classes: int
 ) -> None:
     host, control = slow
@@ -63,7 +63,7 @@ def test_the_last_reading_has_what_was_used_a_moment_before_the_release(
     assert energy(host, "k") == Decimal("2.5") * classes
 
 
-def test_the_last_reading_has_what_was_used_a_moment_before_the_process_ended(
+def test_last_reading_includes_use_immediately_before_the_end_of_the_process(
     slow: tuple[Host, Control], process: Start
 ) -> None:
     host, control = slow

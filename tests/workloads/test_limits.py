@@ -27,7 +27,7 @@ def _many(prefix: str, size: int = MAX_ATTRIBUTE_LENGTH, count: int = 8) -> dict
     return {f"{prefix}-{number}": "ä" * (size // 2) for number in range(count)}
 
 
-def test_attributes_that_come_call_by_call_are_bounded(host: Host) -> None:
+def test_attributes_of_several_calls_are_limited_together(host: Host) -> None:
     """17 Creates with 64 new names each made a record that the next start could not read."""
     host.manager.create("grows", owner="agent", attributes=_many("first"))
     with pytest.raises(InvalidAttributes, match=r"more than 65536.*already"):
@@ -50,7 +50,7 @@ def test_a_known_name_can_be_given_a_new_value_at_the_limit(host: Host) -> None:
     assert record.attributes["n0"] == "new"
 
 
-def test_attributes_of_a_hook_are_left_out_where_they_do_not_fit(host: Host, process: Process) -> None:
+def test_attributes_of_a_hook_are_omitted_if_they_exceed_the_limit(host: Host, process: Process) -> None:
     host.manager.create("pod", owner="agent", attributes={f"n{number}": "" for number in range(MAX_ATTRIBUTES - 1)})
     coming = assignment("pod", process().pid, attributes={"pod.name": "web", "pod.uid": "x"}, is_from_runtime=True)
     done = host.manager.assign(coming)
@@ -59,14 +59,14 @@ def test_attributes_of_a_hook_are_left_out_where_they_do_not_fit(host: Host, pro
     assert done.workload.attributes["pod.name"] == "web"
 
 
-def test_merging_keeps_what_was_there() -> None:
+def test_merge_keeps_existing_attributes() -> None:
     before = {"a": "1", "b": "2"}
     assert merged_attributes(before, {"b": "3", "c": "4"}) == {"a": "1", "b": "3", "c": "4"}
     full = {f"n{number}": "" for number in range(MAX_ATTRIBUTES)}
     assert merged_attributes(full, {"other": "", "n1": "x"}, fitting=True) == full | {"n1": "x"}
 
 
-def test_claims_are_bounded(host: Host) -> None:
+def test_claims_are_limited(host: Host) -> None:
     for number in range(store.MAX_CLAIMS):
         host.manager.create("claimed", owner=f"owner-{number}")
     with pytest.raises(LimitExceeded, match="64 claims already"):
@@ -74,7 +74,7 @@ def test_claims_are_bounded(host: Host) -> None:
     assert host.manager.create("claimed", owner="owner-1").is_claimed_by("owner-1")
 
 
-def test_living_members_are_bounded(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_living_members_are_limited(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MAX_LIVING_MEMBERS", 3)
     host.manager.create("crowd", owner="agent")
     for number in range(3):
@@ -98,7 +98,7 @@ def test_a_process_over_a_limit_is_put_back(host: Host, process: Process, monkey
     host.check()
 
 
-def test_all_records_together_are_bounded_and_the_hook_has_a_reserve(
+def test_size_of_all_records_is_limited_with_a_reserve_for_the_hook(
     host: Host, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.manager.create("first", owner="agent")
@@ -117,7 +117,7 @@ def test_all_records_together_are_bounded_and_the_hook_has_a_reserve(
     host.manager.create("again", owner="agent")
 
 
-def test_an_ended_run_comes_back_if_the_new_one_exceeds_a_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_run_is_restored_if_the_new_run_exceeds_a_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.manager.create("web", owner="agent")
     host.manager.release("web", owner="agent")
     before = (host.manager.get("web"), host.files("web"))

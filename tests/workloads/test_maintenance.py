@@ -98,19 +98,19 @@ def test_a_pod_of_hook_and_adapter_ends_with_both_in_any_order(
     host.manager.assign(assignment(UID, pause.pid, "oci", member="sandbox", kind="sandbox", pod_cgroup=cgroup))
     host.manager.create(UID, owner="nri")
     host.manager.add_member(UID, "sandbox", owner="nri")
-    noted = host.manager.get(UID).member("sandbox")
-    assert noted is not None
-    assert noted.pid == pause.pid, "a name takes no process away"
+    member = host.manager.get(UID).member("sandbox")
+    assert member is not None
+    assert member.pid == pause.pid, "a name does not remove the process"
     host.manager.add_member(UID, "replaced", owner="nri")
 
-    def tell() -> None:
+    def report() -> None:
         if first != "the adapter that forgot":
             host.manager.remove_member(UID, "sandbox")
             host.manager.remove_member(UID, "replaced")
         host.manager.reconcile("nri", [])
 
     if first != "the pod":
-        tell()
+        report()
         host.manager.maintenance.tick()
         assert host.manager.get(UID).is_claimed_by("oci")
     end(pause)
@@ -118,7 +118,7 @@ def test_a_pod_of_hook_and_adapter_ends_with_both_in_any_order(
     host.manager.maintenance.tick()
     if first == "the pod":
         assert host.manager.get(UID).is_claimed_by("nri")
-        tell()
+        report()
         host.manager.maintenance.tick()
     assert host.manager.get(UID).state is State.COMPLETED
     host.check()
@@ -129,7 +129,7 @@ def test_process_that_joins_a_containers_cgroup_is_moved(
 ) -> None:
     """An exec session is a child of its runtime, not of the container's first process.
 
-    What it used before it was found is in no figure, so no total is exact any more.
+    Its use before it was found is not counted, so no total is exact.
     """
     init, session = process(), process()
     join(cgroup, init.pid)
@@ -182,7 +182,7 @@ def test_process_that_joined_without_a_daemon_is_moved_at_the_start(host: Host, 
     end(init)
 
 
-def test_a_cgroup_is_assigned_as_a_whole_and_says_that_it_ran(host: Host, process: Start, cgroup: str) -> None:
+def test_control_group_is_assigned_completely_and_is_late(host: Host, process: Start, cgroup: str) -> None:
     children = [process() for _ in range(3)]
     for child in children:
         join(cgroup, child.pid)
@@ -198,7 +198,7 @@ def test_a_cgroup_is_assigned_as_a_whole_and_says_that_it_ran(host: Host, proces
     assert host.manager.get("unit.service").state is State.IDLE
 
 
-def test_a_group_that_somebody_removed_is_lost_and_said(host: Host, process: Start) -> None:
+def test_group_that_another_program_removed_is_lost_and_reported(host: Host, process: Start) -> None:
     record = host.manager.assign(assignment("k", process().pid)).workload
     os.rmdir(host.tree.full_path(record.first.ref))
     host.manager.maintenance.tick()
@@ -209,7 +209,7 @@ def test_a_group_that_somebody_removed_is_lost_and_said(host: Host, process: Sta
     host.check()
 
 
-def test_ended_runs_go_after_their_time(host: Host) -> None:
+def test_ended_runs_are_pruned_after_the_ttl(host: Host) -> None:
     host.manager.create("k", owner="a")
     host.manager.release("k", owner="a")
     host.manager.create("k", owner="a")
@@ -225,7 +225,7 @@ def test_ended_runs_go_after_their_time(host: Host) -> None:
 # -- after a restart
 
 
-def test_a_restart_changes_nothing_of_what_lives(host: Host, process: Start) -> None:
+def test_restart_changes_nothing_of_living_workloads(host: Host, process: Start) -> None:
     child = process()
     record = host.manager.assign(assignment("k", child.pid)).workload
     found, files = host.tree.find(record.first.ref), host.files("k")
@@ -245,7 +245,7 @@ def test_workload_that_ended_without_a_daemon_is_ended_at_the_start(host: Host, 
     host.check()
 
 
-def test_ours_without_a_record_is_adopted_if_it_has_tasks_and_removed_if_not(host: Host, process: Start) -> None:
+def test_marked_group_without_a_record_is_adopted_or_removed_if_empty(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("busy", child.pid))
     host.manager.create("empty", owner="a")
@@ -275,7 +275,7 @@ def test_ours_without_a_record_is_adopted_if_it_has_tasks_and_removed_if_not(hos
     assert host.ours() == []
 
 
-def test_an_adopted_group_is_not_asked_for_all_its_tasks_each_second(
+def test_tasks_of_an_adopted_group_are_not_listed_each_second(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For each list the kernel walks every thread of the machine, with all of resctrl locked."""
@@ -326,7 +326,7 @@ def test_an_adopted_group_ends_when_its_last_task_leaves_it_for_another_group(ho
 def test_linger_counts_from_the_end_of_the_last_member(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each member's end begins the time anew; the first one's end, or the group's age, says nothing."""
+    """Each member's end begins the time anew; the end of the first member and the age of the group do not matter."""
     clock, ahead_ns = time.clock_gettime_ns, 0
     monkeypatch.setattr(time, "clock_gettime_ns", lambda which: clock(which) + ahead_ns)
     host.manager.settings = Settings(linger_s=3600)
@@ -369,8 +369,8 @@ def test_a_group_cut_before_its_nonce_is_not_removed_under_its_record(host: Host
     assert host.manager.get("k").state is State.IDLE
 
 
-def test_a_problem_of_the_start_is_forgotten_when_it_is_over(host: Host, process: Start) -> None:
-    """Whatever the start had found stood in status for as long as the daemon ran."""
+def test_problem_of_the_start_is_removed_when_it_is_solved(host: Host, process: Start) -> None:
+    """Problems of the start remained in the status until the daemon ended."""
     host.manager.create("k", owner="a")
     child = process()
     host.manager.assign(assignment("other", child.pid))
@@ -381,8 +381,8 @@ def test_a_problem_of_the_start_is_forgotten_when_it_is_over(host: Host, process
     host.restart()
     host.manager.tick()
     host.manager.tick()
-    told = host.manager.problems
-    assert [any(name in problem for problem in told) for name in ("k.json", "gone.json", "adopted")] == [True] * 3
+    problems = host.manager.problems
+    assert [any(name in problem for problem in problems) for name in ("k.json", "gone.json", "adopted")] == [True] * 3
     (records / "gone.json").unlink()
     host.manager.create("k", owner="a")  # its damaged record is kept under another name
     end(child)
@@ -408,7 +408,7 @@ def test_work_that_fails_is_a_problem_until_it_succeeds(host: Host, monkeypatch:
 
 
 @pytest.mark.parametrize("work", ["counters", "pruning"])
-def test_failed_work_for_a_workload_that_is_gone_is_not_a_problem_any_more(host: Host, work: str) -> None:
+def test_failed_work_is_not_a_problem_after_its_workload_is_gone(host: Host, work: str) -> None:
     with host.manager.maintenance._guarded("gone", work):
         raise NotWritten("cannot write", path="/run/gone", errno=errno.ENOSPC)
     assert [problem.partition(":")[0] for problem in host.manager.problems] == ["gone"]
@@ -416,7 +416,7 @@ def test_failed_work_for_a_workload_that_is_gone_is_not_a_problem_any_more(host:
     assert host.manager.problems == []
 
 
-def test_work_that_a_call_does_says_nothing_about_a_tick_that_hangs(host: Host) -> None:
+def test_work_of_a_call_does_not_hide_a_tick_that_hangs(host: Host) -> None:
     before = host.manager.maintenance.last_progress
     with host.manager.maintenance._guarded("k", "counters", is_tick=False):
         pass
@@ -477,7 +477,7 @@ def test_a_record_of_another_boot_is_lost(host: Host) -> None:
     host.check()
 
 
-def test_a_mount_that_goes_and_comes_is_survived(tmp_path: Path, process: Start) -> None:
+def test_daemon_survives_an_unmount_and_a_mount(tmp_path: Path, process: Start) -> None:
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
     child = process()
@@ -547,7 +547,7 @@ def test_control_groups_of_a_workload_do_not_stop_the_tick_of_others(
     assert host.manager.get("a").members[0].reason == ""
 
 
-def test_a_mistake_with_one_workload_keeps_no_other_from_upkeep(
+def test_error_in_one_workload_does_not_stop_the_maintenance_of_others(
     host: Host, process: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The mistake is made here: none is known."""
@@ -573,7 +573,7 @@ def test_a_mistake_with_one_workload_keeps_no_other_from_upkeep(
     assert "a: RuntimeError('a mistake')" in host.manager.problems
 
 
-def test_a_tick_tells_when_it_goes_on_to_another_workload(host: Host) -> None:
+def test_tick_reports_progress_for_each_workload(host: Host) -> None:
     before = host.manager.maintenance.last_progress
     host.manager.create("a", owner="a")
     host.manager.maintenance.tick()
@@ -581,7 +581,7 @@ def test_a_tick_tells_when_it_goes_on_to_another_workload(host: Host) -> None:
 
 
 def test_removed_run_folder_is_reported_once_or_not_at_all(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    """A tick without the folder of ended runs failed, and said so, each second."""
+    """A tick without the folder of ended runs failed, and logged that each second."""
     os.rmdir(os.path.join(host.run, "completed"))
     host.manager.create("k", owner="a")
     host.manager.maintenance.tick()
@@ -599,7 +599,7 @@ def test_removed_run_folder_is_reported_once_or_not_at_all(host: Host, caplog: p
     os.mkdir(os.path.join(host.run, "records"))
 
 
-def test_an_adoption_that_was_cut_short_keeps_the_tasks_and_is_unknown(host: Host, process: Start) -> None:
+def test_interrupted_adoption_keeps_the_tasks_and_is_unknown(host: Host, process: Start) -> None:
     """The next start took them for strangers, moved them out, and reported 0 as exact."""
     child = process()
     first = host.manager.assign(assignment("k", child.pid)).workload.first

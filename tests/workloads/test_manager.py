@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs on a simulated machine: what they do, what they leave alone, and what a second call changes."""
+"""The verbs on a simulated machine: their effects, the groups that they do not change, and repeated calls."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_class_other_than_the_tasks_own_is_refused_unless_allowed(host: Host, 
     assert host.tree.membership(child.pid) == Membership("gold", "k")
 
 
-def test_two_owners_end_nothing_of_each_other(host: Host, process: Start) -> None:
+def test_owners_do_not_end_each_others_claims(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid, "nri"))
     host.manager.create("k", owner="cli")
@@ -129,7 +129,7 @@ def test_release_gives_the_same_totals_again(host: Host, puppet: Puppet) -> None
     assert host.manager.read("k") == (first.workload, [], first.totals)
     totals = {total.event.name: total for total in first.totals}
     assert {total.quality for total in first.totals} == {Quality.EXACT}
-    # The simulation's rates: 2.5 J and 1 GiB for a second of CPU time, whatever the counters began with.
+    # The simulation's rates: 2.5 J and 1 GiB for a second of CPU time, independent of the begin values.
     assert 0.3 < float(totals["core_energy"].number or 0) < 2
     assert 1 << 27 < (totals["mbm_total_bytes"].number or 0) < 1 << 30
 
@@ -143,7 +143,7 @@ def test_reading_a_living_group(host: Host, puppet: Puppet) -> None:
     assert all(total.number is not None for total in totals)
 
 
-def test_a_key_that_comes_back_is_a_new_run_and_the_old_one_stays_whole(host: Host, process: Start) -> None:
+def test_reused_key_begins_a_new_run_and_keeps_the_old_run(host: Host, process: Start) -> None:
     for generation in (1, 2, 3):
         record = host.manager.assign(assignment("k", process().pid)).workload
         assert (record.generation, record.state) == (generation, State.ACTIVE)
@@ -172,7 +172,7 @@ def test_a_failed_create_leaves_the_ended_run_as_it_was(host: Host) -> None:
     assert host.manager.create("k", owner="a").generation == 2
 
 
-def test_foreign_groups_are_listed_and_never_touched(host: Host, process: Start) -> None:
+def test_foreign_groups_are_listed_and_never_changed(host: Host, process: Start) -> None:
     foreign = host.make_foreign("k")
     before = host.tree.find(foreign)
     child = process()
@@ -192,14 +192,14 @@ def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet
     with pytest.raises(AlreadyMonitored, match=r"mine.*takeOver"):
         host.manager.assign(assignment("other", child.pid))
     assert [record.key for record in host.manager.workloads()] == ["mine"]
-    foreign = host.make_foreign("somebody")
+    foreign = host.make_foreign("foreign")
     thread = int(puppet.do("thread"))
     host.tree.write_task(foreign.path, thread)
     done = host.manager.assign(assignment("partly", puppet.pid))
     assert done.moved.in_other_groups == {thread}
     assert (done.workload.members[0].tasks_outside, done.workload.first.baseline) == (1, Quality.LATE)
     assert done.workload.first.baseline_reasons == (f"tasks of pid-{puppet.pid} stayed outside",)
-    assert host.tree.membership(thread).group == "somebody"
+    assert host.tree.membership(thread).group == "foreign"
     host.manager.assign(assignment("other", child.pid, take_over=True))
     assert host.tree.membership(child.pid) == Membership("", "other")
 
@@ -274,7 +274,7 @@ def test_reconcile_touches_only_its_owner(host: Host) -> None:
     host.check()
 
 
-def test_members_by_word(host: Host) -> None:
+def test_members_are_added_and_removed_by_id(host: Host) -> None:
     host.manager.create("k", owner="nri")
     host.manager.add_member("k", "sandbox-1", owner="nri")
     host.manager.record_ends("k")
@@ -329,7 +329,7 @@ def test_invalid_request_is_refused_and_leaves_nothing(
     assert (host.folder("records"), host.folder("groups")) == ([], [])
 
 
-def test_a_process_that_is_gone_leaves_nothing(host: Host) -> None:
+def test_failed_assign_of_an_ended_process_leaves_nothing(host: Host) -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait()
         with pytest.raises(NoSuchProcess):
@@ -355,7 +355,7 @@ def test_a_kernel_thread_or_init_is_never_moved(host: Host) -> None:
             host.manager.assign(assignment("k", pid))
 
 
-def test_undo_keeps_what_stood_before(host: Host, process: Start) -> None:
+def test_undo_keeps_the_earlier_state(host: Host, process: Start) -> None:
     """A second member that cannot join changes nothing of the first one's group."""
     host.make_class("gold")
     first, second = process(), process()
@@ -368,7 +368,7 @@ def test_undo_keeps_what_stood_before(host: Host, process: Start) -> None:
     assert host.restart().get("k") == before
 
 
-def test_a_group_that_somebody_removed_is_made_anew_for_the_next_member(host: Host, process: Start) -> None:
+def test_removed_group_is_created_again_for_the_next_member(host: Host, process: Start) -> None:
     first, second = process(), process()
     record = host.manager.assign(assignment("k", first.pid)).workload
     os.rmdir(host.tree.full_path(record.first.ref))
@@ -378,7 +378,7 @@ def test_a_group_that_somebody_removed_is_made_anew_for_the_next_member(host: Ho
     host.check()
 
 
-def test_a_stranger_in_the_groups_place_is_not_taken_for_it(host: Host, process: Start) -> None:
+def test_foreign_group_in_the_place_of_a_group_is_not_used(host: Host, process: Start) -> None:
     record = host.manager.assign(assignment("k", process().pid)).workload
     os.rmdir(host.tree.full_path(record.first.ref))
     foreign = host.make_foreign("k")

@@ -130,7 +130,7 @@ def test_a_mark_of_a_later_group_that_arrives_at_the_end_of_another_is_kept(
 def test_a_failed_assign_keeps_the_groups_that_waited_before_and_removes_its_own(
     tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them has a nonce yet, so the new one was taken for the one before."""
+    """None of them has a nonce yet, so the new group was mistaken for the earlier one."""
     for folder in ("resctrl", "run"):
         (tmp_path / folder).mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 4):

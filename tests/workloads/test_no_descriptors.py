@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Not one descriptor is left: what cannot be read is said to be unread, and never taken for something that is not."""
+"""No descriptor is left: files that cannot be read are reported as unread, and never treated as missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def left(number: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = []
     try:
-        # All numbers below the limit are taken, whatever has been closed before.
+        # All numbers below the limit are in use, also those that were closed before.
         top = max(map(int, os.listdir("/proc/self/fd"))) + 1
         while (fd := os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)) < top:
             free.append(fd)
@@ -112,7 +112,7 @@ def test_a_verb_with_so_many_descriptors_left_fails_with_a_type_or_not_at_all(
     host.check()
 
 
-def test_undoing_with_no_descriptor_left_hides_no_error_that_led_to_it(host: Host, process: Start) -> None:
+def test_undo_without_descriptors_does_not_hide_the_first_error(host: Host, process: Start) -> None:
     child = process()
     start = processes.stat(child.pid)
     assert start is not None
@@ -120,8 +120,8 @@ def test_undoing_with_no_descriptor_left_hides_no_error_that_led_to_it(host: Hos
         put_back(host.tree, {child.pid: (start.start_time, Membership("gold", ""))})
 
 
-def test_a_tick_with_no_descriptor_left_gives_up_nothing(host: Host, process: Start) -> None:
-    """It took what it could not look at for gone: resctrl for unmounted, and a group for lost."""
+def test_tick_without_descriptors_drops_no_workload(host: Host, process: Start) -> None:
+    """Files that it could not open counted as missing: resctrl as unmounted, and a group as lost."""
     host.manager.assign(assignment(CTR, process().pid))
     for number in range(8):
         # The caller of the tick reports an error that concerns all workloads.
@@ -131,7 +131,7 @@ def test_a_tick_with_no_descriptor_left_gives_up_nothing(host: Host, process: St
         host.check()
 
 
-def test_a_start_with_no_descriptor_left_takes_no_record_for_damaged(host: Host, process: Start) -> None:
+def test_start_without_descriptors_does_not_reject_records(host: Host, process: Start) -> None:
     """Its group, empty just then, was removed as one of no record, and its claims with it."""
     host.manager.create("web", owner="other")
     for number in range(8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of other owners of monitoring groups that no other test has in mind; tests/truth/peers.md has them all."""
+"""Faults of other owners of monitoring groups that no other test covers; tests/truth/peers.md lists all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.workloads.conftest import UID, Host, assignment
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
 
-def test_the_class_of_a_task_is_asked_of_the_task_and_of_no_list_of_tasks(host: Host, process: Start) -> None:
+def test_class_of_a_task_is_read_from_the_task_and_not_from_lists(host: Host, process: Start) -> None:
     """The fault: all tasks of all classes are read to find one of them, so an assignment takes the longer the more
     threads the host has.
     """
@@ -43,7 +43,7 @@ def test_the_class_of_a_task_is_asked_of_the_task_and_of_no_list_of_tasks(host: 
     record = host.manager.assign(assignment("k", child.pid)).workload
     host.manager.maintenance.sweep("k")
     watching = False
-    # A new group is looked at once, because an rmdir may have left a task with its RMID.
+    # The tasks of a new group are listed once, because an rmdir may have left a task with its RMID.
     assert read == [os.path.join(host.tree.full_path(record.first.ref), "tasks")]
     assert record.first.class_ == "gold"
 
@@ -62,15 +62,15 @@ def test_a_workload_that_comes_back_while_its_end_is_pending_keeps_its_new_group
     for _ in range(3):
         host.manager.maintenance.tick()
     assert control.faults == []
-    stands = host.manager.get(UID)
-    assert (stands.state, stands.generation, stands.first.nonce) == (State.ACTIVE, 2, anew.first.nonce)
+    found = host.manager.get(UID)
+    assert (found.state, found.generation, found.first.nonce) == (State.ACTIVE, 2, anew.first.nonce)
     assert host.tree.membership(child.pid).group == UID
     host.manager.release(UID, owner="nri")
     host.check()
 
 
-def test_groups_that_are_made_beside_a_ticking_upkeep_stand(host: Host) -> None:
-    """The fault: the cleaner of groups that nobody knows takes one that is made at that moment."""
+def test_groups_created_during_maintenance_remain(host: Host) -> None:
+    """The fault: the cleaner of unknown groups removes a group that is created at that moment."""
     over = threading.Event()
     raised: list[BaseException] = []
 

@@ -55,7 +55,7 @@ def test_each_record_has_one_step(one: Workload, tree: list[Found], do: Do) -> N
 
 def test_queue_has_pending_workloads_in_order() -> None:
     def waits(key: str, at: int, priority: int = 0) -> Workload:
-        # By the time of day the oldest is the youngest: somebody set the clock back.
+        # By the time of day the oldest is the youngest, because the clock was set back.
         return workload(key, State.PENDING, created_at=f"{9 - at}", created_ns=at + 1, priority=priority, nonce=1)
 
     def second(at: int) -> Group:
@@ -90,7 +90,7 @@ def test_ended_workloads_need_nothing_and_groups_without_a_record_are_left_over(
     st.lists(st.tuples(st.sampled_from(State), st.integers(0, 4), st.sampled_from([BOOT, "another"])), max_size=6),
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from([GID, 0]), st.sampled_from(["", "gold"])), max_size=6),
 )
-def test_no_group_is_given_to_two_and_foreign_ones_to_nobody(
+def test_no_group_belongs_to_two_workloads_and_foreign_groups_to_none(
     states: list[tuple[State, int, str]], groups: list[tuple[int, int, str]]
 ) -> None:
     records = [record(state, nonce, boot, key=f"k{i}") for i, (state, nonce, boot) in enumerate(states)]
@@ -137,7 +137,7 @@ CTR = "4d" * 32
         # by the clock of another boot
         (claimed(CTR, [OCI], [member(OCI, -3600)]), False, False, [OCI]),
         (claimed(CTR, [OCI], [member(OCI, 60), member(OCI, id_="n")]), False, False, []),
-        # a member of somebody else's does not end the hook's claim, and the other way round
+        # another owner's member does not end the hook's claim, nor the hook's member the other claim
         (claimed(CTR, [OCI], [member("cli", 60)]), False, False, []),
         (claimed(CTR, [OCI], []), False, False, []),
         # a pod's ends with its control group, however long no container of it ran
@@ -165,7 +165,7 @@ def test_ended_claims(one: Workload, gone: bool, empty: bool, over: list[str]) -
 
 
 @pytest.mark.parametrize("owner", ["oci", "run", "recovered", "nri", "engine"])
-def test_a_claim_ends_by_its_rule_whatever_its_owner_is_called(owner: str) -> None:
+def test_claim_ends_by_its_rule_for_any_owner(owner: str) -> None:
     ended = {rule: claimed(CTR, [], [member(owner, 60)]).with_claim(owner, utc_now(), rule) for rule in EndRule}
     over = {
         rule

@@ -62,7 +62,7 @@ def released(host: Host, key: str = "k") -> list[Total]:
     return totals
 
 
-def test_each_event_has_a_line_from_creation_on_exact_included(host: Host, spawn: Callable[[], int]) -> None:
+def test_each_event_has_a_line_from_creation_on_even_if_exact(host: Host, spawn: Callable[[], int]) -> None:
     host.manager.create("k", owner="test")
     assert written(host) == "".join(f"{name} exact\n" for name in EVENTS)
     host.manager.assign(assignment("k", spawn()))
@@ -91,13 +91,13 @@ def test_the_workload_that_loses_a_task_is_late_in_its_file_at_once(host: Host, 
 def test_a_reading_without_a_number_that_only_a_reader_sees_stays_in_the_file(
     host: Host, spawn: Callable[[], int]
 ) -> None:
-    """Also over a kill, and in what Release says."""
+    """Also over a kill, and in the reply of Release."""
     pid = spawn()
     record = host.manager.assign(assignment("k", pid)).workload
     control = Control(host.mountpoint)
     control.set_faults(Fault(group=record.first.ref.path, event="mbm_total_bytes", answer="Unavailable"))
-    told = host.manager.read("k")[2]
-    assert written(host) == text(told)
+    reported = host.manager.read("k")[2]
+    assert written(host) == text(reported)
     assert qualities(host)["mbm_total_bytes"] == "unknown"
     control.set_faults()
     control.run(pid, 1_000_000_000)
@@ -116,13 +116,13 @@ def test_a_number_that_only_a_reader_sees_is_not_forgotten(host: Host, spawn: Ca
     host.manager.assign(assignment("k", pid))
     assert qualities(host) == all_of("exact")
     control.set_faults()
-    told = next(one for one in host.manager.read("k")[2] if one.event.name == "core_energy")
+    reported = next(one for one in host.manager.read("k")[2] if one.event.name == "core_energy")
     assert qualities(host)["core_energy"] == "estimated"
     control.set_faults(*faults)
     host.restart()
     total = next(one for one in released(host) if one.event.name == "core_energy")
     assert total.number
-    assert (total.number, qualities(host)["core_energy"]) == (told.number, "estimated")
+    assert (total.number, qualities(host)["core_energy"]) == (reported.number, "estimated")
 
 
 def test_a_checkpoint_that_reads_no_number_is_in_the_file(host: Host, spawn: Callable[[], int]) -> None:
@@ -196,7 +196,7 @@ def test_a_second_group_in_another_class_is_in_the_file_of_the_workload(host: Ho
 
 
 @pytest.mark.parametrize("damage", ["missing", "better", "nonsense"])
-def test_a_start_puts_right_what_is_not_true(host: Host, spawn: Callable[[], int], damage: str) -> None:
+def test_start_corrects_an_outdated_file(host: Host, spawn: Callable[[], int], damage: str) -> None:
     """An older version wrote no file; a kill may come between the file and the record."""
     host.manager.assign(assignment("k", spawn(), late=True))
     path, true = Path(host.run, "groups", "k", "quality"), written(host)
@@ -208,7 +208,7 @@ def test_a_start_puts_right_what_is_not_true(host: Host, spawn: Callable[[], int
     assert written(host) == true
 
 
-def test_a_reader_is_answered_where_the_file_cannot_be_written(
+def test_read_succeeds_if_the_file_cannot_be_written(
     host: Host, spawn: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is removed then: it would be better than the answer. No disk can be filled for one file alone."""
@@ -223,8 +223,8 @@ def test_a_reader_is_answered_where_the_file_cannot_be_written(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", refuse)
-        told = host.manager.read("k")[2]
-    assert {one.event.name for one in told if one.quality != "exact"} == {"core_energy"}
+        reported = host.manager.read("k")[2]
+    assert {one.event.name for one in reported if one.quality != "exact"} == {"core_energy"}
     assert not Path(host.run, "groups", "k", "quality").exists()
     host.manager.maintenance.tick()
     assert qualities(host)["core_energy"] == "unknown"
@@ -254,7 +254,7 @@ def test_no_total_is_exact_while_a_member_is_being_put_in(host: Host, spawn: Cal
 
 
 def test_file_is_not_exact_while_a_member_is_being_put_in(host: Host, spawn: Callable[[], int]) -> None:
-    """Nobody reads the totals meanwhile."""
+    """There is no Read meanwhile."""
     seen: list[set[str]] = []
 
     def observe() -> bool:

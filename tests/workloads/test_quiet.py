@@ -58,7 +58,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def test_watched_members_cost_a_tick_nothing(host: Host, process: Start, looked_at: list[str]) -> None:
+def test_tick_does_no_work_for_watched_members(host: Host, process: Start, looked_at: list[str]) -> None:
     for key in ("k", "other"):
         host.manager.assign(assignment(key, process().pid))
     watch(host)
@@ -80,8 +80,8 @@ def test_end_without_a_report_is_found_by_the_next_sweep(
     assert host.manager.get("k").state is State.COMPLETED
 
 
-def test_end_of_a_member_that_is_watched_no_more_is_found_by_the_next_tick(host: Host, process: Start) -> None:
-    """Recording the end after a report may have failed, and there is no further report."""
+def test_end_of_a_member_that_is_not_watched_any_longer_is_found_by_the_next_tick(host: Host, process: Start) -> None:
+    """The end may not have been recorded after a report, and there is no further report."""
     child = process()
     host.manager.assign(assignment("k", child.pid, "oci"))
     watch(host)
@@ -102,7 +102,7 @@ def test_only_the_process_that_is_watched_is_skipped(host: Host, process: Start,
         assert looked_at == ["k"]
 
 
-def test_claims_that_end_by_time_or_by_tasks_are_looked_at(
+def test_claims_that_end_by_time_or_by_tasks_are_checked(
     host: Host, process: Start, looked_at: list[str], cgroup: str
 ) -> None:
     host.manager.create("lingers", owner="a", ends=EndRule.CONTAINER)

@@ -57,8 +57,8 @@ def reasons(manager: Manager, key: str) -> set[str]:
     return {total.reason for total in manager.read(key)[2]}
 
 
-def test_a_process_that_has_run_is_late_and_says_for_how_long(host: Host, puppet: Puppet) -> None:
-    """It used 0.2 s of CPU time before, and its total said that it was exact."""
+def test_process_that_has_run_is_late_with_its_cpu_time(host: Host, puppet: Puppet) -> None:
+    """It used 0.2 s of CPU time before, and its total was exact."""
     puppet.do("burn 0.2")
     done = host.manager.assign(assignment("k", puppet.pid, late=None))
     member = done.workload.members[0]
@@ -75,20 +75,18 @@ def test_a_process_that_has_run_is_late_and_says_for_how_long(host: Host, puppet
 
 
 @pytest.mark.parametrize(("late", "quality"), [(False, Quality.EXACT), (True, Quality.LATE)])
-def test_a_caller_that_knows_better_is_believed(host: Host, process: Start, late: bool, quality: Quality) -> None:
+def test_late_false_of_a_caller_is_accepted(host: Host, process: Start, late: bool, quality: Quality) -> None:
     done = host.manager.assign(assignment("k", process().pid, late=late))
     assert (done.workload.members[0].late, done.workload.first.baseline) == (quality is Quality.LATE, quality)
 
 
-def test_a_caller_that_holds_a_process_and_passes_its_pidfd_is_believed(host: Host, process: Start) -> None:
+def test_late_false_with_a_pidfd_is_accepted(host: Host, process: Start) -> None:
     with contextlib.closing(processes.Descriptor(os.pidfd_open(process().pid))) as pidfd:
         done = host.manager.assign(assignment("k", None, pidfd=pidfd, late=False))  # type: ignore[arg-type]
     assert (done.workload.members[0].late, done.workload.first.baseline) == (False, Quality.EXACT)
 
 
-def test_a_process_that_was_put_in_before_it_ran_stays_exact_when_it_is_assigned_again(
-    host: Host, process: Start
-) -> None:
+def test_process_assigned_before_it_ran_stays_exact_when_it_is_assigned_again(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))
     again = host.manager.assign(assignment("k", child.pid, late=None))
@@ -102,8 +100,8 @@ def test_process_that_is_reported_later_to_have_run_is_late(host: Host, process:
     assert (again.workload.members[0].late, again.workload.first.baseline) == (True, Quality.LATE)
 
 
-def test_a_daemon_that_was_killed_as_a_process_joined_calls_it_late(host: Host, process: Start) -> None:
-    """Nobody was answered, and nobody knows whether its caller waited."""
+def test_process_is_late_if_the_daemon_was_killed_during_its_assign(host: Host, process: Start) -> None:
+    """The call got no reply, and it is unknown whether its caller waited."""
     host.manager.assign(assignment("k", process().pid))
     record = host.manager.get("k")
     joining = msgspec.structs.replace(record.members[0], joining=True)
@@ -121,7 +119,7 @@ def test_a_task_that_had_left_when_its_process_is_assigned_again_makes_it_late(h
     assert host.tree.membership(puppet.pid) == Membership("", "k")
 
 
-def test_descendants_that_there_are_stay_outside_and_are_counted(host: Host, puppet: Puppet) -> None:
+def test_existing_descendants_stay_outside_and_their_number_is_reported(host: Host, puppet: Puppet) -> None:
     """A busy child outside, and the total was 0 and exact."""
     child = int(puppet.do("fork"))
     done = host.manager.assign(assignment("k", puppet.pid, late=None))
@@ -130,13 +128,13 @@ def test_descendants_that_there_are_stay_outside_and_are_counted(host: Host, pup
     assert "1 descendant stayed outside" in reasons(host.manager, "k").pop()
     # A later one is its parent's in all.
     assert host.tree.membership(int(puppet.do("fork"))) == Membership("", "k")
-    # One that the workload has already is not outside.
+    # A descendant in the workload's own group is not outside.
     host.manager.assign(assignment("k", child, late=None))
     assert host.manager.assign(assignment("k", puppet.pid, late=None)).descendants_outside == 0
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_a_caller_is_not_believed_that_a_process_with_a_child_outside_has_not_run(
+def test_late_false_is_not_accepted_for_a_process_with_a_child_outside(
     host: Host, puppet: Puppet, tree: bool
 ) -> None:
     """The child was not counted, and the totals were exact."""
@@ -155,7 +153,7 @@ def test_a_process_whose_children_are_in_the_group_is_exact_when_it_is_assigned_
     assert (again.descendants_outside, again.workload.first.baseline) == (0, Quality.EXACT)
 
 
-def test_a_tree_is_put_in_with_all_that_it_forks_meanwhile(host: Host, forker: int) -> None:
+def test_process_tree_is_moved_with_children_that_it_forks_meanwhile(host: Host, forker: int) -> None:
     done = host.manager.assign(assignment("k", forker, late=None, include_descendants=True))
     assert (done.descendants_outside, done.moved.outside, done.workload.first.baseline) == (0, 0, Quality.LATE)
     for _ in range(3):
@@ -170,7 +168,7 @@ def test_a_tree_is_put_in_with_all_that_it_forks_meanwhile(host: Host, forker: i
     assert not host.manager.get("k").members[0].include_descendants
 
 
-def test_a_tree_that_waits_for_an_rmid_is_put_in_whole(host: Host, puppet: Puppet) -> None:
+def test_process_tree_that_waits_for_an_rmid_is_moved_completely(host: Host, puppet: Puppet) -> None:
     child = int(puppet.do("fork"))
     fillers: list[GroupRef] = []
     while True:
@@ -187,7 +185,7 @@ def test_a_tree_that_waits_for_an_rmid_is_put_in_whole(host: Host, puppet: Puppe
     assert (member.include_descendants, member.tasks_outside) == (False, 0)
 
 
-def test_a_tree_goes_with_a_process_only(host: Host, cgroup: str) -> None:
+def test_descendants_are_included_only_for_a_process(host: Host, cgroup: str) -> None:
     with pytest.raises(InvalidRequest, match="includeDescendants"):
         host.manager.assign(assignment("k", None, cgroup=cgroup, include_descendants=True))  # type: ignore[arg-type]
 
@@ -206,7 +204,7 @@ def test_an_empty_control_group_is_exact_until_a_task_joins(
     assert host.manager.get("k").first.baseline is Quality.LATE
 
 
-def test_a_control_group_says_how_much_cpu_time_it_had_used(host: Host, cgroup: str, puppet: Puppet) -> None:
+def test_earlier_cpu_time_of_a_control_group_is_reported(host: Host, cgroup: str, puppet: Puppet) -> None:
     join(cgroup, puppet.pid)
     puppet.do("burn 0.2")
     done = host.manager.assign(assignment("k", None, cgroup=cgroup, late=None))  # type: ignore[arg-type]

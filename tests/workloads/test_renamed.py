@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody renames our groups, within a class or into another one: the workload goes on in the same group."""
+"""Another program renames groups, within a class or into another: the workload continues in the same group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def notice(host: Host, noticed: str) -> None:
 
 @PLACES
 @NOTICED
-def test_a_renamed_group_stays_the_workloads(host: Host, process: Start, to: GroupRef, noticed: str) -> None:
+def test_renamed_group_still_belongs_to_the_workload(host: Host, process: Start, to: GroupRef, noticed: str) -> None:
     """It was called lost, and adopted with an unknown baseline, or replaced by a new and empty group."""
     child = process()
     before = host.manager.assign(assignment("k", child.pid)).workload
@@ -107,8 +107,8 @@ def test_a_group_that_is_swapped_for_a_foreign_one_is_found(host: Host, process:
     host.check()
 
 
-def test_a_group_that_has_the_name_of_another_workload_is_not_given_to_that_one(host: Host, process: Start) -> None:
-    """Nobody has looked since the rename, so no record has this name yet."""
+def test_group_with_the_name_of_another_workload_does_not_become_its_group(host: Host, process: Start) -> None:
+    """There was no check since the rename, so no record has this name yet."""
     child = process()
     record = host.manager.assign(assignment("k", child.pid)).workload
     host.tree.rename(record.first.ref, GroupRef("", "other"))

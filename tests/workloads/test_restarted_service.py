@@ -44,7 +44,7 @@ def start(cgroup: str, child: subprocess.Popen[bytes]) -> None:
 @pytest.mark.parametrize(
     ("removed", "meanwhile"), list(itertools.product([True, False], ["tick", "restart of the daemon", "nothing"]))
 )
-def test_a_service_that_is_restarted_goes_on_late_and_this_is_logged(
+def test_restarted_service_continues_late_and_is_logged(
     host: Host,
     process: Start,
     cgroup: str,
@@ -93,7 +93,7 @@ def test_an_empty_control_group_whose_tasks_come_later_is_not_exact(host: Host, 
 
 
 @pytest.mark.parametrize("how", ["removed as a member", "released by its owner"])
-def test_a_control_group_that_nobody_wants_any_more_is_not_taken_back(
+def test_control_group_without_a_claim_is_not_assigned_again(
     host: Host, process: Start, cgroup: str, how: str
 ) -> None:
     first, second = process(), process()
@@ -112,7 +112,7 @@ def test_a_control_group_that_nobody_wants_any_more_is_not_taken_back(
     assert host.tree.membership(second.pid).group == ""
 
 
-def test_a_service_that_is_down_while_its_group_is_lost_is_still_awaited(
+def test_stopped_service_whose_group_is_lost_is_still_watched(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resctrlmond.workloads.plan.RESUME_S", 0.0)
@@ -149,7 +149,7 @@ def test_a_release_marks_tasks_that_came_to_an_empty_control_group(
 
 
 @pytest.mark.parametrize("end", ["tick", "restart of the daemon", "end of another member"])
-def test_tasks_that_came_back_are_taken_in_before_the_workload_ends(
+def test_tasks_that_return_are_moved_in_before_the_workload_ends(
     host: Host, process: Start, cgroup: str, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """The workload ended with an exact total while its tasks ran outside."""
@@ -182,7 +182,7 @@ def run_in(cgroup: str) -> None:
 def test_a_task_that_ran_and_ended_in_an_empty_control_group_makes_it_late(
     host: Host, cgroup: str, found_by: str
 ) -> None:
-    """Nobody saw it, and the total was 0 and exact."""
+    """It was not detected, and the total was 0 and exact."""
     service(host, cgroup)
     if found_by in ("later tick", "release after a tick", "next assign"):
         host.manager.maintenance.tick()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload that outlives its group is measured again, late, and what it used before is not forgotten."""
+"""A workload that outlives its group is measured again, late, and its earlier use is still counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Host]:
-    """A machine of its own, whose filesystem may go."""
+    """Return a separate machine, whose filesystem the test may unmount."""
     with own_host(tmp_path, "intel-aet", 8) as host:
         yield host
 
@@ -105,7 +105,7 @@ def test_use_before_the_loss_is_in_the_totals(host: Host, puppet: Puppet) -> Non
 
 @pytest.mark.usefixtures("soon")
 def test_a_run_without_files_that_is_lost_leaves_no_exact_total(host: Host) -> None:
-    """Its use was in no total, and those of the next run did not say so."""
+    """Its use was in no total, and the totals of the next run were exact."""
     host.manager.create("k", owner="test")
     shutil.rmtree(Path(host.run, "groups/k"))
     remove(host, "k")
@@ -177,7 +177,7 @@ def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Pa
         assert "unmounted and mounted again" in host.manager.get("k").reason
 
 
-def test_a_class_that_is_removed_with_its_groups_is_not_taken_for_a_remount(host: Host, process: Start) -> None:
+def test_class_removed_with_its_groups_is_not_mistaken_for_a_remount(host: Host, process: Start) -> None:
     """Classes change the ctime of the simulator's root directory, and of the kernel's after a chmod of it."""
     os.chmod(host.mountpoint, 0o755)
     host.make_class("gold")
@@ -190,7 +190,7 @@ def test_a_class_that_is_removed_with_its_groups_is_not_taken_for_a_remount(host
     assert host.manager.get("k").reason.startswith("the group was removed by somebody else")
 
 
-def test_an_unmount_that_takes_long_makes_nobody_wait_after_it(
+def test_long_unmount_delays_no_call_afterwards(
     tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it lasts nothing can be tried, so nothing was tried in vain."""
@@ -213,7 +213,7 @@ def test_an_unmount_that_takes_long_makes_nobody_wait_after_it(
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_loss_while_the_daemon_was_down_is_made_good_too(host: Host, process: Start) -> None:
+def test_run_lost_without_a_daemon_is_resumed(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid, "run"))
     os.rmdir(host.tree.full_path(GroupRef("", "k")))
@@ -223,7 +223,7 @@ def test_a_loss_while_the_daemon_was_down_is_made_good_too(host: Host, process: 
 
 
 @pytest.mark.usefixtures("soon")
-def test_it_follows_to_the_class_where_its_tasks_are_now(host: Host, process: Start) -> None:
+def test_resumed_group_is_in_the_current_class_of_the_tasks(host: Host, process: Start) -> None:
     child = process()
     host.manager.assign(assignment("k", child.pid))
     host.make_class("gold")
@@ -253,7 +253,7 @@ def test_ended_and_released_workloads_are_not_resumed(host: Host, process: Start
     assert host.ours() == []
 
 
-def test_an_assign_does_not_wait_and_brings_the_others_back_with_it(host: Host, process: Start) -> None:
+def test_assign_resumes_the_run_at_once_with_all_members(host: Host, process: Start) -> None:
     first, second = process(), process()
     host.manager.assign(assignment(UID, first.pid, "nri", member="c1"))
     remove(host, UID)
@@ -264,7 +264,7 @@ def test_an_assign_does_not_wait_and_brings_the_others_back_with_it(host: Host, 
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_rivals_group_of_its_name_is_left_alone_and_the_loss_stands(
+def test_foreign_group_of_the_name_is_not_changed_and_the_run_stays_lost(
     host: Host, process: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.manager.assign(assignment("k", process().pid))
@@ -283,7 +283,7 @@ def test_a_rivals_group_of_its_name_is_left_alone_and_the_loss_stands(
     assert host.manager.get("k").state is State.ACTIVE
 
 
-def test_it_is_not_forgotten_while_somebody_claims_it(host: Host, process: Start) -> None:
+def test_claimed_run_is_not_dropped(host: Host, process: Start) -> None:
     host.manager.assign(assignment("k", process().pid))
     remove(host, "k")
     host.manager.settings = type(host.settings)(snapshot_ttl_s=0.0)
@@ -327,7 +327,7 @@ def test_a_resumed_run_has_its_first_checkpoint_at_once(host: Host, process: Sta
     assert "checkpoint" in host.files("k")
 
 
-def test_each_loss_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
+def test_each_loss_in_a_row_doubles_the_delay_up_to_a_limit() -> None:
     waits = [resumes_after_s(losses) for losses in range(1, 40)]
     assert waits[:4] == [1.0, 2.0, 4.0, 8.0]
     assert waits == sorted(waits)
@@ -335,7 +335,7 @@ def test_each_loss_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize(("minutes", "losses"), [(9, 5), (11, 1)])
-def test_a_run_that_stood_for_long_ends_the_row(minutes: int, losses: int) -> None:
+def test_long_run_resets_the_delay(minutes: int, losses: int) -> None:
     """However the clock was set meanwhile."""
     record = workload(
         "k",
@@ -371,7 +371,7 @@ def small(small_simulation: str, tmp_path: Path) -> Iterator[Host]:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_kill_at_any_step_of_beginning_anew(small: Host, process: Start, fuse: Fuse) -> None:
+def test_kill_at_any_step_of_a_resume(small: Host, process: Start, fuse: Fuse) -> None:
     step = 0
     killed = True
     while killed:

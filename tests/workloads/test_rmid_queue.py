@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Out of RMIDs is a state: it has a reason, ends by itself, and what was adopted late says so."""
+"""Out of RMIDs is a state: it has a reason, ends by itself, and workloads that had to wait are late."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Host]:
-    """Two RMIDs beside root's, and none in limbo ever."""
+    """Return a machine with two RMIDs and root's, and without limbo."""
     with own_host(tmp_path, "monitoring-only", 3) as host:
         yield host
 
 
 @pytest.fixture
 def limbo(tmp_path: Path) -> Iterator[Host]:
-    """One RMID beside root's, which stays in limbo for at least a second after it is freed."""
+    """Return a machine with one RMID and root's; a freed RMID stays in limbo for at least a second."""
     with own_host(tmp_path, "intel-rdt", 2) as host:
         yield host
 
@@ -116,7 +116,7 @@ def test_a_pending_workload_is_adopted_late_when_an_rmid_comes_free(small: Host,
 def test_a_member_that_ends_before_there_is_an_rmid_is_the_reason_of_late(
     small: Host, process: Start, monkeypatch: pytest.MonkeyPatch, created_by: str
 ) -> None:
-    """The totals were late, and nobody said why."""
+    """The totals were late without a reason."""
     fill(small)
     child = process()
     small.manager.assign(assignment("k", child.pid, "a", member="m"))
@@ -159,17 +159,17 @@ def test_rmid_queue_order_ignores_clock_changes(small: Host, monkeypatch: pytest
     assert states == {"first": State.IDLE, "second": State.PENDING}
 
 
-def test_waiting_writes_and_tells_nothing(small: Host) -> None:
+def test_waiting_writes_no_record_and_reports_no_change(small: Host) -> None:
     """Every retry once wrote the record twice and sent two signals, each second, for each pending group."""
     fill(small)
     small.manager.create("k", owner="a")
-    told: list[str] = []
-    small.manager.context.store.on_change = lambda key, record: told.append(key)
+    changed: list[str] = []
+    small.manager.context.store.on_change = lambda key, record: changed.append(key)
     before = os.stat(os.path.join(small.run, "records", "k.json"))
     for _ in range(3):
         small.manager.maintenance.tick()
     after = os.stat(os.path.join(small.run, "records", "k.json"))
-    assert (told, after.st_ino) == ([], before.st_ino)
+    assert (changed, after.st_ino) == ([], before.st_ino)
 
 
 def test_queue_is_served_by_priority_and_then_by_age(small: Host) -> None:
@@ -191,10 +191,10 @@ def test_queue_is_served_by_priority_and_then_by_age(small: Host) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["at a tick", "at a start"])
-def test_an_rmid_that_comes_free_while_the_queue_is_served_goes_to_its_head(
+def test_rmid_freed_while_the_queue_is_served_goes_to_its_head(
     small: Host, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    """The first one was refused an RMID; the one that came free a moment later went to the second."""
+    """The first workload was refused an RMID; the RMID that was freed a moment later went to the second."""
     fill(small)
     small.manager.create("second", owner="a")
     small.manager.create("first", owner="a", priority=1)
@@ -205,7 +205,7 @@ def test_an_rmid_that_comes_free_while_the_queue_is_served_goes_to_its_head(
             return create(tree, ref, nonce)
         except RmidsExhausted:
             if (one := tree.find(GroupRef("", "one"))) is not None:
-                os.rmdir(one.path)  # somebody else removes a group, which frees its RMID
+                os.rmdir(one.path)  # another program removes a group, which frees its RMID
             raise
 
     monkeypatch.setattr(Tree, "create", refused_then_freed)
@@ -220,7 +220,7 @@ def test_an_rmid_that_comes_free_while_the_queue_is_served_goes_to_its_head(
     assert states == {"first": State.IDLE, "second": State.PENDING}
 
 
-def test_the_order_outlives_a_restart(small: Host) -> None:
+def test_order_is_kept_over_a_restart(small: Host) -> None:
     fill(small)
     small.manager.create("young", owner="a")
     small.manager.create("high", owner="a", priority=1)
@@ -229,7 +229,7 @@ def test_the_order_outlives_a_restart(small: Host) -> None:
     assert (manager.get("high").state, manager.get("young").state) == (State.IDLE, State.PENDING)
 
 
-def test_one_that_fails_holds_nobody_up(small: Host) -> None:
+def test_failing_workload_does_not_block_the_queue(small: Host) -> None:
     fill(small)
     small.manager.create("k", owner="a", priority=1)
     small.manager.create("other", owner="a")
@@ -241,7 +241,7 @@ def test_one_that_fails_holds_nobody_up(small: Host) -> None:
 
 
 @pytest.mark.parametrize("priority", [-1001, 1001, 10**30])
-def test_a_priority_has_bounds(small: Host, priority: int) -> None:
+def test_priority_is_limited(small: Host, priority: int) -> None:
     with pytest.raises(InvalidRequest, match="priority"):
         small.manager.create("k", owner="a", priority=priority)
     with pytest.raises(InvalidRequest, match="priority"):
@@ -249,7 +249,7 @@ def test_a_priority_has_bounds(small: Host, priority: int) -> None:
     assert small.manager.workloads() == []
 
 
-def test_now_or_never(small: Host, process: Start) -> None:
+def test_request_that_may_not_wait_creates_nothing(small: Host, process: Start) -> None:
     fill(small)
     with pytest.raises(RmidsExhausted) as caught:
         small.manager.create("k", owner="a", may_wait=False)
@@ -260,7 +260,7 @@ def test_now_or_never(small: Host, process: Start) -> None:
     assert small.folder("records") == ["one.json", "two.json"]
 
 
-def test_now_or_never_of_what_is_pending_already(small: Host, process: Start) -> None:
+def test_request_that_may_not_wait_for_a_pending_workload_fails(small: Host, process: Start) -> None:
     """A group that is pending for another caller is not a result for a caller that must not wait."""
     fill(small)
     pending = small.manager.create("k", owner="a")
@@ -285,7 +285,7 @@ def test_a_pending_workload_that_ends_never_had_a_group(small: Host) -> None:
     assert (released.completed, released.totals) == (True, [])
 
 
-def test_a_foreign_group_of_its_name_makes_a_pending_one_fail(small: Host) -> None:
+def test_foreign_group_of_its_name_makes_a_pending_workload_fail(small: Host) -> None:
     fill(small)
     small.manager.create("k", owner="a")
     small.manager.release("one", owner="a")
@@ -296,7 +296,7 @@ def test_a_foreign_group_of_its_name_makes_a_pending_one_fail(small: Host) -> No
     assert small.tree.find(foreign) is not None
 
 
-def test_ending_a_pending_one_leaves_a_foreign_group_of_its_name(small: Host) -> None:
+def test_end_of_a_pending_workload_keeps_a_foreign_group_of_its_name(small: Host) -> None:
     fill(small)
     small.manager.create("k", owner="a")
     small.manager.release("one", owner="a")
@@ -329,7 +329,7 @@ def test_a_restart_keeps_waiting(small: Host, process: Start) -> None:
     assert small.tree.membership(child.pid).group == "k"
 
 
-def test_a_tick_survives_what_one_key_does(small: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_tick_survives_an_error_of_one_workload(small: Host, caplog: pytest.LogCaptureFixture) -> None:
     """A file among the folders of ended runs ended the tick, and with it the daemon."""
     small.manager.create("k", owner="a")
     (Path(small.run) / "completed" / "junk").write_text("?")
@@ -338,9 +338,9 @@ def test_a_tick_survives_what_one_key_does(small: Host, caplog: pytest.LogCaptur
     with caplog.at_level("ERROR", log.name):
         small.manager.maintenance.tick()
         small.manager.maintenance.tick()
-    [said] = caplog.messages
-    assert said.startswith("k: ")
-    assert "cannot write" in said
+    [message] = caplog.messages
+    assert message.startswith("k: ")
+    assert "cannot write" in message
     (Path(small.run) / "elsewhere").rename(Path(small.run) / "records")
     small.manager.maintenance.tick()
     record: Workload = small.manager.get("k")
@@ -389,7 +389,7 @@ def test_take_over_is_kept_while_the_workload_is_pending(small: Host, process: S
     os.rmdir(small.tree.full_path(foreign))
 
 
-def test_a_change_of_class_is_remembered_while_it_waits(tmp_path: Path, process: Start) -> None:
+def test_change_of_class_is_kept_while_the_workload_waits(tmp_path: Path, process: Start) -> None:
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
     with Simulation(str(tmp_path / "resctrl"), "intel-rdt", 3):
@@ -404,7 +404,7 @@ def test_a_change_of_class_is_remembered_while_it_waits(tmp_path: Path, process:
         assert (where.class_, where.group) == ("gold", "k")
 
 
-def test_a_move_of_one_that_waits_is_remembered(tmp_path: Path, process: Start) -> None:
+def test_move_of_a_pending_workload_is_kept(tmp_path: Path, process: Start) -> None:
     """Its tasks stayed in their class, and as soon as it had its group that followed them back."""
     (tmp_path / "resctrl").mkdir()
     (tmp_path / "run").mkdir()
@@ -425,7 +425,7 @@ def test_a_move_of_one_that_waits_is_remembered(tmp_path: Path, process: Start) 
         host.check()
 
 
-def test_an_adoption_that_fails_is_tried_again(small: Host, process: Start) -> None:
+def test_failed_adoption_is_retried(small: Host, process: Start) -> None:
     """The group was idle, and its members stayed outside until the daemon was restarted."""
     fill(small)
     child = process()
@@ -466,7 +466,7 @@ def test_temporary_error_does_not_fail_a_pending_workload(small: Host, process: 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["tick", "cut before the baseline"])
 def test_member_that_ended_while_the_group_was_pending_is_reported(small: Host, process: Start, is_cut: bool) -> None:
-    """A pod whose first container ran and ended before there was an RMID had an exact total, of the others."""
+    """A pod whose first container ran and ended before there was an RMID had an exact total."""
     fill(small)
     first, second = process(), process()
     small.manager.assign(assignment("k", first.pid, "nri", member="c1"))
@@ -488,7 +488,7 @@ def test_member_that_ended_while_the_group_was_pending_is_reported(small: Host, 
 
 
 class Cut(BaseException):
-    """A kill, as far as the code that it meets can tell."""
+    """A kill of the daemon, simulated by an exception that no code catches."""
 
 
 def test_member_that_ended_before_an_interrupted_adoption_is_reported(small: Host, process: Start) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The begin and end files: whole or not there, whatever is cut or in the way."""
+"""The begin and end files are complete or missing, after any interruption or obstacle."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_begin_values_are_kept_in_memory_until_the_end_while_their_folder_exists
     assert snapshots.begin_values("removed") == []
 
 
-def test_everybody_may_read_whatever_the_umask(snapshots: Snapshots) -> None:
+def test_all_users_may_read_for_any_umask(snapshots: Snapshots) -> None:
     snapshots.begin("k", OLD, "/live", values("1"))
     assert os.stat(
         os.path.join(snapshots.path("k"), "mon_data/mon_PERF_PKG_00/core_energy.begin")
@@ -120,7 +120,7 @@ def test_earlier_run_of_the_key_is_not_part_of_the_new_run(snapshots: Snapshots)
     assert snapshots.end_values("k") == []
 
 
-def test_a_begin_that_fails_leaves_what_was_there(snapshots: Snapshots) -> None:
+def test_failed_begin_keeps_the_earlier_files(snapshots: Snapshots) -> None:
     snapshots.begin("k", OLD, "/live", values("1"))
     before = contents(snapshots.groups)
     with pytest.raises(NotWritten, match="ENAMETOOLONG"):
@@ -129,7 +129,7 @@ def test_a_begin_that_fails_leaves_what_was_there(snapshots: Snapshots) -> None:
     assert os.listdir(snapshots.groups) == ["k"]
 
 
-def test_an_end_cut_before_its_seal_is_written_again(snapshots: Snapshots) -> None:
+def test_interrupted_end_is_written_again(snapshots: Snapshots) -> None:
     snapshots.begin("k", OLD, "/live", values("1"))
     with pytest.raises(NotWritten):
         snapshots.end("k", OLD, [*values("2"), Reading("x" * 300, "e", parse_value("1"))])
@@ -138,7 +138,7 @@ def test_an_end_cut_before_its_seal_is_written_again(snapshots: Snapshots) -> No
     assert {one.value.text for one in snapshots.end_values("k")} == {"5", "Error"}
 
 
-def test_relinking_survives_being_cut(snapshots: Snapshots) -> None:
+def test_interrupted_relinking_is_repeated(snapshots: Snapshots) -> None:
     snapshots.begin("k", OLD, "/old", values("1"))
     place = Path(snapshots.path("k")) / "mon_data" / "mon_PERF_PKG_00"
     (place / ".core_energy.new").symlink_to("/half")
@@ -178,7 +178,7 @@ def test_a_step_of_the_clock_makes_no_ended_run_old_or_young(
     ended(2, utc_now(), 7200)  # the clock was set back
     snapshots.prune("k", 3600)
     assert os.listdir(os.path.join(snapshots.completed, "k")) == ["1"]
-    # One whose end this daemon has not seen goes by the time of day, once.
+    # The age of a run that ended before this daemon started is by the time of day, once.
     unseen = Snapshots(snapshots.groups, snapshots.completed)
     stamp = Path(snapshots.completed) / "k" / "1" / "completed_at"
     stamp.write_text(f"{utc_now()}\n")
@@ -213,7 +213,7 @@ def test_unknown_file_among_the_ended_runs_is_reported_and_not_fatal(snapshots: 
 
 
 def test_links_are_never_followed(snapshots: Snapshots, tmp_path: Path) -> None:
-    """A link in the place of a run, that leads elsewhere, goes; what it leads to stays."""
+    """A link in the place of a run is removed, and its target is not."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("kept")

@@ -85,7 +85,7 @@ def test_written_record_is_read_back(record: Workload) -> None:
 
 
 @given(st.binary(max_size=200) | st.recursive(st.integers() | text, st.lists).map(json.dumps).map(str.encode))
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with pytest.raises(UnreadableRecord, match="the-file"):
         decode(data, "the-file")
 
@@ -122,7 +122,7 @@ def test_a_record_of_a_further_group_in_the_root_is_read() -> None:
 
 
 @given(st.data())
-def test_a_damaged_file_is_refused_or_says_the_same(data: st.DataObject) -> None:
+def test_damaged_file_is_refused_or_read_as_the_same_record(data: st.DataObject) -> None:
     whole = encode(RECORD)
     at = data.draw(st.integers(0, len(whole) - 1))
     cut = whole[:at]
@@ -246,7 +246,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["k.json"]
 
 
-def test_records_of_pods_are_not_for_everybody(tmp_path: Path) -> None:
+def test_records_of_pods_are_readable_only_by_the_group(tmp_path: Path) -> None:
     save(Store(str(tmp_path)), RECORD)
     assert (tmp_path / "k.json").stat().st_mode & 0o777 == 0o640
 
@@ -312,7 +312,7 @@ def test_a_transaction_has_what_was_saved_last_also_after_an_error(tmp_path: Pat
         assert txn.workload == later
 
 
-def test_one_key_one_writer_and_locks_of_forgotten_keys_go(tmp_path: Path) -> None:
+def test_key_has_one_writer_and_unused_locks_are_removed(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     inside = 0
     most = 0
@@ -364,7 +364,7 @@ def test_an_unreadable_record_that_was_set_aside_is_removed_after_its_time(tmp_p
     assert after.prune(3600) == []
     assert after.prune(0) == [str(kept)]
     assert list(tmp_path.iterdir()) == []
-    assert store.prune(0) == [], "somebody else removed it"
+    assert store.prune(0) == [], "another program removed it"
 
 
 def test_a_claim_without_its_rule_is_refused() -> None:
@@ -397,7 +397,7 @@ def is_flagged(store: Store) -> bool:
 
 
 @pytest.mark.parametrize("kind", [NotWritten, NotRead])
-def test_a_mark_is_kept_whatever_error_prevents_its_write(store: Store, kind: type[ResctrlError]) -> None:
+def test_mark_is_kept_for_any_error_of_its_write(store: Store, kind: type[ResctrlError]) -> None:
     exact = save(store, workload("k", nonce=1, baseline=Quality.EXACT))
     fail(store, exact.downgraded(exact.first, Quality.LATE, "why"), kind("full", errno=errno.EMFILE))
     known = store.known("k")
@@ -445,7 +445,7 @@ def test_a_group_is_returned_with_the_marks_that_were_written_with_it(store: Sto
     assert (first.known("k").first.baseline, first.known("k").first.baseline_reasons) == (Quality.LATE, ("why",))
 
 
-def test_pending_workloads_are_listed_until_their_group_stands_or_they_are_dropped(store: Store) -> None:
+def test_pending_workloads_are_listed_until_their_group_exists_or_they_are_dropped(store: Store) -> None:
     waits, stands = workload("waits", State.PENDING), workload("stands")
     save(store, stands)
     save(store, waits)

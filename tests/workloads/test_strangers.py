@@ -61,7 +61,7 @@ def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
     theirs = GroupRef("", "k").path
 
     def put_again(self: Tree, directory: str, tid: int) -> None:
-        """As a task that forks all the time: another one is in the group each time."""
+        """Behave like a task that always forks: another task is in the group each time."""
         write_task(self, directory, tid)
         if tid == overlooked:
             write_task(self, theirs, tid)
@@ -88,7 +88,7 @@ def test_a_task_in_a_group_that_was_created_again_is_marked_though_the_assign_fa
         return found
 
     def put_again(self: Tree, directory: str, tid: int) -> None:
-        """As a task that forks all the time: another one is in the group each time."""
+        """Behave like a task that always forks: another task is in the group each time."""
         write_task(self, directory, tid)
         if tid == stranger:
             write_task(self, gold, tid)

@@ -175,7 +175,7 @@ def test_a_failed_assign_keeps_the_late_marks_that_are_on_disk(
     assert "ran in another class" in record.first.baseline_reasons
 
 
-def test_a_new_member_that_dies_while_it_is_moved_makes_the_totals_estimated(
+def test_new_member_that_ends_while_it_is_moved_makes_the_totals_estimated(
     host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child of it stayed in the group, and counted there, and the totals were called exact."""

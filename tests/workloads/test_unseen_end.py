@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload whose end comes while no daemon runs: what is counted after the end is reported."""
+"""A workload whose end comes while no daemon runs: use that is counted after the end is reported."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_command_that_ended_while_the_daemon_was_stopped_is_estimated(
         os.kill(left, signal.SIGKILL)
 
 
-def test_a_command_that_runs_on_over_a_restart_of_the_daemon_is_exact(host: Host, command: Command) -> None:
+def test_command_that_continues_over_a_restart_of_the_daemon_is_exact(host: Host, command: Command) -> None:
     host.manager.assign(assignment("k", command.process.pid, ends=EndRule.MEMBERS))
     left = command.begin()
     try:
@@ -105,7 +105,7 @@ def test_a_command_that_runs_on_over_a_restart_of_the_daemon_is_exact(host: Host
 
 
 def test_a_workload_that_goes_on_until_its_release_is_exact(host: Host, command: Command) -> None:
-    """It counts whatever runs in the group until then."""
+    """All tasks that run in the group until then are counted."""
     host.manager.assign(assignment("k", command.process.pid))
     left = command.begin()
     try:
@@ -199,10 +199,10 @@ def test_an_end_that_was_begun_and_not_completed_is_estimated(
         os.kill(left, signal.SIGKILL)
 
 
-def test_an_end_that_its_owner_did_not_ask_for_is_estimated_if_processes_may_run_on(
+def test_end_without_a_release_is_estimated_if_processes_may_continue(
     host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """resctrlctl was killed, or its Release failed: what the command left behind ran on for 10 s, and was exact."""
+    """resctrlctl was killed, or its Release failed: for 10 s, processes of the command were counted, exactly."""
     monkeypatch.setattr("resctrlmond.workloads.plan.MEMBERS_LINGER_S", 0.0)
     host.manager.assign(assignment("k", command.process.pid, "run", ends=EndRule.MEMBERS))
     left = command.begin()

@@ -162,7 +162,7 @@ def test_a_class_is_at_most_one_part_of_a_path(text: str) -> None:
 @pytest.mark.parametrize(
     "member", ["a" * 64, "my_container-1.2+3", r"dev-disk\x2d1@a:b.service", "-x", ".x", "...", "a" * 255]
 )
-def test_a_member_is_whatever_runc_takes_as_id(member: str) -> None:
+def test_member_is_valid_if_runc_accepts_its_id(member: str) -> None:
     validation.check_member_id(member)
 
 
@@ -172,7 +172,7 @@ def test_invalid_member_is_refused(member: str) -> None:
         validation.check_member_id(member)
 
 
-def test_attributes_at_the_bounds_pass() -> None:
+def test_attributes_at_the_limits_are_accepted() -> None:
     validation.check_attributes({})
     validation.check_attributes({f"{i:0128}": "é" * 448 for i in range(64)})
     validation.check_attributes({"a" * 128: "é" * 4096})
@@ -193,7 +193,7 @@ def test_attributes_at_the_bounds_pass() -> None:
         {"n": "\ud800"},
     ],
 )
-def test_attributes_beyond_the_bounds_are_refused(attributes: dict[str, str]) -> None:
+def test_attributes_above_the_limits_are_refused(attributes: dict[str, str]) -> None:
     with pytest.raises(InvalidAttributes) as caught:
         validation.check_attributes(attributes)
     assert str(caught.value).isprintable()
@@ -210,14 +210,14 @@ def test_format_characters_are_refused(character: str) -> None:
 
 
 def test_every_format_character_is_known() -> None:
-    """Those that this Python knows: its Unicode data may be newer than our table."""
+    """Check the characters that this Python knows: its Unicode data may be newer than the table."""
     known = {code for first, last in FORMAT_RANGES for code in range(first, last + 1)}
     assert known >= {code for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cf", "Zl", "Zp")}
     assert not any(unicodedata.category(chr(code))[0] in "LNPS" for code in known)
 
 
 @given(st.text(max_size=5000))
-def test_any_text_is_made_a_value_that_passes(text: str) -> None:
+def test_any_text_becomes_a_valid_value(text: str) -> None:
     value = validation.attribute_value(text)
     validation.check_attributes({"name": value})
     assert validation.attribute_value(value) == value

@@ -133,9 +133,9 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
     later = rewritten(host, VERSION, VERSION + 1)
 
     manager = host.restart()
-    told = [problem for problem in manager.problems if f"format {VERSION + 1}, not {VERSION}" in problem]
-    assert len(told) == 1
-    assert str(Path(host.run, "records", "k.json")) in told[0]
+    problems = [problem for problem in manager.problems if f"format {VERSION + 1}, not {VERSION}" in problem]
+    assert len(problems) == 1
+    assert str(Path(host.run, "records", "k.json")) in problems[0]
     assert any("another version wrote its record: not changed" in problem for problem in manager.problems)
     manager.maintenance.tick()
     assert manager.workloads() == []
