@@ -168,7 +168,7 @@ class Daemon:
 
     def _recover(self) -> None:
         manager = self._manager
-        manager.subscribe(self._notices.changed, self._notices.unfinished)
+        manager.subscribe(self._notices.changed, on_failure=self._notices.unfinished)
         manager.recover()
         unreadable = manager.unreadable
         for record in unreadable:
@@ -213,18 +213,30 @@ class Daemon:
             raise StartupError(error, Exit.ALREADY_RUNNING) from error
 
     def _follow_changes(self, loop: asyncio.AbstractEventLoop, watch: Watch, dbus: DBusServer | None) -> None:
+        # By key: the workloads that have changed since the loop was woken.
+        unseen: dict[str, Workload | None] = {}
+
         def changed(key: str, workload: Workload | None) -> None:
             # The workload may be outdated by now: the watch needs the newest one.
             watch.update(key, self._manager.find(key))
             if dbus is not None:
                 dbus.changed(key, workload)
 
+        def take(key: str) -> None:
+            if key in unseen:
+                changed(key, unseen.pop(key))
+
         def from_worker(key: str, workload: Workload | None) -> None:
             self._notices.changed(key, workload)
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(changed, key, workload)
+            unseen[key] = workload
 
-        self._manager.subscribe(from_worker)
+        # Once for each verb: while the loop runs, the thread of the verb waits for Python's lock.
+        def at_end(key: str) -> None:
+            if key in unseen:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(take, key)
+
+        self._manager.subscribe(from_worker, at_end)
         for workload in self._manager.workloads():
             changed(workload.key, workload)
 

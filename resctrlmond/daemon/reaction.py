@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 from collections.abc import Callable
 
 from resctrlmond.api.workers import Lane, Workers
@@ -22,8 +23,8 @@ class Reaction:
     """Calls ``react`` in a thread of its own, once at a time, when ``fd`` is readable or ``wake`` is called.
 
     ``react`` returns after how many seconds it is to be called again, 0 if only after the next event. ``rest_s``
-    returns for how many seconds it is not to be called at all after a call. Belongs to the event loop. Without a
-    descriptor (-1) only the ticks react.
+    returns for how many seconds it is not to be called at all after a call. It is not called if a verb has read the
+    events meanwhile. Belongs to the event loop. Without a descriptor (-1) only the ticks react.
     """
 
     def __init__(self, workers: Workers, react: Callable[[], float], rest_s: Callable[[], float], fd: int) -> None:
@@ -34,6 +35,7 @@ class Reaction:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._is_wanted = False
+        self._is_woken = False
         self._not_before = 0.0
         self.wait_for(fd)
 
@@ -50,7 +52,7 @@ class Reaction:
     def wake(self) -> None:
         """Call ``react`` soon. Can be called from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._begin)
+            self._loop.call_soon_threadsafe(self._begin_now)
 
     def close(self) -> None:
         """Stop waiting for events."""
@@ -65,6 +67,17 @@ class Reaction:
             log.error("cannot wait for events about what other programs write to resctrl: %s", error.strerror)
             self._loop.call_later(_AFTER_FAILURE_S, self._begin)
 
+    def _begin_now(self) -> None:
+        self._is_woken = True
+        self._begin()
+
+    def _is_readable(self) -> bool:
+        if self._fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
+
     def _begin(self) -> None:
         if self._fd < 0:
             return
@@ -78,7 +91,10 @@ class Reaction:
         pause = 0.0
         while pause or self._is_wanted:
             await asyncio.sleep(max(pause, _BATCH_S, self._not_before - self._loop.time()))
-            self._is_wanted = False
+            is_due = pause or self._is_woken or self._is_readable()
+            self._is_wanted = self._is_woken = False
+            if not is_due:
+                continue  # a verb has read the events, which were its own
             try:
                 pause = await self._workers.run(Lane.WRITES, self._react)
             except ResctrlError as error:

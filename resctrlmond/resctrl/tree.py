@@ -147,17 +147,19 @@ class Tree:
             remedy="'resctrlctl status' lists the classes",
         )
 
-    def scan(self) -> list[Found]:
+    def groups(self) -> list[GroupRef]:
         """List every monitoring group of the host, of all programs."""
-        found: list[Found] = []
+        found: list[GroupRef] = []
         for class_ in self.classes():
-            try:
-                names = self._directories(os.path.join(class_, _MON_GROUPS))
-            except errors.NoSuchGroup:
-                continue  # another program removed the class meanwhile
-            groups = (self.find(GroupRef(class_, name)) for name in names)
-            found.extend(group for group in groups if group is not None)
+            # Another program may remove the class meanwhile.
+            with contextlib.suppress(errors.NoSuchGroup):
+                found += [GroupRef(class_, name) for name in self._directories(os.path.join(class_, _MON_GROUPS))]
         return found
+
+    def scan(self) -> list[Found]:
+        """Find every monitoring group of the host, of all programs."""
+        groups = map(self.find, self.groups())
+        return [group for group in groups if group is not None]
 
     def find(self, ref: GroupRef) -> Found | None:
         """Return the group, or None if it does not exist or resctrl is not mounted (see check_mounted())."""

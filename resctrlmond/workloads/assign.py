@@ -161,17 +161,20 @@ def _move(
 ) -> Moved:
     """Move the member's tasks. ``origins`` gets the nonce of each group, and where the tasks were before."""
     if assignment.class_ == FOLLOW:
-        return spread(ctx, txn, member, target.tasks, origins=origins)
-    # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
-    group, here = txn.workload.group_of(member), Origins()
-    origins.append((group.nonce, here))
-    options = MoveOptions(
-        may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
-        own=txn.workload.memberships,
-        through_class=member.allow_class_change,
-        origins=here,
-    )
-    return move(ctx.tree, target.tasks, group.ref, options)
+        moved = spread(ctx, txn, member, target.tasks, origins=origins)
+    else:
+        # All of it into the class that was named, or nothing; also tasks in the workload's groups of other classes.
+        group, here = txn.workload.group_of(member), Origins()
+        origins.append((group.nonce, here))
+        options = MoveOptions(
+            may_take=ctx.take_over.may_take_for(txn.key) if member.take_over else None,
+            own=txn.workload.memberships,
+            through_class=member.allow_class_change,
+            origins=here,
+        )
+        moved = move(ctx.tree, target.tasks, group.ref, options)
+    ctx.interference.read_events()
+    return moved
 
 
 def _judged(

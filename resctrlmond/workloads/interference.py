@@ -239,9 +239,16 @@ class Interference:
         if self._foreign is not None:
             self._foreign.watch(ref.path)
             self._arrivals.begin_empty(ref.path)
-            # Earlier writes cannot have moved a task of the new group. Does not wait: a container may be starting.
-            if self._read_events(is_blocking=False):
-                self.wake()
+            # Earlier writes cannot have moved a task of the new group.
+            self.read_events()
+
+    def read_events(self) -> None:
+        """Read the events until now, so that no thread is woken for the daemon's own writes only.
+
+        Does not wait for another thread: a container may be starting.
+        """
+        if self._read_events(is_blocking=False):
+            self.wake()
 
     def before_end(self, txn: Transaction) -> None:
         """Inspect the workload a last time if another program may have moved one of its tasks."""
@@ -278,8 +285,7 @@ class Interference:
         # Before the events: if a mount comes in between, its groups are found missing by the next call.
         mounting = self._tree.mounting()
         # Does not wait for a thread that may hang in the kernel: what that has read is returned by a later call.
-        if self._read_events(is_blocking=False):
-            self.wake()
+        self.read_events()
         return foreign.take_gone(mounting)
 
     def reports_removal(self, ref: GroupRef) -> bool:

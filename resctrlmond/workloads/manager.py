@@ -77,7 +77,7 @@ class Manager:
         self.maintenance = Maintenance(self.context)
         self._store = store
         self._recovery = Recovery(self.context)
-        self._watcher = TreeWatcher(tree, mark.gid)
+        self._watcher = TreeWatcher(tree, mark.gid, store.refs)
         self._found_at_start: list[Problem] = []
 
     # -- the daemon's side
@@ -94,13 +94,16 @@ class Manager:
     def subscribe(
         self,
         on_change: Callable[[str, Workload | None], None],
+        on_end: Callable[[str], None] = lambda _key: None,
         on_failure: Callable[[str, ResctrlError | OSError], None] | None = None,
     ) -> None:
         """Have ``on_change`` called after each change of a workload, with its key; with None after its removal.
 
-        ``on_failure`` is called once for maintenance that failed and is tried again.
+        ``on_end`` is called with the key when the changes that belong together are complete. ``on_failure`` is called
+        once for maintenance that failed and is tried again.
         """
         self._store.on_change = on_change
+        self._store.on_end = on_end
         if on_failure is not None:
             self.maintenance.on_failure = on_failure
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 from resctrlmond.resctrl.errors import NotRead, ResctrlError, reading
+from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import read_file, write_file, writing
 from resctrlmond.workloads.clock import boot_ns, seconds_since_ns
@@ -137,7 +138,8 @@ class Store:
 
     ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
     ``before_save`` is called before a record is replaced, with the workload of the last record and the new one.
-    ``on_unsaved`` is called with the key after a downgrade could not be written.
+    ``on_unsaved`` is called with the key after a downgrade could not be written. ``on_end`` is called with the key
+    after each transaction, whether or not it changed the workload.
     """
 
     def __init__(self, folder: str) -> None:
@@ -145,6 +147,7 @@ class Store:
         self.on_change: Callable[[str, Workload | None], None] = lambda _key, _workload: None
         self.before_save: Callable[[Workload, Workload], None] = lambda _before, _workload: None
         self.on_unsaved: Callable[[str], None] = lambda _key: None
+        self.on_end: Callable[[str], None] = lambda _key: None
         self._workloads: dict[str, Workload] = {}
         # By key: the workloads with downgrades that could not be written.
         self._unsaved: dict[str, _Unsaved] = {}
@@ -165,8 +168,11 @@ class Store:
         """Lock the key, and change its workload. A thread can nest transactions of the same key."""
         with self._guard:
             lock = self._locks.setdefault(key, threading.RLock())
-        with lock:
-            yield Transaction(self, key)
+        try:
+            with lock:
+                yield Transaction(self, key)
+        finally:
+            self.on_end(key)
 
     @contextlib.contextmanager
     def transaction_if_free(self, key: str) -> Iterator[Transaction | None]:
@@ -179,6 +185,7 @@ class Store:
         finally:
             if is_locked:
                 lock.release()
+                self.on_end(key)
 
     # -- read
 
@@ -196,6 +203,10 @@ class Store:
     def all(self) -> list[Workload]:
         """Return all workloads, in order of the key."""
         return [workload for _, workload in sorted(self._workloads.copy().items())]
+
+    def refs(self) -> set[GroupRef]:
+        """Return the locations of all groups that have a directory in resctrl."""
+        return {group.ref for workload in list(self._workloads.values()) for group in workload.existing_groups}
 
     def pending(self) -> list[Workload]:
         """Return the workloads with a group that waits for an RMID, or is being created, in order of the key."""

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.errors import NotMounted, ResctrlError, not_read
-from resctrlmond.resctrl.tree import Capacity, Found, Tree
+from resctrlmond.resctrl.tree import Capacity, Found, GroupRef, Tree
 from resctrlmond.workloads.clock import utc_now
 
 # Reading hundreds of groups takes milliseconds, and the kernel holds its mutex for tens of milliseconds at most.
@@ -19,10 +20,10 @@ PATIENCE_S = 5.0
 class TreeStatus:
     """The status of the resctrl tree at ``time`` (RFC 3339, UTC).
 
-    ``used`` is the number of RMIDs in use, ``foreign`` has each group without the daemon's mark, ``capacity`` and
-    ``bandwidth`` describe the counters of the hardware. ``unmounted`` is the reason for an empty status. ``hangs`` is
-    the reason for an old status: the kernel has not answered since. ``inexact`` is the reason for which the values of
-    a simulation cannot be exact.
+    ``used`` is the number of RMIDs in use, ``foreign`` has each group without the daemon's mark, except in the place
+    of a workload's group whose loss is not recorded yet. ``capacity`` and ``bandwidth`` describe the counters of the
+    hardware. ``unmounted`` is the reason for an empty status. ``hangs`` is the reason for an old status: the kernel
+    has not answered since. ``inexact`` is the reason for which the values of a simulation cannot be exact.
     """
 
     time: str
@@ -47,11 +48,15 @@ class _Look:
 class TreeWatcher:
     """A reader of the tree's status with a time limit. Each look at the tree runs in its own thread.
 
+    ``own`` returns the groups of all workloads. They are not looked at: their loss is detected without this.
     While a look is blocked in the kernel, later calls return the last status and start no further thread.
     """
 
-    def __init__(self, tree: Tree, gid: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, tree: Tree, gid: int, own: Callable[[], Container[GroupRef]], patience_s: float = PATIENCE_S
+    ) -> None:
         self._tree = tree
+        self._own = own
         self._gid = gid
         self._patience_s = patience_s
         self._last = TreeStatus("")
@@ -97,11 +102,12 @@ class TreeWatcher:
     def _see(self, time: str) -> TreeStatus:
         try:
             capacity = tuple(self._tree.capacity())
-            classes, existing = tuple(self._tree.classes()), self._tree.scan()
+            classes, groups, own = tuple(self._tree.classes()), self._tree.groups(), self._own()
+            others = [self._tree.find(group) for group in groups if group not in own]
             bandwidth = self._tree.bandwidth()
         except NotMounted as error:
             return TreeStatus(time, unmounted=error)
-        foreign = tuple(found for found in existing if found.gid != self._gid)
+        foreign = tuple(found for found in others if found is not None and found.gid != self._gid)
         # Each class (including the root class) and each monitoring group uses an RMID.
-        used = len(classes) + len(existing)
+        used = len(classes) + len(groups)
         return TreeStatus(time, used, foreign, classes, capacity, bandwidth, inexact=self._tree.inexact())

@@ -62,6 +62,31 @@ def test_reaction_is_called_for_each_write_and_after_the_pause_that_it_returns(t
         asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_reaction_is_not_called_for_events_that_a_verb_has_read_meanwhile(tmp_path: Path) -> None:
+    """Each Assign would start a second thread for its own writes, which competes with it for Python's lock."""
+
+    async def run() -> None:
+        calls: list[int] = []
+        with contextlib.closing(Inotify()) as inotify:
+            inotify.add(str(tmp_path), IN_MODIFY)
+
+            def react() -> float:
+                calls.append(len(inotify.read()))
+                return 0
+
+            async with reacting(react, inotify.fd):
+                (tmp_path / "own").write_text("1")
+                await asyncio.sleep(0)  # the reaction begins
+                assert inotify.read()
+                await asyncio.sleep(0.05)
+                (tmp_path / "foreign").write_text("1")
+                while not calls:
+                    await asyncio.sleep(0.001)
+                assert all(calls), calls
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_reaction_is_called_after_wake() -> None:
     async def run() -> None:
         called = asyncio.Event()

@@ -20,7 +20,7 @@ from resctrlmond.resctrl.errors import (
     ResctrlError,
 )
 from resctrlmond.resctrl.membership import Membership
-from resctrlmond.resctrl.tree import GroupRef
+from resctrlmond.resctrl.tree import Found, GroupRef
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.errors import (
     AlreadyMonitored,
@@ -184,6 +184,24 @@ def test_foreign_groups_are_listed_and_never_changed(host: Host, process: Start)
     assert (host.manager.workloads(), host.folder("records"), host.folder("groups")) == ([], [], [])
     host.restart()
     assert host.tree.find(foreign) == before
+
+
+def test_status_looks_only_at_the_groups_of_other_programs(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 500 workloads, each List had 500 system calls on resctrl, which wait for the kernel's lock."""
+    foreign = host.make_foreign("other")
+    for key in ("a", "b"):
+        host.manager.create(key, owner="me")
+    looked_at: list[GroupRef] = []
+    find = host.tree.find
+
+    def counted(ref: GroupRef) -> Found | None:
+        looked_at.append(ref)
+        return find(ref)
+
+    monkeypatch.setattr(host.tree, "find", counted)
+    seen = host.manager.tree_status()
+    assert looked_at == [foreign]
+    assert (seen.used, [found.ref for found in seen.foreign]) == (4, [foreign])
 
 
 def test_tasks_of_other_groups_are_not_stolen(host: Host, process: Start, puppet: Puppet) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -289,6 +290,32 @@ def test_the_store_reports_changes_after_they_are_on_disk(tmp_path: Path) -> Non
     drop(store, "k")
     drop(store, "k")
     assert changes == [("k", RECORD, True), ("k", None, False)]
+
+
+def test_the_end_of_a_transaction_is_reported_once_after_its_changes(tmp_path: Path) -> None:
+    calls: list[str] = []
+    store = Store(str(tmp_path))
+    store.on_change = lambda key, _: calls.append(f"{key} changed")
+
+    def try_lock(key: str) -> None:
+        with store.transaction_if_free(key) as txn:
+            calls.append(f"{key} ended, {'free' if txn else 'locked'}")
+
+    def at_end(key: str) -> None:
+        store.on_end = lambda _: None
+        other = threading.Thread(target=try_lock, args=[key])
+        other.start()
+        other.join()
+
+    for transaction in (store.transaction, store.transaction_if_free):
+        store.on_end = at_end
+        with contextlib.suppress(LookupError), transaction("k") as txn:
+            assert txn
+            txn.save(RECORD)
+            txn.drop()
+            raise LookupError
+        assert calls == ["k changed", "k changed", "k ended, free"]
+        calls.clear()
 
 
 def test_the_store_does_not_keep_what_it_could_not_write(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from resctrlmond.workloads.model import Workload
 
 _log = logging.getLogger(__name__)
 
+# The changes of a workload within this time become one signal, and the verb that made them is answered before.
+_BATCH_S = 0.01
+
 
 class Announcer:
     """Emits the signals of one connection to the bus.
@@ -48,6 +51,7 @@ class Announcer:
         self._known = await self._workloads_of(self._service.manager.workloads())
         while True:
             await self._awake.wait()
+            await asyncio.sleep(_BATCH_S)
             self._awake.clear()
             try:
                 await self._emit_changes()
