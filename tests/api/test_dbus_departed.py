@@ -32,11 +32,11 @@ def test_calls_of_disconnected_senders_do_not_displace_a_call_of_root(
         async with host.serving() as server:
             admission, callers = server._connection._admission, server._connection._callers
             find, find_departed = callers.find, callers.find_departed
-            asked: list[str] = []
+            requests: list[str] = []
             go_on = asyncio.Event()
 
             async def late(sender: str) -> Any:
-                asked.append(sender)
+                requests.append(sender)
                 await go_on.wait()
                 return await find(sender)
 
@@ -54,7 +54,7 @@ def test_calls_of_disconnected_senders_do_not_displace_a_call_of_root(
                 go_on.set()
                 assert all("version" in status for status in await asyncio.gather(*calls))
             # The server asked the bus for a list of its connections, not for the credentials of each closed one.
-            assert len(asked) < 100
+            assert len(requests) < 100
             assert await eventually(lambda: not admission._calls)
             assert (admission._unknown, admission._unknown_calls, admission._unknown_bytes) == ({}, 0, 0)
 
@@ -93,18 +93,18 @@ def test_late_reply_of_the_bus_delays_only_the_call_of_its_sender(
 ) -> None:
     async def run() -> None:
         async with host.serving() as server, Client(host.address) as slow, Client(host.address) as quick:
-            asked, go_on = asyncio.Event(), asyncio.Event()
+            requested, go_on = asyncio.Event(), asyncio.Event()
             find = server._connection._callers.find
 
             async def late(sender: str) -> Any:
                 if sender == slow.bus.unique_name:
-                    asked.set()
+                    requested.set()
                     await go_on.wait()
                 return await find(sender)
 
             monkeypatch.setattr(server._connection._callers, "find", late)
             waiting = asyncio.create_task(slow.call("Status"))
-            await asked.wait()
+            await requested.wait()
             async with asyncio.timeout(60):
                 assert "version" in await quick.call("Status")
             go_on.set()

@@ -151,7 +151,7 @@ async def renewed(hooks: Hooks, id_: str) -> int | None:
     return hooks.notices[id_][-1]
 
 
-def test_a_hook_is_asked_to_wait_while_its_call_cannot_begin(clock: Clock) -> None:
+def test_hook_gets_a_notice_while_its_call_cannot_begin(clock: Clock) -> None:
     async def run() -> None:
         hooks = Hooks(most=2, timeout_s=15)
         await hooks.start("a", "b", "c")
@@ -167,7 +167,7 @@ def test_a_hook_is_asked_to_wait_while_its_call_cannot_begin(clock: Clock) -> No
     asyncio.run(run())
 
 
-def test_a_hook_is_asked_to_wait_for_the_call_of_its_workload(clock: Clock) -> None:
+def test_hook_gets_a_notice_while_another_call_of_its_workload_runs(clock: Clock) -> None:
     async def run() -> None:
         hooks = Hooks(most=2, timeout_s=15)
         await hooks.start("a", "b", pod=POD)
@@ -180,7 +180,7 @@ def test_a_hook_is_asked_to_wait_for_the_call_of_its_workload(clock: Clock) -> N
     asyncio.run(run())
 
 
-def test_a_hook_is_not_asked_to_wait_for_calls_that_hang(clock: Clock) -> None:
+def test_hook_gets_no_notice_while_calls_hang(clock: Clock) -> None:
     async def run() -> None:
         hooks = Hooks(most=2, timeout_s=60)
         await hooks.start("a", pod=POD)

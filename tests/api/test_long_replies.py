@@ -114,7 +114,7 @@ def test_short_list_has_one_page(server: _ServerThread, full: Manager) -> None:
     assert len(whole.workloads) == 3
 
 
-def test_pages_are_bounded_and_a_list_has_at_least_one() -> None:
+def test_pages_are_limited_in_size_and_a_list_has_at_least_one_page() -> None:
     def reply(items: list[types.Foreign], is_first: bool) -> types.ListReply:
         return types.ListReply(workloads=[], foreign=[*items] if is_first else items)
 

@@ -295,4 +295,4 @@ def test_methods_that_accept_unknown_fields_are_refused() -> None:
     with pytest.raises(TypeError, match="forbid_unknown_fields"):
         Interface("a.b", "", {"C": Method(Parameters, handler)})
     with pytest.raises(TypeError, match="handler"):
-        Method(Echo)  # type: ignore[call-arg]  # what the test is about
+        Method(Echo)  # type: ignore[call-arg]  # the error that the test expects

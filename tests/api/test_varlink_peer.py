@@ -159,13 +159,13 @@ def test_call_of_another_user_that_has_disconnected_is_not_served() -> None:
 def test_pid_namespace_of_a_peer_is_unknown_without_free_descriptors() -> None:
     """The pidfd takes the last free descriptor, so /proc/self/fdinfo cannot be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        free = os.dup(ours.fileno())
+    own_end, other_end = socket.socketpair()
+    with own_end, other_end:
+        free = os.dup(own_end.fileno())
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
         try:
-            caller, presence = caller_of(ours)
+            caller, presence = caller_of(own_end)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         # Without SO_PEERPIDFD (before Linux 6.5) the descriptor is free for /proc/PID/status.

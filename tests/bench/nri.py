@@ -56,7 +56,7 @@ def begin() -> Started:
 
 
 class Starts:
-    """Starts of containers as one plugin hears of them, each of a pod of its own, which is gone before the next."""
+    """Report starts of containers to one plugin, each in a separate pod, which is removed before the next start."""
 
     def __init__(self, to: Plugin) -> None:
         self._to = to

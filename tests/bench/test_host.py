@@ -32,7 +32,7 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def test_a_measured_daemon_stops_and_another_one_starts(host: Host) -> None:
+def test_measured_daemon_stops_and_another_daemon_starts(host: Host) -> None:
     pids = []
     for _ in range(2):
         with host.daemon() as (pid, _took), Client(host.varlink) as client:

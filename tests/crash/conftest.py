@@ -13,7 +13,7 @@ from tests.workloads.conftest import MARK
 
 @pytest.fixture
 def marked() -> Iterator[None]:
-    """Run with the group id that marks our groups, as the daemon does."""
+    """Run with the group id of the mark, as the daemon does."""
     before = os.getegid()
     os.setegid(MARK)
     yield

@@ -157,7 +157,7 @@ def test_setting_the_system_time_ends_and_removes_nothing(site: Make, tmp_path: 
     assert here.machine.group(stepped)["createdAt"][:4] != before[:4]
     # Neither at once after a step forward, nor a year later after a step back.
     assert here.machine.reaches(uid, "completed")
-    for _ in range(2):  # a whole tick, from one that may have begun before
+    for _ in range(2):  # a whole tick, after a tick that may have begun before
         last = checkpoint.stat().st_mtime_ns
         here.use(living, worker)  # a checkpoint that did not change is not written
         while checkpoint.stat().st_mtime_ns == last:

@@ -272,7 +272,7 @@ def test_quiet_list_prints_the_keys_for_the_completion(manager: FakeManager, ctl
 
 
 @pytest.mark.parametrize(
-    ("line", "asked"),
+    ("line", "command"),
     [
         ("resctrlctl show w", "list --quiet"),
         ("resctrlctl --socket /s show w", "--socket /s list --quiet"),
@@ -280,7 +280,7 @@ def test_quiet_list_prints_the_keys_for_the_completion(manager: FakeManager, ctl
         ("resctrlctl show --socket /s w", "--socket /s list --quiet"),
     ],
 )
-def test_completion_uses_the_socket_of_the_line(line: str, asked: str, tmp_path: Path) -> None:
+def test_completion_uses_the_socket_of_the_line(line: str, command: str, tmp_path: Path) -> None:
     (tmp_path / "resctrlctl").write_text('#!/bin/sh\necho "$@" >"$0.asked"; echo web\n')
     (tmp_path / "resctrlctl").chmod(0o755)
     script = (
@@ -296,7 +296,7 @@ def test_completion_uses_the_socket_of_the_line(line: str, asked: str, tmp_path:
         check=True,
     )
     assert (done.stdout, done.stderr) == ("web\n", "")
-    assert (tmp_path / "resctrlctl.asked").read_text().strip() == asked
+    assert (tmp_path / "resctrlctl.asked").read_text().strip() == command
 
 
 def test_socket_option_precedes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

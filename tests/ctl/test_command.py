@@ -61,7 +61,7 @@ def test_failed_write_of_the_output_prints_one_line_and_exits_with_1(
 
 
 def test_exit_status_does_not_depend_on_standard_error(manager: FakeManager, environment: dict[str, str]) -> None:
-    for arguments, status in ((["show", "nobody"], 4), (["bogus"], 2), (["run", "--", "sh", "-c", "exit 6"], 6)):
+    for arguments, status in ((["show", "missing"], 4), (["bogus"], 2), (["run", "--", "sh", "-c", "exit 6"], 6)):
         words = command(manager.socket, *arguments)
         for closed in ("2>&-", ">&- 2>&-"):
             done = subprocess.run(

@@ -137,8 +137,8 @@ def test_totals_of_an_ended_run_are_exact_integers(root: Path, run: Path) -> Non
 
 
 def test_unknown_key_is_an_error(root: Path, run: Path) -> None:
-    with pytest.raises(CommandError, match="cannot show 'nobody': there is no such workload") as failed:
-        view(root, run).read("nobody")
+    with pytest.raises(CommandError, match="cannot show 'missing': there is no such workload") as failed:
+        view(root, run).read("missing")
     assert failed.value.status == 4
 
 
@@ -190,8 +190,8 @@ def test_list_falls_back_to_the_tree_with_a_note(
 
     here = view(root, run)
     monkeypatch.setattr(TreeView, "open", open_view)
-    monkeypatch.setattr(queries, "SOCKET", "/nobody/listens")
-    args = parse(["list", "--socket", "/nobody/listens"])
+    monkeypatch.setattr(queries, "SOCKET", "/none/socket")
+    args = parse(["list", "--socket", "/none/socket"])
     assert queries.list_workloads(args, Output(Json.SHORT, quiet=quiet)) == 0
     out, err = capsys.readouterr()
     assert [workload["key"] for workload in json.loads(out)["workloads"]] == ["web", "stray", "gone"]

@@ -145,7 +145,7 @@ def test_workload_from_create_to_release(host: Host, sleeper: int) -> None:
 
 
 def test_errors_of_the_daemon_have_their_exit_status(host: Host, sleeper: int) -> None:
-    assert host.ctl("show", "nobody").returncode == 4
+    assert host.ctl("show", "missing").returncode == 4
     assert host.ctl("assign", "x", "--pid", "2147483647").returncode == 4
     assert host.ctl("create", "..").returncode == 1
     mismatch = host.ctl("assign", "x", "--pid", str(sleeper), "--class", "gold")

@@ -250,7 +250,7 @@ def test_full_socket_never_blocks_and_the_loss_is_reported(to_journal: Journal) 
 
 def test_journal_that_is_created_again_is_found(to_journal: Journal, tmp_path: Path) -> None:
     to_journal.socket.close()
-    LOG.info("nobody listens")
+    LOG.info("without a listener")
     os.unlink(to_journal.path)
     LOG.info("no socket")
     recreated = Journal(tmp_path / "socket")

@@ -113,7 +113,7 @@ def test_make_uninstall_removes_what_make_install_installed(tmp_path: Path) -> N
     ("compiler", "beginning"),
     [("cc", b"\x7fELF"), ("no-such-compiler", b"#!/usr/bin/python3 -IS\n"), ("false", b"#!/usr/bin/python3 -IS\n")],
 )
-def test_hook_is_compiled_where_a_compiler_works(tmp_path: Path, compiler: str, beginning: bytes) -> None:
+def test_hook_is_compiled_if_a_compiler_works(tmp_path: Path, compiler: str, beginning: bytes) -> None:
     """A compiler without the headers of the C library fails."""
     compiled = f"COMPILED_HOOK={tmp_path / 'compiled'}"
     command = ["make", "-C", str(ROOT), "install-files", f"DESTDIR={tmp_path}", f"CC={compiler}", compiled]

@@ -62,7 +62,7 @@ def measure(floods: Sequence[str], samples: int) -> list[Row]:
 
 @contextlib.contextmanager
 def _daemon(host: Host) -> Iterator[int]:
-    """The daemon, killed at the end: how it stops while calls of a flood are left is not what is measured."""
+    """Run the daemon, and kill it at the end: a stop during a flood is not measured."""
     environment = os.environ | {"DBUS_SYSTEM_BUS_ADDRESS": host.bus.address}
     command = [sys.executable, "-m", "tests.bench.serve", str(host.folder)]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as it:
@@ -150,7 +150,7 @@ def _peak_mib(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
-    raise ValueError("the kernel tells no peak")
+    raise ValueError("the kernel does not report the peak")
 
 
 def table(rows: list[Row]) -> str:

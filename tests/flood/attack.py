@@ -32,7 +32,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def unread_lists(path: str, _bus: str) -> None:
-    """60 connections whose replies are not read; what is cut is opened again."""
+    """Open 60 connections, do not read the replies, and open closed connections again."""
     held: list[socket.socket] = []
     while True:
         with contextlib.suppress(OSError):

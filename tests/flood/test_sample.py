@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.flood.__main__ import MOST_MIB, measure, table
 
 
-def test_a_flood_takes_bounded_memory_and_stops_no_hook() -> None:
+def test_memory_is_limited_during_a_flood_and_hooks_succeed() -> None:
     rows = measure(
         ["unread lists", "left reads", "D-Bus 30 MiB", "D-Bus unheard", "D-Bus unread lists", "D-Bus left"],
         samples=2,

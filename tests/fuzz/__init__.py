@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile bytes for whatever the daemon decodes: records, checkpoints, OCI states, D-Bus messages, varlink calls."""
+"""Hostile bytes for all decoders of the daemon: records, checkpoints, OCI states, D-Bus messages, varlink calls."""

@@ -125,7 +125,7 @@ TARGETS = {
 
 
 def run(target: Target, seconds: float, source: random.Random) -> int:
-    """Read mutants for that long; how many. Raises what no caller expects, with the bytes as a note."""
+    """Decode mutants for that time, and return their number. Raise unexpected errors, with the bytes as a note."""
     number = 0
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -211,7 +211,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Host]]:
 
 
 @pytest.mark.parametrize("answer", [(OK,), (b"{}\0",), (OK[:3], OK[3:-1], b"\0")], ids=["whole", "empty", "pieces"])
-def test_the_state_is_handed_over_as_it_was_given(host: Host, answer: tuple[bytes, ...]) -> None:
+def test_state_is_sent_unchanged(host: Host, answer: tuple[bytes, ...]) -> None:
     host.serve(*answer)
     result = host.run("createRuntime", "--strict")
     assert (result.code, result.stderr) == (0, "")
@@ -372,7 +372,7 @@ def test_without_a_daemon_the_container_ends(host: Host) -> None:
     assert host.the_line().endswith("; resctrlmond must detect the container's end by itself")
 
 
-def test_strict_stops_the_container_and_says_why_on_stderr(host: Host) -> None:
+def test_strict_stops_the_container_with_the_reason_on_stderr(host: Host) -> None:
     result = host.run("createRuntime", "--strict")
     assert result.code == 1
     line = host.the_line()
@@ -570,7 +570,7 @@ def test_the_reply_after_the_notices_counts(host: Host, notices: bytes, is_whole
     assert "refused: org.resctrlmon.Hook.InvalidOciState;" in host.the_line()
 
 
-def test_the_next_daemon_is_asked_if_one_that_stops_closes_the_connection_of_a_queued_call(host: Host) -> None:
+def test_queued_call_is_sent_to_the_next_daemon_if_a_stopping_daemon_closes_it(host: Host) -> None:
     host.listen()
     host.daemon.settimeout(30)
     with running(host, "createRuntime", "--timeout", "60") as hook:
@@ -663,7 +663,9 @@ def test_a_start_that_hangs_in_the_kernel_is_not_waited_for(host: Host, starting
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_the_next_daemon_is_asked_if_one_that_stops_closes_the_connection(host: Host, is_reset: bool) -> None:
+def test_call_is_sent_to_the_next_daemon_if_a_stopping_daemon_closes_the_connection(
+    host: Host, is_reset: bool
+) -> None:
     host.listen()
     host.daemon.settimeout(30)
     with running(host, "createRuntime", "--timeout", "60") as hook:
@@ -685,7 +687,7 @@ def test_the_next_daemon_is_asked_if_one_that_stops_closes_the_connection(host: 
     assert host.lines() == []
 
 
-def test_a_daemon_that_closes_each_connection_is_asked_twice(host: Host) -> None:
+def test_daemon_that_closes_each_connection_is_called_twice(host: Host) -> None:
     host.listen()
     host.daemon.settimeout(30)
     with running(host, "createRuntime", "--timeout", "60") as hook:
@@ -704,7 +706,7 @@ def test_a_stdin_that_never_pauses_is_not_waited_for_long(host: Host) -> None:
     assert "gave up reading the state after 0.3 s" in host.the_line()
 
 
-def test_a_state_in_pieces_is_handed_over_whole(host: Host) -> None:
+def test_state_in_pieces_is_sent_complete(host: Host) -> None:
     host.serve(OK)
     hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "60"), stdin=subprocess.PIPE, env={}, bufsize=0)
     with hook:
@@ -757,7 +759,7 @@ def test_a_stdin_that_never_ends_is_not_waited_for_long(host: Host, blocked: set
     assert "gave up reading the state after 0.3 s" in host.the_line()
 
 
-def test_a_journal_that_nobody_reads_is_not_waited_for(host: Host) -> None:
+def test_hook_does_not_wait_for_an_unread_journal(host: Host) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as noise:
         noise.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -768,7 +770,7 @@ def test_a_journal_that_nobody_reads_is_not_waited_for(host: Host) -> None:
     assert result.seconds < 5
 
 
-def test_a_stderr_that_nobody_reads_is_not_waited_for_long(host: Host) -> None:
+def test_hook_waits_only_briefly_for_an_unread_stderr(host: Host) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     try:
@@ -812,7 +814,7 @@ def test_without_a_journal_the_container_starts(host: Host) -> None:
 def test_runtime_without_access_to_the_daemon_is_ignored(host: Host, strict: list[str]) -> None:
     host.listen()
     os.chmod(host.daemon_path, 0o000)
-    # Root may connect whatever the mode.
+    # Root may connect for any mode.
     user: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     result = host.run("createRuntime", *strict, **user)
     assert (result.code, result.stderr) == (0, "")

@@ -107,7 +107,7 @@ def test_a_container_in_a_pod_is_a_member_of_the_pod(annotations: dict[str, str]
     assert container(**annotations) == oci.OciContainer(UID, ID, "container", attributes)
 
 
-def test_the_compact_uid_of_a_static_pod_is_made_a_key_and_kept_as_it_was_given() -> None:
+def test_compact_uid_of_a_static_pod_becomes_a_key_and_is_kept_as_an_attribute() -> None:
     compact = UID.replace("-", "").upper()
     found = container(**{"io.kubernetes.pod.uid": compact})
     assert (found.key, found.attributes["pod.uid"]) == (UID, compact)
@@ -149,9 +149,7 @@ def test_values_are_cut_and_cleaned() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(sorted({*CRIO, *CONTAINERD})), st.text() | st.just(UID)), st.text())
-def test_whatever_the_annotations_say_the_workload_keeps_to_the_bounds(
-    annotations: dict[str, str], bundle: str
-) -> None:
+def test_workload_of_any_annotations_is_within_the_limits(annotations: dict[str, str], bundle: str) -> None:
     try:
         found = oci.container_of(oci.parse_state(state(annotations=annotations, bundle=bundle)))
     except oci.InvalidOciState:

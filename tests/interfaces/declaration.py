@@ -142,7 +142,7 @@ def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 def present(shape: shapes.Type) -> shapes.Type:
-    """The type of a field that is there: ``X`` of ``X | None``."""
+    """Return the type of a field that is present: ``X`` of ``X | None``."""
     if isinstance(shape, shapes.UnionType):
         (shape,) = (one for one in shape.types if not isinstance(one, shapes.NoneType))
     return shape

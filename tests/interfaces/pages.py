@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the manual pages that describe methods, fields, types and errors. They stand between two comments."""
+"""The parts of the manual pages that describe methods, fields, types and errors. They are between two comments."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"^```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def plain(text: str) -> str:
-    """The text on one line, without space where it says nothing."""
+    """Return the text on one line, without meaningless space."""
     return re.sub(r"(?<=[(]) | (?=[);])", "", " ".join(text.split()))
 
 

@@ -34,7 +34,7 @@ def interface(name: str) -> str:
 
 
 def type_of(shape: shapes.Type) -> str:
-    """The type of a field that is there."""
+    """Return the type of a field that is present."""
     shape = declaration.present(shape)
     match shape:
         case shapes.ListType() | shapes.VarTupleType():

@@ -71,7 +71,7 @@ def test_a_second_run_waits_and_builds_nothing(tmp_path: Path) -> None:
             assert second.communicate("second\n", timeout=60)[0] == "first\n"
 
 
-def test_builds_of_different_names_run_at_the_same_time_and_leave_each_other_alone(tmp_path: Path) -> None:
+def test_builds_of_different_names_run_concurrently(tmp_path: Path) -> None:
     met = threading.Barrier(2, timeout=60)
 
     def build(place: Path) -> None:
@@ -84,7 +84,7 @@ def test_builds_of_different_names_run_at_the_same_time_and_leave_each_other_alo
             assert (made / "whole").exists()
 
 
-def test_a_build_leaves_a_running_one_of_a_longer_name_alone(tmp_path: Path) -> None:
+def test_build_does_not_remove_a_running_build_of_a_longer_name(tmp_path: Path) -> None:
     def build(place: Path) -> None:
         cache.artifact("state-cat", "1", lambda other: None)
         (place / "whole").touch()

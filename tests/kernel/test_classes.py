@@ -42,7 +42,7 @@ def test_a_process_in_a_class_gets_its_group_there(host: Host, pid: int) -> None
     assert host.membership(pid) == ("c1", ""), "the task stays in its class"
 
 
-def test_a_group_made_in_the_root_before_goes_to_the_class_of_its_first_task(host: Host, pid: int) -> None:
+def test_group_created_in_the_root_moves_to_the_class_of_its_first_task(host: Host, pid: int) -> None:
     host.call("Create", key="early", claim="me")
     identity = host.identity("early")
     assert host.call("Assign", key="early", pid=in_c1(host, pid), claim="me")["workload"]["class"] == "c1"
@@ -52,7 +52,7 @@ def test_a_group_made_in_the_root_before_goes_to_the_class_of_its_first_task(hos
     host.call("Release", key="early", claim="me")
 
 
-def test_another_class_is_refused_in_the_kernels_own_words_and_nothing_stays(host: Host, pid: int) -> None:
+def test_another_class_is_refused_with_the_kernels_message_and_leaves_nothing(host: Host, pid: int) -> None:
     refusal = host.refused("Assign", key="wrong", pid=pid, claim="me", **{"class": "c1"})
     assert "ClassMismatch" in refusal
     assert "Can't move task to different control group" in refusal
@@ -61,14 +61,14 @@ def test_another_class_is_refused_in_the_kernels_own_words_and_nothing_stays(hos
     assert host.state("wrong") == ""
 
 
-def test_a_change_of_class_happens_when_it_is_asked_for_by_name(host: Host, pid: int) -> None:
+def test_class_changes_only_if_it_is_requested_by_name(host: Host, pid: int) -> None:
     reply = host.call("Assign", key="changed", pid=pid, claim="me", allowClassChange=True, **{"class": "c1"})
     assert reply["workload"]["class"] == "c1"
     assert host.membership(pid) == ("c1", "changed")
     host.call("Release", key="changed", claim="me")
 
 
-def test_a_class_that_does_not_exist_is_not_made(host: Host, pid: int) -> None:
+def test_missing_class_is_not_created(host: Host, pid: int) -> None:
     refusal = host.refused("Assign", key="classless", pid=pid, claim="me", **{"class": "nope"})
     assert "NoSuchClass" in refusal
     assert host.run(f"test -e {TREE}/nope", check=False).returncode != 0
@@ -87,7 +87,7 @@ def test_all_threads_of_a_process_are_in_the_group(host: Host) -> None:
     host.call("Release", key="threads", claim="me")
 
 
-def test_a_whole_control_group_is_swept_in_children_and_threads_too(host: Host) -> None:
+def test_control_group_is_assigned_with_all_children_and_threads(host: Host) -> None:
     host.run("mkdir -p /sys/fs/cgroup/sweep/inner")
     one, two = host.process(THREADS), host.process("sleep 300")
     host.run(f"echo {one} >/sys/fs/cgroup/sweep/cgroup.procs; echo {two} >/sys/fs/cgroup/sweep/inner/cgroup.procs")
@@ -125,7 +125,7 @@ time.sleep(600)
 """
 
 
-def test_a_process_tree_that_goes_on_forking_is_adopted_late_and_whole(host: Host) -> None:
+def test_process_tree_that_continues_to_fork_is_assigned_completely_and_late(host: Host) -> None:
     cgroup = "/sys/fs/cgroup/grows"
     host.guest.write("/run/grow.py", _GROW)
     host.run(f"mkdir {cgroup}")
@@ -145,7 +145,7 @@ def test_a_process_tree_that_goes_on_forking_is_adopted_late_and_whole(host: Hos
     host.run(f"rmdir {cgroup} && rm /run/grow.*")
 
 
-def test_move_takes_the_whole_group_to_another_class(host: Host, pid: int) -> None:
+def test_move_moves_the_group_to_another_class(host: Host, pid: int) -> None:
     host.call("Assign", key="moves", pid=pid, claim="me")
     identity = host.identity("moves")
     host.call("Move", key="moves", **{"class": "c1"})
@@ -157,7 +157,7 @@ def test_move_takes_the_whole_group_to_another_class(host: Host, pid: int) -> No
     host.call("Release", key="moves", claim="me")
 
 
-def test_a_workload_that_somebody_moves_to_another_class_takes_its_group_along(host: Host, pid: int) -> None:
+def test_group_follows_a_workload_that_another_program_moves_to_another_class(host: Host, pid: int) -> None:
     host.call("Assign", key="taken", pid=pid, claim="me")
     identity = host.identity("taken")
     # The kernel drops a task from its monitoring group when its class changes; the daemon may have looked already.
@@ -170,7 +170,7 @@ def test_a_workload_that_somebody_moves_to_another_class_takes_its_group_along(h
     assert "taken" not in host.groups("c1")
 
 
-def test_a_part_of_a_workload_that_somebody_moves_gets_a_second_group(host: Host) -> None:
+def test_part_of_a_workload_that_another_program_moves_gets_a_second_group(host: Host) -> None:
     stays, moved = host.process("sleep 300"), host.process("sleep 300")
     for member, pid in (("a", stays), ("b", moved)):
         host.call("Assign", key="parted", pid=pid, claim="me", member=member)
@@ -183,7 +183,7 @@ def test_a_part_of_a_workload_that_somebody_moves_gets_a_second_group(host: Host
     host.run(f"kill {stays} {moved}")
 
 
-def test_a_task_in_somebody_elses_group_is_not_taken_unless_asked(host: Host, pid: int) -> None:
+def test_task_in_a_foreign_group_is_taken_over_only_on_request(host: Host, pid: int) -> None:
     host.run(f"mkdir {TREE}/mon_groups/theirs && echo {pid} >{TREE}/mon_groups/theirs/tasks")
     assert "AlreadyMonitored" in host.refused("Assign", key="thief", pid=pid, claim="me")
     assert host.membership(pid) == ("/", "theirs")
@@ -194,7 +194,7 @@ def test_a_task_in_somebody_elses_group_is_not_taken_unless_asked(host: Host, pi
     host.run(f"rmdir {TREE}/mon_groups/theirs")
 
 
-def test_run_has_the_command_and_its_children_in_the_group_and_keeps_its_status(host: Host) -> None:
+def test_run_puts_the_command_and_its_children_into_the_group_and_keeps_its_status(host: Host) -> None:
     script = f"sleep 1 & cat /proc/$!/cpu_resctrl_groups {TREE}/mon_groups/ran/tasks; echo $$ $!; wait; exit 7"
     done = host.run(f"resctrlctl run --key ran -- sh -c {shlex.quote(script)}", check=False)
     assert done.returncode == 7, done.output

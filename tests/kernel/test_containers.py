@@ -31,7 +31,7 @@ def podman(host: Host, options: str, command: str) -> str:
     return host.out(f"{PODMAN.replace('run', f'run {options}', 1)} sh -c {shlex.quote(command)}", timeout=100)
 
 
-def test_a_podman_container_finds_itself_in_its_group_in_its_first_instruction(host: Host) -> None:
+def test_podman_container_is_in_its_group_from_its_first_instruction(host: Host) -> None:
     printed = host.out(f"{PODMAN.replace('run', 'run --rm --name first', 1)} {WHERE}", timeout=100)
     class_, group = parse_where(printed)
     assert class_ == "/"
@@ -165,7 +165,7 @@ def test_a_pod_that_restarts_keeps_its_group_and_begin_values(host: Host) -> Non
     host.until(lambda: host.state(POD) == "completed", "the end of the pod")
 
 
-def test_a_member_that_leaves_children_behind_has_not_ended(host: Host) -> None:
+def test_member_with_remaining_children_has_not_ended(host: Host) -> None:
     # Without a PID namespace, the end of the first process ends no other process: the control group shows them.
     bundle = host.bundle("left", "sleep 20 & sleep 0.1", {}, "/left")
     spec = json.loads(host.guest.read(f"{bundle}/config.json"))
@@ -188,7 +188,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_container_with_a_hostile_annotation_starts_unmonitored_and_the_journal_says_why(
+def test_container_with_a_hostile_annotation_starts_unmonitored_and_the_journal_has_the_reason(
     host: Host, name: str
 ) -> None:
     before = host.groups()
@@ -253,7 +253,7 @@ def test_every_container_starts_on_a_host_too_busy_to_schedule_the_hook_for_many
     assert outcome.started == outcome.deleted == 2, f"{outcome}: {outcome.errors}"
 
 
-def test_without_the_daemon_containers_start_and_the_journal_says_that_they_are_unmonitored(host: Host) -> None:
+def test_containers_start_without_the_daemon_and_are_logged_as_unmonitored(host: Host) -> None:
     host.run("systemctl stop resctrlmond.socket resctrlmond.service")
     try:
         assert parse_where(podman(host, "--rm", WHERE)) == ("/", "")

@@ -74,7 +74,7 @@ def test_members_of_the_group_read_others_do_not_and_only_root_writes(host: Host
     assert host.run("runuser -u reader -- resctrlctl create x", check=False).returncode == 77
 
 
-def test_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad_one(host: Host) -> None:
+def test_reload_applies_a_valid_file_and_ignores_an_invalid_one(host: Host) -> None:
     host.start()
     pid = host.pid()
     host.run(f"echo 'snapshot_ttl: 1s' >>{CONFIG} && systemctl reload resctrlmond")

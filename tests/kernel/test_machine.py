@@ -38,7 +38,7 @@ def test_resctrl_is_the_kernels_own(guest: Guest) -> None:
     assert events == ["llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"]
 
 
-def test_a_group_takes_a_task(guest: Guest) -> None:
+def test_task_can_be_moved_into_a_group(guest: Guest) -> None:
     group = f"{RESCTRL}/mon_groups/one"
     guest.run(f"mkdir {group}; sleep 30 & echo $! >{group}/tasks; echo $! >/run/sleeper")
     pid = guest.read("/run/sleeper").decode().strip()
@@ -49,7 +49,7 @@ def test_a_group_takes_a_task(guest: Guest) -> None:
     assert guest.run(f"ls {RESCTRL}/mon_groups").stdout == ""
 
 
-def test_freed_rmids_come_back(guest: Guest) -> None:
+def test_freed_rmids_can_be_used_again(guest: Guest) -> None:
     guest.run(f"cd {RESCTRL}/mon_groups; for n in $(seq 63); do mkdir g$n || exit; done")
     refused = guest.run(f"mkdir {RESCTRL}/mon_groups/one-more", check=False)
     assert refused.returncode == 1
@@ -124,7 +124,7 @@ def test_the_clock_is_the_hosts(guest: Guest) -> None:
     assert before - 60 < there < time.time() + 60
 
 
-def test_python_has_what_the_project_needs(guest: Guest) -> None:
+def test_python_has_the_packages_of_the_project(guest: Guest) -> None:
     guest.run("python3 -W error -c 'import msgspec, dbus_fast, sdnotify, yaml, rich, google.protobuf, pytest'")
 
 
@@ -151,7 +151,7 @@ def test_two_domains(two_domain_guest: Guest) -> None:
     assert guest.run(f"ls {RESCTRL}/mon_data").stdout == "mon_L3_00\nmon_L3_01\n"
 
 
-def test_each_guest_begins_afresh(guests: Guests) -> None:
+def test_each_guest_begins_with_the_saved_state(guests: Guests) -> None:
     first, second = guests.start(), guests.start()
     first.run(f"mkdir {RESCTRL}/mon_groups/mine; touch /etc/mine; sync")
     assert second.run(f"ls {RESCTRL}/mon_groups").stdout == ""

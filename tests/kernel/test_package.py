@@ -123,7 +123,7 @@ def test_the_first_session_of_the_readme_works_word_for_word(guests: Guests, fir
     assert host.groups() == []
 
 
-def test_installing_starts_nothing_and_what_is_started_then_works(upgraded: Administrator) -> None:
+def test_installation_starts_nothing_and_the_services_work_when_started(upgraded: Administrator) -> None:
     host = upgraded
     host.apt("first", "install resctrlmond")
     assert host.out("dpkg-query -W -f '${Version}' resctrlmond") == version(changelog())
@@ -154,7 +154,7 @@ def test_installing_starts_nothing_and_what_is_started_then_works(upgraded: Admi
     host.check_foreign()
 
 
-def test_a_running_container_is_not_touched_by_whatever_is_restarted_or_reloaded(upgraded: Administrator) -> None:
+def test_running_container_is_not_affected_by_restarts_and_reloads(upgraded: Administrator) -> None:
     host = upgraded
     install(host)
     key = host.container("upgraded")

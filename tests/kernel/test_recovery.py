@@ -39,7 +39,7 @@ def container(host: Host, name: str, seconds: int = 60) -> str:
     return host.out(command, timeout=100)
 
 
-def test_a_service_that_systemd_restarts_goes_on_late_and_this_is_logged(host: Host) -> None:
+def test_service_that_systemd_restarts_continues_late_and_is_logged(host: Host) -> None:
     host.guest.write("/run/systemd/system/batch.service", "[Service]\nExecStart=/bin/sleep 600\n")
     host.run("systemctl daemon-reload && systemctl start batch")
     first = host.out("systemctl show -P MainPID batch")
@@ -61,7 +61,7 @@ def test_a_service_that_systemd_restarts_goes_on_late_and_this_is_logged(host: H
 
 
 @pytest.mark.usefixtures("foreign")
-def test_a_killed_daemon_comes_back_to_the_same_group_and_baseline_and_writes_the_end(host: Host) -> None:
+def test_restarted_daemon_keeps_group_and_baseline_and_writes_the_end(host: Host) -> None:
     key = container(host, "killed")
     identity, before = host.identity(key), host.snapshot(key)
     host.kill()
@@ -97,7 +97,7 @@ def test_the_end_of_a_container_that_ended_while_the_daemon_was_stopped_is_still
 
 
 @pytest.mark.usefixtures("foreign")
-def test_an_upgrade_under_a_running_container_changes_nothing_of_what_is_counted(host: Host) -> None:
+def test_upgrade_does_not_change_the_counts_of_a_running_container(host: Host) -> None:
     """Stop, replace the code, and start: the group, its baseline and its totals are the same."""
     key = container(host, "upgraded", 600)
     pid = host.out("podman inspect -f '{{.State.Pid}}' upgraded")

@@ -60,12 +60,12 @@ DISABLED = DEB822.replace("Types: deb deb-src", "Types: deb\nEnabled: no")
         ("sources.list", "", FALLBACK.uri),
     ],
 )
-def test_the_hosts_own_mirror_is_found(tmp_path: Path, name: str, text: str, uri: str) -> None:
+def test_mirror_of_the_host_is_found(tmp_path: Path, name: str, text: str, uri: str) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / name).write_text(text)
     assert mirror(tmp_path) == Mirror(uri, KEYRING)
 
 
-def test_a_line_names_keyring_and_suite() -> None:
+def test_source_line_has_keyring_and_suite() -> None:
     line = Mirror("http://mirror/debian", "/key.gpg").line("sid")
     assert line == "deb [signed-by=/key.gpg check-valid-until=no] http://mirror/debian sid main"

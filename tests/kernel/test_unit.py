@@ -66,7 +66,7 @@ def test_users_outside_the_services_id_range_are_served(host: Host) -> None:
     host.call("Release", key="far", claim="me")
 
 
-def test_the_journal_explains_what_asks_for_an_operator(host: Host) -> None:
+def test_journal_explains_events_that_require_an_operator(host: Host) -> None:
     listed = host.out("journalctl --list-catalog")
     assert {line.split()[0] for line in listed.splitlines() if "resctrlmond:" in line} == set(MessageId)
     host.start()
@@ -95,7 +95,7 @@ def test_files_of_earlier_starts_get_the_group_of_a_changed_configuration(host: 
     host.run("systemctl restart resctrlmond")
 
 
-def test_begin_and_end_values_can_stand_where_nri_resctrl_mon_has_them(host: Host) -> None:
+def test_begin_and_end_values_can_be_in_the_directory_of_nri_resctrl_mon(host: Host) -> None:
     host.guest.put(EXAMPLE, "/etc/systemd/system/resctrlmond.service.d/nri-resctrl-mon.conf")
     host.guest.write("/etc/resctrlmond/resctrlmond.yaml", f"groups_dir: {ELSEWHERE}\n")
     host.run("systemctl daemon-reload && systemctl restart resctrlmond")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manual pages build without a warning, and say of options and exit codes what the programs do."""
+"""The manual pages build without a warning, and have the options and exit codes of the programs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def options(page: Path, heading: str = "OPTIONS") -> set[str]:
     return set(re.findall(r"\*(--?[a-z-]+)\*", text))
 
 
-def test_the_pages_and_the_catalogue_agree_on_a_group_that_somebody_removed() -> None:
-    """One page said that no group is made in its place, the catalogue that somebody has to assign it anew."""
+def test_pages_and_catalogue_agree_on_a_removed_group() -> None:
+    """One page had no new group for it, and the catalogue required a new Assign."""
     catalogue = {
         entry.split("\n", 1)[0]: " ".join(entry.split())
         for entry in (ROOT / "systemd" / "resctrlmond.catalog").read_text(encoding="utf-8").split("\n-- ")
@@ -124,7 +124,7 @@ def test_the_page_builds_without_a_warning(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_page_has_no_table(page: Path) -> None:
-    """scdoc does not ask for tbl, without which the man of Debian 13 renders no table, and lintian warns."""
+    """scdoc does not request tbl. Without it, the man of Debian 13 renders no table, and lintian warns."""
     assert not re.search(r"^\[\[|^\|[\[\]-]", page.read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -135,10 +135,10 @@ def test_a_warning_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_pages_of_ours_that_it_names_exist(page: Path) -> None:
-    ours = re.findall(r"\*((?:org\.)?resctrl(?:mon|ctl)[\w.-]*)\*\(([0-9])\)", page.read_text(encoding="utf-8"))
-    assert ours
-    assert {f"{name}.{number}.scd" for name, number in ours} <= {known.name for known in PAGES}
+def test_pages_of_the_project_that_it_names_exist(page: Path) -> None:
+    names = re.findall(r"\*((?:org\.)?resctrl(?:mon|ctl)[\w.-]*)\*\(([0-9])\)", page.read_text(encoding="utf-8"))
+    assert names
+    assert {f"{name}.{number}.scd" for name, number in names} <= {known.name for known in PAGES}
 
 
 def test_the_units_name_pages_that_exist() -> None:
@@ -201,7 +201,7 @@ def test_every_configuration_key_of_the_nri_adapter() -> None:
     assert nri_settings.parse(example.encode(), "page") != Selection()
 
 
-def test_how_much_the_nri_adapter_takes() -> None:
+def test_limits_of_the_nri_adapter_are_in_its_page() -> None:
     text = section(NRI, "PODS")
     assert f"Up to {MAX_SANDBOXES} sandboxes and {MAX_MEMBERS} containers" in text
     assert (f"logged {BURST} times a minute" in text, INTERVAL_S) == (True, 60)
@@ -216,10 +216,10 @@ def test_page_names_the_replacements_of_foreign_keys() -> None:
 
 @pytest.mark.parametrize("form", forms.FORMS)
 def test_every_exit_code_of_the_hook(tmp_path: Path, form: str) -> None:
-    nobody = ["--socket", f"{tmp_path}/daemon", "--journal", f"{tmp_path}/journal"]
+    absent = ["--socket", f"{tmp_path}/daemon", "--journal", f"{tmp_path}/journal"]
     seen = {
         subprocess.run(
-            [*forms.command_of(form, forms.file_of(form)), *arguments, *nobody],
+            [*forms.command_of(form, forms.file_of(form)), *arguments, *absent],
             input=b"{}",
             capture_output=True,
             timeout=60,
@@ -265,7 +265,7 @@ def test_the_overview_names_every_other_page() -> None:
     assert named == {page.name for page in PAGES} - {OVERVIEW.name}
 
 
-def test_the_overview_tells_of_every_event_with_its_unit() -> None:
+def test_overview_lists_every_event_with_its_unit() -> None:
     text = section(OVERVIEW, "EVENTS")
     units: dict[str, str] = {}
     for line in re.findall(r"^(\*\w+\*.*)$", text, re.MULTILINE):
@@ -274,7 +274,7 @@ def test_the_overview_tells_of_every_event_with_its_unit() -> None:
     assert units == {name: event.unit for name, event in EVENTS.items()}
 
 
-def test_the_overview_tells_of_every_state_quality_and_word() -> None:
+def test_overview_lists_every_state_quality_and_word() -> None:
     assert set(re.findall(r"^_(\w+)_$", section(OVERVIEW, "QUALITY"), re.MULTILINE)) == set(Quality)
     assert set(State) <= set(re.findall(r"_(\w+)_", section(OVERVIEW, "LIFETIMES")))
     words = re.search(r"has a word \((.*?)\)", section(OVERVIEW, "QUALITY"))

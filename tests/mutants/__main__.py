@@ -26,7 +26,7 @@ from tests.mutants.mutant import Mutant, NotApplicable
 from tests.mutants.table import MUTANTS
 
 TOP = Path(__file__).parents[2]
-# The tests of one mutant take a minute or two; a bug that makes one of them wait for ever is caught as well.
+# The tests of one mutant take a minute or two; a bug that makes one of them wait for ever is detected too.
 TIMEOUT_S = 900
 CAUGHT, SURVIVED, ERROR = "caught", "survived", "error"
 _ENDS = threading.Event()

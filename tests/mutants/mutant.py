@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class NotApplicable(Exception):
-    """The code that a mutant changes is not where the table says."""
+    """The code that a mutant changes is not at the place in the table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _NRI = "resctrlmond/nri/"
 MUTANTS = (
     # -- workloads: ends
     Mutant(
-        "ENDING is noted after the further groups end",
+        "ENDING is saved after the further groups end",
         _WORKLOADS + "group_ops.py",
         "        ending = replace(txn.workload.first,",
         """\
@@ -199,7 +199,7 @@ MUTANTS = (
         "tests/workloads/test_plan.py tests/workloads",
     ),
     Mutant(
-        "groups without our mark are taken for ours at a start",
+        "groups without the mark are adopted at a start",
         _WORKLOADS + "plan.py",
         "for found in tree if found.gid == gid}",
         "for found in tree}",
@@ -348,7 +348,7 @@ MUTANTS = (
         "tests/workloads/test_accounting.py tests/workloads",
     ),
     Mutant(
-        "a domain with parts is counted beside them",
+        "a domain is counted in addition to its sub-domains",
         _WORKLOADS + "accounting.py",
         "in sorted(counters - sums):",
         "in sorted(counters):",
@@ -575,7 +575,7 @@ MUTANTS = (
     ),
     # -- the command, and the configuration
     Mutant(
-        "a command that resctrlctl could not monitor runs all the same",
+        "a command that resctrlctl could not monitor runs nevertheless",
         "resctrlctl/run.py",
         "if not args.best_effort:",
         "if False:",

@@ -27,7 +27,7 @@ def test_the_names_are_different() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "says"),
+    ("file", "old", "new", "message"),
     [
         ("resctrlmond/gone.py", "a", "b", "does not exist"),
         ("resctrlmond/__init__.py", "no such text", "b", "occurs 0 times"),
@@ -35,13 +35,13 @@ def test_the_names_are_different() -> None:
         ("resctrlmond/workloads/clock.py", "def boot_ns()", "def boot ns()", "is not valid Python"),
     ],
 )
-def test_a_row_that_does_not_fit_says_so(file: str, old: str, new: str, says: str) -> None:
-    with pytest.raises(NotApplicable, match=says):
+def test_row_that_does_not_fit_is_refused_with_the_reason(file: str, old: str, new: str, message: str) -> None:
+    with pytest.raises(NotApplicable, match=message):
         Mutant("x", file, old, new, "tests/workloads").applied(TOP)
 
 
 def test_detected_and_undetected_bugs_are_distinguished() -> None:
-    """The tool itself, on the tests of one small module."""
+    """Run the tool on the tests of one small module."""
     # In a process of its own: it starts pytest, whose environment this one is.
     code = (
         "import sys; from tests.mutants import __main__ as tool; from tests.mutants.mutant import Mutant\n"

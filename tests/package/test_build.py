@@ -49,7 +49,7 @@ def control(package: Path, name: str, place: Path) -> str:
     return (place / name).read_text() if (place / name).exists() else ""
 
 
-def test_source_and_packages_are_there(built: Path) -> None:
+def test_source_and_packages_exist(built: Path) -> None:
     now = version(changelog())
     names = {file.name.replace(now, "V") for file in built.iterdir()}
     machine = tool(["dpkg", "--print-architecture"]).strip()
@@ -128,7 +128,7 @@ def test_lintian_finds_no_error_and_no_warning(built: Path, tmp_path: Path) -> N
     assert not re.findall(r"^[EW]: .*", output, re.MULTILINE)
 
 
-def test_a_second_build_is_the_same_to_the_byte(built: Path, again: Path) -> None:
+def test_second_build_has_the_same_bytes(built: Path, again: Path) -> None:
     for name in ("resctrlmond", "python3-resctrlmond"):
         assert deb(again, name).read_bytes() == deb(built, name).read_bytes(), name
     for kind in ("*.dsc", "*.tar.xz"):
@@ -164,7 +164,7 @@ test $status -eq 0 || test $status -eq 2
 
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
-def test_autopkgtest_on_what_apt_installs_from_that_debian_alone(built: Path, tmp_path: Path, suite: str) -> None:
+def test_autopkgtest_passes_with_packages_of_one_debian_only(built: Path, tmp_path: Path, suite: str) -> None:
     own = {"resctrlmond", "python3-resctrlmond", "resctrlmon-nri"}
     depends = {
         re.split(r"[ :(]", word.strip())[0]

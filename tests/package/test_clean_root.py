@@ -84,7 +84,7 @@ def run(place: Path, suite: str, script: str, with_packages: bool = True) -> str
     return builder.run(place, tree(with_packages), f"({script}) 2>&1", archive=root, is_root=True, network=True)
 
 
-def test_make_install_names_what_is_missing_then_works_and_uninstall_leaves_nothing(tmp_path: Path) -> None:
+def test_make_install_lists_missing_packages_and_works_with_them_and_uninstall_leaves_nothing(tmp_path: Path) -> None:
     output = run(tmp_path, "trixie", MAKE_INSTALL, with_packages=False)
     assert "Debian packages are missing" in output
     assert "log_level: debug" in output

@@ -60,19 +60,19 @@ def kernel_thread() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The markers of this folder."""
+    """Register the markers of this folder."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test that asks for a place runs in all there are."""
+    """Run each test with the fixture ``place`` in all places."""
     if "place" in metafunc.fixturenames:
         metafunc.parametrize("place", NAMES, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out what this place cannot show; the markers say why."""
+    """Deselect the tests that this place cannot run; the markers state the reasons."""
     unfit = [item for item in items if item.path.is_relative_to(HERE) and not _fits(item)]
     if unfit:
         config.hook.pytest_deselected(items=unfit)
@@ -104,7 +104,7 @@ def descriptors() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    """After every test of this folder the as many descriptors are open as before it, also after a failure inside."""
+    """Check that each test leaves as many open descriptors as before it, also after a failure."""
     before = descriptors()
     yield
     after = descriptors()
@@ -144,7 +144,7 @@ def patiently(action: Callable[[], T]) -> T:
 
 
 def mkdir(path: str) -> None:
-    """os.mkdir of a class or group by somebody else's hand, with the same patience."""
+    """Create a class or group as another program does, and wait for an RMID in limbo."""
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -11,10 +11,10 @@ from typing import Protocol
 from resctrlmond.sim.fuse.mount import Simulation, unmount
 from resctrlmond.sim.profiles import PROFILES
 
-# Set where the real kernel is to be tested, to the place where its resctrl is mounted.
+# The mount point of the real kernel's resctrl, if that is to be tested.
 REAL_ROOT = os.environ.get("RESCTRLMOND_TEST_ROOT", "")
 KERNEL = "kernel"
-# Linux 6.12 words its refusals otherwise, and does not say when: one machine shows that.
+# Linux 6.12 has other messages for refusals, and one machine tests them.
 OLDER = {"intel-rdt, Linux 6.12": "intel-rdt"}
 NAMES = [KERNEL] if REAL_ROOT else [*PROFILES, *OLDER]
 

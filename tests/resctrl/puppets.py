@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes that start threads, fork and end when a test tells them to."""
+"""Real processes that start threads, fork and end on the command of a test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fork():
     return child
 
 def chain():
-    # Each thread makes the next one and ends: whoever moves a listed thread comes too late.
+    # Each thread starts the next thread and ends, so a listed thread has ended before it is moved.
     time.sleep(0.001)
     threading.Thread(target=chain, daemon=True).start()
 

@@ -33,7 +33,7 @@ def test_the_cgroup_of_a_process(cgroup: str, puppet: Puppet) -> None:
     assert cgroups.cgroup_of(puppet.make("thread")) == f"{cgroup}/x"
 
 
-def test_the_root_cgroup_tells_nothing(cgroup: str, puppet: Puppet) -> None:
+def test_task_in_the_root_control_group_has_no_control_group(cgroup: str, puppet: Puppet) -> None:
     for mount in mounts():
         if mount.fstype in ("cgroup", "cgroup2"):
             enter(mount.point, puppet.pid)
@@ -41,7 +41,7 @@ def test_the_root_cgroup_tells_nothing(cgroup: str, puppet: Puppet) -> None:
 
 
 @pytest.mark.cgroup_v1
-def test_version_1_tells_where_the_unified_hierarchy_does_not(cgroup_v1: str, puppet: Puppet) -> None:
+def test_version_1_is_used_for_a_task_in_the_root_of_version_2(cgroup_v1: str, puppet: Puppet) -> None:
     for mount in mounts():
         if mount.fstype in ("cgroup", "cgroup2"):
             enter(mount.point, puppet.pid)
@@ -217,7 +217,7 @@ def test_version_1_cgroup_lists_its_tasks_and_whether_it_is_populated(cgroup_v1:
 
 
 @pytest.mark.cgroup_v1
-def test_membership_is_asked_in_the_paths_own_hierarchy(cgroup: str, cgroup_v1: str, puppet: Puppet) -> None:
+def test_membership_is_read_in_the_hierarchy_of_the_path(cgroup: str, cgroup_v1: str, puppet: Puppet) -> None:
     enter(cgroup, puppet.pid)
     enter(cgroup_v1, puppet.pid)
     assert cgroups.member_test(cgroup)(puppet.pid)
@@ -236,7 +236,7 @@ def test_populated_includes_the_whole_subtree(cgroup: str, puppet: Puppet) -> No
     assert not cgroups.is_populated(cgroup)
 
 
-def test_a_cgroup_that_is_gone_is_empty(cgroup: str) -> None:
+def test_removed_control_group_is_empty(cgroup: str) -> None:
     assert cgroups.tasks(f"{cgroup}/gone") == []
     assert not cgroups.is_populated(f"{cgroup}/gone")
     assert not cgroups.member_test(f"{cgroup}/gone")(os.getpid())
@@ -287,7 +287,7 @@ def test_a_way_out_of_the_hierarchy_is_refused(cgroup: str) -> None:
         cgroups.check(f"{cgroup}/cgroup.procs")
 
 
-def test_a_symlink_is_followed_to_what_it_is(cgroup: str, tmp_path: str) -> None:
+def test_symlink_is_resolved(cgroup: str, tmp_path: str) -> None:
     os.symlink(cgroup, f"{tmp_path}/link")
     os.symlink(v2_root(), f"{tmp_path}/root")
     assert cgroups.check(f"{tmp_path}/link") == cgroup
@@ -295,8 +295,8 @@ def test_a_symlink_is_followed_to_what_it_is(cgroup: str, tmp_path: str) -> None
         cgroups.check(f"{tmp_path}/root")
 
 
-def test_control_groups_without_end_are_not_looked_through(cgroup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who may create control groups can create any number, and the tick walked over all of them."""
+def test_search_of_control_groups_is_limited(cgroup: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who may create control groups can create any number, and the tick searched all of them."""
     monkeypatch.setattr(cgroups, "MAX_BELOW", 20)
     for number in range(19):
         os.mkdir(f"{cgroup}/{number}")

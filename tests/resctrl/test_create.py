@@ -49,8 +49,8 @@ def test_a_group_bears_the_makers_group_id_from_birth(tree: Tree) -> None:
 def test_an_administrators_group_is_foreign(tree: Tree, make: Make) -> None:
     mkdir(f"{tree.path}/mon_groups/theirs")
     with effective_group(MARK):
-        make("ours")
-    assert {found.ref.name: found.gid for found in tree.scan()} == {"ours": MARK, "theirs": 0}
+        make("own")
+    assert {found.ref.name: found.gid for found in tree.scan()} == {"own": MARK, "theirs": 0}
 
 
 def test_mark_and_nonce_stay_over_a_rename(tree: Tree) -> None:
@@ -73,7 +73,7 @@ def test_the_nonce_stays_while_the_group_is_used(tree: Tree, make: Make, puppet:
     assert found.nonce == NONCE
 
 
-def test_a_group_made_again_has_another_nonce(tree: Tree, make: Make) -> None:
+def test_group_created_again_has_another_nonce(tree: Tree, make: Make) -> None:
     ref = make("a")
     tree.remove(ref)
     mkdir(tree.full_path(ref))
@@ -123,7 +123,7 @@ def test_status_of_a_failed_task_write_is_not_reported_for_a_later_mkdir(tree: T
     with pytest.raises(GroupExists) as of_mkdir:
         tree.create(ref, NONCE)
     assert of_mkdir.value.status == ""
-    # Cleared by us: mkdir before Linux 6.16 does not, and here the VFS has refused it before resctrl was asked.
+    # The daemon cleared it: mkdir before Linux 6.16 does not, and here the VFS refuses before it calls resctrl.
     assert tree.last_cmd_status() == "ok\n"
 
 
@@ -153,7 +153,7 @@ def test_nothing_is_left_when_the_nonce_cannot_be_set(tree: Tree) -> None:
 
 
 class _Robbed(Tree):
-    """Somebody removes the group as soon as it stands."""
+    """Remove the group as soon as it exists, as another program might."""
 
     def set_nonce(self, ref: GroupRef, nonce: int) -> Found:
         os.rmdir(self.full_path(ref))
@@ -171,7 +171,7 @@ class _RobbedOfARefusal(Tree):
         raise KernelRefused("cannot mark the monitoring group")
 
 
-def test_undoing_finds_the_group_gone_already(tree: Tree) -> None:
+def test_undo_succeeds_if_the_group_is_already_removed(tree: Tree) -> None:
     with pytest.raises(KernelRefused, match="cannot mark"):
         patiently(lambda: _RobbedOfARefusal(tree.path, tree.simulation).create(A, NONCE))
 

@@ -66,7 +66,7 @@ def test_every_errno_has_its_type(number: int, status: str, kind: type[ResctrlEr
 
 
 @pytest.mark.parametrize(("number", "in_limbo"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
-def test_exhaustion_tells_limbo_from_full(number: int, in_limbo: bool) -> None:
+def test_exhaustion_distinguishes_limbo_from_full(number: int, in_limbo: bool) -> None:
     error = typed(number, "Out of RMIDs\n")
     assert isinstance(error, RmidsExhausted)
     assert error.in_limbo is in_limbo
@@ -76,14 +76,14 @@ def test_exhaustion_tells_limbo_from_full(number: int, in_limbo: bool) -> None:
 
 
 @pytest.mark.parametrize(("number", "in_limbo"), [(errno.EBUSY, True), (errno.ENOSPC, False)])
-def test_exhaustion_is_known_where_another_command_took_the_words(number: int, in_limbo: bool) -> None:
+def test_exhaustion_is_recognized_without_the_status_text(number: int, in_limbo: bool) -> None:
     """It was KernelRefused, which made a workload fail that had only to wait."""
     error = from_oserror(OSError(number, os.strerror(number)), CREATE, PATH, "ok\n")
     assert isinstance(error, RmidsExhausted)
     assert (error.in_limbo, error.status) == (in_limbo, "")
 
 
-def test_the_kernels_words_are_one_line() -> None:
+def test_status_text_becomes_one_line() -> None:
     error = typed(errno.EINVAL, OTHER_CLASS)
     assert error.status == "Can't move task to different control group; Error while processing task 7"
     assert error.status in str(error)
@@ -98,18 +98,18 @@ def test_status_ok_is_not_reported(status: str) -> None:
 @pytest.mark.parametrize(
     "number", [errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EMFILE, errno.E2BIG]
 )
-def test_stale_words_of_another_command_are_not_attached(number: int) -> None:
+def test_status_text_of_another_command_is_not_used(number: int) -> None:
     error = typed(number, "Out of RMIDs\n")
     assert error.status == ""
     assert not isinstance(error, RmidsExhausted)
     assert "RMID" not in str(error)
 
 
-def test_a_stale_word_makes_no_rule_of_a_missing_permission() -> None:
+def test_old_status_text_does_not_change_a_permission_error() -> None:
     assert type(typed(errno.EACCES, "Source must be a MON group\n")) is PermissionDenied
 
 
-def test_str_says_the_path_once() -> None:
+def test_str_has_the_path_once() -> None:
     assert str(ResctrlError("/a/b is bad", path="/a/b")) == "/a/b is bad"
     assert str(ResctrlError("is bad", path="/a/b", remedy="Mend it")) == "/a/b: is bad. Mend it"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is it really resctrl: what is opened, what is refused, and unmounting at any moment."""
+"""Only a real resctrl is opened, and it can be unmounted at any time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_another_filesystem_is_named() -> None:
 
 
 @pytest.mark.simulator
-def test_a_simulator_is_refused_unless_asked_for_by_name(place: Place) -> None:
+def test_simulator_is_refused_unless_requested(place: Place) -> None:
     with pytest.raises(NotMounted, match=f"{place.root}: is a simulated resctrl") as caught:
         Tree.open(place.root)
     assert "--simulate" in caught.value.remedy
@@ -89,12 +89,12 @@ def test_a_bind_mount_of_a_part_is_refused(tree: Tree, directory: Path, bound: C
     refused(str(directory))
 
 
-def test_a_bind_mount_of_the_whole_is_taken(tree: Tree, directory: Path, bound: Callable[[str, Path], None]) -> None:
+def test_bind_mount_of_the_root_is_accepted(tree: Tree, directory: Path, bound: Callable[[str, Path], None]) -> None:
     bound(tree.path, directory)
     assert Tree.open(str(directory), allow_simulation=True).scan() == []
 
 
-def test_a_symlink_to_the_mount_is_taken(tree: Tree, tmp_path: Path) -> None:
+def test_symlink_to_the_mount_is_accepted(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tree.path)
     opened = Tree.open(str(tmp_path / "link"), allow_simulation=True)
     assert opened.classes() == [""]
@@ -200,9 +200,7 @@ def test_unmounting_between_two_system_calls_is_a_typed_error(tree: Tree, place:
                     operation(tree)
 
 
-def test_mount_points_of_any_bytes_confuse_nobody(
-    tree: Tree, directory: Path, bound: Callable[[str, Path], None]
-) -> None:
+def test_mount_points_may_have_any_bytes(tree: Tree, directory: Path, bound: Callable[[str, Path], None]) -> None:
     odd = directory / "a\rb\x0bc\x85d\u2003e\\040f\tg\nh - i"
     odd.mkdir()
     (directory / "source").mkdir()
@@ -239,7 +237,7 @@ def test_the_boot_id_stays_in_a_boot() -> None:
     assert len(boot_id()) == 36
 
 
-def test_the_boots_id_is_the_same_where_the_service_manager_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boot_id_is_equal_to_that_of_the_service_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     read = boot_id()
     monkeypatch.setenv("RESCTRLMOND_BOOT_ID", read.replace("-", ""))  # as systemd formats it
     assert boot_id() == read

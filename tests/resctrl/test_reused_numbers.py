@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number that the kernel gives to a stranger between our look and our write: the stranger is put back."""
+"""A pid that the kernel reuses between the check and the write: the other task is moved back."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def test_threads_started_during_the_move_are_moved_or_returned(
         assert moved.passes == tasks.MAX_PASSES
         assert time.monotonic() < deadline
         moved = move(tree, ProcessTasks(held), GroupRef("", "a"))
-    # A clone copies its maker's group when it begins, and is listed when it is done (kernel/fork.c, copy_process()):
-    # one that was under way during the last pass comes to light after it, and the next sweep takes it in.
+    # A clone copies the group of its parent at its begin, and is listed at its end (kernel/fork.c, copy_process()): a
+    # clone during the last pass is listed after it, and the next sweep moves it in.
     while place.name == KERNEL and {tid for tid in held.threads() if _outside(tree, tid)}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -166,7 +166,7 @@ def test_threads_in_other_groups_stay_there_and_are_returned(
     assert tree.membership(other) == Membership("", "b")
 
 
-def test_threads_in_other_groups_are_taken_over_when_asked(
+def test_threads_in_other_groups_are_taken_over_on_request(
     tree: Tree, make: Make, puppet: Puppet, held: Process
 ) -> None:
     other = puppet.make("thread")
@@ -196,7 +196,7 @@ def test_thread_that_has_left_another_group_meanwhile_is_moved_and_not_returned(
 
 
 @pytest.mark.allocation
-def test_a_process_of_another_class_is_refused_with_the_kernels_words(
+def test_process_of_another_class_is_refused_with_the_kernels_message(
     tree: Tree, make: Make, class_: str, held: Process
 ) -> None:
     with pytest.raises(ClassMismatch) as caught:
@@ -218,7 +218,7 @@ class _OfFewWords(Tree):
 def test_class_mismatch_is_raised_after_the_status_was_cleared(
     tree: Tree, make: Make, class_: str, held: Process
 ) -> None:
-    """It was refused as KernelRefused, for a reason that nobody knew."""
+    """It was refused as KernelRefused, without a known reason."""
     few = _OfFewWords(tree.path, tree.simulation)
     with pytest.raises(ClassMismatch) as caught:
         move(few, ProcessTasks(held), make("a", class_))
@@ -226,7 +226,7 @@ def test_class_mismatch_is_raised_after_the_status_was_cleared(
 
 
 @pytest.mark.allocation
-def test_a_process_goes_through_the_class_when_asked(
+def test_process_is_moved_through_the_class_on_request(
     tree: Tree, make: Make, class_: str, puppet: Puppet, held: Process
 ) -> None:
     thread = puppet.make("thread")
@@ -294,7 +294,7 @@ def test_empty_and_removed_cgroups_are_not_errors(tree: Tree, make: Make, cgroup
     assert move(tree, CgroupTasks(f"{cgroup}/gone"), ref) == Moved(0, 1)
 
 
-def test_a_cgroup_whose_tasks_are_home_costs_no_look_at_the_table_of_mounts(
+def test_control_group_with_its_tasks_in_the_group_needs_no_table_of_mounts(
     tree: Tree, make: Make, cgroup: str, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The upkeep read it every five seconds for each container: 10 ms with 1000 mounts, and so a whole processor with
@@ -311,7 +311,7 @@ def test_a_cgroup_whose_tasks_are_home_costs_no_look_at_the_table_of_mounts(
 
 
 @pytest.mark.cgroup_v1
-def test_a_cgroup_of_version_1_is_moved_wherever_its_tasks_are_in_other_hierarchies(
+def test_control_group_of_version_1_is_moved_for_any_other_hierarchies(
     tree: Tree, make: Make, cgroup: str, cgroup_v1: str, puppet: Puppet
 ) -> None:
     thread = puppet.make("thread")

@@ -80,14 +80,14 @@ def test_rename_of_a_missing_group_raises_no_such_group(tree: Tree) -> None:
         tree.rename(A, B)
 
 
-def test_renaming_to_a_refused_name_has_the_kernels_words(tree: Tree, make: Make) -> None:
+def test_rename_to_an_invalid_name_has_the_kernels_message(tree: Tree, make: Make) -> None:
     with pytest.raises(KernelRefused) as caught:
         tree.rename(make("a"), GroupRef("", "mon_groups"))
     assert caught.value.status == "Destination must be a mon_groups subdirectory"
 
 
 @pytest.mark.allocation
-def test_renaming_to_another_class_takes_the_tasks_along(tree: Tree, make: Make, puppet: Puppet, class_: str) -> None:
+def test_rename_to_another_class_moves_the_tasks(tree: Tree, make: Make, puppet: Puppet, class_: str) -> None:
     tree.write_task(make("a").path, puppet.pid)
     tree.rename(A, GroupRef(class_, "a"))
     assert tree.membership(puppet.pid) == Membership(class_, "a")
@@ -116,7 +116,7 @@ def test_only_the_root_is_a_class_at_first(tree: Tree, make: Make) -> None:
 
 
 class _Remover(Tree):
-    """Somebody removes the classes while they are gone through."""
+    """Remove the classes while they are listed."""
 
     def classes(self) -> list[str]:
         found = super().classes()
@@ -138,7 +138,7 @@ def test_path_that_is_not_a_group_is_not_found(tree: Tree) -> None:
     assert tree.find(GroupRef("tasks", "a")) is None
 
 
-def test_capacity_is_what_info_says(tree: Tree) -> None:
+def test_capacity_is_read_from_info(tree: Tree) -> None:
     info = Path(tree.path, "info")
     offers = {capacity.resource: capacity for capacity in tree.capacity()}
     assert set(offers) == {path.name for path in info.glob("*_MON")}
@@ -179,7 +179,7 @@ def test_a_task_is_listed_where_it_was_put(tree: Tree, make: Make, puppet: Puppe
 
 
 @pytest.mark.parametrize("tid", [0, -1, -5])
-def test_no_number_stands_for_the_writer_itself(tree: Tree, make: Make, tid: int) -> None:
+def test_number_that_names_no_task_is_refused(tree: Tree, make: Make, tid: int) -> None:
     ref = make("a")
     with pytest.raises(NoSuchProcess):
         tree.write_task(ref.path, tid)
@@ -201,7 +201,7 @@ def test_a_new_group_has_readings(tree: Tree, make: Make) -> None:
     assert readings
     assert readings == sorted(readings, key=lambda reading: (reading.domain, reading.event))
     assert all(reading.domain.startswith("mon_") for reading in readings)
-    # With Sub-NUMA Clustering there are the parts beside the whole, and nothing else is deeper.
+    # With Sub-NUMA Clustering, a domain contains its sub-domains, and no other directory is deeper.
     assert all("/mon_sub_L3_" in reading.domain for reading in readings if reading.is_part)
 
 
@@ -263,10 +263,10 @@ def test_remedy_is_not_to_mount_if_the_kernel_has_no_mount_point(
     assert "mount -t" not in str(refused.value)
 
 
-def test_a_file_that_an_older_kernel_lacks_costs_no_look_at_the_table_of_mounts(
+def test_file_that_an_older_kernel_lacks_needs_no_table_of_mounts(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table has thousands of lines on a host with many containers, and this is asked for every reading."""
+    """The table has thousands of lines on a host with many containers, and each reading would need it."""
 
     def look(_tree: Tree) -> None:
         raise AssertionError("the table of mounts was read")

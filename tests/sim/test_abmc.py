@@ -34,7 +34,7 @@ def counter(resctrl: VirtualResctrl, group: str, event: str = "mbm_total_bytes",
     return resctrl.read(f"mon_groups/{group}/mon_data/mon_L3_{domain:02d}/{event}").strip()
 
 
-def test_the_files_and_what_they_say(resctrl: VirtualResctrl) -> None:
+def test_files_of_assignable_counters(resctrl: VirtualResctrl) -> None:
     assert resctrl.read(INFO + "mbm_assign_mode") == "[mbm_event]\ndefault\n"
     assert resctrl.read(INFO + "num_mbm_cntrs") == "0=5;1=5\n"
     assert resctrl.read(INFO + "available_mbm_cntrs") == "0=3;1=3\n"
@@ -46,7 +46,7 @@ def test_the_files_and_what_they_say(resctrl: VirtualResctrl) -> None:
     assert resctrl.read("mbm_L3_assignments") == "mbm_total_bytes:0=e;1=e\nmbm_local_bytes:0=e;1=e\n"
 
 
-def test_mkdir_succeeds_without_counters_and_says_so(resctrl: VirtualResctrl) -> None:
+def test_mkdir_without_free_counters_succeeds_with_a_message(resctrl: VirtualResctrl) -> None:
     resctrl.mkdir("mon_groups/a")
     assert resctrl.status == "ok\n"
     assert resctrl.read(INFO + "available_mbm_cntrs") == "0=1;1=1\n"
@@ -108,7 +108,7 @@ def test_a_control_group_counts_those_of_its_groups_that_have_a_counter(resctrl:
         ),
     ],
 )
-def test_the_kernels_words_for_a_bad_assignment(
+def test_messages_for_an_invalid_assignment(
     resctrl: VirtualResctrl, written: str, expected: str, status: str
 ) -> None:
     resctrl.mkdir("mon_groups/a")
@@ -177,7 +177,7 @@ def test_a_filter_lets_its_transactions_through_from_when_it_was_set(resctrl: Vi
     assert int(counter(resctrl, "a", "mbm_local_bytes")) == 2 * (GIB * 3 // 4)
 
 
-def test_all_transactions_together_are_the_whole_traffic() -> None:
+def test_all_transactions_are_the_total_traffic() -> None:
     assert sum(TRANSACTIONS.values()) == 1
     assert sum(share for name, share in TRANSACTIONS.items() if name.startswith("local_")) * 4 == 3
 

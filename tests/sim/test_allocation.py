@@ -49,7 +49,7 @@ def test_one_cache_that_is_shared_is_too_much(resctrl: VirtualResctrl) -> None:
     assert refusal(resctrl, "x/mode", "exclusive\n") == ("EINVAL", "Schemata overlaps\n")
 
 
-def test_nobody_takes_of_an_exclusive_class(resctrl: VirtualResctrl) -> None:
+def test_no_class_may_use_bits_of_an_exclusive_class(resctrl: VirtualResctrl) -> None:
     apart(resctrl)
     resctrl.write("x/mode", "exclusive\n")
     assert refusal(resctrl, "schemata", "L3:0=18\n") == ("EINVAL", "Overlaps with exclusive group\n")
@@ -66,7 +66,7 @@ def test_a_new_class_begins_with_the_lowest_piece_that_is_free_or_shared(resctrl
     assert resctrl.read("y/schemata") == "L3:0=1;1=f0\n"
 
 
-def test_a_class_without_room_is_not_made(resctrl: VirtualResctrl) -> None:
+def test_class_without_free_bits_is_not_created(resctrl: VirtualResctrl) -> None:
     apart(resctrl)
     resctrl.write("mode", "exclusive\n")
     resctrl.write("x/mode", "exclusive\n")
@@ -79,7 +79,7 @@ def test_a_class_without_room_is_not_made(resctrl: VirtualResctrl) -> None:
     assert (before, resctrl.model.rmid_counts()) == ("used=2 limbo=0 free=62\n", "used=2 limbo=1 free=61\n")
 
 
-def test_an_exclusive_class_that_goes_leaves_its_part(resctrl: VirtualResctrl) -> None:
+def test_removed_exclusive_class_frees_its_bits(resctrl: VirtualResctrl) -> None:
     apart(resctrl)
     resctrl.write("x/mode", "exclusive\n")
     resctrl.rmdir("x")
@@ -106,7 +106,7 @@ def test_masks_have_no_holes_unless_the_machine_allows_them(resctrl: VirtualResc
         ("intel-rdt", {"sparse_masks": 2}),
     ],
 )
-def test_masks_that_no_machine_has(profile: str, numbers: dict[str, int]) -> None:
+def test_invalid_masks_of_a_machine_are_refused(profile: str, numbers: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"simulated: give|has no masks"):
         profile_named(profile, cbm_bits=numbers.get("cbm_bits"), shareable_bits=numbers.get("shareable_bits"))
         profile_named(profile, sparse_masks=numbers.get("sparse_masks"))

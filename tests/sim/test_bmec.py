@@ -33,7 +33,7 @@ def refused(resctrl: VirtualResctrl, path: str, text: str) -> str:
     return errno.errorcode[caught.value.errno or 0]
 
 
-def test_the_files_and_what_they_say(resctrl: VirtualResctrl) -> None:
+def test_files_of_event_configuration(resctrl: VirtualResctrl) -> None:
     assert resctrl.read("info/L3_MON/mon_features").split() == [
         "llc_occupancy",
         *("mbm_total_bytes", "mbm_total_bytes_config"),
@@ -99,7 +99,7 @@ def test_changes_before_an_error_are_applied(resctrl: VirtualResctrl) -> None:
     assert resctrl.read(TOTAL) == "0=0x7f;1=0x01\n"
 
 
-def test_linux_6_12_had_it_and_says_nothing_of_a_missing_newline() -> None:
+def test_linux_6_12_has_no_message_for_a_missing_newline() -> None:
     resctrl = VirtualResctrl("amd-bmec", kernel="6.12")
     assert refused(resctrl, "tasks", "x") == "EINVAL"
     status = resctrl.status

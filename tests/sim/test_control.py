@@ -52,7 +52,7 @@ def control(mount: Mounted) -> Control:
 
 
 @pytest.mark.parametrize("word", ["Unavailable", "Error", "Unassigned"])
-def test_a_counter_says_a_word_so_many_times(fs: Mounted, control: Control, word: str) -> None:
+def test_counter_has_a_word_for_a_number_of_reads(fs: Mounted, control: Control, word: str) -> None:
     control.set_faults(Fault(group=A, event="mbm_*", domain="mon_L3_00", answer=word, times=2))
     assert [fs.read(TRAFFIC) for _ in range(3)] == [f"{word}\n", f"{word}\n", "0\n"]
     assert fs.read(A + "/mon_data/mon_L3_01/mbm_total_bytes") == "0\n"
@@ -101,7 +101,7 @@ def test_an_operation_fails_so_many_times(fs: Mounted, control: Control, on: Ope
     assert [outcome(actions[on]) for _ in range(3)] == [code, code, "OK"]
 
 
-def test_a_slow_read_takes_its_time(fs: Mounted, control: Control) -> None:
+def test_slow_read_lasts_as_long_as_set(fs: Mounted, control: Control) -> None:
     control.set_faults(Fault(event="llc_occupancy", milliseconds=150, times=1))
     begin = time.monotonic()
     assert fs.read(A + "/mon_data/mon_L3_00/llc_occupancy") == "0\n"
@@ -122,9 +122,9 @@ def test_a_slow_read_takes_its_time(fs: Mounted, control: Control) -> None:
     ],
 )
 def test_invalid_fault_is_refused_and_changes_nothing(fs: Mounted, control: Control, value: bytes) -> None:
-    control.set_faults(Fault(group="nobody", answer="EIO"))
+    control.set_faults(Fault(group="missing", answer="EIO"))
     assert outcome(lambda: os.setxattr(fs.root, FAULT, value)) == "EINVAL"
-    assert [fault.group for fault in control.faults] == ["nobody"]
+    assert [fault.group for fault in control.faults] == ["missing"]
 
 
 @settings(deadline=None, max_examples=50)
@@ -151,7 +151,7 @@ def test_orders_are_for_root_and_for_the_root(fs: Mounted) -> None:
 # Other agents and the machine
 
 
-def test_another_agent_makes_and_removes_groups_and_steals_tasks(fs: Mounted, control: Control) -> None:
+def test_another_agent_creates_and_removes_groups_and_moves_tasks(fs: Mounted, control: Control) -> None:
     control.make_group("mon_groups/theirs")
     tid = control.spawn()
     fs.write(A + "/tasks", str(tid))
@@ -290,7 +290,7 @@ def test_the_truth_of_real_tasks_is_what_the_counters_show(sim: Mounted, puppet:
     assert {puppet.pid, child} <= {task.tid for task in truth.tasks}
 
 
-def test_the_truth_of_many_tasks_fits_and_each_can_be_asked_for(fs: Mounted, control: Control) -> None:
+def test_use_of_many_tasks_fits_and_each_can_be_read(fs: Mounted, control: Control) -> None:
     first = control.spawn()
     fs.write(A + "/tasks", str(first))
     control.run(first, 7)
@@ -315,7 +315,7 @@ def test_the_truth_has_every_task_although_that_of_all_rmids_does_not_fit(tmp_pa
         assert ([task.tid for task in truth.tasks], truth.left_off) == ([tid], 0)
 
 
-def test_the_truth_of_many_rmids_fits_and_each_can_be_asked_for(tmp_path: Path) -> None:
+def test_use_of_many_rmids_fits_and_each_can_be_read(tmp_path: Path) -> None:
     with Simulation(str(tmp_path), "intel-aet", residue=3, virtual_cpus=2) as simulation:
         fs, control = Mounted(simulation.mountpoint), Control(simulation.mountpoint)
         fs.mkdir(A)

@@ -109,7 +109,7 @@ def test_telemetry_is_unavailable_until_the_rmid_was_active_on_that_package() ->
     assert resctrl.read("mon_groups/a/mon_data/mon_PERF_PKG_01/core_energy") == "2.500000\n"
 
 
-def test_a_new_group_begins_at_the_telemetry_of_its_rmids_last_owner_but_at_no_traffic() -> None:
+def test_new_group_begins_with_the_telemetry_but_not_the_traffic_of_its_rmids_last_owner() -> None:
     resctrl = VirtualResctrl("intel-aet", rmids=2)
     for expected in ("2.500000\n", "5.000000\n"):
         resctrl.mkdir("mon_groups/a")
@@ -162,7 +162,7 @@ def test_a_control_group_with_one_available_child_is_a_number() -> None:
     assert resctrl.read("c/" + PACKAGE + "core_energy") == "2.500000\n"
 
 
-def test_sums_are_made_before_rounding() -> None:
+def test_sums_are_rounded_after_the_addition() -> None:
     resctrl = VirtualResctrl("intel-aet")
     resctrl.mkdir("c")
     resctrl.mkdir("c/mon_groups/a")
@@ -175,7 +175,7 @@ def test_sums_are_made_before_rounding() -> None:
     assert resctrl.read("c/" + PACKAGE + "core_energy") == "0.000008\n"
 
 
-def test_roots_own_share_is_the_hosts_cpu_time_that_is_nobody_elses() -> None:
+def test_root_counts_the_cpu_time_of_the_host_outside_all_groups() -> None:
     resctrl, tid = busy_resctrl()
     resctrl.run(tid, 3.0)
     resctrl.run(1, 1.0)

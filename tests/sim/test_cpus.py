@@ -44,7 +44,7 @@ def test_the_default_groups_tasks_count_for_their_cpus_group(resctrl: VirtualRes
     assert (traffic(resctrl, "mon_groups/a"), traffic(resctrl, "")) == (2 * GIB, 3 * GIB)
 
 
-def test_a_groups_tasks_count_for_it_wherever_they_run(resctrl: VirtualResctrl) -> None:
+def test_tasks_of_a_group_count_for_it_on_every_cpu(resctrl: VirtualResctrl) -> None:
     tid = resctrl.tasks.fork()
     resctrl.write("mon_groups/b/tasks", str(tid))
     resctrl.write("mon_groups/a/cpus_list", "0")
@@ -108,7 +108,7 @@ def test_nodes_and_packages_go_with_their_last_cpu() -> None:
     assert len(aet.directory("mon_data").children) == 4
 
 
-def test_a_domain_goes_with_its_cpus_and_comes_with_all(resctrl: VirtualResctrl) -> None:
+def test_domain_is_offline_without_its_cpus_and_online_with_all(resctrl: VirtualResctrl) -> None:
     resctrl.write("mon_groups/a/cpus_list", "1-2")
     resctrl.model.hotplug.set_domain("mon_L3_01", False)
     assert (resctrl.read("cpus_list"), resctrl.read("mon_groups/a/cpus_list")) == ("0-1\n", "1\n")

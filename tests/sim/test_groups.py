@@ -62,7 +62,7 @@ def test_an_rmid_stays_in_limbo_as_long_as_its_lines_are_in_the_cache() -> None:
     resctrl.mkdir("mon_groups/a")
 
 
-def test_closids_run_out_before_rmids_are_asked_for(resctrl: VirtualResctrl) -> None:
+def test_missing_closid_is_reported_before_a_missing_rmid(resctrl: VirtualResctrl) -> None:
     for number in (1, 2, 3):
         resctrl.mkdir(f"c{number}")
     assert refused(lambda: resctrl.mkdir("c4")) == "ENOSPC"

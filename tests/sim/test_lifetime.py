@@ -191,7 +191,7 @@ def test_without_the_fuse_device_the_remedy_is_named(mountpoint: Path) -> None:
     )
 
 
-def test_a_second_one_on_the_same_mount_point_is_refused_and_the_first_goes_on(
+def test_second_simulation_on_a_mount_point_is_refused_and_the_first_continues(
     mountpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = start(mountpoint)
@@ -237,7 +237,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"resctrlmond-sim {__version__}\n"
 
 
-def test_the_profiles_are_listed_with_what_they_have(capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_are_listed_with_their_features(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list-profiles"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PROFILES)

@@ -50,7 +50,7 @@ def test_invalid_number_is_refused_without_a_message(resctrl: VirtualResctrl, te
     assert resctrl.status == SOILED
 
 
-def test_its_words_are_one_line(resctrl: VirtualResctrl) -> None:
+def test_messages_have_one_line(resctrl: VirtualResctrl) -> None:
     assert refused(lambda: resctrl.write("mon_groups/a/tasks", "4000")) == "ESRCH"
     assert resctrl.status == "No task 4000\n"
     assert refused(lambda: resctrl.write("mon_groups/a/tasks", "1", Caller(5, 5, 1))) == "EPERM"
@@ -78,7 +78,7 @@ def test_an_rmid_that_holds_cache_waits(resctrl: VirtualResctrl) -> None:
     assert resctrl.model.rmid_counts() == "used=1 limbo=0 free=63\n"
 
 
-def test_elsewhere_than_where_it_is_removed_it_waits_for_the_worker() -> None:
+def test_rmid_in_other_domains_waits_for_the_worker() -> None:
     resctrl = VirtualResctrl(kernel="6.1", domains=2)
     resctrl.mkdir("mon_groups/a")
     resctrl.rmdir("mon_groups/a")

@@ -60,7 +60,7 @@ def test_nodes_divide_rmids_and_unit() -> None:
     assert resctrl.read("info/L3_MON/max_threshold_occupancy") == f"{3 * 32768}\n"
 
 
-def test_groups_cannot_be_made_in_a_node() -> None:
+def test_groups_cannot_be_created_in_a_node() -> None:
     resctrl = VirtualResctrl("intel-snc2")
     assert refused(lambda: resctrl.mkdir("mon_data/mon_L3_00/mon_sub_L3_00/x")) == "EPERM"
 
@@ -68,7 +68,7 @@ def test_groups_cannot_be_made_in_a_node() -> None:
 # CPUs that come and go
 
 
-def test_a_cache_that_goes_offline_takes_its_directory_everywhere_and_restarts_traffic_when_it_returns() -> None:
+def test_offline_cache_loses_its_directories_and_restarts_its_traffic() -> None:
     resctrl, tid = busy("intel-aet", cpus=2)
     resctrl.mkdir("c")
     old = resctrl.file(DATA + "mon_L3_01/mbm_total_bytes")
@@ -87,7 +87,7 @@ def test_a_cache_that_goes_offline_takes_its_directory_everywhere_and_restarts_t
     assert resctrl.read(DATA + "mon_L3_00/mbm_total_bytes") == f"{GIB}\n"
 
 
-def test_a_package_that_returns_goes_on_counting() -> None:
+def test_package_that_returns_continues_to_count() -> None:
     resctrl, _ = busy("intel-aet", cpus=2)
     energy = DATA + "mon_PERF_PKG_01/core_energy"
     before = resctrl.read(energy)
@@ -97,7 +97,7 @@ def test_a_package_that_returns_goes_on_counting() -> None:
     assert resctrl.read(energy) == before == "2.500000\n"
 
 
-def test_an_l3_stays_until_its_last_node_goes_and_sums_up_those_that_are_there() -> None:
+def test_l3_stays_until_its_last_node_is_offline_and_sums_online_nodes() -> None:
     resctrl, _ = busy("intel-snc2")
     resctrl.model.hotplug.set_domain("mon_sub_L3_00", False)
     assert resctrl.read(DATA + "mon_L3_00/mbm_total_bytes") == f"{GIB}\n"
@@ -116,11 +116,11 @@ def test_unknown_domain_cannot_be_switched(name: str) -> None:
     assert refused(lambda: VirtualResctrl("intel-rdt").model.hotplug.set_domain(name, False)) == "ENOENT"
 
 
-def test_a_domain_that_is_there_does_not_come_online() -> None:
+def test_online_domain_cannot_come_online() -> None:
     assert refused(lambda: VirtualResctrl("intel-rdt").model.hotplug.set_domain("mon_L3_00", True)) == "ENOENT"
 
 
-def test_a_domain_that_goes_lets_its_limbo_go() -> None:
+def test_offline_domain_frees_its_rmids_in_limbo() -> None:
     resctrl = VirtualResctrl("intel-aet", rmids=2)
     resctrl.mkdir("mon_groups/a")
     resctrl.write("mon_groups/a/tasks", str(resctrl.tasks.fork()))
@@ -156,7 +156,7 @@ def test_mkdir_and_rmdir_left_the_status_as_it_was(old: VirtualResctrl) -> None:
 
 
 @pytest.mark.parametrize("path", ["info/x", "mon_data/x", "mon_groups/a/x", "mon_groups/mon_groups"])
-def test_where_no_group_could_be_made_mkdir_said_eperm(old: VirtualResctrl, path: str) -> None:
+def test_mkdir_in_a_place_for_no_group_was_eperm(old: VirtualResctrl, path: str) -> None:
     assert refused(lambda: old.mkdir(path)) == "EPERM"
     assert old.status == WORDS
 
@@ -172,7 +172,7 @@ def test_there_were_no_assignable_counters_nor_telemetry(old: VirtualResctrl) ->
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_machine_counts_what_runs_in_it(profile: str) -> None:
+def test_every_machine_counts_its_tasks(profile: str) -> None:
     resctrl, _ = busy(profile, cpus=2)
     for name in domains(resctrl, "mon_groups/a"):
         directory = resctrl.directory(DATA + name)

@@ -21,7 +21,7 @@ L3 = "mon_data/mon_L3_00/"
 NOBODY = 65534
 
 
-def test_it_says_that_it_is_a_simulation(sim: Mounted) -> None:
+def test_attribute_shows_that_it_is_a_simulation(sim: Mounted) -> None:
     assert os.getxattr(sim.root, SIMULATION_ATTRIBUTE) == b"intel-aet"
     assert os.listxattr(sim.root) == [SIMULATION_ATTRIBUTE]
     lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -34,7 +34,7 @@ def test_membership_of_a_missing_task_is_enodata(sim: Mounted, number: str) -> N
     assert outcome(lambda: sim.groups_of(number)) == "ENODATA"
 
 
-def test_the_state_of_the_rmids_can_be_asked_for(sim: Mounted) -> None:
+def test_state_of_the_rmids_can_be_read(sim: Mounted) -> None:
     def counts() -> dict[str, int]:
         words = os.getxattr(sim.root, "user.resctrlmond.rmids").decode().split()
         return {name: int(number) for name, _, number in (word.partition("=") for word in words)}
@@ -154,10 +154,10 @@ def test_open_files_of_a_removed_group_do_not_find_a_new_group_of_its_name(sim: 
     os.close(directory)
 
 
-# Owner, mode and time: by them a group is known as ours
+# Owner, mode and time, which identify the daemon's groups
 
 
-def test_a_group_bears_the_group_id_of_its_maker_from_birth_and_over_rename(sim: Mounted) -> None:
+def test_group_has_the_group_id_of_its_creator_from_mkdir_on_and_over_rename(sim: Mounted) -> None:
     subprocess.run(["mkdir", sim.path("mon_groups/a")], check=True, group=4242, extra_groups=[])
     nodes = [Path(sim.path("mon_groups/a")), *Path(sim.path("mon_groups/a")).rglob("*")]
     assert len(nodes) > 10

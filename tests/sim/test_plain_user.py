@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 NOBODY = "65534"
-# Root becomes a plain user who can read whatever the tests are in, and change nothing that is not his, in a mount
-# namespace of his own with the device as Debian has it.
+# Root becomes an ordinary user who can read the tests' files and change only his own, in a separate mount namespace
+# with the mode of the device as in Debian.
 AS_NOBODY = """\
 mknod "$1/fuse" c 10 229; chmod 666 "$1/fuse"; mount --bind "$1/fuse" /dev/fuse; shift
 exec setpriv --reuid 65534 --regid 65534 --clear-groups \\

@@ -38,7 +38,7 @@ make_up("cpuinfo", lambda text: re.sub("(?m)^flags.*", lambda line: line[0] + " 
 with Simulation("/sys/fs/resctrl", "intel-rdt"):
     burner = subprocess.Popen(["taskset", "1", sys.executable, "-c", "while True: pass"])
     results = {"display": run("pqos", "-I", "-d"), "show": run("pqos", "-I", "-s")}
-    # Not its perf events, which are no part of resctrl and not there on every machine.
+    # Without perf events, which are not part of resctrl and do not exist on every machine.
     quiet = ["--disable-mon-ipc", "--disable-mon-llc_miss"]
     events = ";".join(f"{event}:{burner.pid}" for event in ("llc", "mbt", "mbl"))
     results["monitor"] = run("pqos", "-I", *quiet, "-u", "csv", "-t", "2", "-p", events)
@@ -73,7 +73,7 @@ def output(results: dict[str, object], what: str) -> str:
     return str(text)
 
 
-def test_pqos_finds_what_the_simulated_machine_has(results: dict[str, object]) -> None:
+def test_pqos_detects_the_features_of_the_simulated_machine(results: dict[str, object]) -> None:
     text = output(results, "display")
     assert all(
         words in text for words in ("LLC Occupancy", "Total Memory Bandwidth", "Local Memory Bandwidth", "L3 CAT")
@@ -88,7 +88,7 @@ def test_pqos_makes_its_classes_and_shows_them(results: dict[str, object]) -> No
 
 def fullest_row(text: str) -> dict[str, str]:
     """Return the second with the most traffic: on a busy machine, the burner does not run in some of them."""
-    # The output begins with a note for the user.
+    # The output begins with a line for the user.
     table = text.partition("Time,")
     return max(csv.DictReader(io.StringIO(table[1] + table[2])), key=lambda row: float(row["MBT[MB/s]"]))
 

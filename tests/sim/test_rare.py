@@ -46,7 +46,7 @@ def test_no_wrap_is_seen_while_the_worker_runs(resctrl: VirtualResctrl) -> None:
     assert count(resctrl) == 3000 * GIB > 2 * WRAP
 
 
-def test_whole_wraps_are_lost_while_it_does_not(resctrl: VirtualResctrl) -> None:
+def test_whole_wraps_are_lost_without_the_overflow_worker(resctrl: VirtualResctrl) -> None:
     tid = member(resctrl)
     resctrl.run(tid, 2000.0)
     resctrl.model.run_overflow_worker(runs=False)

@@ -34,7 +34,7 @@ def test_lowest_first_then_in_the_order_they_were_freed() -> None:
     assert [pool.allocate(0) for _ in range(3)] == [3, 1, 4]
 
 
-def test_rmid_zero_is_never_given_out() -> None:
+def test_rmid_0_is_never_assigned() -> None:
     pool = RmidPool(2, 1, 0, None)
     assert pool.allocate(0) == 1
     assert failure(pool, 0) == errno.ENOSPC

@@ -93,7 +93,7 @@ def test_writing_to_a_control_group_takes_a_task_out_of_its_monitoring_group(res
     assert resctrl.model.task_groups(tid) == "res:/\nmon:\n"
 
 
-def test_children_and_threads_made_later_follow_and_earlier_ones_do_not(resctrl: VirtualResctrl) -> None:
+def test_later_children_and_threads_follow_and_earlier_ones_do_not(resctrl: VirtualResctrl) -> None:
     parent = resctrl.tasks.fork()
     earlier = resctrl.tasks.fork(parent)
     resctrl.write("mon_groups/a/tasks", str(parent))
@@ -184,7 +184,7 @@ def test_a_reused_number_can_be_put_into_the_group_that_it_had_before(resctrl: V
     assert resctrl.tids("mon_groups/a") == {tid}
 
 
-def test_there_is_no_group_of_a_task_that_is_gone(resctrl: VirtualResctrl) -> None:
+def test_ended_task_has_no_group(resctrl: VirtualResctrl) -> None:
     tid = resctrl.tasks.fork()
     resctrl.write("mon_groups/a/tasks", str(tid))
     resctrl.tasks.exit(tid)
@@ -194,7 +194,7 @@ def test_there_is_no_group_of_a_task_that_is_gone(resctrl: VirtualResctrl) -> No
 
 @settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("0123456789,x- \n\0abcdef+"), max_size=40) | st.text(max_size=40))
-def test_any_text_is_a_list_or_an_error_with_words(text: str) -> None:
+def test_any_text_is_a_list_or_an_error_with_a_message(text: str) -> None:
     resctrl = VirtualResctrl("intel-rdt")
     resctrl.mkdir("mon_groups/a")
     try:

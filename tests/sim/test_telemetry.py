@@ -45,7 +45,7 @@ def test_telemetry_shows_after_a_push_and_traffic_at_once() -> None:
     assert now(resctrl, ENERGY) == "5.000000"
 
 
-def test_lag_goes_on_after_the_death_of_the_task_and_ends_within_two_milliseconds() -> None:
+def test_lag_continues_after_the_end_of_the_task_for_at_most_two_milliseconds() -> None:
     resctrl, tid = busy_resctrl()
     resctrl.now += 0.0001
     resctrl.run(tid, 1.0)
@@ -85,7 +85,7 @@ def test_a_lag_longer_than_that_of_hardware_makes_the_simulation_inexact(
     assert ("its telemetry lags by 2.5 ms" in reason) == bool(reason) == is_inexact
 
 
-def test_a_running_task_lags_by_the_last_part_of_the_time_since_it_was_looked_at() -> None:
+def test_running_task_lags_by_the_last_part_of_the_time_since_its_last_sample() -> None:
     resctrl, tid = busy_resctrl(lag_ms=100)
     resctrl.now = 1000.15
     resctrl.run(tid, 0.15)

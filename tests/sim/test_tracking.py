@@ -41,7 +41,7 @@ def test_the_rmid_that_was_idle_longest_loses_its_counter(resctrl: VirtualResctr
     assert [counter(resctrl, number) for number in range(5)] == [str(2 * GIB), "Unavailable", *[str(GIB)] * 3]
 
 
-def test_a_counter_that_comes_back_begins_from_0(resctrl: VirtualResctrl) -> None:
+def test_reassigned_counter_begins_from_0(resctrl: VirtualResctrl) -> None:
     resctrl.run(100, 1.0)
     assert counter(resctrl, 0) == str(GIB)
     for number in (1, 2, 3, 4):

@@ -109,7 +109,7 @@ TestConserved = Conserved.TestCase
 TestConserved.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
 
 
-def test_tasks_that_ended_are_forgotten_first_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_tasks_are_dropped_first_and_their_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_TASKS", 3)
     resctrl = VirtualResctrl("intel-aet", reports_forks=True)
     resctrl.mkdir("mon_groups/a")

@@ -27,7 +27,7 @@ def played(part: Part) -> list[Tally]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", [Part(5, 100), Part(6, 25, by_daemon=True)], ids=["manager", "daemon"])
-def test_nothing_is_lost_without_a_mark_and_nothing_is_counted_twice(part: Part) -> None:
+def test_no_use_is_lost_without_a_mark_or_counted_twice(part: Part) -> None:
     ours, *peers = played(part)
     assert ours.violations == []
     assert (ours.workloads, ours.wrong) == (part.workloads, 0)
@@ -58,7 +58,7 @@ def test_the_command_prints_the_table() -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("profile", ["intel-aet", "amd-abmc"])
-def test_no_case_on_its_own_gives_a_wrong_figure_that_is_called_exact(profile: str) -> None:
+def test_no_case_has_a_wrong_figure_that_is_exact(profile: str) -> None:
     """``make truth`` runs the cases on all machines, this test on a sample."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         report = pool.apply(cases.play, (profile,))
@@ -67,7 +67,7 @@ def test_no_case_on_its_own_gives_a_wrong_figure_that_is_called_exact(profile: s
     assert report.marked > 20
 
 
-def test_the_script_is_the_same_for_the_same_seed_and_has_all_that_happens() -> None:
+def test_script_is_the_same_for_a_seed_and_has_all_kinds_of_events() -> None:
     script = write(1, 2000)
     assert script == write(1, 2000)
     assert script != write(2, 2000)
@@ -100,7 +100,7 @@ FULL, HALF = Use(Decimal(2), 200), Use(Decimal(1), 100)
         (life(HALF, "estimated", used=FULL), ""),
     ],
 )
-def test_a_promise_that_is_broken_is_named(one: Life, complaint: str) -> None:
+def test_broken_promise_is_reported(one: Life, complaint: str) -> None:
     found = [why for figure in figures(one) for why in broken(one, figure)]
     assert bool(found) == bool(complaint)
     assert not found or any(complaint in why for why in found)
@@ -109,7 +109,7 @@ def test_a_promise_that_is_broken_is_named(one: Life, complaint: str) -> None:
     assert len(tally.violations) == len(found)
 
 
-def test_a_loss_of_more_than_was_used_since_the_checkpoint_is_named() -> None:
+def test_loss_of_more_than_the_use_since_the_checkpoint_is_reported() -> None:
     piece = Decimal("0.078125")
     one = life(Use(piece, 32 << 20), "estimated", used=Use(3 * piece, 96 << 20), state="lost")
     one.pieces_at_removal, one.pieces_risked = 3, 2
@@ -120,7 +120,7 @@ def test_a_loss_of_more_than_was_used_since_the_checkpoint_is_named() -> None:
     assert [figure.lost for figure in figures(one)] == [2 * piece, 64 << 20]
 
 
-def test_figures_that_are_not_given_are_lost() -> None:
+def test_missing_figures_count_as_lost() -> None:
     assert Figure(ENERGY, None, Decimal(3), Decimal(3), Decimal(0), "unknown").lost == 3
 
 
@@ -139,7 +139,7 @@ def scraped(model: type[NriResctrlMon | GoresctrlMonitor], monkeypatch: pytest.M
     return readings
 
 
-def test_the_models_count_as_they_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_count_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
     """The accumulator of goresctrl goes 100, 150, 150, 202; a reader's increase() takes a fall for a reset."""
     assert scraped(GoresctrlMonitor, monkeypatch) == [100, 150, 150, 202]
     assert scraped(NriResctrlMon, monkeypatch) == [0, 50, 198, 250]
