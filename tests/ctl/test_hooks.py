@@ -12,7 +12,7 @@ import pytest
 from resctrlctl import hooks
 from resctrlctl.command import main
 
-NAMES = ["resctrlmon-createRuntime.json", "resctrlmon-poststop.json"]
+NAMES = ["resctrlmon-createRuntime.json", "resctrlmon-other.json"]
 
 
 @pytest.fixture

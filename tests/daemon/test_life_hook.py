@@ -25,6 +25,7 @@ from resctrlmond.resctrl import processes
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
 from tests.daemon.conftest import MANAGER, Machine, StartProcess, cgroup_root, end
+from tests.daemon.containers import containers
 from tests.hook.forms import command_of, file_of
 from tests.wait import wait_until
 
@@ -111,6 +112,30 @@ def test_container_is_in_its_group_before_it_executes_and_ends_with_poststop(
     assert machine.group(CONTAINER)["state"] == "completed"
     assert machine.groups() == []
     assert hook(machine, "poststop", state(0), "--strict", form=form) == (0, "")
+
+
+def test_container_ends_the_same_without_a_poststop(machine: Machine) -> None:
+    """No installed hook file calls the hook when a container has stopped."""
+    machine.start()
+    with containers(2) as inits:
+        ids = list(inits)
+        for id_, child in inits.items():
+            assert hook(machine, "createRuntime", state(child.pid, id_), "--strict") == (0, "")
+        for child in inits.values():
+            end(child)
+        assert hook(machine, "poststop", state(0, ids[0]), "--strict") == (0, "")
+        for id_ in ids:
+            wait_until(lambda id_=id_: machine.group(id_)["state"] == "completed")  # type: ignore[misc]
+        assert machine.groups() == []
+    ended = [machine.group(id_) for id_ in ids]
+    for workload in ended:
+        assert [member["endedAt"] <= workload["completedAt"] for member in workload["members"]] == [True]
+        totals = machine.call("Read", key=workload["key"])["totals"]
+        assert {total["quality"] for total in totals} == {"exact"}
+    assert ended[0].keys() == ended[1].keys()
+    files = [sorted(path.name for path in Path(workload["snapshot"]).rglob("*")) for workload in ended]
+    assert files[0] == files[1]
+    assert "completed_at" in files[0]
 
 
 def test_container_without_a_control_group_of_its_own_is_late(machine: Machine, init: StartProcess) -> None:

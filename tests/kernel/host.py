@@ -18,9 +18,7 @@ RUN = "/run/resctrlmond"
 SOCKET = f"{RUN}/org.resctrlmon.Manager"
 BUSYBOX = "/var/lib/busybox"
 # The hook files as shipped, by stage.
-HOOKS = {
-    stage: Path(__file__).parents[2] / f"systemd/resctrlmon-{stage}.json" for stage in ("createRuntime", "poststop")
-}
+HOOKS = {stage: Path(__file__).parents[2] / f"systemd/resctrlmon-{stage}.json" for stage in ("createRuntime",)}
 # The program of a container that prints the group of its first instruction.
 WHERE = "cat /proc/self/cpu_resctrl_groups"
 

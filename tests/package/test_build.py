@@ -67,7 +67,7 @@ def test_files_of_each_package(built: Path) -> None:
         *(f"/usr/lib/systemd/system/resctrlmond.{kind}" for kind in ("service", "socket")),
         *("/usr/lib/systemd/system/sys-fs-resctrl.mount", "/usr/lib/sysusers.d/resctrlmond.conf"),
         *("/usr/share/dbus-1/system.d/org.resctrlmon1.conf", "/etc/resctrlmond/resctrlmond.yaml"),
-        *(f"/usr/share/resctrlmond/hooks.d/resctrlmon-{stage}.json" for stage in ("createRuntime", "poststop")),
+        "/usr/share/resctrlmond/hooks.d/resctrlmon-createRuntime.json",
         *("/usr/share/man/man8/resctrlmond.8.gz", "/usr/share/bash-completion/completions/resctrlctl"),
     }
     assert wanted <= daemon
