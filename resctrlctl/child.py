@@ -28,7 +28,7 @@ KILLED = 128 + signal.SIGKILL
 _FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT})
 # After the command has ended, these ask resctrlctl itself to end.
 _INTERRUPTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
-# This many interrupts after the end of the command end resctrlctl, whatever it is doing.
+# This many interrupts after the end of the command end resctrlctl in any state.
 _MAX_INTERRUPTS = 3
 # Not forwarded: signals that report a fault or a limit of this process, that stop and continue it, or that have no
 # effect by default. Every other signal ends a process that does not handle it, and is meant for the command.

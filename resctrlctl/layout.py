@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 _GAP = "  "
-# No column is cut to less than this, whatever the width: a key must stay recognizable.
+# No column is cut to less than this, for any width: a key must stay recognizable.
 _MIN_WIDTH = 8
 ELLIPSIS = "…"
 

@@ -9,7 +9,7 @@ STAGE is the OCI stage that the runtime runs the hook at (createRuntime, poststo
 the hook writes one line to the journal and exits 0; with --strict it also writes to stderr and exits 1. It
 lasts no longer than --timeout (2 s), the reading of stdin included. While a daemon starts or stops, that time does
 not run, and the hook lasts no longer than --start-timeout (10 s) in all. If the daemon replies that the call waits
-for those of other containers, the hook lasts no longer than the reply says, and at most 60 s. A runtime that may not
+for those of other containers, the hook lasts no longer than the reply allows, at most 60 s. A runtime that may not
 reach the daemon (EACCES on its socket: rootless Podman) does not use resctrlmond: exit 0 without a message, also with
 --strict.
 
@@ -163,12 +163,12 @@ def is_refusal(reply: bytes) -> bool:
 
 
 def continues(reply: bytes) -> bool:
-    """Whether another reply follows, which a member at the end says. See ``is_refusal``."""
+    """Whether another reply follows, which the last member shows. See ``is_refusal``."""
     return not is_refusal(reply) and reply.endswith(b'"continues":true}')
 
 
 def queue_timeout(reply: bytes) -> float:
-    """Return how long the hook may last (seconds) because its call is queued; 0 if the reply does not say that."""
+    """Return how long the hook may last (seconds) because its call is queued; 0 without that field."""
     digits = reply.partition(b'"queueTimeoutMs":')[2][:9]
     digits = digits[: len(digits) - len(digits.lstrip(b"0123456789"))]
     return min(int(digits or b"0") / 1000, MAX_QUEUE_TIMEOUT)

@@ -22,7 +22,7 @@ class ConfigError(ResctrlError):
 def read_contents(path: str | None, default: str, otherwise: str) -> bytes | None:
     """Return the bytes of a configuration file; None if ``path`` is None and the ``default`` file does not exist.
 
-    Returns at most MAX_BYTES + 1 bytes. ``otherwise`` says, for the message, what applies without a file. Raises
+    Returns at most MAX_BYTES + 1 bytes. ``otherwise`` is the part of the message for a missing file. Raises
     ConfigError.
     """
     name = default if path is None else path

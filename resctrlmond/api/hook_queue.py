@@ -25,7 +25,7 @@ class HookQueue:
     ``most`` calls run at once: at most one for each workload, because a second one would wait for the first in a
     thread, and at most one for each calling process, because the hook of a container is a process with one call, and
     a process with many calls must not delay it. Calls whose caller has given up begin last: their containers run
-    already. ``timeout_s`` returns how long a hook may wait in all; with 0, no hook is asked to wait.
+    already. ``timeout_s`` returns how long a hook may wait in all; with 0, no hook gets a notice.
     """
 
     def __init__(self, timeout_s: Callable[[], float], most: int = Lane.HOOKS.value[1]) -> None:
@@ -53,7 +53,7 @@ class HookQueue:
         self._advance()
 
     def timeout_ms(self, call: QueuedCall) -> int:
-        """Return how long the hook of a waiting call may last (ms), counted from its call; 0 to say nothing.
+        """Return how long the hook of a waiting call may last (ms), counted from its call; 0 to send no notice.
 
         While calls begin, that time is extended, so that hooks give up soon if this process hangs.
         """

@@ -107,7 +107,7 @@ def _check_start(pid: int, caller: Caller) -> None:
 def _is_in_own_cgroup(state: State) -> bool:
     """Return whether the process of the state is in a control group that runtimes name after the container.
 
-    The process is then the container's, whatever process called the hook. Other prefixes are not accepted: the
+    The process is then the container's, also if another process called the hook. Other prefixes are not accepted: the
     session of a user is "session-ID.scope".
     """
     name = re.compile(rf"(?:(?:{'|'.join(_CGROUP_PREFIXES)})-)?{re.escape(state.id)}(?:\.scope)?")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from resctrlmond.api import types
 from resctrlmond.workloads.model import State
-from resctrlmond.workloads.pods import ContainerState, Noted, ReportedContainer, Sandbox
+from resctrlmond.workloads.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
 from resctrlmond.workloads.validation import is_pod_uid
 
 # Prefixes of a pod's labels and annotations among the attributes of its workload.
@@ -15,13 +15,13 @@ LABEL = "pod.label."
 ANNOTATION = "pod.annotation."
 
 
-def pods_of(reports: Iterable[Noted], workloads: Iterable[types.Workload]) -> list[types.Pod]:
+def pods_of(reports: Iterable[ReportedSandbox], workloads: Iterable[types.Workload]) -> list[types.Pod]:
     """Return all reported pods and all other pods with a workload that has not ended, by namespace and name.
 
     A pod that was not reported (the hook created its workload, or the adapter has not reported since the daemon's
     start) has only the containers that are members of the workload, without their names.
     """
-    by_key: dict[str, list[Noted]] = {}
+    by_key: dict[str, list[ReportedSandbox]] = {}
     for report in reports:
         by_key.setdefault(report.key, []).append(report)
     found = {workload.key: workload for workload in workloads}
@@ -38,7 +38,7 @@ def _is_pod(workload: types.Workload) -> bool:
     return "pod.uid" in workload.attributes or is_pod_uid(workload.key)
 
 
-def _reported_pod(key: str, reports: list[Noted], workload: types.Workload | None) -> types.Pod:
+def _reported_pod(key: str, reports: list[ReportedSandbox], workload: types.Workload | None) -> types.Pod:
     sandboxes = [report.sandbox for report in reports]
     # All sandboxes of a pod have the same name and namespace; labels may change.
     newest = sandboxes[-1]

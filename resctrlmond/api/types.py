@@ -219,7 +219,7 @@ class Total(Reply, frozen=True, kw_only=True):
     quality: Quality
     """How far the number can be trusted."""
     reason: str | None = None
-    """Why the quality is not _exact_."""
+    """Why the quality is not _exact_; *resctrlmond*(7), *QUALITY*, lists the reasons."""
 
 
 class Failure(Reply, frozen=True, kw_only=True):

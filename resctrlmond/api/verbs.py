@@ -305,17 +305,17 @@ def _report_pods(manager: Manager, request: types.ReportPodsRequest, caller: Cal
 
 
 def _list_pods(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.ListPodsReply:
-    noted, reports = manager.pods.all()
-    return types.ListPodsReply(pods=bounded(pods_of(noted, list(_workloads(manager)))), reported=reports)
+    sandboxes, reports = manager.pods.all()
+    return types.ListPodsReply(pods=bounded(pods_of(sandboxes, list(_workloads(manager)))), reported=reports)
 
 
 def _pod_pages(manager: Manager) -> Iterator[types.ListPodsReply]:
-    noted, reports = manager.pods.all()
+    sandboxes, reports = manager.pods.all()
 
     def page(pods: list[types.Pod], is_first: bool) -> types.ListPodsReply:
         return types.ListPodsReply(pods=pods, reported=reports if is_first else [])
 
-    return pages(pods_of(noted, list(_workloads(manager))), page)
+    return pages(pods_of(sandboxes, list(_workloads(manager))), page)
 
 
 def _get(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types.WorkloadReply:

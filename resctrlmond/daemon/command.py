@@ -23,7 +23,7 @@ from resctrlmond.start_lock import StartLock
 
 log = logging.getLogger("resctrlmond")
 
-# systemd and Debian assign the ids from 65520 to 65533 to nobody. It exists in containers with 65536 ids.
+# systemd and Debian do not assign the ids from 65520 to 65533 to a user. They exist in containers with 65536 ids too.
 _UNUSED_GID = 65533
 
 

@@ -17,8 +17,8 @@ def unsafe_part(path: str) -> tuple[str, str] | None:
 
     Every directory and link from ``/`` on, and from the target of each link on, must belong to root or to this
     process's user. Others may write to a directory on the way only if it is sticky, as /tmp is: there they can
-    neither remove nor rename what is not theirs. The last one they must not write to at all. The path may end in
-    parts that do not exist. Raises OSError for other errors.
+    neither remove nor rename entries of other users. They must not have write access to the last one. The path may
+    end in parts that do not exist. Raises OSError for other errors.
     """
     at, rest, links = "/", path.split("/")[::-1], 0
     while rest:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check and prepare what the daemon needs; each failure has its own message and exit status."""
+"""Check and prepare the requirements of the daemon; each failure has its own message and exit status."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def check_folders(config: Config) -> None:
     runtime_dir, groups_dir = (_existing(key, getattr(config, key)) for key in ("runtime_dir", "groups_dir"))
     check_in_memory("runtime_dir", runtime_dir)
     check_in_memory("groups_dir", groups_dir)
-    with reading("tell which filesystem it is on", groups_dir):
+    with reading("find out which filesystem it is on", groups_dir):
         is_same = os.stat(runtime_dir).st_dev == os.stat(groups_dir).st_dev
     if not is_same:
         raise ConfigError(

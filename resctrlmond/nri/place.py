@@ -16,7 +16,7 @@ from resctrlmond.resctrl.processes import leader, stat
 # IDs of containers and sandboxes, as of containerd and CRI-O.
 _ID = re.compile(r"(?:.*-)?([0-9a-f]{64})(?:\.scope)?")
 _POD = re.compile(r"(?:.*-)?pod(.+)")
-# CRI-O runs a monitor for each container, in a control group beside the container's.
+# CRI-O runs a monitor for each container, in a control group next to the container's.
 _MONITOR = "crio-conmon-"
 
 

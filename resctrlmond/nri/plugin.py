@@ -230,7 +230,7 @@ class Plugin:
         except Unavailable:
             self._retry_later()
         except Exception:
-            # The container must start, whatever has failed.
+            # The container must start after any failure.
             log.exception("an event could not be processed: resctrlmond was not updated")
             self._retry_later()
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limit the adapter's log, whatever a runtime sends or repeats."""
+"""Limit the adapter's log for any messages of a runtime."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def _is_foreign(folder: str, manager_socket: str) -> bool:
     except OSError:
         return False
     with contextlib.suppress(OSError):
-        ours = os.stat(manager_socket).st_gid
-        return stat.S_ISDIR(found.st_mode) and (found.st_gid != ours or ours == 0)
+        mark = os.stat(manager_socket).st_gid
+        return stat.S_ISDIR(found.st_mode) and (found.st_gid != mark or mark == 0)
     # The owner of the directory cannot be determined without resctrlmond.
     return False
 

@@ -116,7 +116,7 @@ class Search:
 
 def _unreported(sandbox: Sandbox, known: set[str]) -> dict[str, str]:
     """Return the unreported containers in the control group of the sandbox's pod, ID -> control group."""
-    # No container starts in a sandbox whose process has ended: what is new is the sandbox that replaces it.
+    # No container starts in a sandbox whose process has ended: new processes are of the sandbox that replaces it.
     if sandbox.pod.pid and not place.started(sandbox.pod.pid):
         return {}
     return place.containers_in(sandbox.cgroup, known)

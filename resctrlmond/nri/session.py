@@ -28,7 +28,7 @@ _SHOWN_LENGTH = 256
 
 
 class Session:
-    """Speaks NRI on a connected socket until it closes. ``configured`` receives the runtime's name and version."""
+    """Serves NRI on a connected socket until it closes. ``configured`` receives the runtime's name and version."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Session:
         try:
             done = self._handle(request)
         except Exception:
-            # The container must start, whatever has failed.
+            # The container must start after any failure.
             log.exception("%s could not be handled", call.method)
             done = None
         answer = ttrpc.response(call.stream, messages.answer(request))
@@ -146,7 +146,7 @@ class Session:
             self._send(mux.PLUGIN, answer)
         elif not self._is_over:
             log.warning("an event was answered before resctrlmond was updated: resctrlmond is slow")
-            # After the other callbacks of the cancellation, which tell resctrlmond that the container is not blocked.
+            # After the other callbacks of the cancellation, which report that nothing holds the container.
             asyncio.get_running_loop().call_soon(self._send, mux.PLUGIN, answer)
 
     def _send(self, connection: int, message: bytes) -> None:

@@ -220,7 +220,7 @@ def cpu_time_ns(path: str) -> int | None:
     """Return the CPU time (ns) of all tasks of a control group, including ended ones; None if it is not known.
 
     From cpu.stat, which every control group of v2 has (Documentation/admin-guide/cgroup-v2.rst, "CPU"). Raises
-    NotRead without descriptors or memory, which says nothing of the control group.
+    NotRead without descriptors or memory, which does not depend on the control group.
     """
     file = os.path.join(path, "cpu.stat")
     try:

@@ -187,27 +187,27 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
     of ``info/last_cmd_status``, read right after the call; "ok" counts as no text.
     """
     number = error.errno or 0
-    spoken = number in _WITH_STATUS and status.strip() not in ("", "ok")
-    said = "; ".join(status.strip().splitlines()) if spoken else ""
+    has_text = number in _WITH_STATUS and status.strip() not in ("", "ok")
+    kernel_text = "; ".join(status.strip().splitlines()) if has_text else ""
     message = f"cannot {what}"
 
     def make(kind: type[ResctrlError], remedy: str = "") -> ResctrlError:
-        return kind(message, path=path, errno=number, status=said, remedy=remedy)
+        return kind(message, path=path, errno=number, status=kernel_text, remedy=remedy)
 
     # Another program may have cleared the text. mkdir of a monitoring group has no other reason for these errnos.
-    unsaid = not said and what == CREATE
-    if number in (errno_.ENOSPC, errno_.EBUSY) and (unsaid or "Out of RMIDs" in said):
+    is_without_text = not kernel_text and what == CREATE
+    if number in (errno_.ENOSPC, errno_.EBUSY) and (is_without_text or "Out of RMIDs" in kernel_text):
         # The text is the same for EBUSY (freed RMIDs are in limbo) and ENOSPC (all are in use), see alloc_rmid().
         limbo = number == errno_.EBUSY
         return RmidsExhausted(
             message,
             path=path,
             errno=number,
-            status=said,
+            status=kernel_text,
             in_limbo=limbo,
             remedy=no_rmid_remedy(limbo),
         )
-    if number == errno_.EINVAL and _OTHER_CLASS in said:
+    if number == errno_.EINVAL and _OTHER_CLASS in kernel_text:
         return make(ClassMismatch, OTHER_CLASS_REMEDY)
     if number == errno_.ESRCH:
         return make(NoSuchProcess)
@@ -217,7 +217,7 @@ def from_oserror(error: OSError, what: str, path: str, status: str = "") -> Resc
         return make(GroupExists)
     # EACCES means missing permissions. EPERM is a rule of resctrl for all users (a wrong place; rename before
     # Linux 6.5, without a text), except for a task of another user.
-    if number == errno_.EACCES or (number == errno_.EPERM and "permission" in said):
+    if number == errno_.EACCES or (number == errno_.EPERM and "permission" in kernel_text):
         return make(PermissionDenied)
     if number in _RESOURCES:
         return make(OutOfResources, remedy_for(number))

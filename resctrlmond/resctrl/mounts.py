@@ -35,7 +35,7 @@ def mounts() -> list[Mount]:
 
 def _lines() -> list[str]:
     path = "/proc/self/mountinfo"
-    with reading("tell what is mounted", path), open(path, "rb") as table:
+    with reading("list the mounts", path), open(path, "rb") as table:
         text = os.fsdecode(table.read())
     return [line for line in text.split("\n") if line]
 
@@ -63,7 +63,7 @@ def parse(line: str) -> Mount:
 def mount_of(fd: int) -> Mount | None:
     """Return the mount of an open file; None if it was unmounted meanwhile. Raises NotRead."""
     path = f"/proc/self/fdinfo/{fd}"
-    with reading("tell what is mounted", path), open(path, encoding="ascii") as lines:
+    with reading("list the mounts", path), open(path, encoding="ascii") as lines:
         number = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
     # Parse only this line: a host with many containers has thousands.
     return next((parse(line) for line in _lines() if line.startswith(f"{number} ")), None)
@@ -71,7 +71,7 @@ def mount_of(fd: int) -> Mount | None:
 
 def fstype_of(path: str) -> str:
     """Return the type of the path's filesystem; "" if it was unmounted meanwhile. Raises NotRead."""
-    with reading("tell which filesystem it is on", path):
+    with reading("find out which filesystem it is on", path):
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         mount = mount_of(fd)

@@ -53,7 +53,9 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
     def __post_init__(self) -> None:
         words = WORDS if self.on is Operation.READ else ()
         if self.answer and self.answer not in words and self.answer not in errno.errorcode.values():
-            raise ValueError(f"{self.answer!r} is no answer to {self.on}: name an errno, or of reads {WORDS}")
+            raise ValueError(
+                f"{self.answer!r} is not a valid answer to {self.on}: use the name of an errno or, for reads, {WORDS}"
+            )
 
 
 class MakeGroup(msgspec.Struct, tag_field="do", tag="mkdir", forbid_unknown_fields=True):
@@ -63,7 +65,7 @@ class MakeGroup(msgspec.Struct, tag_field="do", tag="mkdir", forbid_unknown_fiel
 
 
 class RemoveGroup(msgspec.Struct, tag_field="do", tag="rmdir", forbid_unknown_fields=True):
-    """Another agent removes the group ``group``, which may be anybody's."""
+    """Another agent removes the group ``group``, which may belong to any program."""
 
     group: str
 

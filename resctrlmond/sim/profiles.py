@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 ENERGY_FRACTION_BITS = 18  # core_energy and activity (arch/x86/kernel/cpu/resctrl/intel_aet.c)
 MBM_BITS = 32  # of a bandwidth counter: 24 and what CPUID adds (arch/x86/kernel/cpu/resctrl/internal.h)
-TELEMETRY_BITS = 63  # of a register; bit 63 says that it is valid (intel_aet.c)
+TELEMETRY_BITS = 63  # of a register; bit 63 means that it is valid (intel_aet.c)
 
 
 # As in the modalias of the processor (arch/x86/include/asm/processor.h, X86_VENDOR_*).

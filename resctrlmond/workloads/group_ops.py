@@ -365,7 +365,7 @@ def relocate(ctx: Context, txn: Transaction, class_: str) -> Workload:
     except NotWritten:
         saved = txn.workload.group(group.folder)
         if saved is None or saved.ref != target:
-            # A group that is not where its record says would be taken for lost.
+            # A group that is not at the path in its record would count as lost.
             with undoing(txn.key):
                 ctx.tree.rename(target, group.ref)
                 relink(ctx, before, group)
@@ -379,7 +379,7 @@ def _relocated(ctx: Context, txn: Transaction, workload: Workload, group: Group,
     try:
         relink(ctx, workload, group)
     finally:
-        # Also if the links cannot be changed: a group that is not where its record says would be taken for lost.
+        # Also if the links cannot be changed: a group that is not at the path in its record would count as lost.
         group = txn.save(workload.with_group(group)).group(group.folder) or group
     return group
 
@@ -420,7 +420,7 @@ def finish(ctx: Context, txn: Transaction, reason: str, *, without_claims: Itera
         ctx.interference.before_end(txn)
         ending = replace(txn.workload.first, state=GroupState.ENDING, reason=reason)
         txn.save(functools.reduce(Workload.without_claim, without_claims, txn.workload.with_group(ending)))
-    # The first group is the last to end, because its completed_at says that all end values of the workload are there.
+    # The first group is the last to end, because its completed_at means that all end values are written.
     _end_others(ctx, txn, reason)
     _end_group(ctx, txn, txn.workload.first, reason)
     return txn.workload

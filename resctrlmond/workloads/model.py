@@ -228,7 +228,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
 
     @property
     def reason(self) -> str:
-        """Why the workload is in its state; "" if there is nothing to say."""
+        """Why the workload is in its state; "" if there is no reason."""
         return self.first.reason
 
     @property

@@ -25,8 +25,8 @@ MAX_OWNERS = 16
 MAX_BYTES = 16 * 1024 * 1024
 
 
-class Noted(NamedTuple):
-    """A sandbox, the key of its workload, and its size in bytes as JSON."""
+class ReportedSandbox(NamedTuple):
+    """A reported sandbox, the key of its workload, and its size in bytes as JSON."""
 
     key: str
     sandbox: Sandbox
@@ -38,7 +38,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._noted: dict[str, dict[str, Noted]] = {}
+        self._sandboxes: dict[str, dict[str, ReportedSandbox]] = {}
         self._at: dict[str, str] = {}
 
     def report(
@@ -52,29 +52,30 @@ class Inventory:
         """
         check_word("claim", owner)
         new = {
-            sandbox.id: Noted(_checked(sandbox), sandbox, len(msgspec.json.encode(sandbox))) for sandbox in sandboxes
+            sandbox.id: ReportedSandbox(_checked(sandbox), sandbox, len(msgspec.json.encode(sandbox)))
+            for sandbox in sandboxes
         }
         forgotten = set(removed)
         with self._lock:
-            before = {} if replace_all else self._noted.get(owner, {})
+            before = {} if replace_all else self._sandboxes.get(owner, {})
             after = {name: one for name, one in {**before, **new}.items() if name not in forgotten}
             if len(after) > MAX_SANDBOXES:
                 raise InvalidRequest(f"{len(after)} sandboxes are more than {MAX_SANDBOXES}")
-            if owner not in self._noted and len(self._noted) >= MAX_OWNERS:
+            if owner not in self._sandboxes and len(self._sandboxes) >= MAX_OWNERS:
                 raise InvalidRequest(f"{MAX_OWNERS} owners report pods already")
-            others = [one for name, noted in self._noted.items() if name != owner for one in noted.values()]
+            others = [one for name, own in self._sandboxes.items() if name != owner for one in own.values()]
             size = sum(one.size for one in (*others, *after.values()))
             if size > MAX_BYTES:
                 raise LimitExceeded(f"all sandboxes together would take {size} bytes, more than {MAX_BYTES}")
-            self._noted[owner] = after
+            self._sandboxes[owner] = after
             self._at[owner] = utc_now()
             return len(after)
 
-    def all(self) -> tuple[list[Noted], list[Report]]:
+    def all(self) -> tuple[list[ReportedSandbox], list[Report]]:
         """Return the sandboxes of all owners, and the time of each owner's last report."""
         with self._lock:
-            noted = [one for of_owner in self._noted.values() for one in of_owner.values()]
-            return noted, [Report(owner, at) for owner, at in self._at.items()]
+            sandboxes = [one for of_owner in self._sandboxes.values() for one in of_owner.values()]
+            return sandboxes, [Report(owner, at) for owner, at in self._at.items()]
 
 
 def _checked(sandbox: Sandbox) -> str:

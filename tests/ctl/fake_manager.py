@@ -28,7 +28,7 @@ from resctrlmond.resctrl.counters import Kind, Status
 from resctrlmond.resctrl.processes import pidfd_numbers
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import EndRule, State
-from resctrlmond.workloads.pods import Noted, Report
+from resctrlmond.workloads.pods import Report, ReportedSandbox
 
 INTERFACE = "org.resctrlmon.Manager"
 NOW = "2026-11-21T11:13:22.500000Z"
@@ -88,7 +88,7 @@ class FakeManager:
     tree: Path
     workloads: dict[str, types.Workload] = field(default_factory=dict)
     foreign: list[types.Foreign] = field(default_factory=list)
-    noted: list[Noted] = field(default_factory=list)
+    sandboxes: list[ReportedSandbox] = field(default_factory=list)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     refuse: dict[str, VarlinkError] = field(default_factory=dict)
     # The replies of methods that do not depend on the state.
@@ -228,7 +228,9 @@ class FakeManager:
         return types.ListReply(workloads=list(self.workloads.values()), foreign=self.foreign)
 
     def listpods(self, _request: types.NoParameters) -> types.ListPodsReply:
-        return types.ListPodsReply(pods=pods_of(self.noted, self.workloads.values()), reported=[Report("nri", LATER)])
+        return types.ListPodsReply(
+            pods=pods_of(self.sandboxes, self.workloads.values()), reported=[Report("nri", LATER)]
+        )
 
     def status(self, _request: types.NoParameters) -> types.StatusReply:
         return types.StatusReply(

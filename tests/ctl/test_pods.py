@@ -7,7 +7,7 @@ import json
 
 from resctrlmond.api.types import Member
 from resctrlmond.workloads.model import State
-from resctrlmond.workloads.pods import ContainerState, Noted, ReportedContainer, Sandbox
+from resctrlmond.workloads.pods import ContainerState, ReportedContainer, ReportedSandbox, Sandbox
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import NOW, FakeManager
 
@@ -28,7 +28,7 @@ def report(
         containers=list(containers),
         reason=reason,
     )
-    manager.noted.append(Noted(key, sandbox))
+    manager.sandboxes.append(ReportedSandbox(key, sandbox))
 
 
 def populate(manager: FakeManager) -> None:

@@ -144,7 +144,7 @@ def test_rename_refuses(resctrl: VirtualResctrl, old: str, new: str, expected: s
 def test_last_cmd_status_holds_511_bytes() -> None:
     status = CommandStatus()
     for _ in range(50):
-        status.say("Out of CLOSIDs")
+        status.add("Out of CLOSIDs")
     text, mark = status.show()[:511], status.show()[511:]
     assert (text + mark).startswith("Out of CLOSIDs\n" * 34)
     assert mark == "[truncated]\n"

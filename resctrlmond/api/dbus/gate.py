@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A proxy between the bus and the D-Bus library, so that no message is decoded before its header is checked.
 
-The libraries decode a whole message in the event loop, whatever its length (the bus allows 32 MiB and more), and they
+The libraries decode a whole message in the event loop, for any length (the bus allows 32 MiB and more), and they
 close the connection if they do not understand a header. The gate relays the connection of the library: bytes until
 the end of the handshake, then messages. The library only has to connect to an address, so the gate works with each
 one.

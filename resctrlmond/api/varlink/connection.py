@@ -174,7 +174,7 @@ class Connection:
                 await self._send(reply)
 
     async def _reply(self, call: Call, method: Method[Any], parameters: Any, caller: Caller) -> Reply:
-        """Return the reply of a method's handler. Wait in the method's queue before, and tell that to the peer."""
+        """Wait in the method's queue and notify the peer of that. Return the reply of the method's handler."""
         queued = method.queue(parameters, caller) if method.queue is not None else None
         if queued is None:
             return await self._outcome(call.method, method.handler(parameters, caller))

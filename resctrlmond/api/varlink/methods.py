@@ -20,7 +20,7 @@ _SERVICE_DESCRIPTION = """\
 # The description that every varlink service gives of itself.
 interface org.varlink.service
 
-# Who made the service, what it is, and the names of its interfaces.
+# The vendor, product and version of the service, and the names of its interfaces.
 method GetInfo() -> (
   vendor: string,
   product: string,

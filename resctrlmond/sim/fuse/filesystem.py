@@ -280,7 +280,7 @@ class Filesystem:
     # -- open files
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file: check the mode bits, which root passes, and then kernfs' own check, which nobody passes."""
+        """Open a file: check the mode bits, which root passes, and then kernfs' own check, which no user passes."""
         with self._lock:
             node = self._find(path)
             access = flags & os.O_ACCMODE
@@ -318,6 +318,6 @@ class Filesystem:
             if node.removed:
                 raise error(errno.ENODEV)
             assert isinstance(node, File), "write() is for files"
-            assert node.store is not None, "check_open() lets nobody write to a file without that operation"
+            assert node.store is not None, "check_open() lets no user write to a file without that operation"
             node.store(self._caller(), data.decode(errors="surrogateescape"))
             return len(data)

@@ -140,7 +140,7 @@ def serve(
         )
     except RuntimeError as failure:
         raise SimulationFailed(
-            "libfuse could not mount the simulation", path=mountpoint, remedy="Its own message stands above"
+            "libfuse could not mount the simulation", path=mountpoint, remedy="Its own message is above"
         ) from failure
     finally:
         ended.set()
@@ -265,8 +265,8 @@ class Simulation:
             if not self._announced():
                 self.stop()
                 complaints.seek(0)
-                said = complaints.read().strip() or f"no answer within {START_SECONDS:.0f} s"
-                raise SimulationFailed(f"the simulation did not start: {said}", path=self.mountpoint)
+                output = complaints.read().strip() or f"no answer within {START_SECONDS:.0f} s"
+                raise SimulationFailed(f"the simulation did not start: {output}", path=self.mountpoint)
 
     def _announced(self) -> bool:
         assert self._server is not None
@@ -275,7 +275,7 @@ class Simulation:
         return bool(readable) and self._server.stdout.readline() != ""
 
     def stop(self) -> None:
-        """Unmount and end the server, in whatever state it is."""
+        """Unmount and end the server, in any state."""
         server, self._server = self._server, None
         if server is None:
             return

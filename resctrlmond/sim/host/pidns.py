@@ -59,11 +59,11 @@ class PidNamespaces:
             return list(tids)
         return [number for tid in tids if (number := self._number(tid, asking)) is not None]
 
-    def named(self, number: int, everybody: Callable[[], Iterable[int]], asking: int) -> int | None:
+    def named(self, number: int, all_tids: Callable[[], Iterable[int]], asking: int) -> int | None:
         """Return the thread with this number in the caller's namespace; None if there is none."""
         if self._is_ours(asking):
             return number
-        return next((tid for tid in everybody() if self._number(tid, asking) == number), None)
+        return next((tid for tid in all_tids() if self._number(tid, asking) == number), None)
 
     @staticmethod
     def _number(tid: int, asking: int) -> int | None:

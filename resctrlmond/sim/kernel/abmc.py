@@ -109,7 +109,7 @@ class Assignments:
         if (rmid, event.name) in taken:
             return True
         if len(taken) >= self._number:
-            self._status.say(f"Failed to allocate counter for {event.name} in domain {domain}")
+            self._status.add(f"Failed to allocate counter for {event.name} in domain {domain}")
             return False
         taken.add((rmid, event.name))
         self._counters.restart_event(event, rmid, domain)
@@ -124,7 +124,7 @@ class Assignments:
     def _begin(self, refusal: str = _MODE_OFF) -> None:
         self._status.clear()
         if not self._enabled:
-            self._status.say(refusal)
+            self._status.add(refusal)
             raise error(errno.EINVAL)
 
     def show_available(self) -> str:
@@ -155,11 +155,11 @@ class Assignments:
         """Set the mode. A change frees and restarts all counters."""
         mode = self._status.line("mbm_assign_mode", command)
         if mode not in ("default", "mbm_event"):
-            self._status.say("Unsupported assign mode")
+            self._status.add("Unsupported assign mode")
             raise error(errno.EINVAL)
         enable = mode == "mbm_event"
         if enable and not self._number:
-            self._status.say("mbm_event mode is not supported")
+            self._status.add("mbm_event mode is not supported")
             raise error(errno.EINVAL)
         if enable == self._enabled:
             return
@@ -183,7 +183,7 @@ class Assignments:
         names = [name.strip() for name in wanted.split(",")] if wanted else []
         for name in names:
             if name not in TRANSACTIONS:
-                self._status.say(f"Invalid memory transaction type {name}")
+                self._status.add(f"Invalid memory transaction type {name}")
                 raise error(errno.EINVAL)
         chosen = tuple(name for name in TRANSACTIONS if name in names)
         if chosen == self._filters[event.name]:
@@ -212,7 +212,7 @@ class Assignments:
             name, _, places = assignment.partition(":")
             event = next((known for known in self._events if known.name == name), None)
             if event is None:
-                self._status.say(f"Invalid event {name}")
+                self._status.add(f"Invalid event {name}")
                 raise error(errno.ENOENT)
             self._modify(rmid, event, places)
 
@@ -225,10 +225,10 @@ class Assignments:
                 self._apply(rmid, event, "*", state, self._online())
                 return
             if not equals or not (where.isascii() and where.isdigit()):
-                self._status.say("Missing domain id")
+                self._status.add("Missing domain id")
                 raise error(errno.EINVAL)
             if int(where) not in self._online():
-                self._status.say(f"Invalid domain id {int(where)}")
+                self._status.add(f"Invalid domain id {int(where)}")
                 raise error(errno.EINVAL)
             self._apply(rmid, event, str(int(where)), state, [int(where)])
 
@@ -242,5 +242,5 @@ class Assignments:
         elif not self._assign_in(rmid, event, domains):
             number = errno.ENOSPC
         if number:
-            self._status.say(f"Assign operation '{event.name}:{where}={state}' failed")
+            self._status.add(f"Assign operation '{event.name}:{where}={state}' failed")
             raise error(number)

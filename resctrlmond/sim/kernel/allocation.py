@@ -47,7 +47,7 @@ class Allocation:
         return self._masks.get((group.ids.closid, cache), self._full)
 
     def _refusal(self, why: str, number: int = errno.EINVAL) -> OSError:
-        self._status.say(why)
+        self._status.add(why)
         return error(number)
 
     # -- new classes and caches

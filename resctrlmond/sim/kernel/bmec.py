@@ -95,5 +95,5 @@ class Configurations:
         self._unavailable |= {(rmid, name, domain) for rmid in range(self._profile.num_rmids) for name in names}
 
     def _refusal(self, message: str) -> OSError:
-        self._status.say(message)
+        self._status.add(message)
         return error(errno.EINVAL)

@@ -30,7 +30,7 @@ class CommandStatus:
         self._text = ""
         self._cut = False
 
-    def say(self, message: str, end: str = "\n") -> None:
+    def add(self, message: str, end: str = "\n") -> None:
         """Append one line, as far as there is room."""
         text = f"{self._text}{message}{end}".encode(errors="surrogateescape")
         self._text = text[:STATUS_BYTES].decode(errors="surrogateescape")
@@ -55,7 +55,7 @@ class CommandStatus:
         """Return the error for a command that cannot be read: newer kernels clear the messages and report it."""
         if not self._is_old:
             self.clear()
-            self.say(f"{file}: Invalid input")
+            self.add(f"{file}: Invalid input")
         return error(number)
 
 

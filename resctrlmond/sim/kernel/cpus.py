@@ -42,7 +42,7 @@ class Cpus:
         try:
             wanted = (parse_cpu_list if as_list else parse_cpu_mask)(command, self.total)
         except OSError:
-            self._status.say("Bad CPU list/mask")
+            self._status.add("Bad CPU list/mask")
             raise
         if not wanted <= self.online:
             raise self._refusal("Can only assign online CPUs")
@@ -52,7 +52,7 @@ class Cpus:
             self._write_monitoring(group, group.parent, wanted)
 
     def _refusal(self, why: str) -> OSError:
-        self._status.say(why)
+        self._status.add(why)
         return error(errno.EINVAL)
 
     def _write_control(self, group: Group, wanted: set[int]) -> None:

@@ -98,7 +98,7 @@ class InfoFiles:
             raise status.unreadable("max_threshold_occupancy", refusal.errno or errno.EINVAL) from refusal
         limit = self._profile.cache_bytes
         if value > limit:
-            status.say(f"max_threshold_occupancy: Exceeds limit (before adjustment) of {limit} bytes")
+            status.add(f"max_threshold_occupancy: Exceeds limit (before adjustment) of {limit} bytes")
             raise error(errno.EINVAL)
         self._rmids.threshold = self._profile.round_down(value)
 

@@ -42,15 +42,15 @@ class TasksFile:
         for token in task_tokens(command):
             number = parse_int(token)
             if number is None:
-                self._status.say(f"Task list parsing error pid {token}")
+                self._status.add(f"Task list parsing error pid {token}")
                 raise error(errno.EINVAL)
             if number < 0:
-                self._status.say(f"Invalid pid {number}")
+                self._status.add(f"Invalid pid {number}")
                 raise error(errno.EINVAL)
             try:
                 self._move(group, caller, number)
             except OSError:
-                self._status.say(f"Error while processing task {number}")
+                self._status.add(f"Error while processing task {number}")
                 raise
 
     def _write_one(self, group: Group, caller: Caller, command: str) -> None:
@@ -66,20 +66,20 @@ class TasksFile:
         tid = self._table.named(number, caller.tid) if number else caller.tid
         credentials = None if tid is None else self._table.credentials(tid)
         if tid is None or credentials is None:
-            self._status.say(f"No task {number}")
+            self._status.add(f"No task {number}")
             raise error(errno.ESRCH)
         # FUSE reports the fsuid; here the effective uid counts (rdtgroup_task_write_permission()).
         euid = self._table.euid(caller.tid)
         if (caller.uid if euid is None else euid) not in (0, *credentials):
-            self._status.say(f"No permission to move task {tid}")
+            self._status.add(f"No permission to move task {tid}")
             raise error(errno.EPERM)
         self._tasks.check(tid)
         before = self._tasks.ids(tid)
         if before == group.ids:
             return
         if group.parent is not None and before.closid != group.ids.closid:
-            self._status.say("Can't move task to different control group")
+            self._status.add("Can't move task to different control group")
             raise error(errno.EINVAL)
         if not self._tasks.join(tid, group.ids):
-            self._status.say(f"No task {number}")
+            self._status.add(f"No task {number}")
             raise error(errno.ESRCH)

@@ -44,7 +44,7 @@ class Resctrl:
     caller checks file permissions. Not thread-safe.
 
     The rules are those of fs/resctrl in Linux 7, or of Linux 6.12 (arch/x86/kernel/cpu/resctrl/rdtgroup.c) if the
-    profile says so: there, mkdir and rmdir do not change last_cmd_status, mkdir in a place for no group fails with
+    profile has it: there, mkdir and rmdir do not change last_cmd_status, mkdir in a place for no group fails with
     EPERM even in info, and there is no mbm_assign_mode. In addition, in Linux 6.1, tasks takes one number, there is
     no rename, and an RMID without cache lines in the domain of the rmdir does not wait for that domain's worker.
     """
@@ -211,12 +211,12 @@ class Resctrl:
         if closid is None:
             closid = next((free for free in range(self.profile.num_closids) if free not in self._classes), None)
         if closid is None:
-            self.status.say("Out of CLOSIDs")
+            self.status.add("Out of CLOSIDs")
             raise error(errno.ENOSPC)
         try:
             return Ids(closid, self.rmids.allocate(self.clock.monotonic()))
         except OSError:
-            self.status.say("Out of RMIDs")
+            self.status.add("Out of RMIDs")
             raise
 
     def _begin_class(self, ids: Ids) -> None:
@@ -299,13 +299,13 @@ class Resctrl:
 
     def _check_rename(self, node: Node, group: Group | None, target: Directory, name: str) -> None:
         if not isinstance(node, Directory):
-            self.status.say("Source and destination must be directories", end="")
+            self.status.add("Source and destination must be directories", end="")
         elif group is None or group.parent is None or node is not group.directory:
-            self.status.say("Source must be a MON group")
+            self.status.add("Source must be a MON group")
         elif target.name != "mon_groups" or name == "mon_groups":
-            self.status.say("Destination must be a mon_groups subdirectory")
+            self.status.add("Destination must be a mon_groups subdirectory")
         elif group.cpus and self._group_of.get(target) is not group.parent:
-            self.status.say("Cannot move a MON group that monitors CPUs")
+            self.status.add("Cannot move a MON group that monitors CPUs")
         elif name in target.children:
             raise error(errno.EEXIST)
         else:

@@ -200,7 +200,7 @@ class Tasks:
             self.look()
 
     def check(self, tid: int) -> None:
-        """Sample one thread, so that a reused number is not taken for the member that had it."""
+        """Sample one thread, so that a reused number is not mistaken for the member that had it."""
         if tid in self._members:
             self._sample(self._members[tid])
 

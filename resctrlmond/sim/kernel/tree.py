@@ -68,10 +68,10 @@ class Node:
     def allows(self, caller: Caller, want: int) -> bool:
         """Whether the mode bits, or root's power to override them, grant ``want`` (READ | WRITE | SEARCH).
 
-        The user of a simulation without root has that power: nobody else can access it.
+        The user of a simulation without root has that power: no other user can access it.
         """
         if caller.uid in (0, _RUNS_IT):
-            # CAP_DAC_OVERRIDE executes a file only if a mode bit allows it to somebody.
+            # CAP_DAC_OVERRIDE executes a file only if a mode bit allows it for some user.
             return bool(not want & SEARCH or stat.S_ISDIR(self.kind) or self.mode & 0o111)
         if caller.uid == self.uid:
             granted = self.mode >> 6
@@ -102,7 +102,7 @@ class File(Node):
         self.store = store
 
     def check_open(self, flags: int) -> None:
-        """Refuse root too if the mode bits allow nobody to write (EACCES, KERNFS_ROOT_EXTRA_OPEN_PERM_CHECK)."""
+        """Refuse root too if the mode bits allow no user to write (EACCES, KERNFS_ROOT_EXTRA_OPEN_PERM_CHECK)."""
         access = flags & os.O_ACCMODE
         if access != os.O_RDONLY and (not self.mode & 0o222 or self.store is None):
             raise error(errno.EACCES)

@@ -58,8 +58,8 @@ class Ledger:
             for (number, start), account in self._accounts.items()
             if rmid is None and tid in (None, number)
         ]
-        asked = sorted(self._counters.active | groups.keys()) if rmid is None else [rmid]
-        rmids = [found for number in asked if (found := self._rmid(number, groups))] if tid is None else []
+        numbers = sorted(self._counters.active | groups.keys()) if rmid is None else [rmid]
+        rmids = [found for number in numbers if (found := self._rmid(number, groups))] if tid is None else []
         return Truth(tasks, rmids, self._forgotten)
 
     def _rmid(self, rmid: int, groups: Mapping[int, str]) -> RmidTruth | None:
