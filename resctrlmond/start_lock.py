@@ -37,7 +37,7 @@ def path_for_passed_socket() -> str:
 class StartLock:
     """A record lock (lockf(3)) on the file ``path``; without a path it does nothing. Can be used from any thread.
 
-    The kernel releases a record lock when the process ends, for whatever reason.
+    The kernel releases a record lock when the process ends, for any reason.
     """
 
     def __init__(self, path: str) -> None:

@@ -46,7 +46,7 @@ def test_a_make_that_a_test_runs_does_not_have_the_options_of_the_make_that_runs
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_a_run_has_a_directory_of_its_own_whatever_earlier_runs_left(tmp_path: Path, passes: bool) -> None:
+def test_each_run_has_its_own_directory_despite_files_of_earlier_runs(tmp_path: Path, passes: bool) -> None:
     """pytest 9.2 fails at the end of a run where a run that was killed left a mount."""
     left = tmp_path / "pytest-of-root"
     for number in range(8):

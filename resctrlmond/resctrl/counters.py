@@ -95,11 +95,11 @@ class Value:
     text: str
     number: int | Decimal | None = None
 
-    def says_never_active(self, of: Event) -> bool:
+    def is_never_active(self, of: Event) -> bool:
         """Whether the value shows that the RMID has used nothing on this package since boot."""
         return self.status is Status.UNAVAILABLE and of.unavailable is Unavailable.NEVER_ACTIVE
 
-    def says_active(self, of: Event) -> bool:
+    def is_active(self, of: Event) -> bool:
         """Whether the value shows that the RMID has been active on this package since boot."""
         return self.number is not None and of.unavailable is Unavailable.NEVER_ACTIVE
 

@@ -101,7 +101,7 @@ def totals(
     counters = before.keys() | after.keys()
     sums = {(domain.partition("/")[0], name) for domain, name in counters if "/" in domain}
     active_at_begin, active_at_end = (
-        {domain for (domain, name), value in at.items() if value.says_active(event(name))} for at in (before, after)
+        {domain for (domain, name), value in at.items() if value.is_active(event(name))} for at in (before, after)
     )
     deltas: dict[str, list[_Delta]] = {}
     with localcontext(_EXACTLY):
@@ -180,7 +180,7 @@ def _base(run: _Run) -> int | Decimal | None:
     begin = run.begin
     if begin is None:
         return 0  # the domain came online later, and the counter started from 0 (see ``totals``)
-    if begin.says_never_active(run.of):
+    if begin.is_never_active(run.of):
         # All registers of a package become valid together: if another event had a number, this event has a past too.
         return None if run.was_active_at_begin else 0
     if not run.of.restarts:
@@ -192,8 +192,8 @@ def _base(run: _Run) -> int | Decimal | None:
 
 def _without_end(run: _Run, end: Value) -> _Delta:
     """Return the use by a counter without a number at the end: its earlier count or unknown, never an assumed 0."""
-    was_never_active = run.begin is not None and run.begin.says_never_active(run.of) and not run.was_active
-    if was_never_active and end.says_never_active(run.of) and run.past == _NOTHING:
+    was_never_active = run.begin is not None and run.begin.is_never_active(run.of) and not run.was_active
+    if was_never_active and end.is_never_active(run.of) and run.past == _NOTHING:
         return _Delta(0, Quality.EXACT)
     base = _base(run)
     number = 0 if base is None else (run.past.carried or 0) + (run.past.known or 0) - base

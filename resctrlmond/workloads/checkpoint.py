@@ -96,9 +96,7 @@ def new_gaps(
     gaps of ``before`` are left out.
     """
     never_active = {
-        (reading.domain, reading.event)
-        for reading in baseline
-        if reading.value.says_never_active(event(reading.event))
+        (reading.domain, reading.event) for reading in baseline if reading.value.is_never_active(event(reading.event))
     }
     found: dict[str, set[str]] = {}
     for reading in readings:
@@ -135,7 +133,7 @@ def _carried(
         number = parse_value(last.values.get(reading.event, "")).number
         if number is None:
             number = parse_value(str(last.known.get(reading.event, ""))).number
-        if reading.value.number is None and (number is not None or not reading.value.says_never_active(of)):
+        if reading.value.number is None and (number is not None or not reading.value.is_never_active(of)):
             gaps.add(reading.event)
         if number is not None and reading.value.number is not None and reading.value.number < number:
             # A counter that only counts never decreases, so the total is not exact, however small the decrease is.

@@ -102,7 +102,7 @@ def _end_dead_member(txn: Transaction, member: Member) -> None:
 def _has_ended_unseen(ctx: Context, workload: Workload) -> bool:
     """Whether the workload has ended, by the members and claims of a record from before the start.
 
-    A claim that ends by another rule than that of its members lasts until somebody ends it.
+    A claim that ends by another rule than that of its members lasts until its owner releases it.
     """
     if workload.state is State.ENDING:
         return True

@@ -278,7 +278,7 @@ def _find_or_none(ctx: Context, group: Group) -> Found | None:
 
 
 def went_with_mount(ctx: Context, group: Group) -> bool:
-    """Whether the mount on which the group was found last is gone, so that nobody removed the group itself."""
+    """Whether the mount on which the group was found last is gone, so that no program removed the group itself."""
     return ctx.memory.mounted_on.get(group.nonce, ctx.tree.mounting()) != ctx.tree.mounting()
 
 
@@ -450,7 +450,7 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
         try:
             group = follow_group(ctx, txn, group)
             if ctx.snapshots.is_bare(subfolder):
-                # Somebody removed its files. It ends nevertheless, and no total is computed from the rest.
+                # Another program removed its files. It ends nevertheless, and no total is computed from the rest.
                 group = txn.save_group(replace(group, baseline=Quality.UNKNOWN))
                 ctx.snapshots.make_anew(subfolder)
             time.sleep(REPORTING_LAG_S)

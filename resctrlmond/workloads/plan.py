@@ -57,18 +57,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """The start-up plan: steps for every workload that is not over, and our directories without a record."""
+    """The start-up plan: steps for every workload that is not over, and marked directories without a record."""
 
     steps: tuple[Step, ...]
     leftovers: tuple[Found, ...]
 
 
 def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, boot_id: str) -> StartPlan:
-    """Match groups with the directories that have our mark (``gid``): by nonce, wherever they are.
+    """Match groups with the directories that have the mark (``gid``): by nonce, at any path.
 
     A group of another boot matches nothing, because its directory ended with that boot.
     """
-    ours = {found.nonce: found for found in tree if found.gid == gid}
+    marked = {found.nonce: found for found in tree if found.gid == gid}
     steps = []
     for workload in workloads:
         if workload.state.is_over:
@@ -77,7 +77,7 @@ def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, b
         own = []
         for group in workload.groups:
             same_boot = group.boot_id == boot_id
-            found = ours.pop(group.nonce, None) if same_boot and group.nonce else None
+            found = marked.pop(group.nonce, None) if same_boot and group.nonce else None
             # The other groups end with the first one, and none of them before it.
             if not group.folder:
                 own.append(Step(_what(workload, group, found, same_boot), workload.key, group))
@@ -85,7 +85,7 @@ def plan_start(workloads: Iterable[Workload], tree: Sequence[Found], gid: int, b
                 own.append(Step(_what(None, group, found, same_boot), workload.key, group))
         # The run ends with any of its groups.
         steps += [step for step in own if step.do is Do.RECORD_LOSS][:1] or own
-    return StartPlan(tuple(steps), tuple(ours.values()))
+    return StartPlan(tuple(steps), tuple(marked.values()))
 
 
 def _what(workload: Workload | None, group: Group, found: Found | None, same_boot: bool) -> Do:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start: continue where the last daemon stopped, for whatever reason it stopped."""
+"""The start: continue where the last daemon stopped, for any reason."""
 
 from __future__ import annotations
 

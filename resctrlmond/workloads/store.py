@@ -335,7 +335,7 @@ class Store:
     def read_all(self) -> Iterator[Workload | UnreadableRecord]:
         """Read all records, in order of the key, without keeping them.
 
-        Raises NotRead if it cannot be known what the folder holds: a record that is taken for missing would lose its
+        Raises NotRead if it cannot be known what the folder holds: a record that counts as missing would lose its
         group.
         """
         with reading("list the records", self.folder):

@@ -138,7 +138,7 @@ def dbus_calls() -> list[tuple[Access, tuple[Any, ...]]]:
                 access = Access.WRITE if is_write else Access.READ
                 types = [argument.type for argument in method.inputs]
                 if interface == INTROSPECTABLE and not path.startswith(f"{ROOT}/workload"):
-                    continue  # for everybody: it names no workload
+                    continue  # allowed for all callers: it names no workload
                 calls.append((access, (path, interface, member, types, [None] * len(types))))
                 if interface in own:
                     calls.append((access, (path, None, member, types, [None] * len(types))))

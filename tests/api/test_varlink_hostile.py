@@ -432,7 +432,7 @@ def test_arbitrary_bytes_end_with_a_closed_connection(server: RunningServer, pie
         for start in range(0, len(data), cut):
             client.send(data[start : start + cut])
         client.socket.shutdown(socket.SHUT_WR)
-        # The server closes the connection, whatever the bytes were.
+        # The server closes the connection after any bytes.
         while client.socket.recv(65536):
             pass
     assert is_serving(server.path)

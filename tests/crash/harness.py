@@ -163,7 +163,7 @@ class Harness:
             for claim in record.claims:
                 manager.release(record.key, owner=claim.owner)
         manager.maintenance.tick()
-        assert self.host.ours() == [], where
+        assert self.host.marked_groups() == [], where
         states = {record.key: record.state for record in manager.workloads()}
         assert set(states.values()) <= {State.COMPLETED, State.LOST}, (where, states)
         self._check_not_lost(verb, where)

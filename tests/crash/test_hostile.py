@@ -114,7 +114,7 @@ def test_the_daemon_with_a_full_run_folder_loses_nothing(site: Make, tmp_path: P
         subprocess.run(["mount", "-o", f"remount,nr_inodes={used}", run], check=True)
         # The end values cannot be written: the group and its counters stay until then.
         assert here.attempt("Release", key=key, claim="engine") == "NotWritten"
-        assert here.outside.tree.tasks(here.outside.ours()[0].ref)
+        assert here.outside.tree.tasks(here.outside.marked_groups()[0].ref)
         subprocess.run(["mount", "-o", "remount,nr_inodes=4000", run], check=True)
         assert here.attempt("Release", key=key, claim="engine") == "done"
         here.drain()

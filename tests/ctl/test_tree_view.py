@@ -111,7 +111,7 @@ def test_record_of_another_directory_is_ignored(root: Path, run: Path) -> None:
     assert [workload.baseline for workload in web] == [Quality.UNKNOWN]
 
 
-def test_group_without_the_mark_is_foreign_whatever_its_name(root: Path, run: Path) -> None:
+def test_group_without_the_mark_is_foreign_under_any_name(root: Path, run: Path) -> None:
     reply = view(root, run, gid=os.getgid() + 1).workloads()
     assert [other.path for other in reply.foreign] == [f"{root}/mon_groups/web", f"{root}/gold/mon_groups/stray"]
     assert not any(workload.path for workload in reply.workloads)

@@ -104,13 +104,13 @@ def installed_guest(module_guests: Guests, staged: Path) -> Guest:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests in this directory: they need the real kernel."""
-    for item in _ours(items):
+    for item in _items_here(items):
         item.add_marker(pytest.mark.kernel)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what the selected tests need before the timeout of the first one runs; a failure fails each test."""
-    if session.config.option.collectonly or session.testsfailed or not _ours(session.items):
+    if session.config.option.collectonly or session.testsfailed or not _items_here(session.items):
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
@@ -125,7 +125,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the consoles and journals of the guests to a failure."""
     report = yield
-    if report.failed and _ours([item]):
+    if report.failed and _items_here([item]):
         arguments: dict[str, object] = getattr(item, "funcargs", {})
         for source in (value for value in arguments.values() if isinstance(value, Guests)):
             for number, guest in enumerate(source.running, start=1):
@@ -142,5 +142,5 @@ def _journal(guest: Guest) -> str:
         return f"no journal: {error}"
 
 
-def _ours(items: list[pytest.Item]) -> list[pytest.Item]:
+def _items_here(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for item in items if item.path.is_relative_to(HERE)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers start whatever resctrlmond does, and are added as soon as it answers again."""
+"""Containers start in any state of resctrlmond, and are added as soon as it answers again."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def nursery(tree: Tree, make: Make, puppets: Callable[[], Puppet]) -> Puppet:
 THEIRS = Membership("", "theirs")
 
 
-def test_a_stranger_with_the_number_of_a_process_goes_back_to_its_parents_group(
+def test_task_with_a_reused_pid_is_moved_back_to_the_group_of_its_parent(
     reuser: NumberReuser, make: Make, nursery: Puppet, puppet: Puppet, held: Process
 ) -> None:
     def reuse() -> int:
@@ -63,7 +63,7 @@ def test_a_stranger_with_the_number_of_a_process_goes_back_to_its_parents_group(
     assert reuser.tasks(ref) == []
 
 
-def test_a_strangers_thread_with_the_number_goes_back_to_its_process(
+def test_thread_with_a_reused_number_is_moved_back_to_the_group_of_its_process(
     reuser: NumberReuser, make: Make, nursery: Puppet, puppet: Puppet, held: Process
 ) -> None:
     def reuse() -> int:
@@ -76,7 +76,7 @@ def test_a_strangers_thread_with_the_number_goes_back_to_its_process(
     assert reuser.membership(puppet.pid) == THEIRS
 
 
-def test_a_stranger_of_no_group_goes_back_to_none(
+def test_task_with_a_reused_pid_and_no_group_is_moved_out_again(
     reuser: NumberReuser, make: Make, puppets: Callable[[], Puppet], puppet: Puppet, held: Process
 ) -> None:
     other = puppets()
@@ -113,7 +113,7 @@ def test_a_strangers_group_that_was_removed_leaves_it_in_its_class(
 
 
 @pytest.mark.allocation
-def test_a_stranger_of_another_class_goes_back_to_it(
+def test_task_with_a_reused_pid_is_moved_back_to_its_class(
     reuser: NumberReuser, make: Make, class_: str, puppets: Callable[[], Puppet]
 ) -> None:
     nursery, puppet = puppets(), puppets()
@@ -148,7 +148,7 @@ def test_a_new_thread_of_the_same_process_stays(
     assert {reuser.membership(tid) for tid in puppet.threads()} == {Membership("", "a")}
 
 
-def test_a_stranger_with_the_number_of_a_cgroups_task_goes_back(
+def test_task_with_a_reused_pid_of_a_control_group_is_moved_back(
     reuser: NumberReuser, make: Make, cgroup: str, nursery: Puppet, puppet: Puppet
 ) -> None:
     with open(f"{cgroup}/cgroup.procs", "w") as procs:
@@ -166,7 +166,7 @@ def test_a_stranger_with_the_number_of_a_cgroups_task_goes_back(
     assert os.path.exists(f"/proc/{puppet.pid}")
 
 
-def test_undoing_moves_leaves_a_stranger_that_received_the_number_where_it_is(
+def test_undo_does_not_move_a_task_with_a_reused_pid(
     tree: Tree, make: Make, nursery: Puppet, puppet: Puppet, held: Process
 ) -> None:
     """The process that was moved has ended, and its number is a stranger's: the stranger was moved in its stead."""

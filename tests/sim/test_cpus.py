@@ -52,7 +52,7 @@ def test_tasks_of_a_group_count_for_it_on_every_cpu(resctrl: VirtualResctrl) -> 
     assert (traffic(resctrl, "mon_groups/a"), traffic(resctrl, "mon_groups/b")) == (0, GIB)
 
 
-def test_a_monitoring_group_goes_before_its_control_group(resctrl: VirtualResctrl) -> None:
+def test_cpu_of_a_monitoring_group_counts_for_it_and_its_control_group(resctrl: VirtualResctrl) -> None:
     tid = resctrl.tasks.fork()
     resctrl.write("c/cpus_list", "0,2")
     resctrl.write("c/mon_groups/k/cpus_list", "2")

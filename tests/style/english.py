@@ -24,11 +24,13 @@ _DIALECT = {
     "whoever": re.compile(r"\bwho(?:so)?ever\b", re.I),
     "told": re.compile(r"\btold\b|\btells? of\b", re.I),
     "noted": re.compile(r"\bnoted\b", re.I),
+    "somebody": re.compile(r"\b(?:some|any|every)body\b", re.I),
     "of ours": re.compile(r"\bof ours\b", re.I),
     "mended": re.compile(r"\bmended\b", re.I),
 }
 _TEST_NAME = re.compile(
-    r"test_(?:who|what|whose|which|of)_|_(?:who|whoever|told|noted)(?:_|$)|(?<!_there)_(?:is|are)_no_(?!longer_|more_)"
+    r"test_(?:who|what|whose|which|of)_|(?<!_there)_(?:is|are)_no_(?!longer_|more_)"
+    r"|_(?:who|whoever|told|tells?|said|says?|noted|(?:some|any|every)body|ours)(?:_|$)"
 )
 # Nouns that end in -ing.
 _NOUNS = frozenset({"Accounting", "Listing", "Reading", "Ring", "String"})

@@ -26,11 +26,13 @@ def test_directory_has_plain_english(directory: str) -> None:
         '"""Return an error if the text is no key."""',
         '"""Return true.\n\nThe caller is told."""',
         "# The end was noted.\nx = 1",
+        "# Somebody else removed it.\nx = 1",
         "# A group\n# of ours.\nx = 1",
         "class Sweeping: pass",
         "def test_who_comes_first(): pass",
         "def test_a_class_is_no_group(): pass",
         "def test_the_caller_is_told_of_it(): pass",
+        "def test_a_reply_says_so(): pass",
     ],
 )
 def test_checker_finds_dialect(source: str) -> None:

@@ -45,11 +45,11 @@ class InProcess(Control):
         self.resctrl = VirtualResctrl("intel-aet", rmids, residue, reports_forks=True, cpus=CPUS)
         self._orders = Orders(self.resctrl.model, (self.resctrl.tasks, _Clock(self.resctrl)))
 
-    def _say(self, attribute: str, order: object) -> None:
+    def _send(self, attribute: str, order: object) -> None:
         self._orders.set(attribute, msgspec.json.encode(order))
 
     def _bear(self, order: Virtual) -> int:
-        self._say(VIRTUAL, order)
+        self._send(VIRTUAL, order)
         answer: dict[str, int] = msgspec.json.decode(self._orders.get(VIRTUAL) or b"", type=dict[str, int])
         return answer["tid"]
 

@@ -73,7 +73,7 @@ def run(part: Part) -> list[Tally]:
             stack.enter_context(_slow_machine(control))
             agent = Ours(simulation, os.path.join(top, "run"), part.seed)
             world.play(script, agent, ours.add)
-            left = [found.path for found in agent.host.ours()]
+            left = [found.path for found in agent.host.marked_groups()]
             ours.kills += agent.kills
             ours.restarts += agent.restarts - agent.kills
         ours.violations += [f"{group} was left behind" for group in left]

@@ -59,7 +59,7 @@ class Host:
         self.manager.recover()
         return self.manager
 
-    def ours(self) -> list[Found]:
+    def marked_groups(self) -> list[Found]:
         return [found for found in self.tree.scan() if found.gid == MARK]
 
     def make_foreign(self, name: str, class_: str = "") -> GroupRef:
@@ -90,7 +90,7 @@ class Host:
 
     def check_records(self, records: list[Workload]) -> None:
         """Check that each marked group has one record, and each record its groups."""
-        standing = {(found.ref, found.nonce) for found in self.ours()}
+        standing = {(found.ref, found.nonce) for found in self.marked_groups()}
         wanted = {(group.ref, group.nonce) for record in records for group in record.existing_groups}
         assert standing == wanted
         for place, group in [(record.subfolder(group), group) for record in records for group in record.groups]:

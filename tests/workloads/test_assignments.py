@@ -82,7 +82,7 @@ def test_status_has_the_counters_of_each_l3(host: Host, start: Callable[..., int
     assert (seen.mode, seen.can_assign, seen.available) == (Mode.REALLOCATED, True, {})
 
 
-def test_a_counter_that_comes_free_goes_to_the_highest_priority(host: Host, start: Callable[..., int]) -> None:
+def test_freed_counter_is_assigned_by_priority(host: Host, start: Callable[..., int]) -> None:
     start("first")
     pids = {key: start(key, priority) for key, priority in (("low", -5), ("high", 5), ("middle", 0))}
     for pid in pids.values():

@@ -123,7 +123,7 @@ def test_group_moved_without_a_daemon_is_kept_with_the_next_group(host: Host, pr
     done = host.manager.release(UID, owner="nri")
     assert {total.quality for total in done.totals} == {Quality.EXACT}
     assert len({done.workload.subfolder(group) for group in done.workload.groups}) == 3
-    assert host.ours() == []
+    assert host.marked_groups() == []
     host.check()
 
 
@@ -131,7 +131,7 @@ def test_release_ends_the_groups_of_all_classes(host: Host, process: Start) -> N
     children = spread(host, process, "gold", "")
     done = host.manager.release(UID, owner="nri")
     assert {group.state for group in done.workload.groups} == {GroupState.COMPLETED}
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert [host.tree.membership(child.pid) for child in children] == [Membership("gold", ""), Membership("", "")]
     again = host.manager.assign(assignment(UID, children[1].pid, "nri")).workload
     assert (again.generation, again.groups[1:]) == (2, ())
@@ -184,7 +184,7 @@ def test_lost_group_ends_the_run_with_the_values_of_all_groups(host: Host, proce
     host.manager.maintenance.tick()
     record = host.manager.get(UID)
     assert (record.state, record.is_interrupted) == (State.LOST, True)
-    assert host.ours() == []
+    assert host.marked_groups() == []
     host.check()
     totals = host.manager.read(UID)[2]
     assert {total.quality for total in totals} == {Quality.ESTIMATED}
@@ -197,7 +197,7 @@ def test_group_lost_without_a_daemon_ends_the_run(host: Host, process: Start) ->
     host.restart()
     assert host.manager.get(UID).state is State.LOST
     assert host.manager.problems == []
-    assert host.ours() == []
+    assert host.marked_groups() == []
     host.check()
 
 
@@ -220,7 +220,7 @@ def test_group_with_a_name_that_records_cannot_have_is_lost(
     with host.manager.context.store.transaction(UID) as txn:
         group_ops.lose(host.manager.context, txn, "lost")
     assert set(saved) == {UID}
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert host.restart().unreadable == []
     assert host.manager.get(UID).state is State.LOST
 
@@ -347,7 +347,7 @@ def test_a_kill_at_any_step_of_joining_another_class(
         manager = host.restart()
         host.check()
         manager.release(UID, owner="oci")
-        assert host.ours() == [], step
+        assert host.marked_groups() == [], step
         assert ends_are_whole(host, manager.get(UID)), step
         forget(host)
         first.kill()

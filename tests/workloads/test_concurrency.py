@@ -77,7 +77,7 @@ def test_eight_callers_of_three_keys(host: Host, process: Start) -> None:
     for record in host.manager.workloads():
         for claim in record.claims:
             host.manager.release(record.key, owner=claim.owner)
-    assert host.ours() == []
+    assert host.marked_groups() == []
     host.check()
     host.restart()
     host.check()

@@ -129,7 +129,7 @@ def test_a_kill_at_any_step(host: Host, process: Start, fuse: Fuse, scenario: tu
         manager.maintenance.tick()
         if before is created and manager.workloads():
             manager.release(CTR, owner="other")
-        assert host.ours() == [], step
+        assert host.marked_groups() == [], step
         assert {record.state for record in manager.workloads()} <= {State.COMPLETED}, (step, manager.workloads())
         host.check()
         forget(host)
@@ -299,7 +299,7 @@ def test_a_full_run_folder_at_any_step(
             assert "df -i" in error.remedy
         else:
             break
-        assert host.ours() == [], room
+        assert host.marked_groups() == [], room
         assert host.manager.workloads() == before, room
         assert (host.files(CTR), inodes(host.run)) == (files, used) or again, room
         small_run(1000)
@@ -397,19 +397,19 @@ def test_a_full_run_folder_at_the_end_loses_nothing(
         try:
             host.manager.release(CTR, owner="oci")
         except ResctrlError:
-            assert [found.ref for found in host.ours()] == [GroupRef("", CTR)], room
+            assert [found.ref for found in host.marked_groups()] == [GroupRef("", CTR)], room
             assert not host.manager.get(CTR).state.is_over
         else:
             break
         room += 1
         small_run(1000)
         host.restart()
-        if not host.ours():
+        if not host.marked_groups():
             break
     small_run(1000)
     host.restart()
     assert host.manager.get(CTR).state is State.COMPLETED
-    assert host.ours() == []
+    assert host.marked_groups() == []
     host.check()
 
 

@@ -89,12 +89,12 @@ def test_a_run_whose_files_were_damaged_still_ends(
     except ResctrlError as error:
         # The error names the path until it is free.
         assert str(host.run) in error.path
-        assert len(host.ours()) == 2
+        assert len(host.marked_groups()) == 2
         shutil.rmtree(Path(host.run, "groups", UID))
         host.manager.maintenance.tick()
         assert all(total.number is None for total in host.manager.read(UID)[2])
     assert host.manager.get(UID).state is State.COMPLETED
-    assert [found.ref.name for found in host.ours()] == ["other"]
+    assert [found.ref.name for found in host.marked_groups()] == ["other"]
     assert SECRET not in shown(host, UID)
     assert secret.read_text() == SECRET
     assert host.files("other")["mon_data/mon_L3_00/mbm_total_bytes.begin"] == before
@@ -125,7 +125,7 @@ def test_file_in_the_place_of_a_folder_does_not_keep_the_rmid(
     make(path, secret)
     done = host.manager.release(UID, owner="oci")
     assert done.workload.state is State.COMPLETED
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert secret.read_text() == SECRET
     # Unknown baselines are not derived from the last readings.
     assert {total.quality for total in done.totals} <= {Quality.ESTIMATED, Quality.UNKNOWN}
@@ -161,7 +161,7 @@ def test_a_run_whose_folder_was_removed_still_ends_and_gives_its_rmid_back(
     host.manager.maintenance.tick()
     done = host.manager.release(UID, owner="oci")
     assert done.workload.state is State.COMPLETED
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert {(total.number, total.quality) for total in done.totals} == {(None, Quality.UNKNOWN)}
     assert all("baseline" in total.reason for total in done.totals)
     host.clean()

@@ -26,7 +26,7 @@ def test_living_and_idle_and_classed_workloads_all_end_with_their_values(host: H
     foreign = [host.make_foreign("theirs"), host.make_foreign("7" * 36, "gold")]
     manager = host.restart()
     assert manager.release_all() == []
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert sorted(found.ref for found in host.tree.scan()) == sorted(foreign)
     for key in (CTR, UID, "web"):
         record = manager.get(key)
@@ -50,9 +50,9 @@ def test_group_without_a_record_is_removed_too(host: Host, process: Start) -> No
     with open(os.path.join(unnameable, "tasks"), "w", encoding="ascii") as tasks:
         tasks.write(str(process().pid))
     manager = host.restart()
-    assert len(host.ours()) == 2
+    assert len(host.marked_groups()) == 2
     assert manager.release_all() == []
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert manager.get("lost").state is State.COMPLETED
 
 
@@ -67,7 +67,7 @@ def test_lost_workload_is_not_resumed_by_a_later_start(
     os.rmdir(host.tree.full_path(unseen.first.ref))
     assert host.manager.release_all() == []
     host.restart().maintenance.tick()
-    assert host.ours() == []
+    assert host.marked_groups() == []
     states = {record.key: (record.state, record.claims) for record in host.manager.workloads()}
     assert states == {"seen": (State.LOST, ()), "unseen": (State.LOST, ())}
     host.check()
@@ -82,7 +82,7 @@ def test_failed_write_is_reported_and_the_other_workloads_end(host: Host) -> Non
     (problem,) = manager.release_all()
     assert "completed_at" in problem
     assert manager.get("web").state is State.COMPLETED
-    assert host.ours() == [], "an RMID is worth more than an end that cannot be written"
+    assert host.marked_groups() == [], "an RMID is worth more than an end that cannot be written"
 
 
 def test_second_call_changes_nothing(host: Host) -> None:

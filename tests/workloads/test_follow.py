@@ -186,7 +186,7 @@ def test_named_class_applies_to_all_tasks_or_to_none(host: Host, process: Start,
     with pytest.raises(ClassMismatch):
         host.manager.assign(by_cgroup(cgroup, class_=gold))
     assert host.manager.workloads() == []
-    assert host.ours() == []
+    assert host.marked_groups() == []
     record = host.manager.assign(by_cgroup(cgroup, class_=gold, allow_class_change=True)).workload
     assert (record.first.class_, record.groups[1:], record.members[0].tasks_outside) == (gold, (), 0)
 
@@ -227,7 +227,7 @@ def test_a_call_that_fails_on_the_second_class_leaves_no_group_in_the_first(
     with pytest.raises(Exception, match="another program created it"):
         host.manager.assign(by_cgroup(cgroup))
     assert host.manager.workloads() == []
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert os.path.isdir(host.tree.full_path(foreign))
 
 
@@ -262,7 +262,7 @@ def test_group_that_cannot_be_removed_is_kept_when_it_is_created_elsewhere(tmp_p
         host.check()
         host.manager.assign(assignment(CTR, child.pid))
         assert host.tree.membership(child.pid) == Membership("gold", CTR)
-        assert [found.ref.class_ for found in host.ours()] == ["gold"]
+        assert [found.ref.class_ for found in host.marked_groups()] == ["gold"]
 
 
 def test_a_group_that_waits_for_an_rmid_in_another_class_keeps_its_mark(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_kill_at_any_step_of_following(small_host: Host, process: Start, fuse:
             child.wait()
         manager.maintenance.tick()
         assert manager.get(CTR).state is State.COMPLETED
-        assert host.ours() == []
+        assert host.marked_groups() == []
         host.check()
         forget(host)
         step += 1

@@ -148,8 +148,8 @@ def test_a_thread_that_is_moved_to_the_root_makes_its_workload_late(
 def test_a_descendant_that_is_moved_to_a_group_of_another_program_makes_its_workload_late(
     host: Host, workload: Workload, puppet: Puppet
 ) -> None:
-    theirs = host.make_foreign("theirs")
-    write(host, f"{theirs.path}/tasks", ask(puppet, "fork"))
+    foreign = host.make_foreign("theirs")
+    write(host, f"{foreign.path}/tasks", ask(puppet, "fork"))
     expect_reason(host, Quality.LATE, TAKEN)
 
 
@@ -320,14 +320,14 @@ def test_a_living_task_explains_one_write_only(
 def test_a_task_that_was_forked_in_a_class_explains_no_write_to_it(
     host: Host, class_: str, workload: Workload, puppet: Puppet
 ) -> None:
-    with contextlib.closing(Puppet()) as theirs:
-        write(host, f"{class_}/tasks", theirs.pid)
+    with contextlib.closing(Puppet()) as other:
+        write(host, f"{class_}/tasks", other.pid)
         is_exact(host)
         thread = ask(puppet, "thread")
         write(host, f"{class_}/tasks", thread)
         end_thread(puppet, thread)
-        ask(theirs, "fork")
-        ask(theirs, "thread")
+        ask(other, "fork")
+        ask(other, "thread")
         expect_reason(host, Quality.ESTIMATED, ENDED)
 
 
@@ -372,13 +372,13 @@ def test_task_that_ends_before_the_inspection_of_its_workload_makes_it_late(
 def test_group_removed_before_an_inspection_makes_every_workload_estimated(
     host: Host, workload: Workload, puppet: Puppet, is_new: bool
 ) -> None:
-    theirs = host.make_foreign("theirs")
+    foreign = host.make_foreign("theirs")
     if not is_new:
         react(host)
     thread = ask(puppet, "thread")
-    write(host, f"{theirs.path}/tasks", thread)
+    write(host, f"{foreign.path}/tasks", thread)
     end_thread(puppet, thread)
-    os.rmdir(host.tree.full_path(theirs))
+    os.rmdir(host.tree.full_path(foreign))
     expect_reason(host, Quality.ESTIMATED, GONE)
 
 
@@ -556,11 +556,11 @@ def test_moves_of_other_programs_own_tasks_mark_nothing(
     host: Host, class_: str, workload: Workload, process: Start, puppet: Puppet
 ) -> None:
     """As a runtime with classes does all day."""
-    theirs = host.make_foreign("theirs", class_)
+    foreign = host.make_foreign("theirs", class_)
     for _ in range(3):
         pid = process().pid
         write(host, f"{class_}/tasks", pid)
-        write(host, f"{theirs.path}/tasks", pid)
+        write(host, f"{foreign.path}/tasks", pid)
         is_exact(host)
         write(host, f"{class_}/tasks", pid)
         is_exact(host)
@@ -586,8 +586,8 @@ def test_a_process_that_is_moved_with_its_threads_and_children_marks_nothing(
     host: Host, class_: str, workload: Workload
 ) -> None:
     """Each of them is written, as by a shell's loop over a control group."""
-    with contextlib.closing(Puppet()) as theirs:
-        tids = [theirs.pid, ask(theirs, "thread"), ask(theirs, "thread"), ask(theirs, "fork")]
+    with contextlib.closing(Puppet()) as other:
+        tids = [other.pid, ask(other, "thread"), ask(other, "thread"), ask(other, "fork")]
         for tid in tids:
             write(host, f"{class_}/tasks", tid)
         is_exact(host)

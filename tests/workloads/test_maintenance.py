@@ -272,7 +272,7 @@ def test_marked_group_without_a_record_is_adopted_or_removed_if_empty(host: Host
     host.manager.tick()
     assert host.manager.get("busy").state is State.COMPLETED
     assert host.manager.problems == [], "the adoption is still a problem after the workload ended"
-    assert host.ours() == []
+    assert host.marked_groups() == []
 
 
 def test_tasks_of_an_adopted_group_are_not_listed_each_second(
@@ -319,7 +319,7 @@ def test_an_adopted_group_ends_when_its_last_task_leaves_it_for_another_group(ho
     host.tree.write_task(foreign.path, child.pid)
     host.manager.maintenance.tick()
     assert host.manager.get("busy").state is State.COMPLETED
-    assert host.ours() == []
+    assert host.marked_groups() == []
     assert host.tree.membership(child.pid).group == "theirs"
 
 

@@ -97,7 +97,7 @@ def test_a_class_other_than_the_tasks_own_is_refused_unless_allowed(host: Host, 
     child = process()
     with pytest.raises(ClassMismatch):
         host.manager.assign(assignment("k", child.pid, class_="gold"))
-    assert (host.ours(), host.manager.workloads(), host.folder("groups")) == ([], [], [])
+    assert (host.marked_groups(), host.manager.workloads(), host.folder("groups")) == ([], [], [])
     assert host.tree.membership(child.pid) == Membership("", "")
     host.manager.assign(assignment("k", child.pid, class_="gold", allow_class_change=True))
     assert host.tree.membership(child.pid) == Membership("gold", "k")
@@ -343,7 +343,7 @@ def test_invalid_request_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(error):
         call(host.manager)
-    assert (host.ours(), host.manager.workloads()) == ([], [])
+    assert (host.marked_groups(), host.manager.workloads()) == ([], [])
     assert (host.folder("records"), host.folder("groups")) == ([], [])
 
 
@@ -352,7 +352,7 @@ def test_failed_assign_of_an_ended_process_leaves_nothing(host: Host) -> None:
         child.wait()
         with pytest.raises(NoSuchProcess):
             host.manager.assign(assignment("k", child.pid))
-    assert (host.ours(), host.manager.workloads(), host.folder("groups")) == ([], [], [])
+    assert (host.marked_groups(), host.manager.workloads(), host.folder("groups")) == ([], [], [])
 
 
 def test_zombie_cannot_be_assigned(host: Host) -> None:
@@ -361,7 +361,7 @@ def test_zombie_cannot_be_assigned(host: Host) -> None:
     with pytest.raises(NoSuchProcess):
         host.manager.assign(assignment("k", child.pid))
     child.wait()
-    assert host.ours() == []
+    assert host.marked_groups() == []
 
 
 def test_a_kernel_thread_or_init_is_never_moved(host: Host) -> None:

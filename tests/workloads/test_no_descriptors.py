@@ -138,7 +138,7 @@ def test_start_without_descriptors_does_not_reject_records(host: Host, process: 
         with left(number), contextlib.suppress(ResctrlError):
             host.restart()
         assert host.folder("records") == ["web.json"], number
-        assert host.tree.find(host.ours()[0].ref), number
+        assert host.tree.find(host.marked_groups()[0].ref), number
     host.restart()
     record = host.manager.get("web")
     assert isinstance(record, Workload)

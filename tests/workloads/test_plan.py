@@ -80,10 +80,10 @@ def test_queue_has_pending_workloads_in_order() -> None:
 
 def test_ended_workloads_need_nothing_and_groups_without_a_record_are_left_over() -> None:
     over = [record(state, key=state) for state in State if state.is_over]
-    ours, foreign = found(nonce=9, name="ours"), found(nonce=8, gid=0, name="foreign")
-    plan = plan_start(over, [ours, foreign], GID, BOOT)
+    marked, foreign = found(nonce=9, name="marked"), found(nonce=8, gid=0, name="foreign")
+    plan = plan_start(over, [marked, foreign], GID, BOOT)
     assert plan.steps == ()
-    assert plan.leftovers == (ours,)
+    assert plan.leftovers == (marked,)
 
 
 @given(

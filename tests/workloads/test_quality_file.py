@@ -136,7 +136,7 @@ def test_a_checkpoint_that_reads_no_number_is_in_the_file(host: Host, spawn: Cal
     assert qualities(host) == all_of("exact") | {"core_energy": "estimated"}
 
 
-def test_a_domain_that_goes_offline_and_comes_back(host: Host, spawn: Callable[[], int]) -> None:
+def test_file_is_estimated_after_a_domain_was_offline(host: Host, spawn: Callable[[], int]) -> None:
     host.manager.assign(assignment("k", spawn()))
     host.manager.maintenance.tick()
     Control(host.mountpoint).offline("mon_L3_01")

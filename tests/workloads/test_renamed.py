@@ -53,7 +53,7 @@ def test_renamed_group_still_belongs_to_the_workload(host: Host, process: Start,
     assert (record.first.ref, record.first.nonce, record.state) == (to, before.first.nonce, State.ACTIVE)
     assert (record.generation, record.first.baseline, record.members) == (1, Quality.EXACT, before.members)
     assert host.tree.membership(child.pid) == Membership(to.class_, to.name)
-    assert [found.ref for found in host.ours()] == [to]
+    assert [found.ref for found in host.marked_groups()] == [to]
     assert host.manager.problems == []
     link = os.readlink(Path(host.run, "groups/k/mon_data/mon_L3_00/llc_occupancy"))
     assert link == host.tree.full_path(to) + "/mon_data/mon_L3_00/llc_occupancy"
@@ -66,7 +66,7 @@ def test_renamed_group_still_belongs_to_the_workload(host: Host, process: Start,
     released = host.manager.release("k", owner="test")
     assert released.completed
     assert {total.quality for total in released.totals} == {Quality.EXACT}
-    assert host.ours() == []
+    assert host.marked_groups() == []
 
 
 @PLACES
@@ -78,7 +78,7 @@ def test_a_renamed_group_is_read_and_released_before_any_tick(host: Host, proces
     assert readings
     assert {total.quality for total in totals} == {Quality.EXACT}
     released = host.manager.release("k", owner="test")
-    assert (released.workload.state, host.ours()) == (State.COMPLETED, [])
+    assert (released.workload.state, host.marked_groups()) == (State.COMPLETED, [])
     assert {total.quality for total in released.totals} == {Quality.EXACT}
 
 

@@ -250,7 +250,7 @@ def test_ended_and_released_workloads_are_not_resumed(host: Host, process: Start
     for _ in range(3):
         host.manager.maintenance.tick()
     assert {record.state for record in host.manager.workloads()} == {State.LOST}
-    assert host.ours() == []
+    assert host.marked_groups() == []
 
 
 def test_assign_resumes_the_run_at_once_with_all_members(host: Host, process: Start) -> None:
@@ -393,7 +393,7 @@ def test_kill_at_any_step_of_a_resume(small: Host, process: Start, fuse: Fuse) -
         end(child)
         manager.maintenance.tick()
         assert manager.get(CTR).state is State.COMPLETED
-        assert small.ours() == []
+        assert small.marked_groups() == []
         small.check()
         forget(small)
         step += 1

@@ -36,10 +36,10 @@ def one_rmid(tmp_path: Path) -> Iterator[Host]:
 def overlooked(one_rmid: Host, process: Start) -> int:
     """A task that kept its RMID when the group of another program was removed."""
     pid = process().pid
-    theirs = one_rmid.make_foreign("theirs")
-    one_rmid.tree.write_task(theirs.path, pid)
+    foreign = one_rmid.make_foreign("theirs")
+    one_rmid.tree.write_task(foreign.path, pid)
     Control(one_rmid.mountpoint).overlook(pid)
-    os.rmdir(one_rmid.tree.full_path(theirs))
+    os.rmdir(one_rmid.tree.full_path(foreign))
     return pid
 
 
@@ -58,13 +58,13 @@ def test_a_task_that_cannot_be_moved_out_of_a_new_group_makes_it_estimated(
     one_rmid: Host, overlooked: int, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_task = Tree.write_task
-    theirs = GroupRef("", "k").path
+    foreign = GroupRef("", "k").path
 
     def put_again(self: Tree, directory: str, tid: int) -> None:
         """Behave like a task that always forks: another task is in the group each time."""
         write_task(self, directory, tid)
         if tid == overlooked:
-            write_task(self, theirs, tid)
+            write_task(self, foreign, tid)
 
     monkeypatch.setattr(Tree, "write_task", put_again)
     record = one_rmid.manager.assign(assignment("k", process().pid)).workload

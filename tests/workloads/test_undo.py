@@ -48,7 +48,7 @@ def test_a_failing_undo_of_assign_does_not_hide_the_first_error(
     # The group that could not be removed keeps its record.
     host.check()
     host.manager.release("k", owner="test")
-    assert host.ours() == []
+    assert host.marked_groups() == []
 
 
 def test_a_new_group_that_cannot_be_removed_is_not_forgotten(host: Host) -> None:
@@ -63,11 +63,11 @@ def test_a_new_group_that_cannot_be_removed_is_not_forgotten(host: Host) -> None
     finally:
         control.set_faults()
         Path(f"{groups}.gone").rename(groups)
-    assert [found.ref.name for found in host.ours()] == ["k"]
+    assert [found.ref.name for found in host.marked_groups()] == ["k"]
     host.manager.maintenance.tick()
     host.check()
     host.manager.release("k", owner="test")
-    assert host.ours() == []
+    assert host.marked_groups() == []
     host.check()
 
 

@@ -104,7 +104,7 @@ def test_command_that_continues_over_a_restart_of_the_daemon_is_exact(host: Host
         os.kill(left, signal.SIGKILL)
 
 
-def test_a_workload_that_goes_on_until_its_release_is_exact(host: Host, command: Command) -> None:
+def test_workload_that_continues_until_its_release_is_exact(host: Host, command: Command) -> None:
     """All tasks that run in the group until then are counted."""
     host.manager.assign(assignment("k", command.process.pid))
     left = command.begin()

@@ -129,7 +129,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
         host.manager.assign(assignment("k", process().pid))
     else:
         host.manager.create("k", owner="a")
-    before, files, group = host.manager.get("k"), host.files("k"), host.ours()
+    before, files, group = host.manager.get("k"), host.files("k"), host.marked_groups()
     later = rewritten(host, VERSION, VERSION + 1)
 
     manager = host.restart()
@@ -141,7 +141,7 @@ def test_records_of_a_later_version_are_not_changed(host: Host, process: Start, 
     assert manager.workloads() == []
     assert host.folder("records") == ["k.json"]
     assert Path(host.run, "records", "k.json").read_bytes() == later
-    assert (host.files("k"), host.ours()) == (files, group)
+    assert (host.files("k"), host.marked_groups()) == (files, group)
 
     rewritten(host, VERSION + 1, VERSION)
     assert host.restart().get("k") == before

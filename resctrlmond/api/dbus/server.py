@@ -306,11 +306,11 @@ class _Connection:
         def waits() -> bool:
             if not wants_reply(call) or time.monotonic() - begun > PATIENCE_S:
                 return False
-            asked = asyncio.run_coroutine_threadsafe(self._bus.ask("NameHasOwner", "s", sender), loop)
+            request = asyncio.run_coroutine_threadsafe(self._bus.ask("NameHasOwner", "s", sender), loop)
             try:
-                return bool(asked.result(_PRESENCE_TIMEOUT_S))
+                return bool(request.result(_PRESENCE_TIMEOUT_S))
             except (DBusError, BusUnavailable, TimeoutError, concurrent.futures.CancelledError):
-                asked.cancel()
+                request.cancel()
                 return False
 
         return waits

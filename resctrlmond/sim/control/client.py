@@ -24,14 +24,14 @@ class Control:
     def __init__(self, mountpoint: str) -> None:
         self._root = mountpoint
 
-    def _say(self, attribute: str, order: object) -> None:
+    def _send(self, attribute: str, order: object) -> None:
         os.setxattr(self._root, attribute, msgspec.json.encode(order))
 
     # -- faults
 
     def set_faults(self, *faults: Fault) -> None:
         """Replace all faults by these."""
-        self._say(FAULT, faults)
+        self._send(FAULT, faults)
 
     @property
     def faults(self) -> Sequence[Fault]:
@@ -42,44 +42,44 @@ class Control:
 
     def make_group(self, group: str) -> None:
         """Create a group as another agent, such as ``mon_groups/theirs``."""
-        self._say(ACT, messages.MakeGroup(group))
+        self._send(ACT, messages.MakeGroup(group))
 
     def remove_group(self, group: str) -> None:
         """Remove a group as another agent."""
-        self._say(ACT, messages.RemoveGroup(group))
+        self._send(ACT, messages.RemoveGroup(group))
 
     def steal(self, tid: int, group: str = "") -> None:
         """Move a thread into a group as another agent; "" is the root's."""
-        self._say(ACT, messages.Steal(tid, group))
+        self._send(ACT, messages.Steal(tid, group))
 
     def overlook(self, tid: int) -> None:
         """Let the next rmdir of its group miss a thread, which keeps an RMID that another group gets later."""
-        self._say(ACT, messages.Overlook(tid))
+        self._send(ACT, messages.Overlook(tid))
 
     def run_overflow_worker(self, runs: bool) -> None:
         """Set whether the kernel reads bandwidth counters before they wrap."""
-        self._say(ACT, messages.OverflowWorker(runs))
+        self._send(ACT, messages.OverflowWorker(runs))
 
     def offline(self, domain: str) -> None:
         """Take all CPUs of a domain offline, such as ``mon_L3_01``."""
-        self._say(ACT, messages.Offline(domain))
+        self._send(ACT, messages.Offline(domain))
 
     def online(self, domain: str) -> None:
         """Take all CPUs of the domain online."""
-        self._say(ACT, messages.Online(domain))
+        self._send(ACT, messages.Online(domain))
 
     def cpu_offline(self, cpu: int) -> None:
         """Take one CPU offline."""
-        self._say(ACT, messages.CpuOffline(cpu))
+        self._send(ACT, messages.CpuOffline(cpu))
 
     def cpu_online(self, cpu: int) -> None:
         """Take one CPU online."""
-        self._say(ACT, messages.CpuOnline(cpu))
+        self._send(ACT, messages.CpuOnline(cpu))
 
     # -- virtual tasks, if the simulation was started with them
 
     def _bear(self, order: messages.Virtual) -> int:
-        self._say(VIRTUAL, order)
+        self._send(VIRTUAL, order)
         answer: dict[str, int] = msgspec.json.decode(os.getxattr(self._root, VIRTUAL), type=dict[str, int])
         return answer["tid"]
 
@@ -97,15 +97,15 @@ class Control:
 
     def exit(self, tid: int) -> None:
         """End a thread."""
-        self._say(VIRTUAL, messages.ExitTask(tid))
+        self._send(VIRTUAL, messages.ExitTask(tid))
 
     def run(self, tid: int, ns: int, cpu: int = 0) -> None:
         """Let a thread use this many nanoseconds of CPU time on that CPU, all of it now."""
-        self._say(VIRTUAL, messages.Run(tid, ns, cpu))
+        self._send(VIRTUAL, messages.Run(tid, ns, cpu))
 
     def advance(self, seconds: float) -> None:
         """Move the simulation's clock forward."""
-        self._say(VIRTUAL, messages.Advance(seconds))
+        self._send(VIRTUAL, messages.Advance(seconds))
 
     # -- the true use
 

@@ -150,7 +150,7 @@ class GroupFiles:
             return
         where = factory.directory(top, domain.name)
         for event in domain.events:
-            # EACCES whatever the mode, because there is no write operation.
+            # EACCES for any mode, because there is no write operation.
             show = partial(self._handlers.show_counter, group, event, domain)
             factory.file(where, event.name, FILE_RO, self._locked(show), None)
         yield where

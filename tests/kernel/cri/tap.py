@@ -41,13 +41,13 @@ async def main(listen: str, connect: str, file: str) -> None:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                theirs, to_them = await asyncio.open_unix_connection(connect)
+                from_them, to_them = await asyncio.open_unix_connection(connect)
             except OSError:
                 writer.close()
                 return
             number = next(_SERIAL)
             await asyncio.gather(
-                pass_on(number, "plugin", reader, to_them, out), pass_on(number, "runtime", theirs, writer, out)
+                pass_on(number, "plugin", reader, to_them, out), pass_on(number, "runtime", from_them, writer, out)
             )
 
         async with await asyncio.start_unix_server(serve, listen) as server:
