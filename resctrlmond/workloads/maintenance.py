@@ -5,6 +5,9 @@ A tick skips a workload if nothing can have happened to it without a report: its
 its groups were found and not removed or renamed since then (``Interference.take_gone``), its record has not changed
 and its checkpoint is not due. A sweep skips it only if none of its tasks has run since the last one
 (``activity.py``). A sweep each SWEEP_ALL_S skips none, in case that a report was lost.
+
+A checkpoint is skipped if no task of the workload has run since before the last but one: the counters have counted
+nothing then.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.workloads import bandwidth_counters, ends, group_ops, placement, rmid_queue
@@ -37,6 +42,23 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 # The interval of sweeps of all workloads, also of those of which no task has run.
 SWEEP_ALL_S = 60.0
+# How many checkpoints in a row are skipped if no task runs. The next one writes again what was removed from /run.
+_MAX_SKIPPED = 9
+
+
+@dataclass
+class _Checkpoint:
+    """A checkpoint of ``workload``, and the CPU times of its tasks before the counters were read.
+
+    ``is_final``: the tasks had not run since the checkpoint before it. So the readings include what the hardware
+    counts or reports only after a task has stopped: core energy, and the modified cache lines that it left.
+    ``skipped``: how many checkpoints were skipped since then.
+    """
+
+    workload: Workload
+    activity: Activity
+    is_final: bool
+    skipped: int = 0
 
 
 def _log_failure(key: str, error: ResctrlError | OSError) -> None:
@@ -54,8 +76,10 @@ class Maintenance:
         self._store = ctx.store
         self.early_pruner = EarlyPruner(ctx.store, ctx.snapshots)
         self._swept = self._swept_all = time.monotonic()
-        # By key: the run (its generation) and the time.monotonic() of its last checkpoint.
+        # By key: the run (its generation) and the time.monotonic() of its last checkpoint, taken or skipped.
         self._checkpointed: dict[str, tuple[int, float]] = {}
+        # By key: the last checkpoint.
+        self._last_checkpoint: dict[str, _Checkpoint] = {}
         # By key: the workload when its groups were last found, if they were not removed or renamed since then.
         self._found: dict[str, Workload] = {}
         # By key: the workload that ticks skip as long as it does not change, and its watched members.
@@ -243,7 +267,7 @@ class Maintenance:
 
     def _forget_dropped(self) -> None:
         """Forget workloads that another thread has dropped."""
-        for known in (self._found, self._quiet, self._asleep):
+        for known in (self._found, self._quiet, self._asleep, self._last_checkpoint):
             for key in [key for key in list(known) if self._store.get(key) is None]:
                 known.pop(key, None)
 
@@ -279,6 +303,7 @@ class Maintenance:
                 ctx.snapshots.delete(key)
                 txn.drop()
             self._checkpointed.pop(key, None)
+            self._last_checkpoint.pop(key, None)
             self._tries.pop(key, None)
             self._found.pop(key, None)
             ctx.joiners.forget(key)
@@ -340,15 +365,46 @@ class Maintenance:
     def _is_checkpoint_due(self, workload: Workload, interval_s: float) -> bool:
         # The first one at once: so a short life has one too, and so has a workload after a restart.
         generation, last = self._checkpointed.get(workload.key, (0, -math.inf))
-        return bool(interval_s) and (generation != workload.generation or time.monotonic() - last >= interval_s)
+        is_due = bool(interval_s) and (generation != workload.generation or time.monotonic() - last >= interval_s)
+        return is_due and not self._skip_checkpoint(workload)
+
+    def _skip_checkpoint(self, workload: Workload) -> bool:
+        """Skip a checkpoint that is due if the counters have counted nothing since the last one."""
+        last = self._last_checkpoint.get(workload.key)
+        if last is None or not last.is_final or last.workload is not workload or last.skipped >= _MAX_SKIPPED:
+            return False
+        if self._activity(workload) != last.activity:
+            return False
+        last.skipped += 1
+        self._checkpointed[workload.key] = workload.generation, time.monotonic()
+        return True
+
+    def _activity(self, workload: Workload) -> Activity | None:
+        if self._ctx.interference.has_trouble:
+            return None
+        return activity(workload, self._ctx.interference.threads(workload.key))
 
     def _checkpoint(self, txn: Transaction, workload: Workload, interval_s: float) -> None:
         now = time.monotonic()
         if not self._is_checkpoint_due(workload, interval_s):
             return
+        last = self._last_checkpoint.pop(txn.key, None)
+        # Before the readings: what a task uses after this is not in them.
+        before = self._activity(workload)
         with contextlib.suppress(NoSuchGroup):  # the next tick records the loss
             group_ops.checkpoint(self._ctx, txn)
+            if before is not None and txn.workload is workload:
+                has_slept = last is not None and last.workload is workload and last.activity == before
+                is_final = has_slept and not self._has_assigned_counters()
+                self._last_checkpoint[txn.key] = _Checkpoint(workload, before, is_final)
         self._checkpointed[txn.key] = workload.generation, now
+
+    def _has_assigned_counters(self) -> bool:
+        """Whether groups can lose their bandwidth counters, which then restart from 0, and have exact totals.
+
+        That a group had no counter for a time is known only from a reading.
+        """
+        return self._ctx.tree.bandwidth_configuration().mode is Mode.ASSIGNED
 
     def _lose_unmounted(self, txn: Transaction) -> None:
         workload = txn.find()

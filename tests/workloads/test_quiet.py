@@ -12,14 +12,16 @@ import pytest
 
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.fuse.mount import Simulation, unmount
-from resctrlmond.workloads import ends
+from resctrlmond.workloads import ends, group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.activity import activity
 from resctrlmond.workloads.context import Context
 from resctrlmond.workloads.model import EndRule, Member, State, Workload
 from resctrlmond.workloads.requests import Assignment
+from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.store import Transaction
 from tests.sim.conftest import Puppet
+from tests.wait import wait_until
 from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, join
 
@@ -276,3 +278,102 @@ def test_file_without_a_cpu_time_does_not_show_that_nothing_has_run(tmp_path: Pa
     assert activity(workload("k", members=(member,)), None) is None
     (tmp_path / "cpu.stat").write_text("usage_usec 7\nuser_usec 0\n")
     assert activity(workload("k", members=(member,)), None) == (b"usage_usec 7",)
+
+
+@pytest.fixture
+def checkpoints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the workloads whose counters are read for a checkpoint."""
+    keys: list[str] = []
+    checkpoint = group_ops.checkpoint
+
+    def counted(ctx: Context, txn: Transaction) -> None:
+        keys.append(txn.key)
+        checkpoint(ctx, txn)
+
+    monkeypatch.setattr(group_ops, "checkpoint", counted)
+    return keys
+
+
+def wait_until_it_sleeps(pid: int) -> None:
+    """Wait until a process that has replied waits for the next request."""
+    known: list[bytes] = []
+
+    def sleeps() -> bool:
+        known.append(Path(f"/proc/{pid}/schedstat").read_bytes())
+        return known[-5:] == [known[-1]] * 5
+
+    wait_until(sleeps)
+
+
+def ticks(host: Host, number: int = 20) -> None:
+    host.manager.settings = Settings(checkpoint_interval_s=1e-9)
+    with pytest.MonkeyPatch.context() as patched:
+        # The threads of a workload without a control group are known after a sweep.
+        patched.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 0.0)
+        host.manager.maintenance.tick()
+    for _ in range(number - 1):
+        host.manager.maintenance.tick()
+
+
+def test_checkpoints_are_skipped_while_no_task_runs(host: Host, puppet: Puppet, checkpoints: list[str]) -> None:
+    wait_until_it_sleeps(puppet.pid)
+    host.manager.assign(assignment("k", puppet.pid))
+    ticks(host)
+    checkpoints.clear()
+    ticks(host)
+    # One in ten is taken.
+    assert checkpoints == ["k", "k"]
+    puppet.do("burn 0.05")
+    wait_until_it_sleeps(puppet.pid)
+    checkpoints.clear()
+    ticks(host, 2)
+    assert checkpoints == ["k", "k"], "the second one has what the hardware counted after the task stopped"
+    ticks(host, 5)
+    assert checkpoints == ["k", "k"]
+
+
+def test_use_of_a_task_that_slept_is_in_the_next_checkpoint(host: Host, puppet: Puppet) -> None:
+    wait_until_it_sleeps(puppet.pid)
+    host.manager.assign(assignment("k", puppet.pid))
+    ticks(host)
+    before = host.manager.context.snapshots.last_read("k")
+    puppet.do("burn 0.2")
+    ticks(host, 1)
+    after = host.manager.context.snapshots.last_read("k")
+    assert {domain: last.values for domain, last in after.items()} != {
+        domain: last.values for domain, last in before.items()
+    }
+
+
+def test_no_checkpoint_is_skipped_of_a_group_that_can_lose_its_counters(
+    tmp_path: Path, process: Start, checkpoints: list[str]
+) -> None:
+    """A counter that another group had meanwhile restarts from 0, and only a reading in between detects it."""
+    for name in ("resctrl", "run"):
+        (tmp_path / name).mkdir()
+    with Simulation(str(tmp_path / "resctrl"), "amd-abmc", 8):
+        host = Host(str(tmp_path / "resctrl"), str(tmp_path / "run"))
+        host.manager.assign(assignment("k", process().pid))
+        ticks(host, 10)
+        assert checkpoints == ["k"] * 10
+        host.manager.context.interference.close()
+
+
+def test_no_checkpoint_is_skipped_if_the_cpu_time_of_a_task_is_unknown(
+    host: Host, process: Start, checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resctrlmond.workloads.activity._MAX_THREADS", 0)
+    host.manager.assign(assignment("k", process().pid))
+    ticks(host, 10)
+    assert checkpoints == ["k"] * 10
+
+
+def test_first_checkpoints_of_a_task_that_joins_a_workload_that_slept_are_taken(
+    host: Host, process: Start, checkpoints: list[str]
+) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    ticks(host)
+    host.manager.assign(assignment("k", process().pid, member="other"))
+    checkpoints.clear()
+    ticks(host, 2)
+    assert checkpoints == ["k", "k"]
