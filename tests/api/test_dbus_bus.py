@@ -53,9 +53,12 @@ def test_signals_report_changes(host: BusHost, process: subprocess.Popen[bytes])
 def test_unchanged_properties_are_not_signalled(host: BusHost) -> None:
     async def run() -> None:
         async with host.serving() as server, Client(host.address) as client:
-            record = await asyncio.to_thread(host.manager.create, "still", owner="cli")
-            await client.call("Status")
             await client.listen()
+            record = await asyncio.to_thread(host.manager.create, "still", owner="cli")
+            # The signals of its creation are sent after a delay, before those of a later workload.
+            await client.call("Create", "sa{sv}", "first", {})
+            assert await client.has_signal(ROOT, "WorkloadAdded", "first", f"{ROOT}/workload/first")
+            client.signals.clear()
             await client.call("Read", "s", "still")
             server.changed("still", record)
             server.changed("never-was", None)
