@@ -252,17 +252,18 @@ class Daemon:
 
     async def _tick_until_stopped(self, at_each: Callable[[], None]) -> None:
         watchdog_s = watchdog_interval_s()
-        reported = ""
+        reported, known = "", -1
         while not self._stopping.is_set():
             self._ticker.step()
             at_each()
             self._manager.alerts["upkeep"] = self._ticker.problem
             if watchdog_s is not None and not self._ticker.is_stuck:
                 self._notify.watchdog()
-            status = self._status()
-            if status != reported:
-                self._notify.status(status)
-                reported = status
+            if (changes := self._manager.changes) != known:
+                known, status = changes, self._status()
+                if status != reported:
+                    self._notify.status(status)
+                    reported = status
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), min(TICK_S, watchdog_s or TICK_S))
 

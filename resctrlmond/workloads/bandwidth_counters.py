@@ -15,18 +15,19 @@ from resctrlmond.workloads.plan import lacking_counters
 ALL_COUNTERS = "bandwidth counters"
 
 
-def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> None:
-    """Assign the free counters to the groups that lack some, in their order. No group loses a counter.
+def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> bool:
+    """Assign the free counters to the groups that lack some, in their order. Return whether no group lacked any.
 
-    ``guard`` handles the errors of one workload, by its key. Keys that a call has locked are skipped.
+    No group loses a counter. ``guard`` handles the errors of one workload, by its key. Keys that a call has locked
+    are skipped.
     """
     lacking = lacking_counters(ctx.store.all())
     if not lacking:
-        return
+        return True
     with guard(ALL_COUNTERS):
         bandwidth = ctx.tree.bandwidth()
         if bandwidth.mode is not Mode.ASSIGNED:
-            return
+            return False
         free = {domain for domain, number in bandwidth.available.items() if number}
         for workload, group in lacking:
             if _domains(group.unassigned).isdisjoint(free):
@@ -36,6 +37,7 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
                 for _, own in lacking_counters([now] if now else []):
                     if txn is not None and own.folder == group.folder:
                         group_ops.assign_counters(ctx, txn, own)
+    return False
 
 
 def _domains(unassigned: Iterable[tuple[str, str]]) -> set[int]:

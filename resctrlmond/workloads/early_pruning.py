@@ -44,6 +44,8 @@ class EarlyPruner:
         self._sizes: dict[tuple[str, int], int] = {}
         # The ended runs, and the limit, when all files were found to fit.
         self._fitting: object = None
+        # What had not changed since then.
+        self._fitting_at: object = None
         self._removed = 0
         self._logged = float("-inf")
 
@@ -52,10 +54,13 @@ class EarlyPruner:
 
         A run whose key is locked is skipped; the next call retries. Raises NotWritten.
         """
-        current = {(workload.key, workload.generation) for workload in self._ended_workloads()}
-        ended = current, self._snapshots.changes, self.most_bytes
-        if ended != self._fitting:
-            self._fitting = ended if self._prune() else None
+        now = self._store.changes, self._snapshots.changes, self.most_bytes
+        if now != self._fitting_at:
+            current = {(workload.key, workload.generation) for workload in self._ended_workloads()}
+            ended = current, *now[1:]
+            if ended != self._fitting:
+                self._fitting = ended if self._prune() else None
+            self._fitting_at = now if self._fitting else None
         if self._removed and time.monotonic() - self._logged >= _LOG_EVERY_S:
             text = "removed %d ended run%s before snapshot_ttl, because the files of all took more than %d MiB. "
             text += "Set a shorter snapshot_ttl, or collect the values sooner"

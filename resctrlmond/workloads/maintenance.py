@@ -3,8 +3,9 @@
 
 A tick skips a workload if nothing can have happened to it without a report: its members are watched (``watched.py``),
 its groups were found and not removed or renamed since then (``Interference.take_gone``), its record has not changed
-and its checkpoint is not due. A sweep skips it only if none of its tasks has run since the last one
-(``activity.py``). A sweep each SWEEP_ALL_S skips none, in case that a report was lost.
+and its checkpoint is not due. After a tick that skipped all workloads, the next ticks look at none until one of these
+happens. A sweep skips a workload only if none of its tasks has run since the last one (``activity.py``). A sweep each
+SWEEP_ALL_S skips none, in case that a report was lost.
 
 A checkpoint is skipped if no task of the workload has run since before the last but one: the counters have counted
 nothing then.
@@ -84,6 +85,13 @@ class Maintenance:
         self._found: dict[str, Workload] = {}
         # By key: the workload that ticks skip as long as it does not change, and its watched members.
         self._quiet: dict[str, tuple[Workload, Members]] = {}
+        # When a tick skipped all workloads: the changes of the workloads and of their watched members, and the
+        # interval of checkpoints; None if the next tick has to look at each workload. And the time.monotonic() of the
+        # next checkpoint.
+        self._calm: tuple[int, int, float] | None = None
+        self._calm_until = 0.0
+        # The changes of the workloads when no group lacked a bandwidth counter.
+        self._all_have_counters_at = -1
         # By key: the workload of which a sweep has found all tasks in their groups, and their CPU times before it.
         self._asleep: dict[str, tuple[Workload, Activity]] = {}
         # The errors of work that is tried again, by key and kind of work.
@@ -104,14 +112,34 @@ class Maintenance:
             self._asleep.clear()
             self._swept_all = time.monotonic()
         self._forget_gone()
-        workloads, unsaved = self._store.all(), set(self._store.unsaved)
+        known = self._store.changes, self._ctx.watched.changes, settings.checkpoint_interval_s
+        if is_sweep or known != self._calm or time.monotonic() >= self._calm_until:
+            self._calm = None
+            if self._tick_all(settings, is_sweep=is_sweep):
+                self._calm, self._calm_until = known, self._next_checkpoint(settings.checkpoint_interval_s)
+        if self.is_stopping:
+            return
+        self.react()
+        if is_sweep:
+            self._swept = time.monotonic()
+            self._forget_dropped()
+        rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
+        self.serve_counters(is_tick=True)
+        with self._guarded("completed", "pruning"):
+            self._prune(settings)
+        self._forget_failures()
+
+    def _tick_all(self, settings: Settings, *, is_sweep: bool) -> bool:
+        """Do the work of a second for each workload. Return whether nothing could have happened to any of them."""
+        workloads, unsaved, is_calm = self._store.all(), set(self._store.unsaved), True
         for workload in workloads:
             if self.is_stopping:
                 # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
-                return
+                return False
             is_quiet = workload.key not in unsaved and self._is_quiet(workload, settings)
             if is_quiet and (not is_sweep or self._is_asleep(workload)):
                 continue
+            is_calm = False
             # Skip keys that a call has locked (the call may be blocked in the kernel); the next tick retries.
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
                 if txn is None:
@@ -129,15 +157,7 @@ class Maintenance:
                 else:
                     if recorded is not None and not may_end_unseen(recorded, watched):
                         self._quiet[workload.key] = recorded, watched
-        self.react()
-        if is_sweep:
-            self._swept = time.monotonic()
-            self._forget_dropped()
-        rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
-        self.serve_counters(is_tick=True)
-        with self._guarded("completed", "pruning"):
-            self._prune(settings)
-        self._forget_failures()
+        return is_calm
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
@@ -171,7 +191,11 @@ class Maintenance:
 
     def serve_counters(self, *, is_tick: bool = False) -> None:
         """Assign free bandwidth counters to the groups that lack some."""
-        bandwidth_counters.serve(self._ctx, lambda key: self._guarded(key, "counters", is_tick=is_tick))
+        changes = self._store.changes
+        if changes == self._all_have_counters_at:
+            return
+        if bandwidth_counters.serve(self._ctx, lambda key: self._guarded(key, "counters", is_tick=is_tick)):
+            self._all_have_counters_at = changes
 
     @property
     def problems(self) -> list[str]:
@@ -264,10 +288,11 @@ class Maintenance:
         for key, workload in list(self._found.items()) if gone is None or gone else ():
             if gone is None or any(_is_below(group.ref, gone) for group in workload.existing_groups):
                 self._found.pop(key, None)
+                self._calm = None
 
     def _forget_dropped(self) -> None:
         """Forget workloads that another thread has dropped."""
-        for known in (self._found, self._quiet, self._asleep, self._last_checkpoint):
+        for known in (self._found, self._quiet, self._asleep, self._last_checkpoint, self._checkpointed):
             for key in [key for key in list(known) if self._store.get(key) is None]:
                 known.pop(key, None)
 
@@ -367,6 +392,10 @@ class Maintenance:
         generation, last = self._checkpointed.get(workload.key, (0, -math.inf))
         is_due = bool(interval_s) and (generation != workload.generation or time.monotonic() - last >= interval_s)
         return is_due and not self._skip_checkpoint(workload)
+
+    def _next_checkpoint(self, interval_s: float) -> float:
+        last = min((last for _, last in self._checkpointed.values()), default=math.inf)
+        return last + interval_s if interval_s else math.inf
 
     def _skip_checkpoint(self, workload: Workload) -> bool:
         """Skip a checkpoint that is due if the counters have counted nothing since the last one."""

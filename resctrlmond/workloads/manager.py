@@ -380,6 +380,11 @@ class Manager:
         """Return the workload of that canonical key, if there is one."""
         return self._store.get(key)
 
+    @property
+    def changes(self) -> int:
+        """How often a workload was changed: the workloads are the same while it is."""
+        return self._store.changes
+
     def workloads(self) -> list[Workload]:
         """Return all workloads, ended ones until their snapshots are removed, in order of the key."""
         return self._store.all()

@@ -149,6 +149,8 @@ class Store:
         self.on_unsaved: Callable[[str], None] = lambda _key: None
         self.on_end: Callable[[str], None] = lambda _key: None
         self._workloads: dict[str, Workload] = {}
+        # How often a workload was saved or removed. Read it before the workloads.
+        self.changes = 0
         # By key: the workloads with downgrades that could not be written.
         self._unsaved: dict[str, _Unsaved] = {}
         # The keys of the workloads with a group that waits for an RMID, or is being created.
@@ -260,6 +262,7 @@ class Store:
                 self._pending.add(key)
             else:
                 self._pending.discard(key)
+            self.changes += 1
 
     def _forget(self, key: str) -> bool:
         """Forget the workload. Return whether there was one."""
@@ -267,7 +270,10 @@ class Store:
             self._bytes -= self._sizes.pop(key, 0)
             self._pending.discard(key)
         self._unsaved.pop(key, None)
-        return self._workloads.pop(key, None) is not None
+        is_known = self._workloads.pop(key, None) is not None
+        with self._guard:
+            self.changes += 1
+        return is_known
 
     @property
     def unsaved(self) -> list[str]:
@@ -282,6 +288,8 @@ class Store:
         unsaved = self._unsaved.get(before.key)
         self._unsaved[before.key] = _Unsaved(before if unsaved is None else unsaved.on_disk, _by_nonce(kept))
         self._workloads[before.key] = kept
+        with self._guard:
+            self.changes += 1
         with contextlib.suppress(OSError):
             os.chmod(self.path(before.key), _MODE | _HAS_UNSAVED_DOWNGRADE)
         with contextlib.suppress(ResctrlError):

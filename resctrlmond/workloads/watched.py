@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 
 from resctrlmond.workloads.model import EndRule, Member, Workload
@@ -21,6 +22,9 @@ class WatchedMembers:
 
     def __init__(self) -> None:
         self._members: dict[str, Members] = {}
+        # How often members were reported. Read it before the members.
+        self.changes = 0
+        self._guard = threading.Lock()
 
     def report(self, key: str, members: Iterable[Member]) -> None:
         """Record which members of the workload are watched from now on."""
@@ -29,6 +33,8 @@ class WatchedMembers:
             self._members[key] = found
         else:
             self._members.pop(key, None)
+        with self._guard:
+            self.changes += 1
 
     def of(self, key: str) -> Members:
         """Return the watched members of the workload. After the next report this is another object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from resctrlmond.workloads import ends, group_ops
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.activity import activity
 from resctrlmond.workloads.context import Context
+from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.model import EndRule, Member, State, Workload
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
@@ -377,3 +379,64 @@ def test_first_checkpoints_of_a_task_that_joins_a_workload_that_slept_are_taken(
     checkpoints.clear()
     ticks(host, 2)
     assert checkpoints == ["k", "k"]
+
+
+@pytest.fixture
+def considered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the workloads of which ticks determine whether they can be skipped."""
+    keys: list[str] = []
+    is_quiet = Maintenance._is_quiet
+
+    def counted(self: Maintenance, workload: Workload, settings: Settings) -> bool:
+        keys.append(workload.key)
+        return is_quiet(self, workload, settings)
+
+    monkeypatch.setattr(Maintenance, "_is_quiet", counted)
+    return keys
+
+
+def test_ticks_cost_nothing_for_workloads_that_are_all_skipped(
+    host: Host, process: Start, considered: list[str]
+) -> None:
+    host.manager.assign(assignment("k", process().pid))
+    watch(host)
+    host.manager.maintenance.tick()
+    considered.clear()
+    for _ in range(3):
+        host.manager.maintenance.tick()
+    assert considered == []
+
+
+def test_checkpoint_of_a_workload_that_was_skipped_with_all_others_is_taken_when_it_is_due(
+    host: Host, process: Start, checkpoints: list[str], considered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_S", 3600.0)
+    monkeypatch.setattr("resctrlmond.workloads.maintenance.SWEEP_ALL_S", 3600.0)
+    host.manager.assign(assignment("k", process().pid))
+    watch(host)
+    host.manager.maintenance.tick()
+    checkpoints.clear()
+    considered.clear()
+    host.manager.maintenance.tick()
+    assert considered == []
+    later = time.monotonic() + host.manager.settings.checkpoint_interval_s
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    host.manager.maintenance.tick()
+    assert checkpoints == ["k"]
+
+
+def test_one_workload_with_news_is_found_among_workloads_that_were_all_skipped(
+    host: Host, process: Start, looked_at: list[str]
+) -> None:
+    child = process()
+    host.manager.assign(assignment("k", child.pid, "oci"))
+    host.manager.assign(assignment("other", process().pid))
+    for key in ("k", "other"):
+        watch(host, key)
+    host.manager.maintenance.tick()
+    end(child)
+    host.manager.report_watched("k", ())
+    looked_at.clear()
+    host.manager.maintenance.tick()
+    assert looked_at == ["k"]
+    assert host.manager.get("k").state is State.COMPLETED
