@@ -48,6 +48,11 @@ class Event:
         """
         return self.kind is Kind.CUMULATIVE and self.source == _L3
 
+    @property
+    def lags(self) -> bool:
+        """Whether cores may report their counts some milliseconds later, as those of telemetry."""
+        return self.source != _L3
+
 
 _L3 = "Documentation/filesystems/resctrl.rst, L3_MON"
 _AET = "Documentation/filesystems/resctrl.rst, PERF_PKG_MON (Linux 7.0)"

@@ -453,7 +453,9 @@ def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> Non
                 # Another program removed its files. It ends nevertheless, and no total is computed from the rest.
                 group = txn.save_group(replace(group, baseline=Quality.UNKNOWN))
                 ctx.snapshots.make_anew(subfolder)
-            time.sleep(REPORTING_LAG_S)
+            # An event that only other domains have, which came online later, is never exact.
+            if any(event(reading.event).lags for reading in ctx.snapshots.begin_values(subfolder)):
+                time.sleep(REPORTING_LAG_S)
             group = _write_end(ctx, txn, group, GroupState.COMPLETED, group.reason)
         except (NoSuchGroup, NotMounted) as error:
             _lose_group(ctx, txn, group, str(error))

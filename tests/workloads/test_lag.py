@@ -13,6 +13,7 @@ import pytest
 
 from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
+from resctrlmond.workloads.group_ops import REPORTING_LAG_S
 from resctrlmond.workloads.model import State
 from tests.workloads.conftest import Host, assignment
 
@@ -77,3 +78,24 @@ def test_last_reading_includes_use_immediately_before_the_end_of_the_process(
     host.manager.maintenance.tick()
     assert host.manager.get(key).state is State.COMPLETED
     assert energy(host, key) == Decimal("2.5")
+
+
+@pytest.mark.parametrize(("machine", "waits"), [("intel-rdt", 0), ("intel-aet", 1)])
+def test_end_waits_for_late_reports_only_if_the_group_has_events_that_are_reported_late(
+    tmp_path: Path, process: Start, monkeypatch: pytest.MonkeyPatch, machine: str, waits: int
+) -> None:
+    for folder in ("resctrl", "run"):
+        (tmp_path / folder).mkdir()
+    with Simulation(str(tmp_path / "resctrl"), machine, 8) as simulation:
+        host = Host(simulation.mountpoint, str(tmp_path / "run"))
+        host.manager.assign(assignment("k", process().pid))
+        pauses: list[float] = []
+        sleep = time.sleep
+
+        def counted(seconds: float) -> None:
+            pauses.append(seconds)
+            sleep(seconds)
+
+        monkeypatch.setattr(time, "sleep", counted)
+        host.manager.release("k", owner="test")
+        assert pauses.count(REPORTING_LAG_S) == waits
