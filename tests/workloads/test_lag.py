@@ -98,4 +98,5 @@ def test_end_waits_for_late_reports_only_if_the_group_has_events_that_are_report
 
         monkeypatch.setattr(time, "sleep", counted)
         host.manager.release("k", owner="test")
+        host.manager.context.interference.close()
         assert pauses.count(REPORTING_LAG_S) == waits
