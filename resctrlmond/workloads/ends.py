@@ -7,7 +7,7 @@ import functools
 import logging
 
 from resctrlmond.resctrl import cgroups
-from resctrlmond.resctrl.errors import NoSuchProcess, printable
+from resctrlmond.resctrl.errors import NoSuchProcess, ResctrlError, printable
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tree import GroupRef
@@ -150,6 +150,21 @@ def _may_leave_processes(member: Member) -> bool:
     if member.is_living and not has_ended(member):
         return True
     return bool(member.pid) and not (member.cgroup or member.init)
+
+
+def may_run_unseen(workload: Workload) -> bool:
+    """Return whether tasks that are of no living member may run in the workload's groups.
+
+    An ended member may have left them, or somebody has moved them into a group without members.
+    """
+    members = [member for member in workload.members if member.has_tasks]
+    if not any(member.is_living for member in members):
+        return True
+    ended = [member for member in members if not member.is_living]
+    try:
+        return any(_may_leave_processes(member) or not has_ended(member) for member in ended)
+    except (ResctrlError, OSError):
+        return True
 
 
 def has_ended(member: Member) -> bool:

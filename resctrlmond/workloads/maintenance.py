@@ -409,7 +409,7 @@ class Maintenance:
         return True
 
     def _activity(self, workload: Workload) -> Activity | None:
-        if self._ctx.interference.has_trouble:
+        if self._ctx.interference.has_trouble or ends.may_run_unseen(workload):
             return None
         return activity(workload, self._ctx.interference.threads(workload.key))
 

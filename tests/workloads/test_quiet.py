@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -440,3 +441,35 @@ def test_one_workload_with_news_is_found_among_workloads_that_were_all_skipped(
     host.manager.maintenance.tick()
     assert looked_at == ["k"]
     assert host.manager.get("k").state is State.COMPLETED
+
+
+def test_checkpoints_are_taken_while_a_task_runs_that_an_ended_member_left(
+    host: Host, puppet: Puppet, checkpoints: list[str]
+) -> None:
+    """They were skipped, because no living member had used CPU time."""
+    host.manager.assign(assignment("k", puppet.pid))
+    host.manager.remove_member("k", host.manager.get("k").members[0].id)
+    ticks(host)
+    assert host.manager.get("k").state is State.IDLE
+    for _ in range(3):
+        puppet.do("burn 0.05")
+        checkpoints.clear()
+        ticks(host, 1)
+        assert checkpoints == ["k"]
+
+
+def test_tasks_that_an_ended_member_may_have_left_are_not_taken_for_asleep(tmp_path: Path) -> None:
+    def member(id_: str, **fields: Any) -> Member:
+        return Member(id=id_, kind="container", owner="test", started_at="2026-01-01T00:00:00Z", **fields)
+
+    (tmp_path / "cgroup.events").write_text("populated 1\n")
+    ended_at, gone = "2026-01-01T00:01:00Z", str(tmp_path / "gone")
+    living = member("living", cgroup=str(tmp_path))
+    assert not ends.may_run_unseen(workload("k", members=(living,)))
+    assert not ends.may_run_unseen(workload("k", members=(living, member("ended", cgroup=gone, ended_at=ended_at))))
+    left = (
+        member("process", pid=1, start_time=1, ended_at=ended_at),
+        member("populated", cgroup=str(tmp_path), ended_at=ended_at),
+    )
+    for one in left:
+        assert ends.may_run_unseen(workload("k", members=(living, one)))
