@@ -96,7 +96,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     values.
     ``varlink_socket``: the varlink socket, unless systemd passes one. Default: ``org.resctrlmon.Manager`` in
     ``runtime_dir``.
-    ``group``: the Unix group, by name or number, that marks our monitoring groups; its members may read.
+    ``group``: the Unix group, by name or number, that marks the daemon's monitoring groups; its members may read.
     ``group_prefix``: a prefix for the directory names in resctrl of keys that are not pod UIDs.
     ``snapshot_ttl``: how long the values of an ended run can be read.
     ``linger``: how long a workload other than a pod keeps its group after its last member has ended.

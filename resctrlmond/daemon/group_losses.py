@@ -66,10 +66,10 @@ class GroupLosses:
         if self._suspects:
             suspects = f"The cause may be {self._suspects}"
         return (
-            f"another program removes our monitoring groups: {len(self._losses)} since {self._since}, the last one "
+            f"another program removes groups of resctrlmond: {len(self._losses)} since {self._since}, the last one "
             f"of workload {self._losses[-1][1]}, while resctrl is mounted. {suspects}. Stop that program, or "
-            "configure it to leave groups with our group id alone; until then lost groups are created again after "
-            "longer and longer delays"
+            "configure it to leave groups with the group id of resctrlmond alone; until then lost groups are created "
+            "again after longer and longer delays"
         )
 
     def _is_repeated(self) -> bool:

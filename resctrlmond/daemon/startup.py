@@ -224,7 +224,7 @@ def _set_group(gid: int) -> None:
     except OSError as error:
         # EINVAL: the id does not exist in the user namespace of the unit, which has 65536 ids.
         raise PermissionDenied(
-            f"cannot run with the group id {gid}, which marks our monitoring groups",
+            f"cannot run with the group id {gid}, which marks the monitoring groups of resctrlmond",
             errno=error.errno or 0,
             remedy="Start resctrlmond as root, or with Group= in its unit (one above 65535 needs PrivateUsers=no)",
         ) from error

@@ -18,9 +18,9 @@ _TOO_LARGE = (
     "This is a bug in resctrlmond, which should have refused the request that made the file too large: report it"
 )
 _NO_ROOM = "Check that its filesystem is writable and has free space and inodes: df and df -i show this"
-_IN_THE_WAY = "Somebody put something else in the place of a file of resctrlmond: move it away"
+_IN_THE_WAY = "Something else was put in the place of a file of resctrlmond: move it away"
 _REMEDIES = {
-    errno.ENOENT: "Somebody removed a directory of resctrlmond: 'systemctl restart resctrlmond' creates it again",
+    errno.ENOENT: "A directory of resctrlmond was removed: 'systemctl restart resctrlmond' creates it again",
     errno.EFBIG: _TOO_LARGE,
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP), _IN_THE_WAY),
 }

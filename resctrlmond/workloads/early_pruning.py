@@ -44,7 +44,7 @@ class EarlyPruner:
         self._sizes: dict[tuple[str, int], int] = {}
         # The ended runs, and the limit, when all files were found to fit.
         self._fitting: object = None
-        # What had not changed since then.
+        # The state of the store and of the snapshots at that time.
         self._fitting_at: object = None
         self._removed = 0
         self._logged = float("-inf")

@@ -285,7 +285,7 @@ def went_with_mount(ctx: Context, group: Group) -> bool:
 def _why_gone(ctx: Context, group: Group, instead: Found | None) -> str:
     if went_with_mount(ctx, group):
         return "resctrl was unmounted and mounted again, which removed every group"
-    return "the group was removed by somebody else" if instead is None else "another group is in its place"
+    return "the group was removed by another program" if instead is None else "another group is in its place"
 
 
 def follow(ctx: Context, txn: Transaction) -> Workload:
@@ -307,10 +307,10 @@ def follow_group(ctx: Context, txn: Transaction, group: Group) -> Group:
     if not _is_recordable(found.ref):
         # A record with this name could not be read back.
         ctx.tree.rename(found.ref, group.ref)
-        log.warning("%s: somebody renamed its group to %s; renamed back", txn.key, printable(found.ref.path))
+        log.warning("%s: another program renamed its group to %s; renamed back", txn.key, printable(found.ref.path))
         return group
     path = printable(found.ref.path)
-    log.info("%s: somebody renamed its group to %s, and the workload continues in it", txn.key, path)
+    log.info("%s: another program renamed its group to %s, and the workload continues in it", txn.key, path)
     return _relocated(ctx, txn, txn.workload, group, found.ref)
 
 
@@ -706,4 +706,4 @@ def _has_ends(ctx: Context, workload: Workload) -> bool:
 
 def _check_whole(workload: Workload) -> None:
     if workload.has_ended_further_group:
-        raise NoSuchGroup("the group was removed by somebody else in one of its classes")
+        raise NoSuchGroup("the group was removed by another program in one of its classes")

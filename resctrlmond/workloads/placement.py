@@ -261,7 +261,7 @@ def _group_in(ctx: Context, txn: Transaction, class_: str, moved: Moved) -> Grou
         except ResctrlError as error:
             log.info("%s: its group cannot follow to class %s: %s", txn.key, class_ or "/", error)
         else:
-            log.info("%s: somebody moved it to class %s, and its group followed", txn.key, class_ or "/")
+            log.info("%s: another program moved it to class %s, and its group followed", txn.key, class_ or "/")
             return workload.first
     return group_ops.add(ctx, txn, class_)
 

@@ -148,7 +148,7 @@ def test_workload_gets_a_new_group_after_a_removal(host: Host) -> None:
         return (workload["state"], workload["generation"]) == ("idle", 2)
 
     host.until(begun_anew, "the loss to be seen, and a new group")
-    assert "somebody else" in host.call("Get", key="robbed")["workload"]["loss"]
+    assert "another program" in host.call("Get", key="robbed")["workload"]["loss"]
     assert "robbed" in host.groups()
     assert host.call("Release", key="robbed", claim="me")["completed"]
 
@@ -183,6 +183,6 @@ def test_quick_remount_is_not_reported_as_interference(host: Host) -> None:
     host.call("Create", key="went", claim="me")
     host.run(f"umount {TREE} && mount -t resctrl resctrl {TREE}")
     host.until(lambda: host.call("Get", key="went")["workload"]["generation"] == 2, "a new group")
-    assert "somebody else" not in host.call("Get", key="went")["workload"]["loss"]
+    assert "another program" not in host.call("Get", key="went")["workload"]["loss"]
     assert "mounted" in host.call("Get", key="went")["workload"]["loss"]
     assert host.call("Release", key="went", claim="me")["completed"]

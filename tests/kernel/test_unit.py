@@ -76,7 +76,7 @@ def test_journal_explains_events_that_require_an_operator(host: Host) -> None:
     shown = host.out(
         f"journalctl --no-pager -x -u resctrlmond MESSAGE_ID={MessageId.GROUP_LOST} RESCTRLMON_KEY=taken"
     )
-    assert "Subject: The monitoring group of taken was removed by somebody else" in shown
+    assert "Subject: The monitoring group of taken was removed by another program" in shown
     assert "Documentation: man:resctrlmond(7)" in shown
     assert "resctrlmond creates the group again after a" in shown
 

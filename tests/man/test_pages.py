@@ -67,7 +67,7 @@ def test_pages_and_catalogue_agree_on_a_removed_group() -> None:
         *(
             " ".join(section(page, "WHEN THINGS FAIL").partition(f"\n{event}\n")[2].partition("\n\n")[0].split())
             for page in (OVERVIEW, DAEMON)
-            for event in ("A group is removed by somebody else", "resctrl is unmounted")
+            for event in ("A group is removed by another program", "resctrl is unmounted")
         ),
     ]
     for text in texts:

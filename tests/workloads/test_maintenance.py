@@ -204,7 +204,7 @@ def test_group_that_another_program_removed_is_lost_and_reported(host: Host, pro
     host.manager.maintenance.tick()
     lost = host.manager.get("k")
     assert (lost.state, lost.is_interrupted) == (State.LOST, True)
-    assert "somebody else" in lost.reason
+    assert "another program" in lost.reason
     assert "completed_at" in host.files("k")
     host.check()
 

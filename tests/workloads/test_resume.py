@@ -158,7 +158,7 @@ def test_mount_right_after_an_unmount_is_not_reported_as_removal_of_groups(tmp_p
         host.manager.create("c", owner="test")
         os.rmdir(host.tree.full_path(host.manager.get("c").first.ref))
         host.manager.maintenance.tick()
-        assert "somebody else" in host.manager.get("c").reason
+        assert "another program" in host.manager.get("c").reason
 
 
 def test_remount_during_a_call_is_not_reported_as_removal_of_groups(tmp_path: Path, process: Start) -> None:
@@ -187,7 +187,7 @@ def test_class_removed_with_its_groups_is_not_mistaken_for_a_remount(host: Host,
     host.manager.maintenance.tick()
     os.rmdir(f"{host.mountpoint}/gold")
     host.manager.maintenance.tick()
-    assert host.manager.get("k").reason.startswith("the group was removed by somebody else")
+    assert host.manager.get("k").reason.startswith("the group was removed by another program")
 
 
 def test_long_unmount_delays_no_call_afterwards(
