@@ -155,7 +155,7 @@ def _may_leave_processes(member: Member) -> bool:
 def may_run_unseen(workload: Workload) -> bool:
     """Return whether tasks that are of no living member may run in the workload's groups.
 
-    An ended member may have left them, or somebody has moved them into a group without members.
+    An ended member may have left them, or another program has moved them into a group without members.
     """
     members = [member for member in workload.members if member.has_tasks]
     if not any(member.is_living for member in members):
