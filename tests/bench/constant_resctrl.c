@@ -33,6 +33,7 @@ struct node {
 
 static struct node *root, *mon_groups;
 static struct node *group_of[1 << 22]; /* by thread ID, at most PID_MAX_LIMIT; NULL is the root class */
+static int last_tid; /* the highest thread ID that was moved: the kernel walks over threads, not over numbers */
 static unsigned long inodes = 1;
 static unsigned groups;
 static int device;
@@ -187,7 +188,7 @@ static void read_file(uint64_t unique, struct node *node, const struct fuse_read
     if (!text) {
         size_t used = 0;
         tasks[0] = 0;
-        for (int tid = 1; node->parent != root && tid < 1 << 22 && used < sizeof tasks - 16; tid++)
+        for (int tid = 1; node->parent != root && tid <= last_tid && used < sizeof tasks - 16; tid++)
             if (group_of[tid] == node->parent && (!kill(tid, 0) || errno == EPERM))
                 used += sprintf(tasks + used, "%d\n", tid);
         text = tasks;
@@ -207,6 +208,7 @@ static void write_tasks(uint64_t unique, struct node *node, const struct fuse_wr
         reply(unique, node->is_removed ? ENODEV : ESRCH, NULL, 0);
     else {
         group_of[tid] = node->parent == root ? NULL : node->parent;
+        last_tid = tid > last_tid ? tid : last_tid;
         reply(unique, 0, &out, sizeof out);
     }
 }
@@ -267,7 +269,7 @@ static int remove_group(struct node *parent, const char *name)
     detach(node);
     mark_removed(node); /* never freed, because its number may still be asked for */
     groups--;
-    for (int tid = 1; tid < 1 << 22; tid++)
+    for (int tid = 1; tid <= last_tid; tid++)
         if (group_of[tid] == node)
             group_of[tid] = NULL;
     return 0;
