@@ -23,7 +23,7 @@ from resctrlmond.workloads.store import Limit, Transaction
 from resctrlmond.workloads.target import Target, check_free
 from resctrlmond.workloads.validation import valid_class
 
-# Kinds of members that processes may join from outside. What a process starts is in its group.
+# Kinds of members that processes may join from outside. A child of another member's process starts in its group.
 _CONTAINERS = frozenset({"container", "sandbox"})
 
 

@@ -7,8 +7,9 @@ and its checkpoint is not due. After a tick that skipped all workloads, the next
 happens. A sweep skips a workload only if none of its tasks has run since the last one (``activity.py``). A sweep each
 SWEEP_ALL_S skips none, in case that a report was lost.
 
-A checkpoint is skipped if no task of the workload has run since before the last but one: the counters have counted
-nothing then.
+A checkpoint is skipped if the CPU times of the workload's tasks are those before the last two checkpoints: no task
+has run, so the counters have counted nothing. None is skipped if tasks may run that no living member accounts for, or
+if groups can lose their counters (``mbm_event``).
 """
 
 from __future__ import annotations
