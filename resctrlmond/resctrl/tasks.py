@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +13,6 @@ from typing import Protocol
 from resctrlmond.resctrl import cgroups, processes
 from resctrlmond.resctrl.errors import (
     ClassMismatch,
-    KernelRefused,
     NoSuchGroup,
     NoSuchProcess,
     ProcessChanged,
@@ -231,16 +229,10 @@ class _Move:
             self.tree.write_task(self.ref.path, tid)
         except NoSuchProcess:
             return False
-        except KernelRefused as error:
-            if error.errno == errno.EINVAL and self.tree.membership(tid).class_ != self.ref.class_:
-                if self.options.among is not None:
-                    return False  # it has changed class meanwhile; the next pass finds it
-                # Another program's command, or even its read of a file, may clear last_cmd_status before this process
-                # reads it. The membership shows the reason.
-                raise ClassMismatch(
-                    f"cannot move task {tid} to another class than its own", path=error.path, errno=error.errno
-                ) from error
-            raise
+        except ClassMismatch:
+            if self.options.among is None:
+                raise
+            return False  # it has changed class meanwhile; the next pass finds it
         last = processes.stat(tid)
         if last is None or last.start_time == first.start_time or self.tasks.holds(tid):
             return True

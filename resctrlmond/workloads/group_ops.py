@@ -587,7 +587,7 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
         txn.drop()
     else:
         ctx.snapshots.bring_back(ended.key, ended.generation)
-        txn.save(ended)
+        txn.save(ended, is_undo=True)
 
 
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:

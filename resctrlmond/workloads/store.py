@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of all workloads: one record file for each under /run, and a copy in memory for readers.
 
-A workload is changed in a transaction only, and each change is on disk before it is visible. The exception is a
-downgrade, that is, a lower quality of a group with its reason. If it cannot be written, for example because /run is
-full, it is kept in memory, and is in each later record. Until it is written, the mode of the record file states that
-there is one: a change of mode needs no space.
+A workload is changed in a transaction only, and each change is on disk before it is visible, with two exceptions: a
+downgrade, that is, a lower quality of a group with its reason, and the undo of a failed call. If these cannot be
+written, for example because /run is full, they are kept in memory, and are in each later record. Until then, the mode
+of the record file states that it lacks one: a change of mode needs no space.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from resctrlmond.workloads.validation import canonical_key, valid_class
 _SUFFIX = ".json"
 _SET_ASIDE = ".unreadable"
 _MODE = 0o640
-# Set while a downgrade of the workload is not in its record.
-_HAS_UNSAVED_DOWNGRADE = stat.S_ISVTX
+# Set while the record lacks a downgrade of the workload, or the undo of a failed call.
+_IS_OUTDATED = stat.S_ISVTX
 # More than any pod or unit has. A runtime or an agent that never ends its members reaches it.
 MAX_LIVING_MEMBERS = 1000
 MAX_CLAIMS = 64
@@ -74,12 +74,13 @@ class Transaction:
         """The workload. Raises NoSuchWorkload."""
         return self.find() or self._store.known(self.key)
 
-    def save(self, workload: Workload, limit: Limit | None = None) -> Workload:
+    def save(self, workload: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
         """Write the workload's record. Does nothing if it is unchanged. Raises NotWritten.
 
         Return the workload as written: with the downgrades that could not be written before. When this returns, the
         change survives a crash. ``limit``: raise LimitExceeded if a caller has added too much. What the daemon adds
-        itself, such as an end, has no limit.
+        itself, such as an end, has no limit. ``is_undo``: the workload as it was before a call that fails now. It is
+        kept in memory if it cannot be written: the record has what the call saved first, and must not be acted on.
         """
         assert workload.key == self.key
         store, before, unsaved = self._store, self.find(), self._store._unsaved.get(self.key)
@@ -100,9 +101,9 @@ class Transaction:
                 write_file(path, data, mode=_MODE)
         except ResctrlError:
             if before == workload:
-                return workload  # its downgrades are kept already
+                return workload  # it is kept already
             if before is not None:
-                store._keep_downgrades(before, workload)
+                store._keep_unsaved(before, workload if is_undo else _with_downgrades(before, _by_nonce(workload)))
             raise
         store._unsaved.pop(self.key, None)
         store._keep(workload, len(data))
@@ -138,7 +139,7 @@ class Store:
 
     ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
     ``before_save`` is called before a record is replaced, with the workload of the last record and the new one.
-    ``on_unsaved`` is called with the key after a downgrade could not be written. ``on_end`` is called with the key
+    ``on_unsaved`` is called with the key of a workload that is kept in memory only. ``on_end`` is called with the key
     after each transaction, whether or not it changed the workload.
     """
 
@@ -151,7 +152,7 @@ class Store:
         self._workloads: dict[str, Workload] = {}
         # How often a workload was saved or removed. Read it before the workloads.
         self.changes = 0
-        # By key: the workloads with downgrades that could not be written.
+        # By key: the workloads that are kept in memory only.
         self._unsaved: dict[str, _Unsaved] = {}
         # The keys of the workloads with a group that waits for an RMID, or is being created.
         self._pending: set[str] = set()
@@ -253,11 +254,16 @@ class Store:
 
     def _keep(self, workload: Workload, size: int) -> None:
         """Keep the workload as it is in its record, which has ``size`` bytes."""
+        with self._guard:
+            self._bytes += size - self._sizes.get(workload.key, 0)
+            self._sizes[workload.key] = size
+        self._show(workload)
+
+    def _show(self, workload: Workload) -> None:
+        """Make the workload visible to readers."""
         key = workload.key
         self._workloads[key] = workload
         with self._guard:
-            self._bytes += size - self._sizes.get(key, 0)
-            self._sizes[key] = size
             if any(group.state is GroupState.PENDING for group in workload.groups):
                 self._pending.add(key)
             else:
@@ -277,21 +283,18 @@ class Store:
 
     @property
     def unsaved(self) -> list[str]:
-        """The keys of the workloads with a downgrade that could not be written. The next save writes it."""
+        """The keys of the workloads that are kept in memory only (see the module). The next save writes them."""
         return list(self._unsaved)
 
-    def _keep_downgrades(self, before: Workload, workload: Workload) -> None:
-        """Keep the downgrades of a workload that could not be saved."""
-        kept = _with_downgrades(before, _by_nonce(workload))
+    def _keep_unsaved(self, before: Workload, kept: Workload) -> None:
+        """Keep a workload in memory whose downgrades, or undo of a failed call, could not be saved."""
         if kept == before:
             return
         unsaved = self._unsaved.get(before.key)
         self._unsaved[before.key] = _Unsaved(before if unsaved is None else unsaved.on_disk, _by_nonce(kept))
-        self._workloads[before.key] = kept
-        with self._guard:
-            self.changes += 1
+        self._show(kept)
         with contextlib.suppress(OSError):
-            os.chmod(self.path(before.key), _MODE | _HAS_UNSAVED_DOWNGRADE)
+            os.chmod(self.path(before.key), _MODE | _IS_OUTDATED)
         with contextlib.suppress(ResctrlError):
             self.on_unsaved(before.key)
         self.on_change(before.key, kept)
@@ -330,8 +333,8 @@ class Store:
         """Return a workload of the last daemon. If that could not write a downgrade, all groups are estimated."""
         path = self.path(workload.key)
         with reading("look at a record", path):
-            has_unsaved_downgrade = os.stat(path).st_mode & _HAS_UNSAVED_DOWNGRADE
-        if not has_unsaved_downgrade:
+            is_outdated = os.stat(path).st_mode & _IS_OUTDATED
+        if not is_outdated:
             return workload
         downgraded = workload
         for group in workload.groups:
@@ -371,7 +374,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """The workload of the last record, and its groups with the downgrades that this record lacks, by nonce."""
+    """The workload of the last record, and the groups in memory, by nonce, whose downgrades this record lacks."""
 
     on_disk: Workload
     downgraded: dict[int, Group]

@@ -68,9 +68,16 @@ MUTANTS = (
     Mutant(
         "a downgrade that could not be written is lost",
         _WORKLOADS + "store.py",
-        "                store._keep_downgrades(before, workload)\n",
-        "                pass\n",
+        " else _with_downgrades(before, _by_nonce(workload)))\n",
+        " else before)\n",
         "tests/workloads/test_cut.py tests/workloads",
+    ),
+    Mutant(
+        "the undo of a failed Assign is lost while /run is full",
+        _WORKLOADS + "store.py",
+        "workload if is_undo else ",
+        "",
+        "tests/workloads/test_undo.py tests/workloads",
     ),
     Mutant(
         "a task that was forked in a class explains a write to it",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import pytest
@@ -223,6 +224,36 @@ def test_class_mismatch_is_raised_after_the_status_was_cleared(
     with pytest.raises(ClassMismatch) as caught:
         move(few, ProcessTasks(held), make("a", class_))
     assert (caught.value.status, "follow" in caught.value.remedy) == ("", True)
+
+
+@dataclass(frozen=True)
+class _ChangesClass:
+    """The tasks of a process that changes to class ``class_`` between the listing and the write."""
+
+    tree: Tree
+    of: ProcessTasks
+    class_: str
+
+    def threads(self) -> list[int]:
+        return self.of.threads()
+
+    def holds(self, tid: int, /) -> bool:
+        self.tree.write_task(self.class_, tid)
+        return self.of.holds(tid)
+
+    def ended(self) -> str:
+        return self.of.ended()
+
+
+@pytest.mark.allocation
+def test_a_task_that_changes_class_meanwhile_is_returned_with_its_class(
+    tree: Tree, make: Make, class_: str, held: Process
+) -> None:
+    """The kernel's refusal of it failed the whole move."""
+    ref = make("a")
+    moved = move(tree, _ChangesClass(tree, ProcessTasks(held), class_), ref, MoveOptions(among=[ref]))
+    assert moved == Moved(0, 2, in_other_classes={class_: frozenset({held.pid})})
+    assert where(tree, {held.pid}) == {Membership(class_, "")}
 
 
 @pytest.mark.allocation

@@ -16,6 +16,7 @@ from resctrlmond.resctrl.errors import ProcessChanged, ResctrlError
 from resctrlmond.resctrl.tree import GroupRef
 from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.sim.messages import Operation
+from resctrlmond.workloads import store
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.atomic_files import write_file, writing
 from resctrlmond.workloads.errors import NotWritten
@@ -132,12 +133,12 @@ def test_a_failed_assign_of_a_member_whose_threads_were_outside_leaves_its_basel
         if failure == "the process ends":
             puppet.kill()
 
-    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
         # Nothing but a full /run between two writes does this.
         if has_moved and failure == "the last write fails" and record.state is State.ACTIVE and not failed:
             failed.append(record)
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, record, limit)
+        return save(txn, record, limit, is_undo=is_undo)
 
     failed: list[Workload] = []
     monkeypatch.setattr(host.tree, "write_task", moved)
@@ -215,11 +216,11 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
         write_task(directory, tid)
         has_moved = True
 
-    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None) -> Workload:
+    def refuse(txn: Transaction, record: Workload, limit: Limit | None = None, *, is_undo: bool = False) -> Workload:
         # Nothing but a full /run between two writes does this.
         if has_moved and record.member("other") is not None:
             raise NotWritten("cannot write", errno=errno.ENOSPC)
-        return save(txn, record, limit)
+        return save(txn, record, limit, is_undo=is_undo)
 
     monkeypatch.setattr(host.tree, "write_task", moved)
     monkeypatch.setattr(Transaction, "save", refuse)
@@ -227,6 +228,66 @@ def test_a_new_member_that_is_put_back_makes_the_totals_estimated(
         host.manager.assign(assignment("k", puppet.pid, member="other"))
     assert host.tree.membership(puppet.pid).group == ""
     assert host.manager.get("k").first.baseline is Quality.ESTIMATED
+
+
+class _FilledByTheMove:
+    """A /run that becomes full between the first record of an Assign and the last, and stays full."""
+
+    def __init__(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        self._write_task = host.tree.write_task
+        monkeypatch.setattr(host.tree, "write_task", self._move)
+        monkeypatch.setattr(store, "write_file", self._write)
+
+    def _move(self, directory: str, tid: int) -> None:
+        self._write_task(directory, tid)
+        self.is_full = True
+
+    def _write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write_file(path, data, mode=mode)
+
+
+def test_a_failed_assign_on_a_run_folder_that_stays_full_leaves_the_workload_as_it_was(
+    host: Host, process: Start, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rejected member stayed in the workload, because the undo could not be written, and a sweep moved it in."""
+    before = host.manager.assign(assignment("k", process().pid, member="m")).workload
+    run_folder = _FilledByTheMove(host, monkeypatch)
+    with pytest.raises(NotWritten, match="ENOSPC"):
+        host.manager.assign(assignment("k", puppet.pid, member="other"))
+    for _ in range(2):
+        host.manager.maintenance.tick()
+        host.manager.maintenance.sweep("k")
+    assert host.tree.membership(puppet.pid).group == ""
+    record = host.manager.get("k")
+    assert (record.members, record.claims) == (before.members, before.claims)
+    assert record.first.baseline is Quality.ESTIMATED  # of what the rejected member used in the group
+
+    run_folder.is_full = False
+    host.manager.maintenance.tick()
+    record = host.restart().get("k")
+    assert [member.id for member in record.members] == ["m"]
+    (reason,) = record.first.baseline_reasons
+    assert reason.startswith("tasks of other were in the group until their Assign failed")
+    assert host.tree.membership(puppet.pid).group == ""
+
+
+def test_a_failed_assign_of_an_ended_workload_on_a_run_folder_that_stays_full_starts_no_run(
+    host: Host, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.manager.create("k", owner="test")
+    host.manager.release("k", owner="test")
+    before = host.manager.get("k")
+    run_folder = _FilledByTheMove(host, monkeypatch)
+    with pytest.raises(NotWritten, match="ENOSPC"):
+        host.manager.assign(assignment("k", puppet.pid, member="other"))
+    for run_folder.is_full in (True, False):
+        host.manager.maintenance.tick()
+        assert host.manager.get("k") == before
+        assert host.marked_groups() == []
+    assert host.restart().get("k") == before
 
 
 def test_a_new_member_that_the_kernel_refuses_leaves_the_totals_exact(host: Host, process: Start) -> None:
