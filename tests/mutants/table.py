@@ -348,6 +348,13 @@ MUTANTS = (
         "tests/workloads/test_counter_words.py tests/workloads",
     ),
     Mutant(
+        "a new run keeps the CPU times of the last one",
+        _WORKLOADS + "assign.py",
+        "            ctx.joiners.forget(txn.key)\n",
+        "",
+        "tests/workloads/test_joiners.py tests/workloads",
+    ),
+    Mutant(
         "what a container uses outside its control group hides joiners",
         _WORKLOADS + "joiners.py",
         "return workload if found_ns is not None else self._look_outside(workload, member, before, tree)",

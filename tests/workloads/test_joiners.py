@@ -123,6 +123,23 @@ def reported_cpu_time(text: str) -> float:
     return float(found[1])
 
 
+def test_a_new_run_in_the_control_group_of_the_last_one_detects_joiners(host: Host, init: Init) -> None:
+    """The CPU times of the last run's init hid as much use by processes that joined, and the total was exact."""
+    assign(host, init)
+    init.do("burn(0.6)")
+    host.manager.maintenance.sweep(CTR)
+    host.manager.release(CTR, owner="oci")
+    init.end()
+    again = Init(init.cgroup)
+    try:
+        assign(host, again)
+        session(again.cgroup, 0.3)
+        host.manager.maintenance.sweep(CTR)
+        assert host.manager.get(CTR).first.baseline is Quality.LATE
+    finally:
+        again.end()
+
+
 @pytest.mark.parametrize("meanwhile", ["nothing", "restart of the daemon"])
 def test_process_that_joined_and_ended_between_two_checks_is_detected(host: Host, init: Init, meanwhile: str) -> None:
     """It was missing, and the total was exact."""
