@@ -28,7 +28,7 @@ version = 2
         SystemdCgroup = true
 [plugins."io.containerd.nri.v1.nri"]
   disable = false
-  # The guest may be a slow one.
+  # The guest may be slow.
   plugin_request_timeout = "20s"
 """
 
@@ -53,18 +53,18 @@ version = 3
   plugin_request_timeout = "20s"
 """
 
-_THERE = "/opt/containerd"
+_FOLDER = "/opt/containerd"
 _DROP_IN = f"""\
 [Service]
-Environment=PATH={_THERE}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
+Environment=PATH={_FOLDER}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
 ExecStart=
-ExecStart={_THERE}/containerd
+ExecStart={_FOLDER}/containerd
 """
 
 
 @dataclass(frozen=True)
 class Containerd:
-    """One version: its configuration, and the file that makes the guest's service start it ("": the guest's own)."""
+    """One version: its configuration, and the drop-in file of its service ("" for the guest's own)."""
 
     series: str
     config: str
@@ -77,12 +77,11 @@ DROP_IN = "/run/systemd/system/containerd.service.d/unstable.conf"
 
 
 def programs() -> tuple[Path, str]:
-    """Return the directory with unstable's programs, and its place in the guest.
+    """Return the directory with unstable's programs, and its path in the guest.
 
-    Only these two programs: they need no library except libc. A container's runc and all other tools are the guest's
-    own.
+    These are two programs that need no library except libc. runc and all other tools are those of the guest.
     """
-    return cache.artifact("containerd", cache.key(Path(__file__)), _build), _THERE
+    return cache.artifact("containerd", cache.key(Path(__file__)), _build), _FOLDER
 
 
 def _build(place: Path) -> None:

@@ -13,16 +13,18 @@ from .errors import MachineError
 from .machine import Machine
 from .profiles import MACHINES, OLDER, PROFILES
 
-AT_ONCE = 2  # boots; each takes a processor
+MAX_BOOTS = 2  # at the same time; each takes a processor
 
 
 def main() -> int:
-    """Returns the exit status: the command's, 125 if it could not be run, 128 plus the signal that killed it."""
+    """Return the exit status: of the command, 125 if it could not be run, 128 plus the signal that killed it."""
     parser = argparse.ArgumentParser(prog="tests.kernel.machine", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    build = verbs.add_parser("build", help="make the saved states that are not there yet")
-    build.add_argument("--profile", choices=list(PROFILES), action="append", help="only this one (may be repeated)")
-    build.add_argument("--all", action="store_true", help="those with an older kernel too")
+    build = verbs.add_parser("build", help="create the saved states that do not exist yet")
+    build.add_argument(
+        "--profile", choices=list(PROFILES), action="append", help="build only this machine (may be repeated)"
+    )
+    build.add_argument("--all", action="store_true", help="also build the machines with an older kernel")
     run = verbs.add_parser("run", help="run a shell command in a fresh guest")
     run.add_argument("--profile", choices=list(PROFILES), default="cat")
     run.add_argument("--share", type=Path, help="copy this file or folder to /root/<its name> first")
@@ -31,10 +33,10 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.verb == "build":
-            everything = [machine.name for machine in (MACHINES + OLDER if arguments.all else MACHINES)]
+            names = [machine.name for machine in (MACHINES + OLDER if arguments.all else MACHINES)]
             packages.require()  # before the threads: only one of them may install
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(lambda name: Machine(name).build(), arguments.profile or everything))
+            with ThreadPoolExecutor(MAX_BOOTS) as pool:
+                list(pool.map(lambda name: Machine(name).build(), arguments.profile or names))
             return 0
         return _run(arguments)
     except MachineError as error:

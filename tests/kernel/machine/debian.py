@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debian suite's packages as a root filesystem in a tar archive, by mmdebstrap; no need to be root."""
+"""Install the packages of a Debian suite into a root filesystem, as a tar archive, with mmdebstrap. Needs no root."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ PACKAGES = (
     *("python3", "python3-msgspec", "python3-dbus-fast", "python3-sdnotify", "python3-yaml", "python3-rich"),
     *("python3-protobuf", "python3-grpcio", "python3-pytest", "python3-pytest-timeout", "python3-hypothesis"),
 )
-# The guest is for tests, not for readers.
+# Tests in the guest read no documentation.
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 
 def debian(suite: str) -> Path:
-    """The archive root.tar.zst, owners and modes as Debian gives them."""
+    """Return the path of root.tar.zst, which has the owners and modes of Debian's packages."""
     return cache.artifact("debian", debian_key(suite), lambda place: _build(place, suite)) / "root.tar.zst"
 
 
 def debian_key(suite: str) -> str:
-    """A hash of the recipe, the package list with it."""
+    """Return a hash of this file, which has the list of packages."""
     return cache.key(Path(__file__), suite)
 
 
 def _build(place: Path, suite: str) -> None:
-    cache.progress("building the guest, two minutes on an idle host; the next runs find it built")
+    cache.progress("building the guest, which takes two minutes on an idle host; later runs use it again")
     cache.progress(f"fetching Debian {suite} with {len(PACKAGES)} named packages")
     tool(
         [

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forces CPU features on a kernel that does not know setcpuid=, by QEMU's debugger stub, before it looks at them.
+"""Force CPU features on a kernel without setcpuid=, through QEMU's debugger stub, before the kernel reads them.
 
-The stub speaks GDB's remote protocol ("Debugging with GDB", appendix E). Six of its packets are all that it takes, so
-there is no gdb to install and no script to write for it.
+The stub speaks GDB's remote protocol ("Debugging with GDB", appendix E). This needs only six of its packets, and no
+gdb.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEATURES = {
     "cqm_mbm_total": (11, 2),
     "cqm_mbm_local": (11, 3),
 }
-# Runs once, with the .bss cleared and before any feature is looked at (arch/x86/kernel/cpu/common.c).
+# Runs once, after the .bss is cleared and before the kernel reads any feature (arch/x86/kernel/cpu/common.c).
 STOP_AT = "early_cpu_init"
 # apply_forced_caps() adds these to the features of each CPU, at boot and when it comes online.
 FORCED = "cpu_caps_set"
@@ -34,7 +34,7 @@ SECONDS = 60.0
 
 
 def words(features: Iterable[str]) -> dict[int, int]:
-    """The 32-bit words of the kernel's table that have to be changed, by their index; KeyError for an unknown one."""
+    """Return the 32-bit words of the kernel's table to change, by index. Raises KeyError for an unknown feature."""
     found: dict[int, int] = {}
     for name in features:
         word, bit = FEATURES[name]
@@ -55,25 +55,25 @@ def symbols(program: str, cpu: str, vmlinux: Path, initrd: Path) -> dict[str, in
         *("-append", f"console=ttyS0 quiet panic=-1 rdinit=/symbols symbols={STOP_AT}|{FORCED}"),
     ]
     try:
-        told = subprocess.run(
+        printed = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=True, env=ENVIRONMENT
         ).stdout.decode(errors="replace")
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-        raise BuildError(f"the kernel did not tell its symbols: {error}\n{error.stdout!r}") from error
-    return parsed(told)
+        raise BuildError(f"the kernel did not print its symbols: {error}\n{error.stdout!r}") from error
+    return parsed(printed)
 
 
 def parsed(kallsyms: str) -> dict[str, int]:
-    """The addresses in lines of /proc/kallsyms; BuildError if one is missing or hidden (printed as 0)."""
+    """Return the addresses in lines of /proc/kallsyms. Raises BuildError if one is missing or hidden (0)."""
     lines = re.findall(r"(?m)^([0-9a-f]+) \w (\w+)\r?$", kallsyms)
     found = {name: int(address, 16) for address, name in lines if name in (STOP_AT, FORCED)}
     if len(found) != 2 or 0 in found.values():
-        raise BuildError(f"/proc/kallsyms tells no addresses of {STOP_AT} and {FORCED}:\n{kallsyms[-2000:]}")
+        raise BuildError(f"/proc/kallsyms has no addresses of {STOP_AT} and {FORCED}:\n{kallsyms[-2000:]}")
     return found
 
 
 class Stub:
-    """A conversation with QEMU's stub; the machine stands still while it lasts."""
+    """A connection to QEMU's stub. The machine is halted while it is open."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -81,7 +81,7 @@ class Stub:
         connection.settimeout(SECONDS)
 
     def ask(self, packet: str) -> str:
-        """One packet and its reply. GuestDiedError if the stub refuses it or says nothing."""
+        """Send a packet and return its reply. Raises GuestDiedError if the stub refuses it or does not reply."""
         try:
             self._connection.sendall(framed(packet))
             reply = self._reply()
@@ -89,12 +89,12 @@ class Stub:
         except OSError as error:
             raise GuestDiedError(f"QEMU's debugger stub, asked {packet!r}: {error}", "") from error
         if not reply or reply.startswith("E"):
-            raise GuestDiedError(f"QEMU's debugger stub refused {packet!r}: {reply or 'it does not know it'}", "")
+            raise GuestDiedError(f"QEMU's debugger stub refused {packet!r}: {reply or 'unknown packet'}", "")
         return reply
 
     def force(self, features: Iterable[str], addresses: dict[str, int]) -> None:
-        """Let a machine that was started halted run to STOP_AT, force the features there, and leave it to itself."""
-        stop = f"1,{addresses[STOP_AT]:x},1"  # 1: by the CPU, as there is no page to write a breakpoint into yet
+        """Run a machine that was started halted up to STOP_AT, force the features there, and let it run on."""
+        stop = f"1,{addresses[STOP_AT]:x},1"  # 1: a hardware breakpoint, because no page can be written yet
         self.ask(f"Z{stop}")
         self.ask("c")
         for word, bits in words(features).items():
@@ -115,6 +115,6 @@ class Stub:
 
 
 def framed(packet: str) -> bytes:
-    """A packet as it is sent: its text with a sum modulo 256 behind it."""
+    """Return the packet in its frame: the text, then its checksum modulo 256."""
     data = packet.encode("ascii")
     return b"$%s#%02x" % (data, sum(data) % 256)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the guest or its build, each with the observation and what to do."""
+"""Errors of the guest or its build. Each message states what failed, and what to do."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class MissingPackagesError(MachineError):
 
 
 class BuildError(MachineError):
-    """A step of building the guest failed; the message carries the end of the tool's output."""
+    """A step of building the guest failed; the message has the end of the tool's output."""
 
 
 class GuestDiedError(MachineError):
-    """The guest panicked, stopped or no longer answers; the message carries the end of its console."""
+    """The guest panicked, stopped or no longer answers; the message has the end of its console."""
 
     def __init__(self, what: str, console: str) -> None:
         self.console = console

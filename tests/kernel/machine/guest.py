@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest as tests see it: run commands, put files in, read files back."""
+"""A running guest: run commands in it, copy files into it, and read its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .channel import Channel, Reply
 from .errors import CommandError, CommandTimeoutError, GuestDiedError
 from .qemu import Qemu
 
-# The agent ends a command at its time-out; a guest that does not reply this much later hangs.
+# The agent ends a command at its timeout. A guest that has not replied this many seconds later hangs.
 GRACE_SECONDS = 20.0
 
 
@@ -47,7 +47,7 @@ class BackgroundCommand:
         return self._future.done()
 
     def wait(self, check: bool = True) -> Completed:
-        """Wait for its end; CommandTimeoutError, GuestDiedError or, with *check*, CommandError if it is a bad one."""
+        """Wait for its end. Raises CommandTimeoutError, GuestDiedError and, with *check*, CommandError."""
         reply = self.reply()
         completed = Completed(
             reply.stdout.decode(errors="replace"), reply.stderr.decode(errors="replace"), reply.returncode
@@ -77,7 +77,7 @@ class BackgroundCommand:
 
 
 class Guest:
-    """A guest whose systemd is up; commands run as root in /root by bash, outside any session of logind."""
+    """A guest whose systemd has booted. Commands run as root in /root in bash, in no session of logind."""
 
     def __init__(self, qemu: Qemu) -> None:
         self._qemu = qemu
@@ -85,7 +85,7 @@ class Guest:
         self._channel = Channel(qemu.agent)
 
     def start(self, command: str, timeout: float = 60.0, stdin: bytes = b"") -> BackgroundCommand:
-        """Begin a command and return at once; its session is killed after *timeout* seconds."""
+        """Start a command and return at once. Its session is killed after *timeout* seconds."""
         try:
             future = self._channel.request(command, stdin, timeout)
         except EOFError as error:
@@ -97,22 +97,22 @@ class Guest:
         return self.start(command, timeout, stdin).wait(check)
 
     def put(self, local: Path, remote: str) -> None:
-        """Copy a file or folder to the path *remote*, owned by root, modes kept; a folder there is added to."""
+        """Copy a file or folder to the path *remote*, owned by root, with its modes. Keeps other files there."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             archive.add(local, remote.strip("/") or ".", filter=_by_root)
         parent = shlex.quote(str(Path(remote).parent))
-        # Without --no-overwrite-dir, putting a tree at / would give its folders' modes to the guest's own.
+        # Without --no-overwrite-dir, a tree copied to / would change the modes of the guest's own folders.
         self.run(f"mkdir -p {parent} && tar -xpf - -C / --no-overwrite-dir", stdin=buffer.getvalue())
 
     def write(self, remote: str, data: str | bytes, mode: int = 0o644) -> None:
-        """Write a file, and its folders where there are none."""
+        """Write a file, and create its folders if needed."""
         path = shlex.quote(remote)
         content = data.encode() if isinstance(data, str) else data
         self.run(f"mkdir -p $(dirname {path}) && cat >{path} && chmod {mode:o} {path}", stdin=content)
 
     def read(self, path: str) -> bytes:
-        """A file's content; CommandError if it cannot be read."""
+        """Return a file's content. Raises CommandError if it cannot be read."""
         running = self.start(f"cat -- {shlex.quote(path)}")
         reply = running.reply()
         if reply.returncode != 0:
@@ -124,12 +124,12 @@ class Guest:
         self.run(f"date --set=@{time.time():.6f}")
 
     def console(self) -> str:
-        """All that the guest has written to its console since it was started."""
+        """Return what the guest has written to its console since it was started."""
         return self._qemu.console()
 
     @property
     def qemu(self) -> Qemu:
-        """The process behind it, for its monitor."""
+        """The QEMU process, for its monitor."""
         return self._qemu
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest initramfs: busybox, the disk's driver, and a script that mounts the root and hands over."""
+"""A minimal initramfs: busybox, the disk's driver, and a script that mounts the root and executes its init."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ exec switch_root /new /sbin/init
 """
 
 
-# Run by rdinit=/symbols, it prints the addresses of the symbols that symbols=NAME|NAME names. What the kernel does
-# not know of its command line is in the environment of init.
+# With rdinit=/symbols, the kernel runs this, which prints the addresses of the symbols in symbols=NAME|NAME.
+# Parameters that the kernel does not know are in the environment of init.
 SYMBOLS = """\
 #!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
@@ -28,7 +28,7 @@ SYMBOLS = """\
 
 
 def initramfs(busybox: bytes, virtio_blk: bytes | None) -> bytes:
-    """A cpio archive in the "newc" format (kernel: Documentation/driver-api/early-userspace)."""
+    """Return a cpio archive in the "newc" format (kernel: Documentation/driver-api/early-userspace)."""
     entries = [(name, stat.S_IFDIR | 0o755, b"") for name in ("bin", "dev", "new", "proc", "sys")]
     entries += [
         ("bin/busybox", stat.S_IFREG | 0o755, busybox),

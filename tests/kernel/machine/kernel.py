@@ -15,20 +15,20 @@ from .errors import BuildError
 from .sources import private_apt
 from .tools import tool
 
-# Lines of kernels, and the suites to look for one in. Debian 13's own lacks setcpuid= (Linux 6.14); its backports
-# have it, and sid always will.
+# The series of kernels, and the suites that are searched for each. Debian 13's kernel lacks setcpuid= (Linux 6.14);
+# those of its backports and of sid have it.
 NEWEST, OF_DEBIAN_13 = "newest", "6.12"
 SUITES = {NEWEST: ("trixie-backports", "sid"), OF_DEBIAN_13: ("trixie",)}
 PACKAGE = "linux-image-cloud-amd64"
 
 
 def kernel(line: str) -> Path:
-    """The folder with vmlinux, modules/ and release; fetched on first use. ``line`` is one of ``SUITES``."""
+    """Return the folder with vmlinux, modules/ and release, fetched on first use. ``line`` is a key of ``SUITES``."""
     return cache.artifact("kernel", kernel_key(line), lambda place: _build(place, line))
 
 
 def kernel_key(line: str) -> str:
-    """A hash of the recipe."""
+    """Return a hash of this file."""
     return cache.key(Path(__file__), line)
 
 
@@ -44,7 +44,7 @@ def _build(place: Path, line: str) -> None:
             refused.append(f"{suite}: {error}")
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    raise BuildError("no Debian suite gave a fit kernel:\n" + "\n".join(refused))
+    raise BuildError("no Debian suite has a suitable kernel:\n" + "\n".join(refused))
 
 
 def _fetch(place: Path, work: Path, suite: str, *, needs_setcpuid: bool) -> None:
@@ -52,7 +52,7 @@ def _fetch(place: Path, work: Path, suite: str, *, needs_setcpuid: bool) -> None
     environment = private_apt(work / "apt", suite)
     release = _release(environment)
     known = set(tool(["apt-cache", "pkgnames", "linux-"], env=environment).split())
-    # Newer packaging splits the image into binary and modules; what a suite does not have, it does not need.
+    # Newer packaging splits the image into binary and modules. A suite without one of them does not need it.
     names = [f"linux-{part}-{release}" for part in ("binary", "modules", "image")]
     debs = work / "debs"
     debs.mkdir()
@@ -70,7 +70,7 @@ def _fetch(place: Path, work: Path, suite: str, *, needs_setcpuid: bool) -> None
 
 
 def _release(environment: dict[str, str]) -> str:
-    """The release that the metapackage stands for now, e.g. 6.16.3+deb13-cloud-amd64."""
+    """Return the release that the metapackage depends on now, such as 6.16.3+deb13-cloud-amd64."""
     depends = tool(["apt-cache", "depends", PACKAGE], env=environment)
     if not (match := re.search(r"Depends: linux-(?:image|binary|base)-(\d\S+)", depends)):
         raise BuildError(f"{PACKAGE} names no kernel image among its dependencies:\n{depends}")
@@ -78,9 +78,9 @@ def _release(environment: dict[str, str]) -> str:
 
 
 def _unpacked(bzimage: bytes) -> bytes:
-    """The ELF image inside a bzImage (Documentation/arch/x86/boot.rst: payload_offset, payload_length).
+    """Return the ELF image inside a bzImage (Documentation/arch/x86/boot.rst: payload_offset, payload_length).
 
-    QEMU boots the ELF by PVH about 1.5 s sooner than the bzImage, and it shows which parameters it knows.
+    QEMU boots the ELF image through PVH about 1.5 s faster than the bzImage, and its text shows the known parameters.
     """
     sectors = bzimage[0x1F1] or 4
     offset, length = struct.unpack_from("<II", bzimage, 0x248)
@@ -94,7 +94,7 @@ def _unpacked(bzimage: bytes) -> bytes:
 
 
 def module(line: str, name: str) -> bytes | None:
-    """A module as the kernel loads it; None if it is built in or there is no such module."""
+    """Return a module as the kernel loads it; None if it is built in or does not exist."""
     found = sorted((kernel(line) / "modules").glob(f"kernel/**/{name}.ko*"))
     if not found:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine of one profile: its state is saved once after a full boot, and each guest goes on from there."""
+"""A machine of one profile. Its state is saved once after a full boot, and each guest starts from that state."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SOURCES = (__file__, qemu.__file__, debugger.__file__)
 
 
 class Machine:
-    """Makes guests. ``build`` may take minutes on a host's first use, ``start`` then takes a second or two."""
+    """Starts guests. ``build`` takes minutes on the first use of a host; ``start`` then takes a second or two."""
 
     def __init__(self, profile: str = "cat") -> None:
         self.profile = PROFILES[profile]
 
     def start(self) -> Guest:
-        """A guest in the saved state, with the host's time; the caller closes it."""
+        """Return a guest in the saved state, with the host's time. The caller closes it."""
         state = self.build()
         process = self._qemu(state / "disk.qcow2", state / "memory")
         guest = Guest(process)
@@ -38,7 +38,7 @@ class Machine:
         return guest
 
     def build(self) -> Path:
-        """The folder of the saved state, made if it is not there yet."""
+        """Return the folder of the saved state. Create it if it does not exist."""
         packages.require()
         parts = (
             *qemu.machine_arguments(self.profile),
@@ -66,14 +66,14 @@ class Machine:
         disk = place / "disk.qcow2"
         for boot in range(1, BOOTS + 1):
             disk.unlink(missing_ok=True)
-            # A relative name: the folder still has a temporary name, and a cache may be moved as a whole.
+            # A relative path, because the folder still has a temporary name, and a cache may be moved.
             backing = Path("..") / root.relative_to(cache.folder())
             tool(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", backing, disk])
             try:
                 self._boot_and_save(disk, place / "memory")
                 return
             except GuestDiedError as error:
-                # Under TCG, a boot panics rarely; two panics in a row are not an accident.
+                # Under TCG, a boot panics rarely. Two panics in a row have another cause.
                 if "Kernel panic" not in error.console or boot == BOOTS:
                     raise
                 cache.progress("the guest's kernel panicked: booting once more")

@@ -20,12 +20,12 @@ PROGRAMS = {
     "depmod": "kmod",
     "tar": "tar",
 }
-PROGRAMS_OF_USERS = {"newuidmap": "uidmap"}  # maps the guest's owners into the user's own range of ids
+PROGRAMS_OF_USERS = {"newuidmap": "uidmap"}  # maps the guest's owners to the user's range of ids
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def missing(names: Iterable[str] = PROGRAMS) -> list[str]:
-    """The Debian packages of the programs *names* that are not there, sorted; for a user, those that map ids too."""
+    """List the Debian packages of missing programs, sorted. Users other than root also need programs that map ids."""
     programs = {name: PROGRAMS[name] for name in names} | ({} if os.geteuid() == 0 else PROGRAMS_OF_USERS)
     found = {package for program, package in programs.items() if not shutil.which(program, path=ENVIRONMENT["PATH"])}
     if not os.path.exists(KEYRING):
@@ -34,9 +34,9 @@ def missing(names: Iterable[str] = PROGRAMS) -> list[str]:
 
 
 def require(names: Iterable[str] = PROGRAMS) -> None:
-    """Make sure that the host has these programs, by default all that build and run the guest.
+    """Install missing programs if the user is root, by default all that build and run the guest.
 
-    Root installs what is missing; MissingPackagesError for other users.
+    Raises MissingPackagesError for other users.
     """
     packages = missing(names)
     if not packages:

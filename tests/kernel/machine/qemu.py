@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One QEMU process, held by file descriptors alone: it leaves nothing behind, however the tests end."""
+"""One QEMU process. All its files are open descriptors, so it leaves nothing behind, however the tests end."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .tools import ENVIRONMENT
 PROGRAM = "qemu-system-x86_64"
 QUIT_SECONDS = 10.0
 SAVE_SECONDS = 120.0
-# Features of the CPU model that QEMU does not emulate: 20 lines at each start, of no consequence.
+# Printed for features of the CPU model that QEMU does not emulate: 20 lines at each start, without consequence.
 TCG_LACKS = "warning: TCG doesn't support requested feature"
 
 
 def cpu(profile: Profile) -> str:
-    """QEMU's -cpu.
+    """Return the value of QEMU's -cpu.
 
-    The cache table of EPYC-Milan has an L3 larger than one (borrowed) unit of occupancy, so the limbo's
-    threshold can be set; vendor and model are those of a server without the kernel's RDT quirks.
+    The L3 in the cache table of EPYC-Milan is larger than one (borrowed) unit of occupancy, so the threshold of
+    the limbo can be set. Vendor and model are those of a server without the kernel's RDT quirks.
 
-    After cmpxchg16b, QEMU 7.2 was seen to leave rubbish in the flags, the single-step flag among it. Linux 6.12
-    allocates memory by that instruction where there is one: four of ten boots panicked or warned. Hence cx16=off.
+    QEMU 7.2 leaves wrong flags after cmpxchg16b, also the single-step flag. Linux 6.12 allocates memory with that
+    instruction if it exists, and four of ten boots panicked or warned. So cx16=off.
     """
     return f"EPYC-Milan,vendor=GenuineIntel,level={profile.cpu_level},family=6,model=106,stepping=6,cx16=off"
 
 
 def machine_arguments(profile: Profile) -> list[str]:
-    """The part of the command line that a saved state depends on."""
-    # thread=single: emulated processors in threads of their own were seen to panic the guest, or to come back stuck.
+    """Return the part of the command line that a saved state depends on."""
+    # thread=single: with a thread for each emulated processor, guests have panicked or hung after the restore.
     # mitigations=off: page table isolation would flush the emulated TLB at each system call.
     append = "console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off systemd.show_status=no"
     return [
@@ -57,7 +57,7 @@ def machine_arguments(profile: Profile) -> list[str]:
 
 
 def version() -> str:
-    """QEMU's version line: a saved state is for the QEMU that made it."""
+    """Return QEMU's version line. Only the QEMU that saved a state can restore it."""
     return subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
 
 
@@ -65,7 +65,7 @@ class Qemu:
     """A running guest; ``agent`` is the host's end of the agent's port."""
 
     def __init__(self, profile: Profile, vmlinux: Path, initrd: Path, disk: Path, state: Path | None = None) -> None:
-        """Boot from *disk* (qcow2, written to); or, with a saved *state*, go on from there and write nothing.
+        """Boot from *disk* (qcow2, written to). With a saved *state*, restore it, and write nothing.
 
         A kernel that does not know setcpuid= does not begin to boot until ``force`` was called.
         """
@@ -156,7 +156,7 @@ class Qemu:
         raise GuestDiedError(f"QEMU ended while asked to {command}", self.console())
 
     def close(self) -> None:
-        """End the guest as a power cut does; its disk's overlay is gone with it."""
+        """End the guest like a power cut does. The overlay of its disk is removed."""
         self._process.kill()
         self._process.wait(QUIT_SECONDS)
         self._open.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest's root disk, Debian with the kernel's modules and the agent as an ext4 image, and its initramfs."""
+"""The guest's root disk: Debian, the kernel's modules and the agent as an ext4 image, and the initramfs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FILES = {
     "etc/hosts": "127.0.0.1 localhost guest\n",
     "etc/fstab": "",
     "etc/resolv.conf": "",
-    "etc/machine-id": "0123456789abcdef0123456789abcdef\n",  # else a boot is a first boot
+    "etc/machine-id": "0123456789abcdef0123456789abcdef\n",  # otherwise each boot is a first boot
     "etc/systemd/system/test-agent.service": """\
 [Unit]
-Description=Runs the test's commands
+Description=Run the commands of tests
 
 [Service]
 Type=exec
@@ -34,7 +34,7 @@ KillMode=process
 TasksMax=infinity
 """,
 }
-# Run at each daemon-reload, these cost an emulated CPU two seconds and find nothing in this guest.
+# Each daemon-reload runs these. They take two seconds of an emulated CPU and find nothing in this guest.
 GENERATORS = (
     *("podman-system-generator", "systemd-debug-generator", "systemd-getty-generator", "systemd-gpt-auto-generator"),
     *("systemd-hibernate-resume-generator", "systemd-rc-local-generator", "systemd-run-generator"),
@@ -59,10 +59,10 @@ LINKS = {
         )
     },
 }
-# Tests start these where they need them.
+# Tests start these if they need them.
 NOT_AT_BOOT = ("containerd.service", "podman.socket", "podman.service", "podman-restart.service")
 
-# As in a package's installation the owners matter, so a user runs this with his ids mapped to the guest's.
+# The owners of the files matter, so a user other than root runs this with mapped ids.
 ASSEMBLE = """\
 archive=$1 extra=$2 modules=$3 release=$4 place=$5 size=$6; shift 6; root=$place/root
 mkdir "$root"; trap 'rm -rf "$root"' EXIT
@@ -78,21 +78,21 @@ cp "$root/usr/bin/busybox" "$place/busybox"
 
 
 def rootfs(line: str, suite: str) -> Path:
-    """The folder with initrd and root.ext4, which is for reading only: a guest writes to an overlay.
+    """Return the folder with initrd and root.ext4, which are only read, because a guest writes to an overlay.
 
-    Each line of kernels has its own, with its modules, for each suite.
+    There is one for each series of kernels and each suite, because the disk has the kernel's modules.
     """
     return cache.artifact("root", rootfs_key(line, suite), lambda place: _build(place, line, suite))
 
 
 def rootfs_key(line: str, suite: str) -> str:
-    """A hash of the recipe and of all that it puts together."""
+    """Return a hash of this file and of the inputs of the image."""
     return cache.key(Path(__file__), Path(initramfs.__file__), AGENT, debian_key(suite), kernel_key(line))
 
 
 def _build(place: Path, line: str, suite: str) -> None:
     archive, linux = debian(suite), kernel(line)
-    cache.progress("making the root disk")
+    cache.progress("building the root disk")
     extra = place / "extra.tar"
     extra.write_bytes(_extra())
     mapped = () if os.geteuid() == 0 else ("unshare", "--map-root-user", "--map-auto", "--")
@@ -107,7 +107,7 @@ def _build(place: Path, line: str, suite: str) -> None:
 
 
 def _extra() -> bytes:
-    """The files that the guest has beyond Debian's, all of them root's."""
+    """Return a tar archive of the files that the guest has in addition to Debian's, owned by root."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, text in {**FILES, "usr/local/lib/test-agent.py": AGENT.read_text()}.items():

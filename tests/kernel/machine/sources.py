@@ -16,16 +16,16 @@ APT = Path("/etc/apt")
 
 @dataclass(frozen=True)
 class Mirror:
-    """A Debian archive: its URI without a suite, and the keyring that vouches for it."""
+    """A Debian archive: its URI without a suite, and the keyring that verifies it."""
 
     uri: str
     keyring: str
 
     def line(self, suite: str) -> str:
-        """One line of sources.list(5) for *suite*.
+        """Return a line of sources.list(5) for *suite*.
 
-        What sid and the backports have is declared valid for a week only, and some mirrors are not updated;
-        the signature is checked nevertheless.
+        The Release files of sid and the backports expire after a week, and some mirrors are not updated. The
+        signature is checked nevertheless.
         """
         return f"deb [signed-by={self.keyring} check-valid-until=no] {self.uri} {suite} main"
 
@@ -34,7 +34,7 @@ FALLBACK = Mirror("http://deb.debian.org/debian", KEYRING)
 
 
 def mirror(apt: Path = APT) -> Mirror:
-    """The first archive in the host's apt sources that is Debian's main one; deb.debian.org if none is."""
+    """Return the first of the host's apt sources that is Debian's main archive; deb.debian.org if there is none."""
     files = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
     for file in files:
         if file.suffix in {".list", ".sources"} and file.is_file():
@@ -45,7 +45,7 @@ def mirror(apt: Path = APT) -> Mirror:
 
 
 def _lines(text: str) -> Iterator[Mirror]:
-    """Mirrors of the one-line style: deb [ option=value … ] uri suite component…."""
+    """Find mirrors in the one-line style: deb [ option=value … ] uri suite component…."""
     for line in text.splitlines():
         if match := re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]*)", line):
             options, uri, suite, components = match.groups()
@@ -54,7 +54,7 @@ def _lines(text: str) -> Iterator[Mirror]:
 
 
 def _stanzas(text: str) -> Iterator[Mirror]:
-    """Mirrors of the deb822 style: paragraphs of fields, sources.list(5)."""
+    """Find mirrors in the deb822 style: paragraphs of fields, sources.list(5)."""
     for paragraph in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
         found = re.findall(r"(?m)^([\w-]+):[ \t]*(.*(?:\n[ \t].*)*)", paragraph)
         field = {name.lower(): value.split() for name, value in found}
@@ -73,15 +73,15 @@ def _stanzas(text: str) -> Iterator[Mirror]:
 
 
 def _debian(uris: list[str], suites: list[str], components: list[str], signed_by: str) -> Iterator[Mirror]:
-    """Only the main archive has every suite below one URI; security and vendors' archives do not count."""
+    """Select the main archive, which has every suite below one URI. Skip security and vendors' archives."""
     for uri in uris:
         if "main" in components and re.search(r"/debian/?$", uri) and not any("security" in name for name in suites):
-            # A key written into the source itself, or none: Debian's own keyring knows Debian's archive.
+            # If the source contains a key, or names none, Debian's own keyring verifies Debian's archive.
             yield Mirror(uri, signed_by if signed_by.startswith("/") and Path(signed_by).exists() else KEYRING)
 
 
 def private_apt(where: Path, suite: str) -> dict[str, str]:
-    """Read *suite*'s index into *where*, with no trace on the host; the environment that apt then needs."""
+    """Read the index of *suite* into *where*, without changes to the host. Return the environment for apt."""
     for name in ("lists/partial", "cache/archives/partial", "state"):
         (where / name).mkdir(parents=True, exist_ok=True)
     (where / "sources.list").write_text(mirror().line(suite) + "\n")
@@ -93,7 +93,7 @@ def private_apt(where: Path, suite: str) -> dict[str, str]:
         "Dir::Cache": where / "cache",
         "Dir::Etc::sourcelist": where / "sources.list",
         "Dir::Etc::sourceparts": "-",
-        "APT::Sandbox::User": "",  # the cache folder is closed to _apt
+        "APT::Sandbox::User": "",  # _apt cannot read the cache folder
         "Acquire::Languages": "none",
         "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled": "false",
     }

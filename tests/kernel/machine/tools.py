@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the host's tools: their output is shown only when they fail, and none outlives an interruption."""
+"""Run the host's tools. Their output is shown only if they fail, and an interruption ends them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import BuildError
 
-# Debian leaves the folders of mke2fs and depmod out of a user's PATH.
+# On Debian, the folders of mke2fs and depmod are not in a user's PATH.
 ENVIRONMENT = {
     **os.environ,
     "PATH": os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin",
@@ -19,7 +19,7 @@ ENVIRONMENT = {
 
 
 def tool(argv: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run a command and return its standard output; BuildError with the end of both outputs if it fails."""
+    """Run a command and return its standard output. Raises BuildError with the end of both outputs if it fails."""
     command = [str(word) for word in argv]
     try:
         process = subprocess.Popen(
