@@ -20,7 +20,7 @@ T = TypeVar("T")
 CLAIM = "nri"
 
 # Errors that every call gets for a time.
-_PASSING = frozenset({"NotMounted", "MonitoringUnavailable"})
+_TEMPORARY_ERRORS = frozenset({"NotMounted", "MonitoringUnavailable"})
 
 
 class Unavailable(Exception):
@@ -92,7 +92,7 @@ class Manager:
         except VarlinkError as error:
             name = error.name.removeprefix(VARLINK_PREFIX)
             message = str(error.parameters.get("message") or name)
-            if name in _PASSING:
+            if name in _TEMPORARY_ERRORS:
                 self._complain(f"{verb}: {message}", None)
                 raise Unavailable(message) from error
             self._answered()

@@ -86,7 +86,7 @@ def assign(
             allow_class_change=False,
             include_descendants=False,
         )
-        member, why = _judged(
+        member, why = _with_lateness(
             ctx, txn.workload, member, target, assignment, moved_again=moved.moved if is_known else None
         )
         workload = replace(txn.workload.with_member(member), is_active=True)
@@ -177,7 +177,7 @@ def _move(
     return moved
 
 
-def _judged(
+def _with_lateness(
     ctx: Context,
     workload: Workload,
     member: Member,
@@ -189,7 +189,7 @@ def _judged(
     """Return the member, late if a task of it may have run outside, and the reason.
 
     ``moved_again`` is the number of moved tasks of a member that the workload had already, else None. The tasks have
-    been moved: everything is judged after the last move, because nothing can happen outside from then on.
+    been moved. This runs after the last move, because no task can run outside from then on.
     """
     late = assignment.late if assignment.cgroup is None else None
     if late is not False:

@@ -47,7 +47,7 @@ def with_change(known: Mapping[str, str], before: Mapping[str, str], now: Mappin
 def with_late_end(known: Mapping[str, str], readings: Iterable[Reading], why: Reason, member: str) -> dict[str, str]:
     """Return all caveats, by event, of a group whose end values are read after its end.
 
-    ``known`` are its caveats so far, ``why`` is UNSEEN_END or LATE_END. Processes of ``member`` may have run since.
+    ``known``: its caveats so far. ``why``: UNSEEN_END or END_READ_LATE. Processes of ``member`` may have run since.
     """
     found = dict(known)
     for name in sorted({reading.event for reading in readings if event(reading.event).kind is Kind.CUMULATIVE}):

@@ -35,7 +35,7 @@ def record_ends(ctx: Context, txn: Transaction) -> Workload | None:
     claims = txn.workload.claims
     if all(claim.owner in over for claim in claims) and any(claim.ends is EndRule.MEMBERS for claim in claims):
         # Its owner did not release it at its end.
-        _add_late_end(ctx, txn, Reason.LATE_END)
+        _mark_end_read_late(ctx, txn, Reason.END_READ_LATE)
     workload = functools.reduce(group_ops.without_claim, over, txn.workload)
     if not workload.claims and not workload.state.is_over and workload.state is not State.ENDING:
         # As in Release, the write that records the end removes the last claims.
@@ -51,16 +51,16 @@ def add_unseen_end(ctx: Context, txn: Transaction) -> None:
     """
     workload = txn.find()
     if workload is not None and _has_ended_unseen(ctx, workload):
-        _add_late_end(ctx, txn, Reason.UNSEEN_END)
+        _mark_end_read_late(ctx, txn, Reason.UNSEEN_END)
 
 
 def finish_again(ctx: Context, txn: Transaction) -> Workload:
     """Complete an end that failed before: what ran since then in the groups is counted too."""
-    _add_late_end(ctx, txn, Reason.LATE_END)
+    _mark_end_read_late(ctx, txn, Reason.END_READ_LATE)
     return group_ops.finish(ctx, txn, txn.workload.reason)
 
 
-def _add_late_end(ctx: Context, txn: Transaction, why: Reason) -> None:
+def _mark_end_read_late(ctx: Context, txn: Transaction, why: Reason) -> None:
     workload = txn.workload
     # Processes that a member has started may run on in the group after its end, unless its control group or its PID
     # namespace ended with it.

@@ -416,7 +416,7 @@ def finish(ctx: Context, txn: Transaction, reason: str, *, without_claims: Itera
     for a workload that is ending: finished steps are not repeated.
     """
     first = txn.workload.first
-    if first.state is not GroupState.ENDING and not _never_stood(ctx, first):
+    if first.state is not GroupState.ENDING and not _was_never_created(ctx, first):
         ctx.interference.before_end(txn)
         ending = replace(txn.workload.first, state=GroupState.ENDING, reason=reason)
         txn.save(functools.reduce(Workload.without_claim, without_claims, txn.workload.with_group(ending)))
@@ -434,12 +434,12 @@ def _end_others(ctx: Context, txn: Transaction, reason: str) -> None:
             _end_group(ctx, txn, group, reason)
 
 
-def _never_stood(ctx: Context, group: Group) -> bool:
+def _was_never_created(ctx: Context, group: Group) -> bool:
     return group.state is GroupState.PENDING and _find_or_none(ctx, group) is None
 
 
 def _end_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> None:
-    if _never_stood(ctx, group):
+    if _was_never_created(ctx, group):
         _remove_incomplete(ctx, group)
         _close(ctx, txn, group, GroupState.COMPLETED, f"{reason}; it never had an RMID")
         return

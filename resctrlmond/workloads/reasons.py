@@ -135,7 +135,7 @@ class Reason(enum.Enum):
         "it ended while resctrlmond was not running, and the use of processes that {member} had started is "
         "counted until the end values were read",
     )
-    LATE_END = (
+    END_READ_LATE = (
         Quality.ESTIMATED,
         "its end values were not read at its end, and the use of processes that {member} had started is counted "
         "until the end values were read",

@@ -15,8 +15,8 @@ from resctrlmond.workloads.model import Group, GroupState
 from resctrlmond.workloads.plan import waiting, why_late
 from resctrlmond.workloads.store import Transaction
 
-# The cause of these errors may be gone a second later.
-PASSING = LACKS | {errno.EIO}
+# Errors whose cause may be gone a second later.
+_TEMPORARY_ERRNOS = LACKS | {errno.EIO}
 
 
 def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) -> None:
@@ -39,7 +39,7 @@ def _create(ctx: Context, txn: Transaction, group: Group) -> bool:
     try:
         created = group_ops.create(ctx, txn, txn.workload, group, why_late=why_late(txn.workload, group))
     except (ForeignGroup, GroupExists, NoSuchClass, KernelRefused, PermissionDenied) as error:
-        if error.errno in PASSING:
+        if error.errno in _TEMPORARY_ERRNOS:
             raise  # the next tick tries it again
         group_ops.fail(ctx, txn, group, str(error))
         return True

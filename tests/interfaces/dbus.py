@@ -56,7 +56,7 @@ SIGNALS = (
     Signal("WorkloadStateChanged", (("key", "s"), ("state", "s")), "A workload is in another state."),
 )
 # Verbs that each object of a workload has too, with the key known.
-_GROUP_VERBS = ("Read", "Release")
+_WORKLOAD_VERBS = ("Read", "Release")
 # How a changed property is signalled, if not with its value. A workload may have a thousand members.
 EMITS = {"Key": "const", "Members": "invalidates"}
 
@@ -130,7 +130,7 @@ def node() -> ElementTree.Element:
     """The introspection data of all interfaces."""
     node = ElementTree.Element("node")
     node.append(_manager())
-    node.append(_group())
+    node.append(_workload())
     node.extend(ElementTree.fromstring(f"<node>{_STANDARD}</node>"))
     ElementTree.indent(node)
     return node
@@ -153,11 +153,11 @@ def _manager() -> ElementTree.Element:
     return interface
 
 
-def _group() -> ElementTree.Element:
+def _workload() -> ElementTree.Element:
     interface = ElementTree.Element("interface", name=WORKLOAD)
     _document(interface, _WORKLOAD_DESCRIPTION)
     for one in declaration.methods(VARLINK_MANAGER):
-        if one.name in _GROUP_VERBS:
+        if one.name in _WORKLOAD_VERBS:
             interface.append(_method(one, [field for field in one.inputs if field.name != "key"]))
     for field in declaration.fields(types.Workload):
         name = property_name(field.name)

@@ -46,7 +46,7 @@ def test_each_text_gets_its_values() -> None:
 
 
 def test_reasons_that_a_variable_holds_need_the_same_values() -> None:
-    assert fields(Reason.UNSEEN_END) == fields(Reason.LATE_END) == {"member"}
+    assert fields(Reason.UNSEEN_END) == fields(Reason.END_READ_LATE) == {"member"}
     assert fields(Reason.NEVER_READ) < fields(Reason.LOST) == {"loss", "time"}
 
 
