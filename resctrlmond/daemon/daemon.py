@@ -243,12 +243,14 @@ class Daemon:
     # -- ends and ticks
 
     async def _record_ends(self, key: str, watch: Watch) -> None:
+        has_failed = True
         try:
             await self._workers.run(Lane.ENDS, self._manager.record_ends, key)
+            has_failed = False
         except ResctrlError as error:
             self._notices.unfinished(key, error)
-        else:
-            watch.ends_recorded(key)
+        finally:
+            watch.ends_recorded(key, has_failed=has_failed)
 
     async def _tick_until_stopped(self, at_each: Callable[[], None]) -> None:
         watchdog_s = watchdog_interval_s()

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import select
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from resctrlmond.daemon.removals import Removals
@@ -23,12 +22,14 @@ class Watch:
     """Watches the living members and the pod of every workload.
 
     Calls ``on_end`` with the key of a workload when a member or the pod may have ended; the caller then records the
-    end, and calls ``ends_recorded`` if that succeeds. Belongs to the event loop.
+    end, and calls ``ends_recorded``. An end that is detected before that call is reported after it, because most ends
+    are detected twice, by pidfd and by cgroup.events. Belongs to the event loop.
     Owns a pidfd and a descriptor of cgroup.events for each living member that has them, and one inotify for the
     control groups of all pods. If descriptors or watches run out, the manager's tick detects the end a second later.
 
     ``report`` is called with the key and the members of a workload for whose end ``on_end`` will be called. These are
-    none between a call of ``on_end`` and its ``ends_recorded``, so that the tick detects the end if it fails.
+    none between a call of ``on_end`` and its ``ends_recorded``, and none after a failure, so that the tick detects
+    the end.
     The kernel drops a change of cgroup.events if it removes the control group within 10 ms of the change before
     (kernel/cgroup/cgroup.c, CGROUP_FILE_NOTIFY_MIN_INTV); the sweep detects that end.
     """
@@ -43,8 +44,10 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         # By key and member.
         self._watched: dict[str, dict[str, _Watched]] = {}
-        # By key: the calls of on_end that have no ends_recorded() yet.
-        self._unrecorded: Counter[str] = Counter()
+        # By key: whether another end was detected since the call of on_end that has no ends_recorded() yet.
+        self._unrecorded: dict[str, bool] = {}
+        # The keys of which the last ends_recorded() was about a failure.
+        self._failed: set[str] = set()
         # A change of cgroup.events gives EPOLLPRI, for which asyncio cannot wait. A separate epoll is readable
         # exactly when one of its files has EPOLLPRI.
         self._epoll = select.epoll()
@@ -69,6 +72,8 @@ class Watch:
             return  # the daemon stops, and a last change arrives
         if workload is not None and workload.state.is_over:
             workload = None
+        if workload is None:
+            self._failed.discard(key)
         self._watch_pod(key, workload.pod_cgroup if workload is not None else "")
         living = {} if workload is None else {member.id: member for member in workload.living}
         of_key = self._watched.setdefault(key, {})
@@ -85,12 +90,20 @@ class Watch:
             del self._watched[key]
         self._report_watched(key)
 
-    def ends_recorded(self, key: str) -> None:
-        """Record that the workload's ends were recorded after a call of ``on_end``."""
-        self._unrecorded[key] -= 1
-        if self._unrecorded[key] <= 0:
-            del self._unrecorded[key]
-        self._report_watched(key)
+    def ends_recorded(self, key: str, *, has_failed: bool = False) -> None:
+        """End a call of ``on_end``: the workload's ends were recorded after it, or that failed."""
+        if self._epoll.closed:
+            return
+        is_outdated = self._unrecorded.pop(key)
+        if has_failed:
+            self._failed.add(key)
+        else:
+            self._failed.discard(key)
+        # Nothing is watched if the run is over.
+        if is_outdated and (key in self._watched or key in self._pods):
+            self._may_have_ended(key)
+        else:
+            self._report_watched(key)
 
     def close(self) -> None:
         """Close every descriptor."""
@@ -106,11 +119,15 @@ class Watch:
             self._removals.close()
 
     def _report_watched(self, key: str) -> None:
-        of_key = self._watched.get(key, {}) if key not in self._unrecorded else {}
+        is_reliable = key not in self._unrecorded and key not in self._failed
+        of_key = self._watched.get(key, {}) if is_reliable else {}
         self._report(key, [watched.member for watched in of_key.values() if watched.reports_end])
 
     def _may_have_ended(self, key: str) -> None:
-        self._unrecorded[key] += 1
+        if key in self._unrecorded:
+            self._unrecorded[key] = True
+            return
+        self._unrecorded[key] = False
         self._report_watched(key)
         self._on_end(key)
 

@@ -36,6 +36,12 @@ class ReportedKeys:
         async with asyncio.timeout(60):
             return await self.keys.get()
 
+    async def next_recorded(self, watch: Watch) -> str:
+        """Wait for the next key, and record its ends."""
+        key = await self.next()
+        watch.ends_recorded(key)
+        return key
+
     async def expect_none(self) -> None:
         """Fail if a key is reported within 0.2 s."""
         for _ in range(20):
@@ -132,19 +138,19 @@ def test_end_of_a_pod_is_reported_after_its_parent_was_created_again(pods: Path)
         old.mkdir(parents=True)
         watch.update(KEY, pod(old))
         old.rmdir()
-        assert await reported.next() == KEY
+        assert await reported.next_recorded(watch) == KEY
         parent.rmdir()
         # A static pod keeps its UID, and its old claims; a second pod is created with it.
         old.mkdir(parents=True)
         new.mkdir()
         watch.update(KEY, pod(old, state=State.ACTIVE))
         watch.update("new", pod(new, "new"))
-        assert await reported.next() == KEY, "the control group did not exist for some time"
+        assert await reported.next_recorded(watch) == KEY, "the control group did not exist for some time"
         await reported.expect_none()
         new.rmdir()
-        assert await reported.next() == "new"
+        assert await reported.next_recorded(watch) == "new"
         old.rmdir()
-        assert await reported.next() == KEY
+        assert await reported.next_recorded(watch) == KEY
         watch.update(KEY, None)
         watch.update("new", None)
         assert inotify_watches() == before
@@ -164,11 +170,11 @@ def test_end_of_a_pod_is_reported_if_its_parent_was_created_later(pods: Path) ->
         watch = Watch(reported.keys.put_nowait)
         watched = pods / "besteffort" / "pod-watched"
         watch.update(KEY, pod(watched))
-        assert await reported.next() == KEY
+        assert await reported.next_recorded(watch) == KEY
         watched.mkdir(parents=True)
         watch.update(KEY, pod(watched, state=State.ACTIVE))
         watched.rmdir()
-        assert await reported.next() == KEY
+        assert await reported.next_recorded(watch) == KEY
         watch.close()
 
     asyncio.run(run())
@@ -232,7 +238,28 @@ def test_member_is_reported_as_watched_until_it_may_have_ended(pods: Path) -> No
     asyncio.run(run())
 
 
-def test_control_group_is_watched_again_when_the_end_is_recorded_for_each_change(pods: Path) -> None:
+def test_end_that_is_detected_twice_is_reported_once(pods: Path) -> None:
+    async def run() -> None:
+        reported = ReportedKeys()
+        watch = Watch(reported.keys.put_nowait)
+        cgroup = pods / "container"
+        cgroup.mkdir()
+        with subprocess.Popen(["sleep", "600"]) as child:
+            (cgroup / "cgroup.procs").write_text(str(child.pid))
+            member = Member("container", "container", "a", child.pid, start_of(child), cgroup=str(cgroup))
+            watch.update(KEY, workload(KEY, members=(member,)))
+            child.kill()
+        assert await reported.next() == KEY
+        await reported.expect_none()
+        watch.update(KEY, workload(KEY, State.COMPLETED))
+        watch.ends_recorded(KEY)
+        await reported.expect_none()
+        watch.close()
+
+    asyncio.run(run())
+
+
+def test_control_group_is_watched_again_when_the_end_is_recorded(pods: Path) -> None:
     async def run() -> None:
         reported, watched = ReportedKeys(), ReportedMembers()
         watch = Watch(reported.keys.put_nowait, watched)
@@ -245,12 +272,16 @@ def test_control_group_is_watched_again_when_the_end_is_recorded_for_each_change
                 watch.update(KEY, workload(KEY, members=(now,)))
                 assert watched.members == {KEY: ["service"]}
             await reported.expect_none()
-            for frozen in ("1", "0"):
-                (cgroup / "cgroup.freeze").write_text(frozen)
-                assert await reported.next() == KEY
+            (cgroup / "cgroup.freeze").write_text("1")
+            assert await reported.next() == KEY
+            (cgroup / "cgroup.freeze").write_text("0")
+            await reported.expect_none()
             watch.ends_recorded(KEY)
-            assert watched.members == {KEY: []}, "recording the end for one change is under way, or has failed"
-            watch.ends_recorded(KEY)
+            assert await reported.next() == KEY, "the end of this change may not have been recorded"
+            watch.ends_recorded(KEY, has_failed=True)
+            assert watched.members == {KEY: []}, "the tick has to record the end"
+            (cgroup / "cgroup.freeze").write_text("1")
+            assert await reported.next_recorded(watch) == KEY
             assert watched.members == {KEY: ["service"]}
             with (cgroup / "cgroup.events").open() as events:
                 events.read()
@@ -275,10 +306,10 @@ def test_control_group_without_tasks_is_reported_at_once(pods: Path) -> None:
         (pods / "service").mkdir()
         member = Member("service", "cgroup", "a", cgroup=str(pods / "service"))
         watch.update(KEY, workload(KEY, members=(member,)))
-        assert await reported.next() == KEY
+        assert await reported.next_recorded(watch) == KEY
         # Assigned again: it may be another control group of the same path.
         watch.update(KEY, workload(KEY, members=(msgspec.structs.replace(member, started_at="later"),)))
-        assert await reported.next() == KEY
+        assert await reported.next_recorded(watch) == KEY
         watch.close()
 
     asyncio.run(run())
