@@ -27,6 +27,8 @@ class QualityFiles:
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
         self._lock = snapshots.lock
+        # By key: what the final totals of a run depend on, from the last write of the file until the run is over.
+        self._sealed: dict[str, Workload] = {}
 
     def before_save(self, before: Workload, workload: Workload) -> None:
         """Update the file if a quality changes when ``workload`` replaces ``before``. See ``update``.
@@ -39,7 +41,12 @@ class QualityFiles:
         )
         if joining and (before.first.state, workload.first.state) == (GroupState.PENDING, GroupState.CREATED):
             return
-        if _relevant(before) != _relevant(workload) or (was_joining and not joining):
+        relevant = _relevant(workload)
+        if self._sealed and self._sealed.get(workload.key) == relevant:
+            # The run is over now, and its file is written last: see ``sealing``.
+            del self._sealed[workload.key]
+            return
+        if _relevant(before) != relevant or (was_joining and not joining):
             self.update(workload)
         elif joining and not was_joining:
             known = self._snapshots.quality(workload.key)
@@ -65,6 +72,7 @@ class QualityFiles:
         with self._lock:
             self._write(workload.key, text(used(self._snapshots, workload, {}, end)))
             yield
+            self._sealed[workload.key] = _relevant(workload)
 
     def witness(self, workload: Workload, live: Live, totals: Iterable[Total]) -> None:
         """Make the file at least as bad as these totals, before they are returned to a caller.
@@ -129,6 +137,8 @@ def _relevant(workload: Workload) -> Workload:
             state=GroupState.CREATED if group.state.has_directory else group.state,
             reason=group.reason if group.state.is_over else "",
             unassigned=(),
+            completed_at="",
+            completed_ns=0,
         )
         for group in workload.groups
     ]

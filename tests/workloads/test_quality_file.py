@@ -16,6 +16,7 @@ from resctrlmond.sim.control.client import Control, Fault
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.quality_file import text, worse
+from resctrlmond.workloads.snapshot import Snapshots
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -193,6 +194,17 @@ def test_a_second_group_in_another_class_is_in_the_file_of_the_workload(host: Ho
     assert not list(Path(host.run, "groups", "k", "classes").glob("**/quality"))
     assert written(host) == text(host.manager.read("k")[2])
     released(host)
+
+
+def test_final_qualities_are_computed_once(
+    host: Host, spawn: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end values, of which there are hundreds on large machines, are in memory when they are written."""
+    host.manager.assign(assignment("k", spawn(), owner="oci", member="container"))
+    reads: list[str] = []
+    monkeypatch.setattr(Snapshots, "end_values", lambda _, subfolder: reads.append(subfolder))
+    over = host.manager.remove_member("k", "container")
+    assert (over.state, reads) == (State.COMPLETED, [])
 
 
 @pytest.mark.parametrize("damage", ["missing", "better", "nonsense"])
