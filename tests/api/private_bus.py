@@ -209,7 +209,7 @@ class Client:
         return caught.value.type, caught.value.text
 
     async def listen(self) -> None:
-        """Start to collect the server's signals in ``signals``."""
+        """Subscribe to the server's signals, and start to collect them in ``signals``."""
         self.bus.add_message_handler(self._on_message)
         await self.bus.call(
             dbus_fast.Message(
@@ -221,6 +221,7 @@ class Client:
                 body=[f"type='signal',sender='{NAME}'"],
             )
         )
+        await self.call("Subscribe")
 
     def _on_message(self, message: dbus_fast.Message) -> None:
         if message.message_type is dbus_fast.MessageType.SIGNAL and message.sender != "org.freedesktop.DBus":

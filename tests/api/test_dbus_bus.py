@@ -7,14 +7,29 @@ import asyncio
 import contextlib
 import gc
 import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 from dbus_fast import Variant
 
+from resctrlmond.api.access import Caller
 from resctrlmond.workloads.tree_status import TreeStatus
-from tests.api.private_bus import MANAGER, NAME, ROOT, WORKLOAD, BusHost, Client, descriptors, eventually
+from tests.api.private_bus import (
+    LIMITS_EXCEEDED,
+    MANAGER,
+    NAME,
+    NOBODY,
+    READERS,
+    ROOT,
+    WORKLOAD,
+    BusctlError,
+    BusHost,
+    Client,
+    descriptors,
+    eventually,
+)
 from tests.workloads.builders import drop
 
 
@@ -65,6 +80,72 @@ def test_unchanged_properties_are_not_signalled(host: BusHost) -> None:
             await client.call("Create", "sa{sv}", "next", {})
             assert await client.has_signal(ROOT, "WorkloadAdded", "next", f"{ROOT}/workload/next")
             assert not [signal for signal in client.signals if "still" in str(signal) or "never" in str(signal)]
+
+    asyncio.run(run())
+
+
+def test_signals_are_sent_only_while_a_client_has_subscribed(host: BusHost) -> None:
+    async def run() -> None:
+        async with host.serving() as server, Client(host.address) as client, Client(host.address) as other:
+            subscribers = server._connection._subscribers
+            await client.listen()
+            await client.call("Subscribe")
+            await client.call("Unsubscribe")
+            assert not subscribers._callers
+            await client.call("Create", "sa{sv}", "unseen", {})
+            async with Client(host.address) as third:
+                await asyncio.gather(other.call("Subscribe"), third.call("Subscribe"))
+                await client.call("Unsubscribe")
+                await client.call("Create", "sa{sv}", "seen", {})
+                assert await client.has_signal(ROOT, "WorkloadAdded", "seen", f"{ROOT}/workload/seen")
+                assert "unseen" not in str(client.signals)
+                await other.call("Unsubscribe")
+                await client.call("Release", "sa{sv}", "unseen", {})
+                assert await client.has_signal(ROOT, "WorkloadStateChanged", "unseen", "completed")
+            assert await eventually(lambda: not subscribers._callers), "the last one has left the bus"
+            client.signals.clear()
+            await client.call("Release", "sa{sv}", "seen", {})
+            await other.call("Subscribe")
+            await client.call("Create", "sa{sv}", "next", {})
+            assert await client.has_signal(ROOT, "WorkloadAdded", "next", f"{ROOT}/workload/next")
+            assert {body[0] for _, member, body in client.signals if member.startswith("Workload")} == {"next"}
+
+    asyncio.run(run())
+
+
+def test_client_that_leaves_while_it_subscribes_is_forgotten(host: BusHost) -> None:
+    async def run() -> None:
+        async with host.serving() as server, Client(host.address) as client:
+            connection = server._connection
+            async with Client(host.address) as other:
+                name, caller = str(other.bus.unique_name), await connection._callers.find(str(other.bus.unique_name))
+            await connection._subscribers.add(name, caller)
+            assert not connection._subscribers._callers
+            await client.call("Create", "sa{sv}", "unseen", {})
+            assert not connection.announcer._changed
+
+    asyncio.run(run())
+
+
+def test_readers_subscribe_but_leave_room_for_root(host: BusHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["resctrlmond.api.dbus.subscribers"]
+    monkeypatch.setattr(module, "MOST", 2)
+    monkeypatch.setattr(module, "MOST_OF_READERS", 1)
+    subscribe = ("call", NAME, ROOT, MANAGER, "Subscribe")
+
+    async def run() -> None:
+        async with host.serving() as server, Client(host.address) as first, Client(host.address) as second:
+            with pytest.raises(BusctlError, match="Access denied"):
+                await host.busctl(*subscribe, uid=NOBODY)
+            await host.busctl(*subscribe, uid=NOBODY, groups=(READERS,))
+            subscribers = server._connection._subscribers
+            reader = Caller(NOBODY, frozenset({READERS}), 0)
+            subscribers._callers["reader"] = reader
+            with pytest.raises(BusctlError):
+                await host.busctl(*subscribe, uid=NOBODY, groups=(READERS,))
+            await first.call("Subscribe")
+            assert (await second.refused("Subscribe"))[0] == LIMITS_EXCEEDED
+            await first.call("Subscribe")
 
     asyncio.run(run())
 

@@ -162,6 +162,7 @@ def test_daemon_reconnects_before_unread_signals_stall_the_bus(
     async def run() -> None:
         async with host.serving() as server, Client(host.address) as client:
             connection = server._connection
+            await client.call("Subscribe")
             async with _non_reader(host, NOBODY, connections=1, rounds=1, call=subscribe):
                 number = 0
                 while server._connection is connection:

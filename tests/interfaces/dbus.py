@@ -36,6 +36,14 @@ nothing to say is "", 0, false or empty.
 """
 
 
+# Methods without arguments that only the bus has.
+_SUBSCRIPTION = {
+    "Subscribe": "Have the signals of org.resctrlmon1 and of its objects sent, until Unsubscribe is called or the "
+    "caller leaves the bus. They are sent only while a client has subscribed. A repeated call does nothing.",
+    "Unsubscribe": "End the subscription of the caller, if it has one.",
+}
+
+
 @dataclass(frozen=True)
 class Signal:
     """A signal: its arguments (name and type) and its description."""
@@ -145,6 +153,8 @@ def _manager() -> ElementTree.Element:
     interface = ElementTree.Element("interface", name=MANAGER)
     _document(interface, _DESCRIPTION)
     interface.extend(_method(one, one.inputs) for one in declaration.methods(VARLINK_MANAGER))
+    for name, description in _SUBSCRIPTION.items():
+        _document(ElementTree.SubElement(interface, "method", name=name), description)
     for signal in SIGNALS:
         element = ElementTree.SubElement(interface, "signal", name=signal.name)
         _document(element, signal.description)

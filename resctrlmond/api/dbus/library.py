@@ -195,6 +195,19 @@ class Bus(MessageBus):
             raise DBusError(reply.error_name or f"{BUS_NAME}.Error.Failed", str(reply.body[0]) if reply.body else "")
         return reply.body[0] if reply.body else None
 
+    def tell(self, member: str, signature: str, *body: Any) -> None:
+        """Call a method of the bus itself without waiting for the reply."""
+        call = Message(
+            destination=BUS_NAME,
+            path=_BUS_PATH,
+            interface=BUS_NAME,
+            member=member,
+            flags=MessageFlag.NO_REPLY_EXPECTED,
+            signature=signature,
+            body=[*body],
+        )
+        self.post(call)
+
     async def own(self, name: str) -> bool:
         """Request a name on the bus. Return False if another connection owns it. Raises DBusError, BusUnavailable."""
         reply = await self.ask("RequestName", "su", name, int(NameFlag.DO_NOT_QUEUE))

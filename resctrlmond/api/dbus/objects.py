@@ -72,7 +72,7 @@ class Header(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The method that a call names; ``verb`` is None for the standard interfaces."""
+    """The method that a call names; ``verb`` is None for the standard interfaces, Subscribe and Unsubscribe."""
 
     interface: str
     method: Method
@@ -81,8 +81,13 @@ class Target:
 
     @property
     def reply_bytes(self) -> int:
-        """Return the bytes to reserve for the reply; 0 for calls that change something."""
-        return MAX_LIST_BYTES if self.access is Access.READ else 0
+        """Return the bytes to reserve for the reply; 0 for calls that change something, and for subscriptions."""
+        return MAX_LIST_BYTES if self.access is Access.READ and not self.is_subscription else 0
+
+    @property
+    def is_subscription(self) -> bool:
+        """Return whether the method is Subscribe or Unsubscribe, which the connection to the bus handles."""
+        return self.interface == names.MANAGER and self.verb is None
 
 
 class Objects:
@@ -222,8 +227,7 @@ class Objects:
                     raise DBusError(
                         values.INVALID_ARGS, f"{call.member} takes ({method.input_signature}), not ({call.signature})"
                     )
-                if interface in (names.MANAGER, names.WORKLOAD):
-                    verb = VERBS[str(call.member)]
+                if interface in (names.MANAGER, names.WORKLOAD) and (verb := VERBS.get(str(call.member))):
                     return Target(interface, method, verb.access, verb)
                 return Target(interface, method, Access.WRITE if call.member == "Set" else Access.READ)
         raise DBusError(UNKNOWN_METHOD, f"{call.path} has no method {call.member}")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from resctrlmond.api.access import is_privileged
+from resctrlmond.api.access import Caller, is_privileged
 from resctrlmond.api.budget import MAX_DBUS_BYTES, MAX_DBUS_BYTES_PER_UID, ReplyBudget
 from resctrlmond.api.dbus import values
 from resctrlmond.api.dbus.admission import Admission, Admitted
@@ -20,9 +20,10 @@ from resctrlmond.api.dbus.callers import Callers
 from resctrlmond.api.dbus.gate import Header
 from resctrlmond.api.dbus.interfaces import NAME
 from resctrlmond.api.dbus.library import BUS_NAME, Bus, BusUnavailable, DBusError, Message, MessageType, wants_reply
-from resctrlmond.api.dbus.objects import LogControl, Objects
+from resctrlmond.api.dbus.objects import Answer, LogControl, Objects
 from resctrlmond.api.dbus.pace import Pace
 from resctrlmond.api.dbus.signals import Announcer
+from resctrlmond.api.dbus.subscribers import Subscribers
 from resctrlmond.api.dbus.unread import Unread
 from resctrlmond.api.errors import ERRORS, name_of
 from resctrlmond.api.exit_codes import DBUS_PREFIX
@@ -159,6 +160,7 @@ class _Connection:
         self._pace = pace
         self._admission = Admission(bus.gate, self._callers, objects, unread=self._unread, refuse=self._refuse)
         self.announcer = Announcer(service, bus.post, self._settle_signals)
+        self._subscribers = Subscribers(bus, self.announcer.start, self.announcer.stop)
         bus.add_message_handler(self._on_message)
         self._tasks = [asyncio.create_task(work) for work in (self.announcer.run(), self._send_refusals())]
 
@@ -209,6 +211,10 @@ class _Connection:
         if (message.sender, message.member) == (BUS_NAME, "NameLost") and message.body == [NAME]:
             _log.warning("the name %s on the bus was lost", NAME)
             self._bus.disconnect()
+        if (message.sender, message.member) == (BUS_NAME, "NameOwnerChanged"):
+            name, _, new_owner = message.body
+            if not new_owner:
+                self._subscribers.remove(name)
         return False
 
     def _refuse(self, call: Header, error: Exception) -> None:
@@ -247,7 +253,10 @@ class _Connection:
             size = target.reply_bytes
             # Calls that change something never wait for unread replies.
             async with self._lease(caller.uid, size) if size else contextlib.nullcontext():
-                signature, body = await self._objects.answer(target, call, caller)
+                if target.is_subscription:
+                    signature, body = await self._answer_subscription(call, caller)
+                else:
+                    signature, body = await self._objects.answer(target, call, caller)
                 paced = not is_privileged(caller.uid)
                 async with self._pace.turn(self._bus, body) if paced else contextlib.nullcontext():
                     if wants_reply(call):
@@ -263,6 +272,14 @@ class _Connection:
             await self._flush()
         finally:
             self._admission.end(admitted)
+
+    async def _answer_subscription(self, call: Message, caller: Caller) -> Answer:
+        assert call.sender is not None
+        if call.member == "Subscribe":
+            await self._subscribers.add(call.sender, caller)
+        else:
+            self._subscribers.remove(call.sender)
+        return "", []
 
     @contextlib.asynccontextmanager
     async def _lease(self, uid: int, size: int) -> AsyncIterator[None]:

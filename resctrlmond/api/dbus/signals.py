@@ -25,7 +25,7 @@ _BATCH_S = 0.01
 
 
 class Announcer:
-    """Emits the signals of one connection to the bus.
+    """Emits the signals of one connection to the bus between ``start`` and ``stop``.
 
     Several changes of a workload before a signal is sent become one signal with the current state. So the number of
     pending signals never exceeds the number of workloads.
@@ -40,21 +40,37 @@ class Announcer:
         self._known: dict[str, types.Workload] = {}
         self._changed: dict[str, Workload | None] = {}
         self._awake = asyncio.Event()
+        self._is_started = False
+        self._emitting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Emit signals for each change from now on."""
+        # Before the workloads are read, so that no change is missed.
+        self._is_started = True
+        async with self._emitting:
+            known = await self._workloads_of(self._service.manager.workloads())
+            self._known = known if self._is_started else {}
+
+    def stop(self) -> None:
+        """Emit no signals until the next start."""
+        self._is_started = False
+        self._known, self._changed = {}, {}
 
     def changed(self, key: str, workload: Workload | None) -> None:
         """Record a change. Call this in the event loop."""
-        self._changed[key] = workload
-        self._awake.set()
+        if self._is_started:
+            self._changed[key] = workload
+            self._awake.set()
 
     async def run(self) -> None:
-        """Emit signals until cancelled. Changes before the start are not signalled."""
-        self._known = await self._workloads_of(self._service.manager.workloads())
+        """Emit signals until cancelled."""
         while True:
             await self._awake.wait()
             await asyncio.sleep(_BATCH_S)
             self._awake.clear()
             try:
-                await self._emit_changes()
+                async with self._emitting:
+                    await self._emit_changes()
                 # While the bus does not read, further changes of a workload become one.
                 await self._flush()
             except Exception:
@@ -63,6 +79,8 @@ class Announcer:
     async def _emit_changes(self) -> None:
         changed, self._changed = self._changed, {}
         workloads = await self._workloads_of([workload for workload in changed.values() if workload is not None])
+        if not self._is_started:
+            return
         for key in changed:
             self._emit_change(key, self._known.get(key), workloads.get(key))
 
