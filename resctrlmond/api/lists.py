@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of groups and pods: in one reply of limited length, or in pages without a limit."""
+"""Lists of workloads and pods: in one reply of limited length, or in pages without a limit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from resctrlmond.workloads.errors import LimitExceeded
 # long.
 MAX_LIST_BYTES = 2 * 1024 * 1024
 PAGE_BYTES = 256 * 1024
+# Of a reply that names the next one.
+REPLY_BYTES = 512 * 1024
 # A page with the largest record, and the page before, which is sent when the next one exists.
 MAX_PAGES_BYTES = 4 * 1024 * 1024
 
@@ -35,6 +37,17 @@ def bounded(items: Iterable[_T]) -> list[_T]:
             )
         found.append(item)
     return found
+
+
+def first_page(items: Iterable[_T], size: int) -> tuple[list[_T], bool]:
+    """Return the first items, of at most ``size`` bytes together but at least one, and whether more follow."""
+    found: list[_T] = []
+    for item in items:
+        size -= len(msgspec.json.encode(item))
+        if found and size < 0:
+            return found, True
+        found.append(item)
+    return found, False
 
 
 def pages(items: Iterable[_T], reply: Callable[[list[_T], bool], _R]) -> Iterator[_R]:

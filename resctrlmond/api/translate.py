@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from decimal import Decimal
+
 from resctrlmond.api import types
 from resctrlmond.api.text import text
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
+from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads import accounting
 from resctrlmond.workloads.accounting import Quality, worst
 from resctrlmond.workloads.caveats import together
 from resctrlmond.workloads.model import Member, Workload
 from resctrlmond.workloads.totals import as_reported
+from resctrlmond.workloads.usage import Usage
 
 
 def workload_of(workload: Workload, path: str | None, snapshot: str | None = None) -> types.Workload:
@@ -91,3 +96,31 @@ def total(of: accounting.Total) -> types.Total:
         quality=of.quality,
         reason=of.reason or None,
     )
+
+
+def usage(of: Usage, workload: types.Workload) -> types.Usage:
+    """Convert the use of a workload, which is given as ``workload``."""
+    return types.Usage(
+        workload=workload,
+        read_at=of.read_at or None,
+        totals=[total(one) for one in of.totals],
+        levels=levels(of.readings),
+        error=of.error or None,
+    )
+
+
+def levels(readings: Iterable[counters.Reading]) -> list[types.Level]:
+    """Return the sum over all domains of each gauge, such as cache occupancy."""
+    sums: dict[str, int | Decimal | None] = {}
+    for one in readings:
+        if counters.event(one.event).kind is Kind.GAUGE and not one.is_part:
+            before, number = sums.get(one.event, 0), one.value.number
+            sums[one.event] = None if before is None or number is None else before + number
+    return [
+        types.Level(
+            event=name,
+            unit=counters.event(name).unit,
+            value=None if number is None else accounting.digits(number),
+        )
+        for name, number in sorted(sums.items())
+    ]

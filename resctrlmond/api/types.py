@@ -222,6 +222,32 @@ class Total(Reply, frozen=True, kw_only=True):
     """Why the quality is not _exact_; *resctrlmond*(7), *QUALITY*, lists the reasons."""
 
 
+class Level(Reply, frozen=True, kw_only=True):
+    """The current value of one gauge, such as cache occupancy, over all domains."""
+
+    event: str
+    """The event, as in *Reading*."""
+    unit: str
+    """The unit, as in *Reading*."""
+    value: str | None = None
+    """The number. Absent if a domain has none."""
+
+
+class Usage(Reply, frozen=True, kw_only=True):
+    """A workload with what it used."""
+
+    workload: Workload
+    """The workload."""
+    read_at: str | None = None
+    """When the counters were read, or the end values of a workload that is over. Absent if it has no group."""
+    totals: list[Total]
+    """What was used since the baseline, over all domains."""
+    levels: list[Level]
+    """The current values of the gauges. Empty if the workload has no group."""
+    error: str | None = None
+    """Why the workload could not be read, so that totals are missing."""
+
+
 class Failure(Reply, frozen=True, kw_only=True):
     """The error of one key, in the reply of a call with several keys."""
 
@@ -439,6 +465,15 @@ class KeyRequest(Request, frozen=True, kw_only=True):
     key: str
 
 
+class ReadAllRequest(Request, frozen=True, kw_only=True):
+    """The parameters of ReadAll."""
+
+    with_ended: bool | None = None
+    """Whether to return the workloads that are over too, up to _snapshot_ttl_ after their end. Default: _false_."""
+    after: str | None = None
+    """Return only workloads whose keys follow this one: the field *next* of the reply before."""
+
+
 class ForeignRequest(Request, frozen=True, kw_only=True):
     """The parameters of ReadForeign."""
 
@@ -531,6 +566,15 @@ class ReadReply(Reply, frozen=True, kw_only=True):
     """The current counters in each domain. Empty if the workload is over."""
     totals: list[Total]
     """What was used since the baseline, over all domains."""
+
+
+class ReadAllReply(Reply, frozen=True, kw_only=True):
+    """The answer of ReadAll."""
+
+    usages: list[Usage]
+    """The workloads in order of their keys."""
+    next: str = ""
+    """The last key of this reply, if workloads follow that did not fit into it: pass it as *after*. Otherwise ""."""
 
 
 class ReadForeignReply(Reply, frozen=True, kw_only=True):

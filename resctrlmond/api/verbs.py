@@ -15,7 +15,7 @@ from resctrlmond.api.access import Access, Caller, Policy, is_privileged
 from resctrlmond.api.budget import ReplyBudget
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.hook_queue import HookQueue
-from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, bounded, pages
+from resctrlmond.api.lists import MAX_LIST_BYTES, MAX_PAGES_BYTES, REPLY_BYTES, bounded, first_page, pages
 from resctrlmond.api.oci import InvalidOciState
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.text import text
@@ -98,7 +98,7 @@ class Verb:
     reply: type[types.Reply]
     access: Access
     run: Callable[[Manager, Any, Caller], types.Reply]
-    pages: Callable[[Manager], Iterator[types.Reply]] | None = None
+    pages: Callable[[Manager, Any], Iterator[types.Reply]] | None = None
     interface: str = MANAGER
     errors: tuple[type[ResctrlError], ...] = ()
     description: str = ""
@@ -137,12 +137,10 @@ class Service:
         """Run a verb for a caller that may call it. Raises ResctrlError."""
         return await self.run(caller, verb.lane, verb.run, self.manager, request, caller)
 
-    async def stream(
-        self, verb: Verb, _request: types.NoParameters, caller: Caller
-    ) -> AsyncGenerator[types.Reply, None]:
+    async def stream(self, verb: Verb, request: types.Request, caller: Caller) -> AsyncGenerator[types.Reply, None]:
         """Run a verb that has pages for a caller that may call it, and yield the pages. Raises ResctrlError."""
         assert verb.pages is not None
-        found = verb.pages(self.manager)
+        found = verb.pages(self.manager, request)
         while True:
             page = await self.run(caller, verb.lane, next, found, None)
             if page is None:
@@ -279,7 +277,7 @@ def _list(manager: Manager, _request: types.NoParameters, _caller: Caller) -> ty
     return types.ListReply(workloads=bounded(_workloads(manager)), foreign=_foreign(manager))
 
 
-def _list_pages(manager: Manager) -> Iterator[types.ListReply]:
+def _list_pages(manager: Manager, _request: types.NoParameters) -> Iterator[types.ListReply]:
     def page(workloads: list[types.Workload], is_first: bool) -> types.ListReply:
         return types.ListReply(workloads=workloads, foreign=_foreign(manager) if is_first else [])
 
@@ -309,7 +307,7 @@ def _list_pods(manager: Manager, _request: types.NoParameters, _caller: Caller) 
     return types.ListPodsReply(pods=bounded(pods_of(sandboxes, list(_workloads(manager)))), reported=reports)
 
 
-def _pod_pages(manager: Manager) -> Iterator[types.ListPodsReply]:
+def _pod_pages(manager: Manager, _request: types.NoParameters) -> Iterator[types.ListPodsReply]:
     sandboxes, reports = manager.pods.all()
 
     def page(pods: list[types.Pod], is_first: bool) -> types.ListPodsReply:
@@ -329,6 +327,21 @@ def _read(manager: Manager, request: types.KeyRequest, _caller: Caller) -> types
         readings=[translate.reading(reading) for reading in readings],
         totals=[translate.total(total) for total in totals],
     )
+
+
+def _read_all(manager: Manager, request: types.ReadAllRequest, _caller: Caller) -> types.ReadAllReply:
+    found, has_more = first_page(_usages(manager, request), REPLY_BYTES)
+    return types.ReadAllReply(usages=found, next=found[-1].workload.key if has_more else "")
+
+
+def _read_all_pages(manager: Manager, request: types.ReadAllRequest) -> Iterator[types.ReadAllReply]:
+    return pages(_usages(manager, request), lambda usages, _is_first: types.ReadAllReply(usages=usages))
+
+
+def _usages(manager: Manager, request: types.ReadAllRequest) -> Iterator[types.Usage]:
+    for usage in manager.read_all(with_ended=bool(request.with_ended)):
+        if request.after is None or usage.workload.key > request.after:
+            yield translate.usage(usage, reported(manager, usage.workload))
 
 
 def _read_foreign(manager: Manager, request: types.ForeignRequest, _caller: Caller) -> types.ReadForeignReply:
@@ -569,6 +582,22 @@ Return one workload.
         errors=(InvalidKey, NoSuchWorkload, NoSuchGroup),
         description="""
 Return one workload with its current counters, and with what it used since its baseline.
+""",
+    ),
+    Verb(
+        "ReadAll",
+        Lane.COUNTERS,
+        types.ReadAllRequest,
+        types.ReadAllReply,
+        Access.READ,
+        _read_all,
+        _read_all_pages,
+        description="""
+Return all workloads with what they used since their baselines. The counters are read at most every half second,
+however many clients call this: *readAt* is the time of each reading.
+
+Over varlink, a call with *more* (*varlinkctl --more*) returns all workloads in several replies of about 256 KiB.
+Otherwise a reply has at most 512 KiB: if workloads are left, it has *next*, for *after* in the next call.
 """,
     ),
     Verb(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
@@ -39,6 +39,7 @@ from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
 from resctrlmond.workloads.takeover import TakeOver
 from resctrlmond.workloads.totals import summed
 from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
+from resctrlmond.workloads.usage import SharedPass, Usage
 from resctrlmond.workloads.validation import (
     canonical_key,
     check_claim,
@@ -79,6 +80,9 @@ class Manager:
         self._recovery = Recovery(self.context)
         self._watcher = TreeWatcher(tree, mark.gid, store.refs)
         self._found_at_start: list[Problem] = []
+        self._usage = SharedPass(self._read_each)
+        # By key: the use of workloads that are over, whose files do not change any more.
+        self._ended_usage: dict[str, Usage] = {}
 
     # -- the daemon's side
 
@@ -132,6 +136,7 @@ class Manager:
     def tick(self) -> None:
         """Do the work of a second (``Maintenance.tick``), and forget the problems of the start that are over."""
         self.maintenance.tick()
+        self._usage.forget_old()
         lasting = []
         for problem in self._found_at_start:
             try:
@@ -395,6 +400,21 @@ class Manager:
         Raises NoSuchWorkload.
         """
         key = canonical_key(key)
+        found = self._read_running(key)
+        if found is not None:
+            return found
+        with self._store.transaction(key) as txn:
+            return txn.workload, [], self._totals(txn.workload)
+
+    def read_all(self, *, with_ended: bool = False) -> list[Usage]:
+        """Return the use of all workloads in order of the key, from a pass that concurrent callers share.
+
+        ``with_ended``: also of those that are over. Raises NotRead.
+        """
+        return [usage for usage in self._usage.get() if with_ended or not usage.workload.state.is_over]
+
+    def _read_running(self, key: str) -> tuple[Workload, list[Reading], list[Total]] | None:
+        """Return the workload with its counters and totals; None if it is over or ends now. Raises NoSuchWorkload."""
         while (workload := self._store.known(key)).state not in _ENDED:
             try:
                 readings = group_ops.readings(self.context, workload)
@@ -413,9 +433,38 @@ class Manager:
                 later = self._store.get(key)
                 if later is not None and later.generation == now.generation and later.state not in _ENDED:
                     return found
-        with self._store.transaction(key) as txn:
-            workload = txn.workload
-            return workload, [], self._totals(workload)
+        return None
+
+    def _read_each(self) -> Iterator[Usage]:
+        """Read all workloads. A workload that cannot be read keeps no other from being read."""
+        ended: dict[str, Usage] = {}
+        for key in [workload.key for workload in self._store.all()]:
+            with contextlib.suppress(NoSuchWorkload):  # its record was removed meanwhile
+                usage = self._usage_of(key)
+                if usage.workload.state.is_over and not usage.error:
+                    ended[key] = usage
+                yield usage
+        self._ended_usage = ended
+
+    def _usage_of(self, key: str) -> Usage:
+        try:
+            running = self._read_running(key)
+            if running is not None:
+                workload, readings, totals = running
+                read_at = utc_now() if workload.existing_groups else ""
+                return Usage(workload, read_at, tuple(readings), tuple(totals))
+            workload, known = self._store.known(key), self._ended_usage.get(key)
+            if known is not None and known.workload is workload:
+                return known
+            # A call that has locked the key may be blocked in the kernel.
+            with self._store.transaction_if_free(key) as txn:
+                if txn is None:
+                    return Usage(workload, error="another call changes it now")
+                return Usage(txn.workload, txn.workload.first.completed_at, (), tuple(self._totals(txn.workload)))
+        except NoSuchWorkload:
+            raise
+        except (ResctrlError, OSError) as error:
+            return Usage(self._store.known(key), error=str(error))
 
     def read_foreign(self, ref: GroupRef) -> tuple[Found, list[Reading]]:
         """Return a monitoring group of another program, with its current counters. Raises NoSuchGroup."""

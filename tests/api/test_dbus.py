@@ -61,6 +61,10 @@ def test_life_of_a_workload(host: BusHost, process: subprocess.Popen[bytes]) -> 
                 for reading in read["readings"]
             )
             assert any(reading["value"].isdecimal() for reading in read["readings"] if reading["status"] == "ok")
+            options = {"withEnded": Variant("b", True)}
+            usages, last = await client.call("ReadAll", "a{sv}", options)
+            assert ([usage["workload"]["key"] for usage in usages], last) == (["web.service"], "")
+            assert usages[0]["totals"] and usages[0]["levels"][0]["event"] == "llc_occupancy"
             groups, foreign = await client.call("List")
             assert done["workload"] in groups
             assert isinstance(foreign, list)

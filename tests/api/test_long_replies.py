@@ -37,6 +37,7 @@ from tests.wait import wait_until
 from tests.workloads.builders import drop
 
 LIST = "org.resctrlmon.Manager.List"
+READ_ALL = "org.resctrlmon.Manager.ReadAll"
 LIST_PODS = "org.resctrlmon.Manager.ListPods"
 LIMIT_EXCEEDED = "org.resctrlmon1.Error.LimitExceeded"
 COUNT = 60
@@ -91,6 +92,19 @@ def test_list_of_any_length_is_sent_in_pages(server: _ServerThread, method: str,
     assert len(replies) > 5
     items = [item for reply in replies for item in (reply.workloads if kind is types.ListReply else reply.pods)]
     assert [item.key for item in items] == [f"long-{number:03}" for number in range(COUNT)]
+
+
+def test_use_of_any_number_of_workloads_is_read_in_pages(server: _ServerThread) -> None:
+    keys = [f"long-{number:03}" for number in range(COUNT)]
+    with Client(server.path) as client:
+        streamed = list(client.stream(READ_ALL, reply=types.ReadAllReply))
+        called = [client.call(READ_ALL, reply=types.ReadAllReply)]
+        while after := called[-1].next:
+            called.append(client.call(READ_ALL, {"after": after}, reply=types.ReadAllReply))
+    for replies in (streamed, called):
+        assert len(replies) > 5
+        assert [usage.workload.key for reply in replies for usage in reply.usages] == keys
+    assert {reply.next for reply in streamed} == {""}
 
 
 def test_last_page_has_fields_and_ends_the_call(server: _ServerThread) -> None:

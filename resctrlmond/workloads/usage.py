@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The use of all workloads, read in one pass that concurrent callers share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from resctrlmond.resctrl.counters import Reading
+from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.model import Workload
+
+# A pass serves all callers that come until then, counted from its start.
+INTERVAL_S = 0.5
+# After this time without a pass, the last one is forgotten: it takes some KiB for each workload.
+FORGET_S = 30.0
+# A pass takes about a millisecond for each workload. Only a blocked kernel takes longer.
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The use of one workload: its totals since the baseline, at ``read_at`` (RFC 3339, UTC).
+
+    ``readings`` are the values of its counters at that time, summed over its groups. Without any group, there are
+    none. ``error`` is the reason for which the totals are missing; "" if they are not.
+    """
+
+    workload: Workload
+    read_at: str = ""
+    readings: tuple[Reading, ...] = ()
+    totals: tuple[Total, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    begun: float  # time.monotonic()
+    found: tuple[Usage, ...]
+
+
+class SharedPass:
+    """Reads all workloads with ``read_all``, at most every INTERVAL_S, however many callers ask.
+
+    The pass is consistent for each workload, not between workloads: each has its own time.
+    """
+
+    def __init__(self, read_all: Callable[[], Iterator[Usage]]) -> None:
+        self._read_all = read_all
+        self._lock = threading.Lock()
+        self._begun_at = ""
+        self._last: _Pass | None = None
+
+    def get(self) -> tuple[Usage, ...]:
+        """Return the last pass if it began within the interval, else read all workloads.
+
+        Raises NotRead if another thread reads them and does not end, because the kernel does not answer.
+        """
+        if not self._lock.acquire(timeout=PATIENCE_S):
+            raise NotRead(
+                f"cannot read the counters: the kernel has not answered since {self._begun_at}",
+                remedy="The kernel's log (journalctl -k) may show the reason",
+            )
+        try:
+            begun = time.monotonic()
+            if self._last is None or begun - self._last.begun >= INTERVAL_S:
+                self._begun_at = utc_now()
+                self._last = _Pass(begun, tuple(self._read_all()))
+            return self._last.found
+        finally:
+            self._lock.release()
+
+    def forget_old(self) -> None:
+        """Forget the last pass if no caller has asked for a while."""
+        last = self._last
+        if last is not None and time.monotonic() - last.begun >= FORGET_S and self._lock.acquire(blocking=False):
+            try:
+                self._last = None
+            finally:
+                self._lock.release()

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The use of all workloads, which concurrent callers read in one pass."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.sim.control.client import Control, Fault
+from resctrlmond.sim.messages import Operation
+from resctrlmond.workloads import usage as usages
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.usage import SharedPass, Usage
+from tests.wait import wait_until
+from tests.workloads.builders import workload
+from tests.workloads.conftest import Host, assignment, locked
+from tests.workloads.conftest import machine as virtual_machine
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(autouse=True)
+def _no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read at each call, as for calls that are further apart than the interval."""
+    monkeypatch.setattr(usages, "INTERVAL_S", 0.0)
+
+
+@pytest.fixture
+def long_interval(monkeypatch: pytest.MonkeyPatch, _no_interval: None) -> None:
+    monkeypatch.setattr(usages, "INTERVAL_S", 3600.0)
+
+
+def all_usage(host: Host) -> dict[str, Usage]:
+    return {usage.workload.key: usage for usage in host.manager.read_all(with_ended=True)}
+
+
+def check_as_read(host: Host) -> None:
+    """Check that the use of each workload is that of Read."""
+    for key, usage in all_usage(host).items():
+        record, readings, totals = host.manager.read(key)
+        assert (usage.workload, list(usage.readings), list(usage.totals)) == (record, readings, totals)
+        assert not usage.error
+
+
+def test_pass_has_the_totals_of_each_workload(tmp_path: Path, process: Start) -> None:
+    with virtual_machine(tmp_path, "intel-aet") as (host, control):
+        for key, seconds in (("a", 1), ("b", 3)):
+            tid = control.spawn(tid=process().pid)
+            host.manager.assign(assignment(key, tid, late=False))
+            control.run(tid, seconds * 10**9)
+        host.manager.create("empty", owner="test")
+        check_as_read(host)
+        energy = {
+            key: next(total.number for total in usage.totals if total.event.name == "core_energy")
+            for key, usage in all_usage(host).items()
+        }
+        assert energy["empty"] == 0
+        assert energy["b"] == 3 * (energy["a"] or 0) > 0
+
+        before = all_usage(host)["b"].totals
+        host.manager.release("b", owner="test")
+        check_as_read(host)
+        ended = all_usage(host)["b"]
+        assert (ended.workload.state, ended.read_at) == (State.COMPLETED, ended.workload.first.completed_at)
+        assert [total.number for total in ended.totals] == [total.number for total in before]
+        assert [usage.workload.key for usage in host.manager.read_all()] == ["a", "empty"]
+
+
+def test_files_of_an_ended_workload_are_read_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.manager.create("k", owner="test")
+    host.manager.release("k", owner="test")
+    first = all_usage(host)["k"]
+
+    def fail(*_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(host.manager, "_totals", fail)
+    assert all_usage(host)["k"] is first
+
+
+def test_new_run_of_an_ended_workload_has_its_own_use(host: Host) -> None:
+    for run in (1, 2):
+        host.manager.create("k", owner="test")
+        check_as_read(host)
+        host.manager.release("k", owner="test")
+        check_as_read(host)
+        assert all_usage(host)["k"].workload.generation == run
+
+
+def test_pending_workload_has_no_use(host: Host) -> None:
+    control = Control(host.mountpoint)
+    control.set_faults(Fault(on=Operation.MKDIR, group="mon_groups/k", answer="ENOSPC"))
+    try:
+        host.manager.create("k", owner="test")
+        (usage,) = host.manager.read_all()
+    finally:
+        control.set_faults()
+    assert (usage.workload.state, usage.read_at, usage.readings, usage.totals) == (State.PENDING, "", (), ())
+
+
+def test_late_workload_is_late(host: Host, process: Start) -> None:
+    host.manager.assign(assignment("k", process().pid, late=True))
+    (usage,) = host.manager.read_all()
+    assert {total.quality for total in usage.totals} == {Quality.LATE}
+
+
+def test_workload_that_cannot_be_read_does_not_keep_others_from_being_read(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "abc":
+        host.manager.create(key, owner="test")
+    read = host.tree.read
+
+    def fail_for_b(ref: object) -> object:
+        if getattr(ref, "name", "") == "b":
+            raise NotRead("cannot read the counters", path="b", errno=5)
+        return read(ref)  # type: ignore[arg-type]
+
+    # The simulator's faults are values of counters. An error of the call itself is rare.
+    monkeypatch.setattr(host.tree, "read", fail_for_b)
+    found = all_usage(host)
+    assert {key: bool(usage.totals) for key, usage in found.items()} == {"a": True, "b": False, "c": True}
+    assert "cannot read the counters" in found["b"].error
+
+
+def test_locked_ended_workload_does_not_block(host: Host) -> None:
+    host.manager.create("k", owner="test")
+    host.manager.release("k", owner="test")
+    with locked(host, "k"):
+        assert all_usage(host)["k"].error == "another call changes it now"
+    check_as_read(host)
+
+
+def _reader(counted: list[int]) -> Iterator[Usage]:
+    counted.append(1)
+    yield Usage(workload("k", State.IDLE))
+
+
+@pytest.mark.usefixtures("long_interval")
+def test_calls_within_the_interval_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    shared = SharedPass(lambda: _reader(counted))
+    assert shared.get() is shared.get()
+    assert len(counted) == 1
+    monkeypatch.setattr(usages, "INTERVAL_S", 0.0)
+    assert shared.get() is not shared.get()
+    assert len(counted) == 3
+
+
+@pytest.mark.usefixtures("long_interval")
+def test_call_during_a_pass_waits_for_it_and_gets_its_result() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    counted: list[int] = []
+
+    def read() -> Iterator[Usage]:
+        begun.set()
+        assert may_end.wait(60)
+        yield from _reader(counted)
+
+    shared = SharedPass(read)
+    found: list[tuple[Usage, ...]] = []
+    threads = [threading.Thread(target=lambda: found.append(shared.get())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    may_end.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(counted) == 1
+    assert found[0] is found[1] is found[2]
+
+
+@pytest.mark.usefixtures("long_interval")
+def test_pass_that_hangs_in_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def hang() -> Iterator[Usage]:
+        begun.set()
+        assert may_end.wait(60)
+        yield from ()
+
+    monkeypatch.setattr(usages, "PATIENCE_S", 0.01)
+    shared = SharedPass(hang)
+    thread = threading.Thread(target=shared.get)
+    thread.start()
+    assert begun.wait(60)
+    with pytest.raises(NotRead, match="the kernel has not answered since 20"):
+        shared.get()
+    shared.forget_old()
+    may_end.set()
+    thread.join(60)
+    assert shared.get() == ()
+
+
+@pytest.mark.usefixtures("long_interval")
+def test_pass_without_callers_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    shared = SharedPass(lambda: _reader(counted))
+    shared.get()
+    shared.forget_old()
+    shared.get()
+    assert len(counted) == 1
+    monkeypatch.setattr(usages, "FORGET_S", 0.0)
+    shared.forget_old()
+    shared.get()
+    assert len(counted) == 2
+
+
+@pytest.mark.usefixtures("long_interval")
+def test_pass_that_fails_is_tried_again_by_the_next_call() -> None:
+    counted: list[int] = []
+
+    def fail_once() -> Iterator[Usage]:
+        yield from _reader(counted)
+        if len(counted) == 1:
+            raise NotRead("cannot list")
+
+    shared = SharedPass(fail_once)
+    with pytest.raises(NotRead):
+        shared.get()
+    assert len(shared.get()) == 1
+
+
+def test_workloads_that_come_and_go_during_passes(host: Host) -> None:
+    """Each workload is in each pass at most once, and no pass fails."""
+    is_over = threading.Event()
+    passes: list[list[Usage]] = []
+
+    def read() -> None:
+        while not is_over.is_set():
+            passes.append(host.manager.read_all(with_ended=True))
+            time.sleep(0.005)  # else the calls below wait for Python's lock most of the time
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(60):
+            key = f"k{number % 3}"
+            host.manager.create(key, owner="test")
+            host.manager.release(key, owner="test")
+        wait_until(lambda: len(passes) > 2)
+    finally:
+        is_over.set()
+        reader.join(60)
+    for found in passes:
+        keys = [usage.workload.key for usage in found]
+        assert keys == sorted(set(keys))
+        assert all(usage.totals or usage.error or not usage.workload.state.has_group for usage in found)
