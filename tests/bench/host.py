@@ -19,7 +19,8 @@ from tests.api.private_bus import PrivateBus
 ROOT = Path(__file__).parents[2]
 # More than the containers of a burst.
 RMIDS = 1024
-# How long a daemon may take to end, in seconds.
+# How long a daemon may take to report that it is ready, and to end, in seconds.
+_START_S = 30.0
 _STOP_S = 60.0
 IDLE = ("-c", "import asyncio; print(flush=True); asyncio.run(asyncio.sleep(3600))")
 _MOUNT = """
@@ -68,7 +69,7 @@ class Host:
         self.varlink = str(folder / "run" / "org.resctrlmon.Manager")
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(folder / "notify"))
-        self._notify.settimeout(30)
+        self._notify.settimeout(_START_S)
         self.tree.mkdir()
         (folder / "bus").mkdir()
         self.bus = PrivateBus(folder / "bus")
@@ -90,6 +91,7 @@ class Host:
             "NOTIFY_SOCKET": str(self.folder / "notify"),
             "DBUS_SYSTEM_BUS_ADDRESS": self.bus.address,
         }
+        self._drain()
         started = time.perf_counter()
         # unshare(1) executes the command in its own process.
         command = ["unshare", "--mount", sys.executable, "-m", "tests.bench.serve", str(self.folder)]
@@ -116,6 +118,14 @@ class Host:
         finally:
             # Popen waits for the process without a limit.
             process.kill()
+
+    def _drain(self) -> None:
+        """Discard the messages of an earlier daemon: its READY=1 must not count for the next one."""
+        self._notify.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self._notify.recv(4096):
+                pass
+        self._notify.settimeout(_START_S)
 
     def _until(self, word: str) -> None:
         while word not in self._notify.recv(4096).decode().split("\n"):

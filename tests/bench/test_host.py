@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,14 @@ def test_measured_daemon_stops_and_another_daemon_starts(host: Host) -> None:
             pids.append(pid)
         assert not is_there(pid)
     assert pids[0] != pids[1]
+
+
+def test_ready_of_an_earlier_daemon_is_not_that_of_the_next_one(host: Host) -> None:
+    """A killed daemon left READY=1 in the socket, and its successor was called before it listened."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.sendto(b"READY=1", str(host.folder / "notify"))
+    with host.daemon(), Client(host.varlink) as client:
+        assert client.call(f"{MANAGER}Status")["groups"] == 0
 
 
 def test_a_measurement_that_fails_ends_the_daemon_too(host: Host) -> None:

@@ -82,13 +82,13 @@ class Churn:
             self._container(f"{worker:02x}{os.getpid():08x}{number:054x}")
 
     def read(self) -> None:
-        """Read as an exporter of metrics does: the list, the state, and the counters of a workload."""
+        """Read as an exporter of metrics does: the list, the state, and the use of all workloads."""
         while not self.stopped.wait(1.0):
             with contextlib.suppress(OSError, VarlinkError), Client(self.host.varlink) as client:
-                workloads = client.call(f"{MANAGER}List")["workloads"]
+                for verb in ("List", "ReadAll"):
+                    for _ in client.stream(f"{MANAGER}{verb}"):
+                        pass
                 client.call(f"{MANAGER}Status")
-                for workload in [each for each in workloads if each["state"] == "active"][:1]:
-                    client.call(f"{MANAGER}Read", {"key": workload["key"]})
 
     def _container(self, id_: str) -> None:
         cgroup = cgroup_root() / f"crio-{id_}.scope"
