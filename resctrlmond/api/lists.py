@@ -15,7 +15,7 @@ from resctrlmond.workloads.errors import LimitExceeded
 # long.
 MAX_LIST_BYTES = 2 * 1024 * 1024
 PAGE_BYTES = 256 * 1024
-# Of a reply that names the next one.
+# The most bytes of a reply that names the next one.
 REPLY_BYTES = 512 * 1024
 # A page with the largest record, and the page before, which is sent when the next one exists.
 MAX_PAGES_BYTES = 4 * 1024 * 1024
