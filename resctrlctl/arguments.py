@@ -24,6 +24,7 @@ _DESCRIPTION = "Show and control the workloads that resctrlmond monitors, and ru
 _EPILOG = """\
 examples:
   resctrlctl list
+  resctrlctl list --watch --sort power
   resctrlctl list --pods
   resctrlctl show --json=pretty web.service
   resctrlctl run -- make -j8
@@ -48,6 +49,11 @@ example:
   resctrlctl run --key nightly --json -o nightly.json -- make -j8
 """
 _JSON = "--json"
+_WORKLOAD = (
+    "the workload: its name in the list, its key (pod UID, container id, unit, ...), or the beginning of an id"
+)
+# The filters of list, which workload_table.FILTERS defines.
+_FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container", "unit", "key")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -84,6 +90,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Exits if the command line is wrong.
     """
     own, command = _split(argv)
+    # Without a verb, list. A wrong verb stays an error.
+    if not any(not word.startswith("-") or word in ("-h", "--help", "--version") for word in _without_values(own)):
+        own = [*own, "list"]
     parser = build(own)
     # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
     args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
@@ -108,6 +117,11 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     dashes = argv.index("--")
     verb = next((word for word in argv[:dashes] if word in VERBS), None)
     return (argv[:dashes], argv[dashes + 1 :]) if verb == "run" else (argv, [])
+
+
+def _without_values(words: list[str]) -> list[str]:
+    """Return the words without the value of --socket, the only option before the verb that has one as a word."""
+    return [word for index, word in enumerate(words) if index == 0 or words[index - 1] != "--socket"]
 
 
 def _is_text(word: str) -> bool:
@@ -194,13 +208,39 @@ def _common(*, first: bool) -> Parser:
 
 def _list(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
+        "-a", "--all", action="store_true", help="list workloads that have ended too, and groups of other programs"
+    )
+    verb.add_argument(
         "--pods", action="store_true", help="list pods with their containers, including unmonitored ones"
+    )
+    verb.add_argument(
+        "--columns", type=_words, metavar="NAME,...", default=[], help="the columns; see LIST in resctrlctl(1)"
+    )
+    verb.add_argument("--sort", metavar="NAME", help="sort by a column: numbers from the largest, texts from A")
+    verb.add_argument(
+        "--filter",
+        type=_filter,
+        metavar="NAME=PATTERN",
+        action="append",
+        default=[],
+        help=f"list only workloads that match; can be repeated. NAME: {', '.join(_FILTERS)}",
+    )
+    verb.add_argument(
+        "--rate", action="store_true", help="read twice, one second apart, for power and bandwidth of that second"
+    )
+    verb.add_argument(
+        "--watch",
+        type=_seconds,
+        metavar="SECONDS",
+        nargs="?",
+        const=1.0,
+        help="repeat every SECONDS (default: 1), with power and bandwidth of that time, until interrupted",
     )
     _root(verb)
 
 
 def _show(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("key", metavar="KEY", nargs="+", help="pod UID, container id, unit name or other key")
+    verb.add_argument("key", metavar="WORKLOAD", nargs="+", help=_WORKLOAD)
     _root(verb)
 
 
@@ -239,13 +279,13 @@ def _assign(verb: argparse.ArgumentParser) -> None:
 
 
 def _release(verb: argparse.ArgumentParser) -> None:
-    _key(verb)
+    verb.add_argument("key", metavar="WORKLOAD", help=_WORKLOAD)
     _claim(verb)
     verb.add_argument("--reason", metavar="TEXT", help="the reason, for the record of the workload")
 
 
 def _move(verb: argparse.ArgumentParser) -> None:
-    _key(verb)
+    verb.add_argument("key", metavar="WORKLOAD", help=_WORKLOAD)
     verb.add_argument(
         "class_", type=not_empty, metavar="CLASS", help="a class (control group) of resctrl; / is the root"
     )
@@ -337,6 +377,28 @@ def _pending(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _filter(text: str) -> tuple[str, str]:
+    name, pattern = _name_and_value(text)
+    if name not in _FILTERS:
+        raise argparse.ArgumentTypeError(f"there is no filter {name!r}; choose from {', '.join(_FILTERS)}")
+    return name, pattern
+
+
+def _seconds(text: str) -> float:
+    # The daemon reads the counters at most every half second.
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 0.5 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.5 to 86400")
+    return seconds
+
+
 def _process_id(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
@@ -354,7 +416,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
 # function that adds its arguments.
 VERBS = {
     "list": (
-        "list the monitored workloads, then the monitoring groups of other programs",
+        "list the workloads with what they use; the default verb",
         "queries:list_workloads",
         _list,
     ),

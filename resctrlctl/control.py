@@ -12,6 +12,7 @@ from resctrlctl.errors import OK
 from resctrlctl.format import format_count
 from resctrlctl.output import Json, Output
 from resctrlctl.render import describe_state, format_class, render_totals
+from resctrlctl.selectors import call_for
 from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.processes import Descriptor
@@ -103,8 +104,13 @@ def _open_pidfd(pid: int | None) -> Descriptor | None:
 
 def release(args: argparse.Namespace, output: Output) -> int:
     """End a claim and print the totals; return the exit status."""
-    request = types.ReleaseRequest(key=args.key, claim=args.claim, reason=args.reason)
-    reply = Daemon(args.socket).call(f"release {args.key!r}", "Release", request, types.ReleaseReply)
+    daemon = Daemon(args.socket)
+
+    def call(key: str) -> types.ReleaseReply:
+        request = types.ReleaseRequest(key=key, claim=args.claim, reason=args.reason)
+        return daemon.call(f"release {key!r}", "Release", request, types.ReleaseReply)
+
+    reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
@@ -112,7 +118,7 @@ def release(args: argparse.Namespace, output: Output) -> int:
             output.confirm(describe_state(reply.workload))
         else:
             others = ", ".join(printable(claim.owner) for claim in reply.workload.claims)
-            output.confirm(f"{printable(args.key)}: still claimed by {others or 'its members'}")
+            output.confirm(f"{printable(reply.workload.key)}: still claimed by {others or 'its members'}")
         if reply.totals:
             output.confirm("")
             output.print_blocks([render_totals(reply.totals)])
@@ -121,14 +127,23 @@ def release(args: argparse.Namespace, output: Output) -> int:
 
 def move(args: argparse.Namespace, output: Output) -> int:
     """Move a workload's group to another class, with its RMID and counters; return the exit status."""
-    request = types.MoveRequest(key=args.key, class_=args.class_)
-    action = f"move {args.key!r} to class {format_class(args.class_)}"
-    reply = Daemon(args.socket).call(action, "Move", request, types.WorkloadReply)
+    daemon = Daemon(args.socket)
+
+    def call(key: str) -> types.WorkloadReply:
+        request = types.MoveRequest(key=key, class_=args.class_)
+        return daemon.call(f"move {key!r} to class {format_class(args.class_)}", "Move", request, types.WorkloadReply)
+
+    reply = call_for(args.key, call, lambda: _workloads(daemon))
     if output.json is not Json.OFF:
         output.print_json(reply)
     else:
         output.confirm(describe_state(reply.workload))
     return OK
+
+
+def _workloads(daemon: Daemon) -> list[types.Workload]:
+    pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+    return [workload for page in pages for workload in page.workloads]
 
 
 def _assigned_member(workload: types.Workload, args: argparse.Namespace) -> types.Member | None:

@@ -13,6 +13,7 @@ from resctrlmond.resctrl.errors import printable
 _SYMBOLS = {"bytes": "B", "joules": "J", "farads": "F", "cycles": "cycles"}
 _UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_SMALL = ("n", "u", "m")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -35,6 +36,40 @@ def format_value(value: str, unit: str) -> str:
     except InvalidOperation:
         return printable(value)
     return f"{shown:f} {prefixes[power]}{_SYMBOLS.get(unit, printable(unit))}".rstrip()
+
+
+def shorten(number: Decimal, unit: str) -> str:
+    """Return a number with three digits and a prefix: ``1.23MiB``, ``45.6W``, ``789mJ``. Bytes are scaled by 1024."""
+    step, prefixes, power = (1024, _BINARY, 0) if unit.startswith("B") else (1000, _SMALL + _DECIMAL, len(_SMALL))
+    while number and power > 0 and abs(number) < 1:
+        number *= step
+        power -= 1
+    while power < len(prefixes) - 1 and abs(number) >= Decimal("999.5"):
+        number /= step
+        power += 1
+    digits = 0 if not prefixes[power] and number == int(number) else _digits(abs(number))
+    return f"{number:.{digits}f}{prefixes[power]}{unit}"
+
+
+def _digits(number: Decimal) -> int:
+    return 2 if number < Decimal("9.995") else 1 if number < Decimal("99.95") else 0
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in at most five characters: ``90s``, ``5m12s``, ``42m``, ``3h12m``, ``5d4h``, ``12d``."""
+    total = int(seconds)
+    minutes, hours, days = total // 60, total // 3600, total // 86400
+    if total < 100:
+        return f"{total}s"
+    if minutes < 10:
+        return f"{minutes}m{total % 60}s"
+    if minutes < 100:
+        return f"{minutes}m"
+    if hours < 10:
+        return f"{hours}h{minutes % 60}m"
+    if hours < 48:
+        return f"{hours}h"
+    return f"{days}d{hours % 24}h" if days < 10 else f"{days}d"
 
 
 def format_time(text: str | None) -> str:

@@ -25,10 +25,11 @@ class Tone(enum.Enum):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """The heading of a column, and whether its cells are aligned right, as numbers are."""
+    """A column: its heading, whether its cells are aligned right, like numbers, and whether they are never cut."""
 
     heading: str
     right: bool = False
+    is_whole: bool = False
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -70,7 +71,7 @@ def to_text(blocks: Sequence[Block], width: int | None, legend: bool) -> str:
 
 
 def column_widths(table: Table, width: int | None, legend: bool) -> list[int]:
-    """Return the width of each column: that of its widest cell. Cut the widest columns until all fit ``width``."""
+    """Return the width of each column: that of its widest cell. Cut the widest that may be cut, until all fit."""
     result = []
     for index, column in enumerate(table.columns):
         cells = [len(row.cells[index]) for row in table.rows]
@@ -78,8 +79,12 @@ def column_widths(table: Table, width: int | None, legend: bool) -> list[int]:
     if width is None:
         return result
     excess = sum(result) + len(_GAP) * (len(result) - 1) - width
-    while excess > 0 and max(result) > _MIN_WIDTH:
-        result[result.index(max(result))] -= 1
+    may_cut = [index for index, column in enumerate(table.columns) if not column.is_whole]
+    while excess > 0 and may_cut:
+        widest = max(may_cut, key=result.__getitem__)
+        if result[widest] <= _MIN_WIDTH:
+            break
+        result[widest] -= 1
         excess -= 1
     return result
 

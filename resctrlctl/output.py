@@ -13,6 +13,9 @@ from resctrlctl.errors import print_error
 from resctrlctl.layout import Block, to_text
 from resctrlctl.width import terminal_width
 
+# ECMA-48: the cursor to the upper left corner (CUP), and erase to the end of the screen (ED).
+_CLEAR = "\x1b[H\x1b[J"
+
 
 class Json(enum.Enum):
     """The form of JSON output: none, one line, or indented."""
@@ -34,9 +37,19 @@ class Output(msgspec.Struct, frozen=True):
         """Print a reply as JSON, with the names and values that came over the socket."""
         print(encode(reply, self.json), flush=True)
 
-    def print_blocks(self, blocks: list[Block]) -> None:
-        """Print tables and sheets: drawn on a terminal, as aligned text elsewhere."""
-        width = None if self.full else _width()
+    @property
+    def width(self) -> int | None:
+        """The number of columns of the output; None if it has no limit."""
+        return None if self.full else _width()
+
+    def print_blocks(self, blocks: list[Block], *, is_screen: bool = False) -> None:
+        """Print tables and sheets: drawn on a terminal, as aligned text elsewhere.
+
+        ``is_screen``: in the place of the last ones, if the terminal can do that.
+        """
+        width = self.width
+        if is_screen and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+            sys.stdout.write(_CLEAR)
         if sys.stdout.isatty():
             # Imported only here, because importing rich takes longer than all other modules together.
             from resctrlctl.terminal import draw  # noqa: PLC0415
@@ -44,6 +57,7 @@ class Output(msgspec.Struct, frozen=True):
             draw(blocks, width, self.legend)
         else:
             sys.stdout.write(to_text(blocks, width, self.legend))
+        sys.stdout.flush()
 
     def print_line(self, text: str) -> None:
         """Print one line of the result."""

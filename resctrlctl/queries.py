@@ -6,14 +6,19 @@ from __future__ import annotations
 import argparse
 import glob
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from resctrlctl import render
+import msgspec
+
+from resctrlctl import render, workload_table
 from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
 from resctrlctl.errors import OK, CommandError, DaemonDown, print_error
+from resctrlctl.layout import Block
 from resctrlctl.output import Json, Output
+from resctrlctl.selectors import call_for
 from resctrlmond.api.types import (
     Foreign,
     ForeignRequest,
@@ -21,14 +26,28 @@ from resctrlmond.api.types import (
     ListPodsReply,
     ListReply,
     NoParameters,
+    ReadAllReply,
+    ReadAllRequest,
     ReadForeignReply,
     ReadReply,
     StatusReply,
+    Usage,
 )
 from resctrlmond.resctrl.errors import printable
 
 if TYPE_CHECKING:
     from resctrlctl.tree_view import TreeView
+
+
+# The time between the two readings of --rate.
+RATE_S = 1.0
+
+
+class UsageList(msgspec.Struct):
+    """The JSON output of ``list``."""
+
+    usages: list[Usage]
+    foreign: list[Foreign]
 
 
 class Source:
@@ -55,6 +74,17 @@ class Source:
             except DaemonDown as error:
                 self._view = self._fall_back(error)
         return self._view.workloads()
+
+    def usages(self, *, with_ended: bool) -> list[Usage]:
+        """Return the use of each workload, in order of the key."""
+        if self._view is None:
+            try:
+                request = ReadAllRequest(with_ended=with_ended)
+                pages = self._daemon.stream("list the workloads", "ReadAll", request, ReadAllReply)
+                return [usage for page in pages for usage in page.usages]
+            except DaemonDown as error:
+                self._view = self._fall_back(error)
+        return self._view.usages(with_ended=with_ended)
 
     def pods(self) -> ListPodsReply:
         """Return all pods; without the daemon, only the pods that have a group."""
@@ -111,18 +141,44 @@ class Source:
 
 
 def list_workloads(args: argparse.Namespace, output: Output) -> int:
-    """Print the workloads and the foreign groups; return the exit status."""
+    """Print the workloads with what they use; return the exit status."""
+    source = Source(args, output)
     if args.pods:
-        return _list_pods(Source(args, output), output)
-    reply = Source(args, output).workloads()
+        return _list_pods(source, output)
+    if output.quiet and output.json is Json.OFF and not (args.filter or args.sort or args.watch):
+        # Completion asks for the keys with each key that is pressed: no counter is read for them.
+        for workload in sorted(source.workloads().workloads, key=lambda workload: workload.key):
+            if args.all or not workload.state.is_over:
+                output.print_line(printable(workload.key))
+        return OK
+    workload_table.check_columns([*args.columns, *filter(None, [args.sort])])
+    before = source.usages(with_ended=args.all) if args.rate or args.watch else []
+    while True:
+        if before:
+            time.sleep(args.watch or RATE_S)
+        usages = source.usages(with_ended=args.all)
+        _print_list(args, output, usages, before, source.workloads().foreign if args.all else [])
+        if not args.watch:
+            return OK
+        before = usages
+
+
+def _print_list(
+    args: argparse.Namespace, output: Output, usages: list[Usage], before: list[Usage], foreign: list[Foreign]
+) -> None:
+    found = workload_table.selected(workload_table.lines(usages, before), args.filter)
+    if args.sort:
+        found = workload_table.in_order(found, args.sort)
     if output.json is not Json.OFF:
-        output.print_json(reply)
+        output.print_json(UsageList([line.usage for line in found], foreign))
     elif output.quiet:
-        for key in sorted(workload.key for workload in reply.workloads):
-            output.print_line(printable(key))
+        for line in found:
+            output.print_line(printable(line.workload.key))
     else:
-        output.print_blocks(render.render_list(reply))
-    return OK
+        blocks: list[Block] = [workload_table.table(found, args.columns, output.width)]
+        if foreign and not args.filter:
+            blocks.append(render.render_foreign_list(foreign))
+        output.print_blocks(blocks, is_screen=bool(args.watch))
 
 
 def _list_pods(source: Source, output: Output) -> int:
@@ -164,9 +220,9 @@ def show(args: argparse.Namespace, output: Output) -> int:
 
 
 def _read(source: Source, key: str) -> Sequence[ReadReply | ReadForeignReply]:
-    """Return the workload with that key; if there is none, the foreign groups with that name or path."""
+    """Return the workload with that key or selector; if there is none, the foreign groups with that name or path."""
     try:
-        return [source.read(key)]
+        return [call_for(key, source.read, lambda: source.workloads().workloads, is_change=False)]
     except CommandError as error:
         # The path of a foreign group is not a valid key.
         if error.name not in ("NoSuchWorkload", "InvalidKey") or not (found := source.foreign(key)):

@@ -9,6 +9,7 @@ import msgspec
 
 from resctrlctl.format import format_count, format_message, format_time, format_value
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.workload_table import TONES
 from resctrlmond.api.types import (
     Bandwidth,
     Capacity,
@@ -16,38 +17,26 @@ from resctrlmond.api.types import (
     Container,
     Counters,
     Foreign,
+    Level,
     ListPodsReply,
     ListReply,
     Member,
     Pod,
+    ReadAllReply,
     ReadForeignReply,
     Reading,
     ReadReply,
     StatusReply,
     Total,
+    Usage,
     Workload,
 )
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.resctrl.kinds import Mode
 from resctrlmond.workloads.reports import ContainerState, Report
-from resctrlmond.workloads.states import State
 
-# All other states have the normal tone.
-_TONES = {
-    State.PENDING: Tone.WARNING,
-    State.COMPLETED: Tone.FAINT,
-    State.LOST: Tone.BAD,
-    State.FAILED: Tone.BAD,
-}
 _FOREIGN = "foreign"
-_LIST_COLUMNS = (
-    Column("KEY"),
-    Column("CLASS"),
-    Column("STATE"),
-    Column("MEMBERS", right=True),
-    Column("SINCE"),
-    Column("WORKLOAD"),
-)
+_FOREIGN_COLUMNS = (Column("FOREIGN GROUP", is_whole=True), Column("CLASS"), Column("PATH"))
 _POD_COLUMNS = (
     Column("POD"),
     Column("CONTAINER"),
@@ -69,6 +58,10 @@ NOT_SHOWN: dict[type[msgspec.Struct], dict[str, str]] = {
     Container: {"sandbox": "rarely needed", "pid": "changes with each restart; show prints it with the member"},
     Counters: {},
     Foreign: {},
+    Level: {"event": "selects a column", "unit": "that of the column", "value": "only of llc_occupancy"},
+    Usage: {"levels": "the column LLC", "read_at": "the end of AGE"},
+    ListReply: {"workloads": "their keys, with --quiet"},
+    ReadAllReply: {"next": "for the next call"},
     Workload: {"key": "the title", "reason": "with state", "in_limbo": "with state", "classes": "with class_"},
     Member: {
         "id": "the beginning of the line",
@@ -130,13 +123,10 @@ _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
 }
 
 
-def render_list(reply: ListReply) -> list[Block]:
-    """Render ``list``: the workloads in order of their keys, then the foreign groups."""
-    workloads = sorted(reply.workloads, key=lambda workload: workload.key)
-    foreign = sorted(reply.foreign, key=lambda group: group.path)
-    rows = [*map(_workload_row, workloads), *map(_foreign_row, foreign)]
-    footer = f"{format_count(len(workloads), 'workload')}, {format_count(len(foreign), 'foreign group')}."
-    return [Table(_LIST_COLUMNS, tuple(rows), footer)]
+def render_foreign_list(foreign: Iterable[Foreign]) -> Table:
+    """Render the monitoring groups of other programs."""
+    rows = tuple(map(_foreign_row, sorted(foreign, key=lambda group: group.path)))
+    return Table(_FOREIGN_COLUMNS, rows, f"{format_count(len(rows), 'foreign group')}.")
 
 
 def render_pods(reply: ListPodsReply) -> list[Block]:
@@ -271,19 +261,6 @@ def describe_workload(attributes: Mapping[str, str]) -> str:
     return printable(named or attributes.get("command") or attributes.get("unit") or "-")
 
 
-def _workload_row(workload: Workload) -> Row:
-    living = sum(1 for member in workload.members if member.lives)
-    cells = (
-        printable(workload.key),
-        format_class(workload.class_),
-        str(workload.state),
-        str(living),
-        format_time(workload.created_at),
-        describe_workload(workload.attributes),
-    )
-    return Row(cells, _TONES.get(workload.state, Tone.NORMAL))
-
-
 def _is_unmonitored(container: Container) -> bool:
     return container.state in (ContainerState.RUNNING, ContainerState.PAUSED) and not container.monitored
 
@@ -299,7 +276,7 @@ def _pod_rows(pod: Pod) -> list[Row]:
     )
     reason_without_group = workload.reason if workload and not workload.state.has_group else None
     note = pod.reason or reason_without_group or "-"
-    tone = _TONES.get(workload.state, Tone.NORMAL) if workload else Tone.FAINT
+    tone = TONES.get(workload.state, Tone.NORMAL) if workload else Tone.FAINT
     if not pod.containers:
         return [Row((name, "-", "-", *of_pod, format_message(note)), tone)]
     return [
@@ -318,7 +295,7 @@ def _pod_rows(pod: Pod) -> list[Row]:
 
 
 def _foreign_row(foreign: Foreign) -> Row:
-    cells = (printable(foreign.name), format_class(foreign.class_), _FOREIGN, "-", "-", "-")
+    cells = (printable(foreign.name), format_class(foreign.class_), printable(foreign.path))
     return Row(cells, Tone.FAINT)
 
 
@@ -326,7 +303,7 @@ def _workload_sheet(workload: Workload) -> Sheet:
     lines = {field: (label, tuple(values_of(workload))) for field, (label, values_of) in _WORKLOAD_LINES.items()}
     lines |= {field: (label, (value,)) for field, label, value in _other_fields(workload, _WORKLOAD_LINES)}
     shown = tuple((label, values) for label, values in lines.values() if values)
-    return Sheet(printable(workload.key), shown, _TONES.get(workload.state, Tone.NORMAL))
+    return Sheet(printable(workload.key), shown, TONES.get(workload.state, Tone.NORMAL))
 
 
 def _member_text(member: Member) -> str:

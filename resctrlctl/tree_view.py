@@ -14,9 +14,10 @@ from resctrlmond.api import translate, types
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
 from resctrlmond.api.pods import pods_of
-from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Total
+from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Total, Usage
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
 from resctrlmond.resctrl.tree import DEFAULT_PATH, Found, Tree
+from resctrlmond.workloads.clock import utc_now
 from resctrlmond.workloads.model import Workload, replace
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.states import Quality, State
@@ -92,6 +93,26 @@ class TreeView:
             return ReadReply(workload=_from_workload(workload), readings=[], totals=self._totals(workload, {}))
         raise CommandError(
             f"cannot {action}: there is no such workload. See: resctrlctl list", NO_SUCH_WORKLOAD, "NoSuchWorkload"
+        )
+
+    def usages(self, *, with_ended: bool) -> list[Usage]:
+        """Return the use of each workload, as ``ReadAll`` does. Raises CommandError."""
+        return [
+            self._usage(workload)
+            for workload in sorted(self.workloads().workloads, key=lambda workload: workload.key)
+            if with_ended or not workload.state.is_over
+        ]
+
+    def _usage(self, workload: types.Workload) -> Usage:
+        try:
+            reply = self.read(workload.key)
+        except CommandError as error:
+            return Usage(workload=workload, totals=[], levels=[], error=str(error))
+        return Usage(
+            workload=reply.workload,
+            read_at=reply.workload.completed_at or utc_now(),
+            totals=reply.totals,
+            levels=translate.levels(reply.readings),
         )
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:

@@ -4,7 +4,7 @@
 
 # Prints the keys of the workloads; nothing if resctrlctl fails. $1: the value of --socket on the line, if any.
 __resctrlctl_keys() {
-    resctrlctl ${1:+--socket "$1"} list --quiet 2>/dev/null
+    resctrlctl ${1:+--socket "$1"} list --all --quiet 2>/dev/null
 }
 
 # Prints the classes: the directories that have a schemata file.
@@ -45,7 +45,7 @@ __resctrlctl_command() {
 _resctrlctl() {
     local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket'
     local -A options=(
-        [list]='--pods --root'
+        [list]='--all --pods --columns --sort --filter --rate --watch --root'
         [show]='--root'
         [status]=''
         [create]='--class --claim --attribute --no-pending --priority'
@@ -80,7 +80,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter)
                 ((index++))
                 ;;
             -*) ;;
@@ -103,6 +103,18 @@ _resctrlctl() {
             ;;
         --pid)
             __resctrlctl_words "$(cd /proc && compgen -G '[1-9]*')" "$current"
+            return
+            ;;
+        --sort | --columns)
+            # Complete the last name of a list.
+            local names='workload key state class age since llc traffic bandwidth energy power quality members namespace pod container unit owner reason'
+            local before=''
+            [[ $current == *,* ]] && before=${current%,*},
+            __resctrlctl_words "$(printf "$before%s\n" $names)" "$current"
+            return
+            ;;
+        --filter)
+            __resctrlctl_words "$(printf '%s=\n' state class owner quality namespace pod container unit key)" "$current"
             return
             ;;
         --claim | --priority | --attribute | --member | --reason | --key)

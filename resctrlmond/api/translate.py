@@ -104,23 +104,19 @@ def usage(of: Usage, workload: types.Workload) -> types.Usage:
         workload=workload,
         read_at=of.read_at or None,
         totals=[total(one) for one in of.totals],
-        levels=levels(of.readings),
+        levels=levels(map(reading, of.readings)),
         error=of.error or None,
     )
 
 
-def levels(readings: Iterable[counters.Reading]) -> list[types.Level]:
+def levels(readings: Iterable[types.Reading]) -> list[types.Level]:
     """Return the sum over all domains of each gauge, such as cache occupancy."""
-    sums: dict[str, int | Decimal | None] = {}
+    sums: dict[tuple[str, str], Decimal | None] = {}
     for one in readings:
-        if counters.event(one.event).kind is Kind.GAUGE and not one.is_part:
-            before, number = sums.get(one.event, 0), one.value.number
-            sums[one.event] = None if before is None or number is None else before + number
+        if one.kind is Kind.GAUGE and not one.nested:
+            name, before = (one.event, one.unit), sums.get((one.event, one.unit), Decimal(0))
+            sums[name] = None if before is None or one.value is None else before + Decimal(one.value)
     return [
-        types.Level(
-            event=name,
-            unit=counters.event(name).unit,
-            value=None if number is None else accounting.digits(number),
-        )
-        for name, number in sorted(sums.items())
+        types.Level(event=event, unit=unit, value=None if number is None else accounting.digits(number))
+        for (event, unit), number in sorted(sums.items())
     ]

@@ -138,6 +138,7 @@ class FakeManager:
             "Get": types.KeyRequest,
             "Read": types.KeyRequest,
             "ReadForeign": types.ForeignRequest,
+            "ReadAll": types.ReadAllRequest,
             "List": types.NoParameters,
             "ListPods": types.NoParameters,
             "Status": types.NoParameters,
@@ -223,6 +224,19 @@ class FakeManager:
     def readforeign(self, request: types.ForeignRequest) -> types.ReadForeignReply:
         (found,) = [group for group in self.foreign if (group.class_, group.name) == (request.class_, request.name)]
         return types.ReadForeignReply(foreign=found, readings=READINGS)
+
+    def readall(self, request: types.ReadAllRequest) -> types.ReadAllReply:
+        usages = [
+            types.Usage(
+                workload=workload,
+                read_at=LATER if workload.path else None,
+                totals=TOTALS if workload.path else [],
+                levels=[types.Level(event="llc_occupancy", unit="bytes", value="1572864")] if workload.path else [],
+            )
+            for workload in self.workloads.values()
+            if request.with_ended or not workload.state.is_over
+        ]
+        return types.ReadAllReply(usages=usages)
 
     def list(self, _request: types.NoParameters) -> types.ListReply:
         return types.ListReply(workloads=list(self.workloads.values()), foreign=self.foreign)

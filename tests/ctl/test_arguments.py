@@ -15,6 +15,7 @@ from resctrlctl.arguments import VERBS, build, parse
 from resctrlctl.defaults import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
+from resctrlmond.workloads.model import State
 from tests.ctl.conftest import ROOT, Ctl
 from tests.ctl.fake_manager import FakeManager
 
@@ -126,6 +127,12 @@ def test_json_without_a_mode_does_not_take_the_next_word() -> None:
     assert parse(["list"]).json == "off"
 
 
+@pytest.mark.parametrize("words", [[], ["-j"], ["--socket", "/s"], ["--socket=/s", "-q"], ["-lq", "--no-legend"]])
+def test_list_is_the_default_verb(words: list[str]) -> None:
+    assert parse(words).verb == "list"
+    assert vars(parse(words)) | {"parser": None} == vars(parse([*words, "list"])) | {"parser": None}
+
+
 def test_two_dashes_end_the_options_of_every_verb() -> None:
     assert parse(["show", "--", "k"]).key == ["k"]
     args = parse(["run", "-q", "--", "show", "--quiet", "--", "x"])
@@ -135,8 +142,12 @@ def test_two_dashes_end_the_options_of_every_verb() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["bogus"],
+        ["-j", "bogus"],
+        ["list", "--watch=0"],
+        ["list", "--watch=fast"],
+        ["list", "--filter", "state"],
+        ["list", "--filter", "colour=red"],
         ["list", "--bogus"],
         ["list", "extra"],
         ["show"],
@@ -240,6 +251,9 @@ def test_completion_has_every_verb_and_option() -> None:
         ("resctrlctl run --class fo", ["follow"]),
         ("resctrlctl run -- tr", None),
         ("resctrlctl status ", []),
+        ("resctrlctl list --sort en", ["energy"]),
+        ("resctrlctl list --columns key,age,p", ["key,age,power", "key,age,pod"]),
+        ("resctrlctl list --filter na", ["namespace="]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -268,16 +282,19 @@ def test_completion_of_a_word_that_bash_splits(line: str, offered: list[str]) ->
 def test_quiet_list_prints_the_keys_for_the_completion(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("web")
     manager.add("batch")
+    manager.add("ended", state=State.COMPLETED)
     assert ctl("list", "--quiet").stdout == "batch\nweb\n"
+    assert ctl("list", "--quiet", "--all").stdout == "batch\nended\nweb\n"
+    assert not manager.called("ReadAll")
 
 
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("resctrlctl show w", "list --quiet"),
-        ("resctrlctl --socket /s show w", "--socket /s list --quiet"),
-        ("resctrlctl --socket=/s show w", "--socket /s list --quiet"),
-        ("resctrlctl show --socket /s w", "--socket /s list --quiet"),
+        ("resctrlctl show w", "list --all --quiet"),
+        ("resctrlctl --socket /s show w", "--socket /s list --all --quiet"),
+        ("resctrlctl --socket=/s show w", "--socket /s list --all --quiet"),
+        ("resctrlctl show --socket /s w", "--socket /s list --all --quiet"),
     ],
 )
 def test_completion_uses_the_socket_of_the_line(line: str, command: str, tmp_path: Path) -> None:

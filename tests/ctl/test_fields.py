@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from resctrlctl.command import main
 from resctrlctl.layout import Sheet
 from resctrlctl.render import NOT_SHOWN, render_workload
+from resctrlctl.workload_table import FIELDS
 from resctrlmond.api import types
 from resctrlmond.api.verbs import VERBS
 from resctrlmond.workloads.accounting import Quality
@@ -25,7 +26,8 @@ from tests.ctl.fake_manager import FakeManager, error
 # For each method whose reply resctrlctl prints: a command line that calls it.
 COMMANDS = {
     "Read": ["show", "k"],
-    "List": ["list"],
+    "List": ["list", "--all"],
+    "ReadAll": ["list", "--columns", ",".join(FIELDS)],
     "ListPods": ["list", "--pods"],
     "ReadForeign": ["show", "foreign"],
     "Status": ["status"],

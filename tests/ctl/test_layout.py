@@ -131,6 +131,6 @@ def test_ellipsis_is_escaped_in_an_ascii_locale(manager: FakeManager, environmen
     populate(manager)
     settings = {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
     done = subprocess.run(
-        command(manager.socket, "list"), env=environment | settings, capture_output=True, check=True
+        command(manager.socket, "list", "--pods"), env=environment | settings, capture_output=True, check=True
     )
     assert b"\\u2026" in done.stdout

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from resctrlctl.layout import Sheet
@@ -17,7 +20,7 @@ from resctrlmond.api.types import Claim, Member
 from resctrlmond.resctrl.bandwidth import Mode
 from resctrlmond.workloads.accounting import Quality
 from resctrlmond.workloads.model import EndRule, State
-from tests.ctl.conftest import Ctl
+from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import LATER, NOW, READINGS, TOTALS, FakeManager, error
 
 POD = "6ca11e00-5ad0-4c0b-9f0e-0123456789ab"
@@ -41,51 +44,141 @@ def populate(manager: FakeManager) -> None:
     manager.foreign.append(foreign)
 
 
-def test_list_prints_a_table(manager: FakeManager, ctl: Ctl) -> None:
+def test_list_prints_what_each_workload_uses(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("list")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        "KEY                                   CLASS  STATE    MEMBERS  SINCE                WORKLOAD\n"
-        "6ca11e00-5ad0-4c0b-9f0e-0123456789ab  gold   active         1  2026-11-21 11:13:22  shop/cart-0 app\n"
-        "batch                                 /      pending        0  2026-11-21 11:13:22  make -j8 'all of it'\n"
-        "pqos-7                                /      foreign        -  -                    -\n"
+        "WORKLOAD     STATE      AGE      LLC  TRAFFIC  BANDWIDTH  ENERGY   POWER  QUALITY\n"
+        "shop/cart-0  active   6m37s  1.50MiB        -          -   12.3J  31.1mW  unknown\n"
+        "batch        pending      -        -        -          -       -       -  -\n"
         "\n"
-        "2 workloads, 1 foreign group.\n"
+        "2 workloads.\n"
+    )
+    assert not manager.called("List")
+
+
+def test_list_of_all_has_ended_workloads_and_foreign_groups(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    manager.add("old", state=State.COMPLETED, completed_at=LATER)
+    assert "old" not in ctl("list").stdout
+    done = ctl("list", "--all", "--columns", "key,state")
+    assert done.stdout == (
+        "KEY                                   STATE\n"
+        "6ca11e00-5ad0-4c0b-9f0e-0123456789ab  active\n"
+        "batch                                 pending\n"
+        "old                                   completed\n"
+        "\n"
+        "3 workloads.\n"
+        "\n"
+        "FOREIGN GROUP  CLASS  PATH\n"
+        "pqos-7         /      /sys/fs/resctrl/mon_groups/pqos-7\n"
+        "\n"
+        "1 foreign group.\n"
     )
 
 
-def test_list_cuts_lines_to_columns_unless_full(manager: FakeManager, ctl: Ctl) -> None:
+def test_list_leaves_out_columns_that_do_not_fit_and_cuts_none(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
-    done = ctl("list", COLUMNS="72")
-    assert max(map(len, done.stdout.splitlines())) <= 72
-    assert "…" in done.stdout
-    assert "…" not in ctl("list", "--full", COLUMNS="72").stdout
+    for columns in range(20, 90, 7):
+        done = ctl("list", COLUMNS=str(columns))
+        assert "…" not in done.stdout
+        assert "shop/cart-0" in done.stdout and "QUALITY" in done.stdout
+        if columns > 50:
+            table = done.stdout.split("\n\n")[0]
+            assert max(map(len, table.splitlines())) <= columns
+    narrow = ctl("list", COLUMNS="60").stdout
+    assert "BANDWIDTH" not in narrow
+    assert "Too wide for this terminal: bandwidth, llc, traffic (--full shows them)." in narrow
+    assert "BANDWIDTH" in ctl("list", "--full", COLUMNS="60").stdout
 
 
 def test_list_without_legend_and_quiet(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
-    assert len(ctl("list", "--no-legend").stdout.splitlines()) == 3
+    assert len(ctl("list", "--no-legend").stdout.splitlines()) == 2
     assert ctl("-q", "list").stdout == f"{POD}\nbatch\n"
+    assert ctl("-q", "list", "--filter", "state=pending").stdout == "batch\n"
 
 
-def test_empty_list_has_only_a_footer(ctl: Ctl) -> None:
-    assert ctl("list").stdout == "0 workloads, 0 foreign groups.\n"
+def test_empty_list_names_the_option_for_more(ctl: Ctl) -> None:
+    assert ctl("list").stdout == "No workload. 'resctrlctl list --all' also lists those that have ended.\n"
     assert ctl("list", "--no-legend").stdout == ""
 
 
 def test_list_as_json_is_the_reply(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
-    short = ctl("list", "--json").stdout
+    short = ctl("list", "--all", "--json").stdout
     assert short.count("\n") == 1
     reply = json.loads(short)
-    assert [workload["key"] for workload in reply["workloads"]] == [POD, "batch"]
+    assert [usage["workload"]["key"] for usage in reply["usages"]] == [POD, "batch"]
+    assert reply["usages"][0]["totals"][0]["value"] == TOTALS[0].value
     assert reply["foreign"] == [{"class": "", "name": "pqos-7", "path": "/sys/fs/resctrl/mon_groups/pqos-7"}]
-    assert ctl("-j", "list").stdout == short
-    pretty = ctl("list", "--json=pretty").stdout
+    assert ctl("-j", "list", "-a").stdout == short
+    pretty = ctl("list", "-a", "--json=pretty").stdout
     assert pretty.count("\n") > 20
     assert json.loads(pretty) == reply
     assert ctl("list", "--json=off").stdout == ctl("list").stdout
+
+
+def test_unknown_column_is_a_wrong_command_line(ctl: Ctl) -> None:
+    for option in ("--columns", "--sort"):
+        done = ctl("list", option, "colour")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("resctrlctl: there is no column 'colour'. The columns are: workload, key,")
+
+
+@pytest.mark.parametrize("text", ["shop/cart-0", "app", "6ca11e00", "6CA11E00-5AD0"])
+def test_workload_is_selected_by_its_name_or_the_beginning_of_its_id(
+    manager: FakeManager, ctl: Ctl, text: str
+) -> None:
+    populate(manager)
+    for words in (["show", text], ["move", text, "gold"], ["release", text]):
+        done = ctl(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(POD)
+        if words[0] == "release":
+            assert manager.called("Release")[-1].key == POD
+
+
+def test_beginning_of_a_name_selects_a_workload_to_show_but_not_to_change(manager: FakeManager, ctl: Ctl) -> None:
+    """A typing error must not end the wrong workload."""
+    populate(manager)
+    assert ctl("show", "bat").stdout.startswith("batch\n")
+    for words in (["release", "bat"], ["move", "bat", "gold"]):
+        done = ctl(*words)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert "there is no workload 'bat'" in done.stderr
+
+
+def test_ambiguous_selector_lists_the_workloads(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    manager.add(f"{POD[:-1]}c")
+    done = ctl("release", POD[:8])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (f"resctrlctl: '6ca11e00' selects 2 workloads: {POD}, {POD[:-1]}c. Give more of the key\n")
+    # The one that runs is meant.
+    manager.add(f"{POD[:-1]}c", state=State.COMPLETED)
+    assert ctl("release", POD[:8]).returncode == 0
+    assert manager.called("Release")[-1].key == POD
+
+
+def test_rate_is_that_of_two_readings(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("a")
+    done = ctl("list", "--rate", "--columns", "key,energy,power")
+    # The readings of the in-memory manager are equal, and have the same time.
+    assert done.stdout.splitlines()[1].split() == ["a", "12.3J", "-"]
+    assert len(manager.called("ReadAll")) == 2
+
+
+def test_watch_repeats_until_it_is_interrupted(manager: FakeManager, environment: dict[str, str]) -> None:
+    manager.add("a")
+    words = command(manager.socket, "list", "--watch=0.5", "--columns", "key")
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(7)]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == -signal.SIGINT
+    assert lines.count("a\n") == 2
 
 
 def test_show_prints_the_workload_with_counters_and_totals(manager: FakeManager, ctl: Ctl) -> None:

@@ -194,7 +194,7 @@ def test_list_falls_back_to_the_tree_with_a_note(
     args = parse(["list", "--socket", "/none/socket"])
     assert queries.list_workloads(args, Output(Json.SHORT, quiet=quiet)) == 0
     out, err = capsys.readouterr()
-    assert [workload["key"] for workload in json.loads(out)["workloads"]] == ["web", "stray", "gone"]
+    assert [usage["workload"]["key"] for usage in json.loads(out)["usages"]] == ["stray", "web"]
     notes = [
         "resctrlctl: resctrlmond is not running: read from /sys/fs/resctrl",
         "resctrlctl: a record is damaged",

@@ -132,8 +132,8 @@ def test_workload_from_create_to_release(host: Host, sleeper: int) -> None:
         r"The member had used up to 0\.[0-9]{3} s of CPU time before, .* the totals of the workload are late\.",
         assigned,
     )
-    row = next(line for line in host.ctl("list").stdout.splitlines() if line.startswith("web "))
-    assert re.fullmatch(r"web +/ +active +1 +[-0-9]+ [:0-9]+ +cart", row)
+    row = next(line for line in host.ctl("list").stdout.splitlines() if line.startswith("cart "))
+    assert re.fullmatch(r"cart +\d+s +[0-9.]+([KM]i)?B +0B +0B/s +0J +0W +late", row)
     assert host.ctl("move", "web", "gold").stdout.startswith("web: active in class gold (")
     assert sleeper in host.tree.tasks(GroupRef("gold", "web"))
     shown = json.loads(host.ctl("show", "-j", "web").stdout)
@@ -198,7 +198,7 @@ def test_show_prints_the_foreign_groups_of_all_classes_with_that_name(host: Host
     before = {folder: folder.stat() for folder in folders}
     options = ["--root", f"{host.top}/resctrl", "--socket", "/none"] if source == "tree" else []
     try:
-        listed = json.loads(host.ctl("list", "-j", *options).stdout)
+        listed = json.loads(host.ctl("list", "-aj", *options).stdout)
         assert {"class": "", "name": "pqos-1", "path": str(folders[0])} in listed["foreign"]
         done = host.ctl("show", "-j", "pqos-1", *options)
         assert done.returncode == 0, done.stderr

@@ -49,11 +49,15 @@ def test_podman_container_is_in_its_group_from_its_first_instruction(host: Host)
 def test_list_and_show_display_a_running_container(host: Host) -> None:
     container = podman(host, "-d --name named", "sleep 600")
     listed = json.loads(host.out("resctrlctl list --json"))
-    (workload,) = [workload for workload in listed["workloads"] if workload["key"] == container]
+    (usage,) = [usage for usage in listed["usages"] if usage["workload"]["key"] == container]
+    workload = usage["workload"]
     assert workload["state"] == "active"
+    assert {total["event"] for total in usage["totals"]} >= {"mbm_total_bytes"}
     assert [member["id"] for member in workload["members"]] == [container]
-    assert container[:12] in host.out("resctrlctl list")
-    shown = host.out(f"resctrlctl show {container}")
+    (line,) = [line for line in host.out("resctrlctl list").splitlines() if line.startswith("named ")]
+    assert line.endswith(" exact")
+    shown = host.out("resctrlctl show named")
+    assert host.out(f"resctrlctl show {container[:12]}").startswith(container)
     assert f"{TREE}/mon_groups/{container}" in shown
     assert "mbm_total_bytes" in shown
     assert host.snapshot(container)["mon_data/mon_L3_00/llc_occupancy"] == "LINK"
@@ -66,7 +70,9 @@ def test_a_podman_container_is_listed_by_its_name(host: Host, runtime: str) -> N
     name = f"shop-{runtime}"
     command = PODMAN.replace("podman run", f"podman --runtime {runtime} run -d --name {name}")
     container = host.out(f"{command} sleep 600", timeout=100)
-    (listed,) = [line for line in host.out("resctrlctl list").splitlines() if container[:12] in line]
+    (listed,) = [
+        line for line in host.out("resctrlctl list -a --columns key,workload").splitlines() if container in line
+    ]
     workload = host.call("Get", key=container)["workload"]
     host.run(f"podman rm -f -t 0 {name}")
     assert name in listed
