@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work without a caller, once a second: ends, retries, losses, checkpoints, pruning.
 
-A tick skips a workload if nothing can have happened to it without a report: its members are watched (``watched.py``),
-its groups were found and not removed or renamed since then (``Interference.take_gone``), its record has not changed
-and its checkpoint is not due. After a tick that skipped all workloads, the next ticks look at none until one of these
-happens. A sweep skips a workload only if none of its tasks has run since the last one (``activity.py``). A sweep each
-SWEEP_ALL_S skips none, in case that a report was lost.
+A tick skips a workload that is unchanged, that is, if nothing can have happened to it without a report: its members
+are watched (``watched.py``), its groups were found and not removed or renamed since then
+(``Interference.take_gone``), its record has not changed and its checkpoint is not due. After a tick that skipped all
+workloads, the next ticks look at none until one of these happens. A sweep skips a workload only if it sleeps as well:
+none of its tasks has run since the last sweep (``activity.py``). A sweep each SWEEP_ALL_S skips none, in case that a
+report was lost.
 
-A checkpoint is skipped if the CPU times of the workload's tasks are those before the last two checkpoints: no task
-has run, so the counters have counted nothing. None is skipped if tasks may run that no living member accounts for, or
-if groups can lose their counters (``mbm_event``).
+A checkpoint is skipped if the CPU times of the workload's tasks are those before the last two checkpoints: the
+workload has slept, so the counters have counted nothing. None is skipped if tasks may run that no living member
+accounts for, or if groups can lose their counters (``mbm_event``).
 """
 
 from __future__ import annotations
@@ -84,17 +85,17 @@ class Maintenance:
         self._last_checkpoint: dict[str, _Checkpoint] = {}
         # By key: the workload when its groups were last found, if they were not removed or renamed since then.
         self._found: dict[str, Workload] = {}
-        # By key: the workload that ticks skip as long as it does not change, and its watched members.
-        self._quiet: dict[str, tuple[Workload, Members]] = {}
+        # By key: the workload that ticks skip as long as it is unchanged, and its watched members.
+        self._unchanged: dict[str, tuple[Workload, Members]] = {}
         # When a tick skipped all workloads: the changes of the workloads and of their watched members, and the
         # interval of checkpoints; None if the next tick has to look at each workload. And the time.monotonic() of the
         # next checkpoint.
-        self._calm: tuple[int, int, float] | None = None
-        self._calm_until = 0.0
+        self._all_unchanged: tuple[int, int, float] | None = None
+        self._all_unchanged_until = 0.0
         # The changes of the workloads when no group lacked a bandwidth counter.
         self._all_have_counters_at = -1
         # By key: the workload of which a sweep has found all tasks in their groups, and their CPU times before it.
-        self._asleep: dict[str, tuple[Workload, Activity]] = {}
+        self._sleeping: dict[str, tuple[Workload, Activity]] = {}
         # The errors of work that is tried again, by key and kind of work.
         self._failures: dict[tuple[str, str], str] = {}
         # By key: the lost run (its generation), the time.monotonic() of the last try to resume it, and the number of
@@ -110,14 +111,17 @@ class Maintenance:
         settings = self._ctx.config.settings
         is_sweep = time.monotonic() - self._swept >= SWEEP_S
         if time.monotonic() - self._swept_all >= SWEEP_ALL_S:
-            self._asleep.clear()
+            self._sleeping.clear()
             self._swept_all = time.monotonic()
         self._forget_gone()
         known = self._store.changes, self._ctx.watched.changes, settings.checkpoint_interval_s
-        if is_sweep or known != self._calm or time.monotonic() >= self._calm_until:
-            self._calm = None
+        if is_sweep or known != self._all_unchanged or time.monotonic() >= self._all_unchanged_until:
+            self._all_unchanged = None
             if self._tick_all(settings, is_sweep=is_sweep):
-                self._calm, self._calm_until = known, self._next_checkpoint(settings.checkpoint_interval_s)
+                self._all_unchanged, self._all_unchanged_until = (
+                    known,
+                    self._next_checkpoint(settings.checkpoint_interval_s),
+                )
         if self.is_stopping:
             return
         self.react()
@@ -132,20 +136,20 @@ class Maintenance:
 
     def _tick_all(self, settings: Settings, *, is_sweep: bool) -> bool:
         """Do the work of a second for each workload. Return whether nothing could have happened to any of them."""
-        workloads, unsaved, is_calm = self._store.all(), set(self._store.unsaved), True
+        workloads, unsaved, is_all_unchanged = self._store.all(), set(self._store.unsaved), True
         for workload in workloads:
             if self.is_stopping:
                 # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
                 return False
-            is_quiet = workload.key not in unsaved and self._is_quiet(workload, settings)
-            if is_quiet and (not is_sweep or self._is_asleep(workload)):
+            is_unchanged = workload.key not in unsaved and self._is_unchanged(workload, settings)
+            if is_unchanged and (not is_sweep or self._is_sleeping(workload)):
                 continue
-            is_calm = False
+            is_all_unchanged = False
             # Skip keys that a call has locked (the call may be blocked in the kernel); the next tick retries.
             with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
                 if txn is None:
                     continue
-                self._quiet.pop(workload.key, None)
+                self._unchanged.pop(workload.key, None)
                 watched = self._ctx.watched.of(workload.key)
                 try:
                     if workload.key in unsaved:
@@ -157,8 +161,8 @@ class Maintenance:
                     self._lose_unmounted(txn)
                 else:
                     if recorded is not None and not may_end_unseen(recorded, watched):
-                        self._quiet[workload.key] = recorded, watched
-        return is_calm
+                        self._unchanged[workload.key] = recorded, watched
+        return is_all_unchanged
 
     def react(self) -> float:
         """Downgrade workloads after writes of other programs to resctrl; see ``Interference.react``."""
@@ -209,12 +213,12 @@ class Maintenance:
         workload, threads = txn.find(), self._ctx.interference.threads(txn.key)
         # Before the search: a task that runs meanwhile may fork after it.
         before = activity(workload, threads) if workload is not None else None
-        self._asleep.pop(txn.key, None)
+        self._sleeping.pop(txn.key, None)
         placement.sweep(self._ctx, txn, is_found=True)
         self._inspect(txn, is_found=True)
         has_found_all = txn.find() is workload and self._ctx.interference.threads(txn.key) == threads
         if workload is not None and before is not None and has_found_all:
-            self._asleep[txn.key] = workload, before
+            self._sleeping[txn.key] = workload, before
 
     def _inspect(self, txn: Transaction, *, is_found: bool = False, is_thorough: bool = False) -> None:
         workload = txn.find()
@@ -289,29 +293,29 @@ class Maintenance:
         for key, workload in list(self._found.items()) if gone is None or gone else ():
             if gone is None or any(_is_below(group.ref, gone) for group in workload.existing_groups):
                 self._found.pop(key, None)
-                self._calm = None
+                self._all_unchanged = None
 
     def _forget_dropped(self) -> None:
         """Forget workloads that another thread has dropped."""
-        for known in (self._found, self._quiet, self._asleep, self._last_checkpoint, self._checkpointed):
+        for known in (self._found, self._unchanged, self._sleeping, self._last_checkpoint, self._checkpointed):
             for key in [key for key in list(known) if self._store.get(key) is None]:
                 known.pop(key, None)
 
-    def _is_quiet(self, workload: Workload, settings: Settings) -> bool:
+    def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:
         """Whether nothing that a tick looks for can have happened since the last one without a report."""
         key = workload.key
-        quiet, watched = self._quiet.get(key, (None, None))
+        unchanged, watched = self._unchanged.get(key, (None, None))
         return (
-            quiet is workload
+            unchanged is workload
             and watched is self._ctx.watched.of(key)
             and self._found.get(key) is workload
-            and not self._is_checkpoint_due(workload, settings.checkpoint_interval_s)
+            and not self._decide_on_checkpoint(workload, settings.checkpoint_interval_s)
         )
 
-    def _is_asleep(self, workload: Workload) -> bool:
+    def _is_sleeping(self, workload: Workload) -> bool:
         """Whether none of its tasks has run since a sweep found all of them in their groups."""
-        asleep, before = self._asleep.get(workload.key, (None, None))
-        if asleep is not workload or self._ctx.interference.has_trouble:
+        sleeping, before = self._sleeping.get(workload.key, (None, None))
+        if sleeping is not workload or self._ctx.interference.has_trouble:
             return False
         return activity(workload, self._ctx.interference.threads(workload.key)) == before
 
@@ -388,26 +392,27 @@ class Maintenance:
         resume(self._ctx, txn)
         del self._tries[key]
 
-    def _is_checkpoint_due(self, workload: Workload, interval_s: float) -> bool:
+    def _decide_on_checkpoint(self, workload: Workload, interval_s: float) -> bool:
+        """Return whether to take a checkpoint now. One that is due and not needed counts as skipped from now on."""
         # The first one at once: so a short life has one too, and so has a workload after a restart.
         generation, last = self._checkpointed.get(workload.key, (0, -math.inf))
         is_due = bool(interval_s) and (generation != workload.generation or time.monotonic() - last >= interval_s)
-        return is_due and not self._skip_checkpoint(workload)
+        if not is_due or self._is_needed(workload):
+            return is_due
+        self._last_checkpoint[workload.key].skipped += 1
+        self._checkpointed[workload.key] = workload.generation, time.monotonic()
+        return False
 
     def _next_checkpoint(self, interval_s: float) -> float:
         last = min((last for _, last in self._checkpointed.values()), default=math.inf)
         return last + interval_s if interval_s else math.inf
 
-    def _skip_checkpoint(self, workload: Workload) -> bool:
-        """Skip a checkpoint that is due if the counters have counted nothing since the last one."""
+    def _is_needed(self, workload: Workload) -> bool:
+        """Whether the counters may have counted something since the last checkpoint, or too many were skipped."""
         last = self._last_checkpoint.get(workload.key)
         if last is None or not last.is_final or last.workload is not workload or last.skipped >= _MAX_SKIPPED:
-            return False
-        if self._activity(workload) != last.activity:
-            return False
-        last.skipped += 1
-        self._checkpointed[workload.key] = workload.generation, time.monotonic()
-        return True
+            return True
+        return self._activity(workload) != last.activity
 
     def _activity(self, workload: Workload) -> Activity | None:
         if self._ctx.interference.has_trouble or ends.may_run_unseen(workload):
@@ -416,7 +421,7 @@ class Maintenance:
 
     def _checkpoint(self, txn: Transaction, workload: Workload, interval_s: float) -> None:
         now = time.monotonic()
-        if not self._is_checkpoint_due(workload, interval_s):
+        if not self._decide_on_checkpoint(workload, interval_s):
             return
         last = self._last_checkpoint.pop(txn.key, None)
         # Before the readings: what a task uses after this is not in them.

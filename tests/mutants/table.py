@@ -146,16 +146,16 @@ MUTANTS = (
     Mutant(
         "checkpoints are skipped although tasks of the workload have run",
         _WORKLOADS + "maintenance.py",
-        "        if self._activity(workload) != last.activity:\n            return False\n",
-        "",
-        "tests/workloads/test_quiet.py",
+        "        return self._activity(workload) != last.activity\n",
+        "        return False\n",
+        "tests/workloads/test_skipped_ticks.py",
     ),
     Mutant(
         "checkpoints are skipped although groups can lose their counters",
         _WORKLOADS + "maintenance.py",
         "is_final = has_slept and not self._has_assigned_counters()",
         "is_final = has_slept",
-        "tests/workloads/test_quiet.py",
+        "tests/workloads/test_skipped_ticks.py",
     ),
     Mutant(
         "a lost run counts what it used until its last checkpoint as exact",

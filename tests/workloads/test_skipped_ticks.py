@@ -386,13 +386,13 @@ def test_first_checkpoints_of_a_task_that_joins_a_workload_that_slept_are_taken(
 def considered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the list of the workloads of which ticks determine whether they can be skipped."""
     keys: list[str] = []
-    is_quiet = Maintenance._is_quiet
+    is_unchanged = Maintenance._is_unchanged
 
     def counted(self: Maintenance, workload: Workload, settings: Settings) -> bool:
         keys.append(workload.key)
-        return is_quiet(self, workload, settings)
+        return is_unchanged(self, workload, settings)
 
-    monkeypatch.setattr(Maintenance, "_is_quiet", counted)
+    monkeypatch.setattr(Maintenance, "_is_unchanged", counted)
     return keys
 
 
@@ -458,7 +458,7 @@ def test_checkpoints_are_taken_while_a_task_runs_that_an_ended_member_left(
         assert checkpoints == ["k"]
 
 
-def test_tasks_that_an_ended_member_may_have_left_are_not_taken_for_asleep(tmp_path: Path) -> None:
+def test_tasks_that_an_ended_member_may_have_left_are_not_taken_for_sleeping(tmp_path: Path) -> None:
     def member(id_: str, **fields: Any) -> Member:
         return Member(id=id_, kind="container", owner="test", started_at="2026-01-01T00:00:00Z", **fields)
 
