@@ -81,7 +81,7 @@ class Manager:
         self._watcher = TreeWatcher(tree, mark.gid, store.refs)
         self._found_at_start: list[Problem] = []
         self._usage = SharedPass(self._read_each)
-        # By key: the use of workloads that are over, whose files do not change any more.
+        # By key: the use of workloads that are over, whose files do not change any more, while callers ask for it.
         self._ended_usage: dict[str, Usage] = {}
 
     # -- the daemon's side
@@ -136,7 +136,8 @@ class Manager:
     def tick(self) -> None:
         """Do the work of a second (``Maintenance.tick``), and forget the problems of the start that are over."""
         self.maintenance.tick()
-        self._usage.forget_old()
+        if self._usage.forget_old():
+            self._ended_usage = {}
         lasting = []
         for problem in self._found_at_start:
             try:
@@ -411,7 +412,10 @@ class Manager:
 
         ``with_ended``: also of those that are over. Raises NotRead.
         """
-        return [usage for usage in self._usage.get() if with_ended or not usage.workload.state.is_over]
+        found = {usage.workload.key: usage for usage in self._usage.get()}
+        if with_ended:
+            found |= {usage.workload.key: usage for usage in self._read_ended()}
+        return [usage for _, usage in sorted(found.items())]
 
     def _read_running(self, key: str) -> tuple[Workload, list[Reading], list[Total]] | None:
         """Return the workload with its counters and totals; None if it is over or ends now. Raises NoSuchWorkload."""
@@ -436,15 +440,26 @@ class Manager:
         return None
 
     def _read_each(self) -> Iterator[Usage]:
-        """Read all workloads. A workload that cannot be read keeps no other from being read."""
-        ended: dict[str, Usage] = {}
-        for key in [workload.key for workload in self._store.all()]:
-            with contextlib.suppress(NoSuchWorkload):  # its record was removed meanwhile
-                usage = self._usage_of(key)
-                if usage.workload.state.is_over and not usage.error:
-                    ended[key] = usage
-                yield usage
-        self._ended_usage = ended
+        """Read all workloads that are not over. One that cannot be read keeps no other from being read."""
+        for workload in self._store.all():
+            if not workload.state.is_over:
+                with contextlib.suppress(NoSuchWorkload):  # its record was removed meanwhile
+                    usage = self._usage_of(workload.key)
+                    if not usage.workload.state.is_over:
+                        yield usage
+
+    def _read_ended(self) -> Iterable[Usage]:
+        """Return the use of all workloads that are over. Their files are read once while callers ask for them."""
+        known, found = self._ended_usage, dict[str, Usage]()
+        for workload in self._store.all():
+            if workload.state.is_over:
+                usage = known.get(workload.key)
+                with contextlib.suppress(NoSuchWorkload):
+                    if usage is None or usage.workload is not workload:
+                        usage = self._usage_of(workload.key)
+                    found[workload.key] = usage
+        self._ended_usage = {key: usage for key, usage in found.items() if not usage.error}
+        return found.values()
 
     def _usage_of(self, key: str) -> Usage:
         try:
@@ -453,13 +468,10 @@ class Manager:
                 workload, readings, totals = running
                 read_at = utc_now() if workload.existing_groups else ""
                 return Usage(workload, read_at, tuple(readings), tuple(totals))
-            workload, known = self._store.known(key), self._ended_usage.get(key)
-            if known is not None and known.workload is workload:
-                return known
             # A call that has locked the key may be blocked in the kernel.
             with self._store.transaction_if_free(key) as txn:
                 if txn is None:
-                    return Usage(workload, error="another call changes it now")
+                    return Usage(self._store.known(key), error="another call changes it now")
                 return Usage(txn.workload, txn.workload.first.completed_at, (), tuple(self._totals(txn.workload)))
         except NoSuchWorkload:
             raise

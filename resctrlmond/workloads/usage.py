@@ -74,11 +74,13 @@ class SharedPass:
         finally:
             self._lock.release()
 
-    def forget_old(self) -> None:
-        """Forget the last pass if no caller has asked for a while."""
+    def forget_old(self) -> bool:
+        """Forget the last pass if no caller has asked for a while. Return whether there is none now."""
         last = self._last
-        if last is not None and time.monotonic() - last.begun >= FORGET_S and self._lock.acquire(blocking=False):
-            try:
-                self._last = None
-            finally:
-                self._lock.release()
+        if last is None or time.monotonic() - last.begun < FORGET_S or not self._lock.acquire(blocking=False):
+            return last is None
+        try:
+            self._last = None
+        finally:
+            self._lock.release()
+        return True

@@ -83,6 +83,12 @@ def test_files_of_an_ended_workload_are_read_once(host: Host, monkeypatch: pytes
 
     monkeypatch.setattr(host.manager, "_totals", fail)
     assert all_usage(host)["k"] is first
+    assert host.manager.read_all() == []
+    # They are kept only as long as callers ask for them.
+    monkeypatch.setattr(usages, "FORGET_S", 0.0)
+    host.manager.tick()
+    with pytest.raises(AssertionError, match="read again"):
+        all_usage(host)
 
 
 def test_new_run_of_an_ended_workload_has_its_own_use(host: Host) -> None:
