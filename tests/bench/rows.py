@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.resctrl.tasks import ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree
+from resctrlmond.workloads.usage import INTERVAL_S
 from tests.api import private_bus
 from tests.bench.host import IDLE, Host, python, resident, spawn, spawn_at_once, threaded
 from tests.bench.measure import BYTES, COUNT, MEBIBYTES, SECONDS, Row, interleaved
@@ -310,6 +313,48 @@ def listing(host: Host, client: Client, rounds: int) -> Iterator[Row]:
     reply = [float(len(msgspec.json.encode(group))) for group in groups]
     stored = [float((records / f"{group['key']}.json").stat().st_size) for group in groups]
     yield Row("a group in List's reply", reply, "its record on disk", stored, BYTES)
+
+
+def reading_all(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> Iterator[Row]:
+    """The use of all groups in one call, and the delay of an Assign while another client asks for it all the time."""
+    groups = [path for path in (host.tree / "mon_groups").iterdir() if path.is_dir()]
+    used: list[float] = []
+
+    def read_all() -> None:
+        before = cpu_s(daemon)
+        found = sum(len(page["usages"]) for page in client.stream(f"{MANAGER}ReadAll"))
+        used.append(cpu_s(daemon) - before)
+        assert found == len(groups)
+
+    def by_hand() -> None:
+        for group in groups:
+            read_by_hand(str(group))
+
+    # A pause, so that each call reads the counters again.
+    ours, bare = interleaved(rounds, read_all, by_hand, before=lambda: time.sleep(INTERVAL_S))
+    what = f"ReadAll of {len(groups)} groups"
+    yield Row(what, ours, "all counters by hand", bare, SECONDS, fuse=True)
+    yield Row(f"daemon's CPU time for {what}", used[1:], "all counters by hand", bare, SECONDS, fuse=True)
+
+    def life() -> None:
+        for verb, more in (("Create", {}), ("Assign", {"pid": pid}), ("Release", {})):
+            client.call(MANAGER + verb, {"key": "beside", **CLAIM, **more})
+
+    (alone,) = interleaved(rounds, life, times=5)
+    is_over = threading.Event()
+
+    def keep_reading() -> None:
+        with Client(host.varlink) as reader:
+            while not is_over.is_set():
+                for _ in reader.stream(f"{MANAGER}ReadAll"):
+                    pass
+
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(keep_reading)
+        (beside,) = interleaved(rounds, life, times=5)
+        is_over.set()
+        reading.result()
+    yield Row(f"Create, Assign, Release beside {what}", beside, "alone", alone, SECONDS, fuse=True)
 
 
 # -- the ground floor

@@ -72,9 +72,10 @@ def _nri(host: Host, effort: Effort) -> Iterator[Row]:
 
 
 def _groups(host: Host, effort: Effort) -> Iterator[Row]:
-    with host.daemon() as (daemon, _), Client(host.varlink) as client:
+    with host.daemon() as (daemon, _), Client(host.varlink) as client, threaded(1) as pid:
         rows.fill(client, effort.groups)
         yield from rows.listing(host, client, effort.rounds)
+        yield from rows.reading_all(host, client, daemon, pid, effort.rounds)
         yield from rows.idle(daemon, effort.groups, effort.idle_s)
     yield from rows.starts(host, effort.rounds, effort.groups)
     yield from rows.ground(host, effort.rounds)
