@@ -139,6 +139,7 @@ FIELDS: dict[str, _Field] = {
     "namespace": _word("NAMESPACE", lambda line: line.attribute("pod.namespace")),
     "pod": _word("POD", lambda line: line.attribute("pod.name")),
     "container": _word("CONTAINER", lambda line: line.attribute("container.name")),
+    "command": _word("COMMAND", lambda line: line.attribute("command")),
     "unit": _word("UNIT", lambda line: line.attribute("unit")),
     "owner": _word("OWNER", lambda line: " ".join(claim.owner for claim in line.workload.claims)),
     "reason": _word("REASON", lambda line: line.reason),

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resctrlctl import arguments
 from resctrlctl.format import format_duration, shorten
 from resctrlctl.selectors import matching, selectors_of
-from resctrlctl.workload_table import in_order, lines, selected, table
+from resctrlctl.workload_table import FIELDS, FILTERS, in_order, lines, selected, table
 from resctrlmond.api.types import Claim, Level, Total, Usage, Workload
 from resctrlmond.workloads.model import EndRule, State
 from resctrlmond.workloads.states import Quality
@@ -176,3 +179,16 @@ def test_events_that_the_machine_does_not_count_have_no_column() -> None:
 def test_names_that_control_a_terminal_are_escaped() -> None:
     (row,) = cells([usage("k", container_name="\x1b[31mred\u202e")], "workload", "container")
     assert all(text.isprintable() for text in row)
+
+
+def test_every_column_is_in_the_manual_page_and_in_the_completion() -> None:
+    root = Path(__file__).parents[2]
+    section = (root / "man/resctrlctl.1.scd").read_text().partition("\n# LIST\n")[2].partition("\n# ")[0]
+    described = [
+        name for line in section.splitlines() if line.startswith("*") for name in re.findall(r"\*([a-z]+)\*", line)
+    ]
+    assert [name for name in described if name in FIELDS] == list(FIELDS)
+    completion = (root / "resctrlctl/completions/resctrlctl.bash").read_text()
+    assert f"names='{' '.join(FIELDS)}'" in completion
+    assert " ".join(FILTERS) in completion
+    assert tuple(FILTERS) == arguments._FILTERS
