@@ -174,7 +174,8 @@ class ForeignWrites:
         self._written = Written()
         # The directories that are not at their path any more since the last take_gone(); None if any may be.
         self._gone: set[str] | None = None
-        self._expected = ""
+        # The groups that the daemon is creating, each with the events of its creation that were read meanwhile.
+        self._expected: dict[str, list[Event]] = {}
         self._mounting: Mounting | None = None
         self._inotify: Inotify | None = None
         self._is_closed = False
@@ -247,13 +248,29 @@ class ForeignWrites:
             self._written.is_incomplete |= had_trouble and not self.trouble
             return not self.trouble
 
+    @contextlib.contextmanager
+    def expecting(self, directory: str) -> Iterator[None]:
+        """Expect that the daemon creates this group in the block, and calls ``watch`` for it.
+
+        Without that, a thread that reads events meanwhile would take it for a group of another program.
+        """
+        with self._guard:
+            self._expected[directory] = []
+        try:
+            yield
+        finally:
+            with self._guard:
+                # Without a call of watch() the daemon has not created it, but another program may have.
+                for event in self._expected.pop(directory, ()):
+                    self._process_directory(event, directory)
+
     def watch(self, directory: str) -> None:
         """Watch a new group of the daemon, from its creation on."""
         with self._guard:
-            self._expected = directory
+            self._expected.setdefault(directory, [])
             # First read the removal of an earlier group with this name.
             self._read()
-            self._expected = ""
+            del self._expected[directory]
             self._add(directory)
 
     def take(self) -> Written:
@@ -324,8 +341,9 @@ class ForeignWrites:
 
     def _process_directory(self, event: Event, path: str) -> None:
         if event.mask & (IN_CREATE | IN_MOVED_TO) and path not in self._watches:
-            if path == self._expected:
-                return  # the daemon's own new group, which ``watch`` is about to watch
+            if path in self._expected:
+                self._expected[path].append(event)
+                return
             self._watch_new(path)
             if _has_tasks_file(path):
                 self._process_new(event, path)

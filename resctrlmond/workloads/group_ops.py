@@ -81,8 +81,9 @@ def create(
     txn.save(workload.with_group(group), limit)
     begin_quality = quality
     try:
-        found = ctx.tree.create(group.ref, group.nonce)
-        ctx.interference.watch(group.ref)
+        with ctx.interference.creating(group.ref):
+            found = ctx.tree.create(group.ref, group.nonce)
+            ctx.interference.watch(group.ref)
     except RmidsExhausted as error:
         if not may_wait:
             raise

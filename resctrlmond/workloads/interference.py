@@ -234,6 +234,12 @@ class Interference:
 
     # -- creation and end of a group
 
+    @contextlib.contextmanager
+    def creating(self, ref: GroupRef) -> Iterator[None]:
+        """Expect a new group of the daemon, which the block creates and watches."""
+        with self._foreign.expecting(ref.path) if self._foreign is not None else contextlib.nullcontext():
+            yield
+
     def watch(self, ref: GroupRef) -> None:
         """Watch a new group of the daemon."""
         if self._foreign is not None:

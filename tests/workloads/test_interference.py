@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.resctrl import foreign_writes, processes
-from resctrlmond.resctrl.errors import NoSuchProcess, NotRead
+from resctrlmond.resctrl.errors import GroupExists, NoSuchProcess, NotRead
 from resctrlmond.resctrl.foreign_writes import boot_ticks
 from resctrlmond.resctrl.inotify import IN_MODIFY, Event, Inotify
 from resctrlmond.resctrl.membership import Membership
@@ -23,6 +23,7 @@ from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads import attribution, inspection, interference
 from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.errors import ForeignGroup
 from resctrlmond.workloads.model import Workload
 from tests.sim.conftest import Puppet
 from tests.workloads.conftest import Host, assignment, join
@@ -731,6 +732,50 @@ def test_classes_and_groups_that_come_later_are_watched(
     host.make_foreign("theirs")
     is_exact(host)
     write(host, f"{directory}/tasks", ask(puppet, "fork"))
+    expect_reason(host, Quality.LATE, TAKEN)
+
+
+def test_group_of_the_daemon_is_its_own_while_it_is_being_created(
+    host: Host, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads read events at any time. As the group of another program, it would cost an inspection of each group."""
+    create = Tree.create
+    inspected: list[str] = []
+
+    def read_after(tree: Tree, *arguments: object) -> object:
+        created = create(tree, *arguments)  # type: ignore[arg-type]
+        host.manager.context.interference.read_events()
+        return created
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tree, "create", read_after)
+        host.manager.create("new", owner="test")
+
+    def inspect(_inspector: object, workload: Workload) -> Workload:
+        inspected.append(workload.key)
+        return workload
+
+    monkeypatch.setattr(inspection.Inspector, "inspect", inspect)
+    react(host)
+    assert not inspected
+    write(host, "mon_groups/new/cpus_list", 0)
+    expect_reason(host, Quality.ESTIMATED, WROTE.format("cpus"), "new")
+
+
+def test_group_of_another_program_is_watched_if_the_daemon_was_about_to_create_it(
+    host: Host, workload: Workload, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create_instead(_tree: Tree, ref: GroupRef, _nonce: int) -> None:
+        host.make_foreign(ref.name)
+        host.manager.context.interference.read_events()
+        raise GroupExists("it exists", path=ref.path)
+
+    tid = ask(puppet, "fork")
+    with monkeypatch.context() as patched:
+        patched.setattr(Tree, "create", create_instead)
+        with pytest.raises(ForeignGroup):
+            host.manager.create("new", owner="test")
+    write(host, "mon_groups/new/tasks", tid)
     expect_reason(host, Quality.LATE, TAKEN)
 
 
