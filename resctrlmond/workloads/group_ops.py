@@ -554,6 +554,8 @@ def without_claim(workload: Workload, owner: str) -> Workload:
 def _remove_directory(ctx: Context, group: Group) -> None:
     if found := _find_or_none(ctx, group):
         ctx.tree.remove(found.ref)
+        # So that no thread is woken for the events of this removal.
+        ctx.interference.read_events()
 
 
 def _remove_incomplete(ctx: Context, group: Group) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import subprocess
 import time
@@ -760,6 +761,13 @@ def test_group_of_the_daemon_is_its_own_while_it_is_being_created(
     assert not inspected
     write(host, "mon_groups/new/cpus_list", 0)
     expect_reason(host, Quality.ESTIMATED, WROTE.format("cpus"), "new")
+
+
+def test_end_of_a_group_leaves_no_events_for_which_a_thread_is_woken(host: Host, workload: Workload) -> None:
+    events = select.poll()
+    events.register(host.manager.events_fd, select.POLLIN)
+    host.manager.release("k", owner="test")
+    assert not events.poll(0)
 
 
 def test_group_of_another_program_is_watched_if_the_daemon_was_about_to_create_it(
