@@ -5,13 +5,14 @@
 Usage: resctrlmon-oci-hook STAGE [--strict] [--socket PATH] [--timeout SECONDS] [--start-timeout SECONDS]
                            [--journal PATH]
 
-STAGE is the OCI stage that the runtime runs the hook at (createRuntime, poststop, ...). Whatever goes wrong,
-the hook writes one line to the journal and exits 0; with --strict it also writes to stderr and exits 1. It
-lasts no longer than --timeout (2 s), the reading of stdin included. While a daemon starts or stops, that time does
-not run, and the hook lasts no longer than --start-timeout (10 s) in all. If the daemon replies that the call waits
-for those of other containers, the hook lasts no longer than the reply allows, at most 60 s. A runtime that may not
-reach the daemon (EACCES on its socket: rootless Podman) does not use resctrlmond: exit 0 without a message, also with
---strict.
+STAGE is the OCI stage that the runtime runs the hook at (createRuntime, poststop, ...). Whatever goes wrong, the
+hook writes one line to the journal and exits 0; with --strict it also writes to stderr and exits 1. It waits no
+longer than --timeout (2 s) for stdin, and then as long for the daemon. While a daemon starts or stops, that time
+does not run, and the hook waits no longer than --start-timeout (10 s) in all. If the daemon replies that the call
+waits for those of other containers, the hook waits no longer than the reply allows, at most 60 s. If the time is up
+before the message was sent, the hook sends it without waiting: the daemon assigns the container, late. A runtime
+that may not reach the daemon (EACCES on its socket: rootless Podman) does not use resctrlmond: exit 0 without a
+message, also with --strict.
 
 Every start of a container waits for this file, so it imports only what the interpreter has built in: json
 and socket would more than double its run. There is no "from __future__" here, as that is an import too.
@@ -44,6 +45,8 @@ MAX_QUEUE_TIMEOUT = 60.0
 # from its work.
 _TICK = 0.1
 _QUEUE_TICK = 0.5
+# For how many ticks after its timeout the hook reads a state that is there.
+_MORE_TICKS = 10
 _READING = "reading the state"
 _WAITING = "waiting for resctrlmond"
 
@@ -71,6 +74,11 @@ class Run:
         self.start_timeout = 10.0
         self.queue_timeout = 0.0
         self.is_queued = False
+        self.state = b""
+        self.more_ticks = _MORE_TICKS
+        self.message = b""
+        self.is_sent = False
+        self.begin = self.counted = time.monotonic()
         self.mistake = ""
         self.step = _READING
         words = iter(arguments)
@@ -105,6 +113,12 @@ class Run:
         else:
             self.journal = value
 
+    def begin_call(self, message: bytes) -> None:
+        """Begin to wait for the daemon. The time counts anew: the daemon does not delay the reading of the state."""
+        self.message = message
+        self.begin = self.counted = time.monotonic()
+        self.step = _WAITING
+
     def set_queue_timeout(self, seconds: float) -> None:
         """Set how long the hook may last because its call is queued."""
         self.queue_timeout = seconds
@@ -114,13 +128,21 @@ class Run:
         self.is_queued = True
 
 
-def read_state() -> bytes:
+def read_state(run: Run) -> None:
     """Read all of stdin. Bytes past the limit are read and dropped: a runtime may fail on a closed pipe."""
-    state = b""
     while chunk := posix.read(0, _CHUNK):
-        if len(state) <= MAX_MESSAGE:
-            state += chunk
-    return state
+        if len(run.state) <= MAX_MESSAGE:
+            run.state += chunk
+
+
+def has_state(run: Run) -> bool:
+    """Whether more of the state can be read without waiting. Not for ever: a stdin may never pause."""
+    if run.step != _READING or len(run.state) > MAX_MESSAGE or not run.more_ticks:
+        return False
+    run.more_ticks -= 1
+    import select  # noqa: PLC0415  (only if the time is up)
+
+    return bool(select.select([0], [], [], 0)[0])
 
 
 def request(stage: str, state: bytes) -> bytes:
@@ -219,12 +241,30 @@ def connect(path: str) -> _socket.socket:
             pass
 
 
-def exchange(run: Run, message: bytes) -> bytes:
+def hand_over(run: Run) -> None:
+    """Send the message without waiting, if the daemon does not have it: it assigns the container, late.
+
+    The message goes through a new connection, because the first one may have a part of it.
+    """
+    if run.step != _WAITING or run.is_sent:
+        return
+    try:
+        daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
+        daemon.connect(run.socket)
+        daemon.send(run.message)
+        daemon.close()
+    except OSError:
+        pass
+
+
+def exchange(run: Run) -> bytes:
     """Send the message to the daemon and return its last reply, b"" if it closes the connection first."""
+    run.is_sent = False
     daemon = connect(run.socket)
     reply = b""
     try:
-        daemon.sendall(message)
+        daemon.sendall(run.message)
+        run.is_sent = True
         while True:
             first, end, rest = reply.partition(b"\0")
             if end and continues(first):
@@ -239,11 +279,11 @@ def exchange(run: Run, message: bytes) -> bytes:
     return reply
 
 
-def call(run: Run, message: bytes) -> None:
+def call(run: Run) -> None:
     """Send the message to the daemon and wait until it accepts it. Raises HookError, or OSError once connected."""
     # Again without a reply: a daemon that stops closes the connections whose call it has not begun, and the next
     # daemon accepts the second one. A repeated call changes nothing.
-    reply = exchange(run, message) or exchange(run, message)
+    reply = exchange(run) or exchange(run)
     reply, end, _ = reply.partition(b"\0")
     if len(reply) > MAX_REPLY:
         raise HookError(f"the reply of resctrlmond is longer than {MAX_REPLY} bytes")
@@ -304,21 +344,23 @@ def is_starting(path: str) -> bool:
 
 def set_alarm(run: Run) -> None:
     """End the run when its time is up, at whatever step."""
-    begin = counted = time.monotonic()
     # The daemon sees the end of a container by itself.
     start_timeout = 0.0 if run.stage == "poststop" else run.start_timeout
 
     def ring(*_: object) -> None:
-        nonlocal counted
         now = time.monotonic()
         timeout = max(run.timeout, run.queue_timeout)
-        if run.step == _WAITING and now - begin < start_timeout and is_starting(run.socket):
-            counted = now
-        elif counted > begin and now - begin >= max(start_timeout, timeout):
-            give_up(run, f"gave up {run.step} after {now - begin:.0f} s: it was starting or stopping")
-        elif now - counted >= timeout:
-            cause = ": the calls of other containers were before it" if run.queue_timeout else ""
-            give_up(run, f"gave up {run.step} after {timeout:g} s{cause}")
+        if run.step == _WAITING and now - run.begin < start_timeout and is_starting(run.socket):
+            run.counted = now
+        was_starting = run.counted > run.begin and now - run.begin >= max(start_timeout, timeout)
+        # On a busy host, this process itself may not have run for so long.
+        if (not was_starting and now - run.counted < timeout) or has_state(run):
+            return
+        hand_over(run)
+        if was_starting:
+            give_up(run, f"gave up {run.step} after {now - run.begin:.0f} s: it was starting or stopping")
+        cause = ": the calls of other containers were before it" if run.queue_timeout else ""
+        give_up(run, f"gave up {run.step} after {timeout:g} s{cause}")
 
     _signal.signal(_signal.SIGALRM, ring)
     # Children inherit the mask; a runtime may have blocked everything.
@@ -332,12 +374,11 @@ def main() -> None:
     run = Run(sys.argv[1:])
     set_alarm(run)
     try:
-        state = read_state()
+        read_state(run)
         if run.mistake:
             raise HookError(f"wrong arguments: {run.mistake}")
-        message = request(run.stage, state)
-        run.step = _WAITING
-        call(run, message)
+        run.begin_call(request(run.stage, run.state))
+        call(run)
     except HookError as error:
         give_up(run, str(error))
     except BaseException as error:

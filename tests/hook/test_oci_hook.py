@@ -7,6 +7,7 @@ Each test runs the Python form of the hook and the compiled one, as it is and wi
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from resctrlmond import oci_hook
 from resctrlmond.api.varlink import messages as wire
 from resctrlmond.start_lock import SUFFIX, StartLock
 from tests.hook.forms import COMPILED, FORMS, PYTHON, PYTHON_FORM, command_of, file_of
+from tests.wait import wait_until
 
 STATE = b'{"ociVersion":"1.0.2","id":"4d4d","status":"creating","pid":4711,"bundle":"/b","annotations":{"k":"v"}}'
 OK = b'{"parameters":{"state":"active"}}\0'
@@ -494,6 +497,53 @@ def test_behind_a_full_backlog_the_hook_waits_its_turn(host: Host) -> None:
             if host.received:
                 connection.sendall(OK)
     assert hook.wait(60) == 0
+    assert host.parameters()["state"] == STATE.decode()
+    assert host.lines() == []
+
+
+def pause(hook: subprocess.Popen[bytes], seconds: float) -> None:
+    """Keep the hook from running, as a busy host does."""
+    hook.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+
+
+def has_socket(pid: int) -> bool:
+    fds = f"/proc/{pid}/fd"
+    return any(os.readlink(f"{fds}/{fd}").startswith("socket:") for fd in os.listdir(fds) if int(fd) > 2)
+
+
+def test_a_call_that_was_not_sent_in_time_is_sent_without_waiting(host: Host) -> None:
+    """The daemon assigns the container late. Without the call, the container has no group."""
+    waiting = fill_backlog(host)
+    host.daemon.settimeout(60)
+    with running(host, "createRuntime", "--timeout", "2") as hook:
+        wait_until(lambda: has_socket(hook.pid))
+        pause(hook, 2.5)
+        for one in waiting[:-1]:
+            host.daemon.accept()[0].close()
+            one.close()
+        hook.send_signal(signal.SIGCONT)
+        assert hook.wait(60) == 0
+        connection, _ = host.daemon.accept()
+        with connection:
+            host.received = connection.recv(1 << 16)
+    waiting[-1].close()
+    assert host.parameters()["state"] == STATE.decode()
+    assert "gave up waiting for resctrlmond after 2 s" in host.the_line()
+
+
+def test_a_state_that_is_there_is_read_after_the_timeout(host: Host) -> None:
+    host.serve(OK)
+    hook = subprocess.Popen(host.argv("createRuntime", "--timeout", "2"), stdin=subprocess.PIPE, env={}, bufsize=0)
+    with hook:
+        assert hook.stdin
+        hook.stdin.write(STATE)
+        pipe, unread = hook.stdin.fileno(), bytearray(4)
+        wait_until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, unread) == 0 and not any(unread))
+        pause(hook, 2.5)
+        hook.stdin.close()
+        hook.send_signal(signal.SIGCONT)
+        assert hook.wait(60) == 0
     assert host.parameters()["state"] == STATE.decode()
     assert host.lines() == []
 
