@@ -41,7 +41,7 @@ MOST_SLOWER = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The memory and files in use at a time, and the hooks since the previous sample."""
+    """The memory and files in use at a time. Since the previous sample: the hooks, and reads of all workloads."""
 
     at_s: float
     memory: float
@@ -51,12 +51,14 @@ class Sample:
     snapshots: int
     hooks: list[float]
     lost: int
+    reads: int
 
     def __str__(self) -> str:
         taken = f"{statistics.median(self.hooks) * 1e3:6.1f} / {p99(self.hooks) * 1e3:6.1f}" if self.hooks else "-"
         return (
             f"{self.at_s:6.0f} s  {self.memory / 2**20:6.1f} MiB  {self.descriptors:4} descriptors  {self.groups:4} "
-            f"groups  {self.records:6} records  {self.snapshots:6} snapshots  {len(self.hooks):5} hooks, {taken} ms"
+            f"groups  {self.records:6} records  {self.snapshots:6} snapshots  {len(self.hooks):5} hooks, {taken} ms  "
+            f"{self.reads:3} reads"
             f"{f', {self.lost} without the daemon' if self.lost else ''}"
         )
 
@@ -72,6 +74,7 @@ class Churn:
     kills: int = 0
     hooks: list[float] = field(default_factory=list)
     lost: int = 0
+    reads: int = 0
     failures: list[str] = field(default_factory=list)
 
     def live(self, worker: int) -> None:
@@ -89,6 +92,7 @@ class Churn:
                     for _ in client.stream(f"{MANAGER}{verb}"):
                         pass
                 client.call(f"{MANAGER}Status")
+                self.reads += 1
 
     def _container(self, id_: str) -> None:
         cgroup = cgroup_root() / f"crio-{id_}.scope"
@@ -167,6 +171,7 @@ def _run(churn: Churn, pid: int, began: float, until: float, sample_every_s: flo
         time.sleep(min(sample_every_s, left_s))
         hooks, churn.hooks = churn.hooks, []
         lost, churn.lost = churn.lost, 0
+        reads, churn.reads = churn.reads, 0
         run = churn.host.folder / "run"
         samples.append(
             Sample(
@@ -178,6 +183,7 @@ def _run(churn: Churn, pid: int, began: float, until: float, sample_every_s: flo
                 snapshots=len(os.listdir(run / "groups")),
                 hooks=hooks,
                 lost=lost,
+                reads=reads,
             )
         )
         print(samples[-1], flush=True)
@@ -192,6 +198,8 @@ def growth(steady: list[Sample]) -> list[str]:
     before, after = steady[third : 2 * third], steady[2 * third :]
     if not all(any(sample.hooks for sample in part) for part in (before, after)):
         return ["a hook took longer than a third of the time without kills"]
+    if not all(any(sample.reads for sample in part) for part in (before, after)):
+        return ["the reader failed for a third of the time without kills"]
     for name, most in (("memory", MOST_GROWTH), ("descriptors", MOST_GROWTH), ("groups", MOST_SLOWER)):
         first, last = (statistics.median(getattr(sample, name) for sample in part) for part in (before, after))
         if last > first * most:
