@@ -241,6 +241,7 @@ def _list(verb: argparse.ArgumentParser) -> None:
 
 def _show(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("key", metavar="WORKLOAD", nargs="+", help=_WORKLOAD)
+    verb.add_argument("--raw", action="store_true", help="show the counters of each domain too")
     _root(verb)
 
 

@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 from resctrlmond.resctrl.errors import printable
 
 # The symbols of the units in resctrlmond.resctrl.counters. Any other unit is its own symbol.
-_SYMBOLS = {"bytes": "B", "joules": "J", "farads": "F", "cycles": "cycles"}
+SYMBOLS = {"bytes": "B", "joules": "J", "farads": "F", "cycles": "cycles"}
 _UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _SMALL = ("n", "u", "m")
@@ -35,7 +35,7 @@ def format_value(value: str, unit: str) -> str:
         shown = scaled.quantize(quantum) if power else number
     except InvalidOperation:
         return printable(value)
-    return f"{shown:f} {prefixes[power]}{_SYMBOLS.get(unit, printable(unit))}".rstrip()
+    return f"{shown:f} {prefixes[power]}{SYMBOLS.get(unit, printable(unit))}".rstrip()
 
 
 def shorten(number: Decimal, unit: str) -> str:

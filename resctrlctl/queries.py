@@ -215,7 +215,7 @@ def show(args: argparse.Namespace, output: Output) -> int:
             if isinstance(reply, ReadForeignReply):
                 output.print_blocks(render.render_foreign(reply))
             else:
-                output.print_blocks(render.render_workload(reply))
+                output.print_blocks(render.render_workload(reply, is_raw=args.raw))
     return result
 
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 
 import msgspec
 
-from resctrlctl.format import format_count, format_message, format_time, format_value
+from resctrlctl.format import SYMBOLS, format_count, format_message, format_time, format_value, shorten
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.workload_table import TONES
+from resctrlmond.api.levels import levels
 from resctrlmond.api.types import (
     Bandwidth,
     Capacity,
@@ -110,6 +113,8 @@ _WORKLOAD_LINES: dict[str, tuple[str, Callable[[Workload], Iterable[str]]]] = {
         lambda workload: [printable(f"{name}={text}") for name, text in _items(workload.attributes)],
     ),
 }
+# The fields above the totals.
+_HEAD = ("state", "workload", "created_at", "completed_at")
 # Each fact in the line of a member, by its field; "" is left out.
 _MEMBER_FACTS: dict[str, Callable[[Member], str]] = {
     "kind": lambda member: f"{member.kind} of {member.owner}",
@@ -143,13 +148,16 @@ def render_pods(reply: ListPodsReply) -> list[Block]:
     return [Table(_POD_COLUMNS, tuple(rows), footer)]
 
 
-def render_workload(reply: ReadReply) -> list[Block]:
-    """Render ``show``: the workload, its current counters, and its use since the baseline."""
-    blocks: list[Block] = [_workload_sheet(reply.workload)]
-    if reply.readings:
-        blocks.append(Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings))))
+def render_workload(reply: ReadReply, *, is_raw: bool = False) -> list[Block]:
+    """Render ``show``: the workload, what it used, the details and, with ``is_raw``, its counters."""
+    head, details = _workload_sheets(reply)
+    blocks: list[Block] = [head]
     if reply.totals:
-        blocks.append(render_totals(reply.totals))
+        blocks.append(render_totals(reply.totals, _seconds(reply.workload)))
+    if details.fields:
+        blocks.append(details)
+    if is_raw and reply.readings:
+        blocks.append(Table(_READING_COLUMNS, tuple(map(_reading_row, reply.readings))))
     return blocks
 
 
@@ -169,9 +177,11 @@ _NO_ENERGY = "core energy is not counted by this processor or kernel; see CORE E
 _NO_HOOK = "assign its containers by control group; see DOCKER AND ROOTLESS PODMAN in resctrlctl(1)"
 
 
-def render_totals(totals: Iterable[Total]) -> Table:
-    """Render the use of each event since the baseline, with its quality."""
-    return Table(_TOTAL_COLUMNS, tuple(map(_total_row, totals)))
+def render_totals(totals: Iterable[Total], seconds: float | None = None) -> Table:
+    """Render the use of each event since the baseline, with its quality; with ``seconds``, also the average."""
+    columns, average = _TOTAL_COLUMNS, [] if seconds is None else [Column("PER SECOND", right=True)]
+    rows = [_total_row(total, seconds) for total in totals]
+    return Table((*columns[:2], *average, *columns[2:]), tuple(rows))
 
 
 def render_status(reply: StatusReply, without_hook: Iterable[str] = ()) -> list[Block]:
@@ -299,11 +309,34 @@ def _foreign_row(foreign: Foreign) -> Row:
     return Row(cells, Tone.FAINT)
 
 
-def _workload_sheet(workload: Workload) -> Sheet:
+def _workload_sheets(reply: ReadReply) -> tuple[Sheet, Sheet]:
+    """Return the sheet above the totals, and that with all other fields."""
+    workload = reply.workload
     lines = {field: (label, tuple(values_of(workload))) for field, (label, values_of) in _WORKLOAD_LINES.items()}
     lines |= {field: (label, (value,)) for field, label, value in _other_fields(workload, _WORKLOAD_LINES)}
-    shown = tuple((label, values) for label, values in lines.values() if values)
-    return Sheet(printable(workload.key), shown, TONES.get(workload.state, Tone.NORMAL))
+    shown = {field: (label, values) for field, (label, values) in lines.items() if values}
+    head = [shown[field] for field in _HEAD if field in shown]
+    if found := levels(reply.readings):
+        head.append(("Now", tuple(map(_level_text, found))))
+    rest = [line for field, line in shown.items() if field not in _HEAD]
+    tone = TONES.get(workload.state, Tone.NORMAL)
+    return Sheet(printable(workload.key), tuple(head), tone), Sheet("Details", tuple(rest))
+
+
+def _level_text(level: Level) -> str:
+    value = "unknown" if level.value is None else format_value(level.value, level.unit)
+    return f"{printable(level.event)} {value}"
+
+
+def _seconds(workload: Workload) -> float | None:
+    """Return how long the workload has been counted until now, or was until its end; None if it has no baseline."""
+    try:
+        begin = datetime.datetime.fromisoformat(workload.created_at or "")
+        end = datetime.datetime.fromisoformat(workload.completed_at) if workload.completed_at else None
+        seconds = ((end or datetime.datetime.now(datetime.UTC)) - begin).total_seconds()
+    except (ValueError, TypeError):  # not a time, or one without a time zone
+        return None
+    return seconds if seconds > 0 else None
 
 
 def _member_text(member: Member) -> str:
@@ -351,11 +384,17 @@ def _reading_row(reading: Reading) -> Row:
     return Row(cells, Tone.NORMAL if known else Tone.WARNING)
 
 
-def _total_row(total: Total) -> Row:
-    cells = (
-        printable(total.event),
-        format_total(total),
-        str(total.quality),
-        format_message(total.reason) if total.reason else "-",
-    )
-    return Row(cells, Tone.WARNING if total.value is None else Tone.NORMAL)
+def _total_row(total: Total, seconds: float | None = None) -> Row:
+    cells = [printable(total.event), format_total(total)]
+    if seconds is not None:
+        cells.append("-" if total.value is None else _average(total.value, total.unit, seconds))
+    cells += [str(total.quality), format_message(total.reason) if total.reason else "-"]
+    return Row(tuple(cells), Tone.WARNING if total.value is None else Tone.NORMAL)
+
+
+def _average(value: str, unit: str, seconds: float) -> str:
+    symbol = {"joules": "W", "bytes": "B/s"}.get(unit) or f"{SYMBOLS.get(unit, printable(unit))}/s"
+    try:
+        return shorten(Decimal(value) / Decimal(seconds), symbol)
+    except InvalidOperation:
+        return "-"

@@ -13,6 +13,7 @@ from resctrlctl.errors import CommandError
 from resctrlmond.api import translate, types
 from resctrlmond.api.errors import name_of
 from resctrlmond.api.exit_codes import NO_SUCH_WORKLOAD
+from resctrlmond.api.levels import levels
 from resctrlmond.api.pods import pods_of
 from resctrlmond.api.types import Foreign, ListPodsReply, ListReply, ReadForeignReply, ReadReply, Total, Usage
 from resctrlmond.resctrl.errors import NotRead, ResctrlError
@@ -112,7 +113,7 @@ class TreeView:
             workload=reply.workload,
             read_at=reply.workload.completed_at or utc_now(),
             totals=reply.totals,
-            levels=translate.levels(reply.readings),
+            levels=levels(reply.readings),
         )
 
     def read_foreign(self, foreign: Foreign) -> ReadForeignReply:

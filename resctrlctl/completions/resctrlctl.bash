@@ -46,7 +46,7 @@ _resctrlctl() {
     local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket'
     local -A options=(
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
-        [show]='--root'
+        [show]='--raw --root'
         [status]=''
         [create]='--class --claim --attribute --no-pending --priority'
         [assign]='--pid --cgroup --tree --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from decimal import Decimal
-
 from resctrlmond.api import types
+from resctrlmond.api.levels import levels
 from resctrlmond.api.text import text
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
-from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.resctrl.tree import Found
 from resctrlmond.workloads import accounting
 from resctrlmond.workloads.accounting import Quality, worst
@@ -107,16 +104,3 @@ def usage(of: Usage, workload: types.Workload) -> types.Usage:
         levels=levels(map(reading, of.readings)),
         error=of.error or None,
     )
-
-
-def levels(readings: Iterable[types.Reading]) -> list[types.Level]:
-    """Return the sum over all domains of each gauge, such as cache occupancy."""
-    sums: dict[tuple[str, str], Decimal | None] = {}
-    for one in readings:
-        if one.kind is Kind.GAUGE and not one.nested:
-            name, before = (one.event, one.unit), sums.get((one.event, one.unit), Decimal(0))
-            sums[name] = None if before is None or one.value is None else before + Decimal(one.value)
-    return [
-        types.Level(event=event, unit=unit, value=None if number is None else accounting.digits(number))
-        for (event, unit), number in sorted(sums.items())
-    ]

@@ -25,7 +25,7 @@ from tests.ctl.fake_manager import FakeManager, error
 
 # For each method whose reply resctrlctl prints: a command line that calls it.
 COMMANDS = {
-    "Read": ["show", "k"],
+    "Read": ["show", "--raw", "k"],
     "List": ["list", "--all"],
     "ReadAll": ["list", "--columns", ",".join(FIELDS)],
     "ListPods": ["list", "--pods"],
@@ -166,7 +166,7 @@ def test_new_field_is_shown_unless_it_has_its_default(monkeypatch: pytest.Monkey
     )
 
     def new_fields(workload: types.Workload) -> dict[str, tuple[str, ...]]:
-        sheet = render_workload(types.ReadReply(workload=workload, readings=[], totals=[]))[0]
+        sheet = render_workload(types.ReadReply(workload=workload, readings=[], totals=[]))[-1]
         assert isinstance(sheet, Sheet)
         return {label: values for label, values in sheet.fields if label.startswith("New")}
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -181,17 +182,24 @@ def test_watch_repeats_until_it_is_interrupted(manager: FakeManager, environment
     assert lines.count("a\n") == 2
 
 
-def test_show_prints_the_workload_with_counters_and_totals(manager: FakeManager, ctl: Ctl) -> None:
+def test_show_prints_what_a_workload_used_and_then_the_details(manager: FakeManager, ctl: Ctl) -> None:
     populate(manager)
     done = ctl("show", POD)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (
+    assert re.sub(r" +[0-9.]+[mun]W  exact", "  AVERAGE  exact", done.stdout) == (
         f"{POD}\n"
-        "       State: active\n"
-        "    Workload: shop/cart-0 app\n"
+        "     State: active\n"
+        "  Workload: shop/cart-0 app\n"
+        "     Since: 2026-11-21 11:13:22\n"
+        "       Now: llc_occupancy 1.50 MiB\n"
+        "\n"
+        "EVENT                  TOTAL  PER SECOND  QUALITY  REASON\n"
+        "core_energy      12.345678 J  AVERAGE  exact    -\n"
+        "mbm_total_bytes      unknown           -  unknown  mon_L3_00 read 'Unavailable' at the end\n"
+        "\n"
+        "Details\n"
         "       Class: gold\n"
         "        Path: /sys/fs/resctrl/gold/mon_groups/x\n"
-        "       Since: 2026-11-21 11:13:22\n"
         "         Run: 1\n"
         "    Baseline: exact\n"
         "      Claims: oci since 2026-11-21 11:13:22\n"
@@ -201,15 +209,25 @@ def test_show_prints_the_workload_with_counters_and_totals(manager: FakeManager,
         "  Attributes: container.name=app\n"
         "              pod.name=cart-0\n"
         "              pod.namespace=shop\n"
+    )
+
+
+def test_show_prints_the_average_over_the_life_of_a_workload(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k", state=State.COMPLETED, completed_at="2026-11-21T11:13:32.500000Z")
+    lines = ctl("show", "k").stdout.splitlines()
+    assert "core_energy      12.345678 J       1.23W  exact    -" in lines
+    assert "  Completed: 2026-11-21 11:13:32" in lines
+
+
+def test_show_prints_the_counters_of_each_domain_on_request(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k")
+    assert "mon_L3_00" not in ctl("show", "k").stdout.replace("mon_L3_00 read", "")
+    assert ctl("show", "--raw", "k").stdout.endswith(
         "\n"
         "DOMAIN           EVENT                  VALUE  KIND\n"
         "mon_L3_00        llc_occupancy       1.50 MiB  gauge\n"
         "mon_L3_00        mbm_total_bytes  Unavailable  cumulative\n"
         "mon_PERF_PKG_00  core_energy        54.446 MJ  cumulative\n"
-        "\n"
-        "EVENT                  TOTAL  QUALITY  REASON\n"
-        "core_energy      12.345678 J  exact    -\n"
-        "mbm_total_bytes      unknown  unknown  mon_L3_00 read 'Unavailable' at the end\n"
     )
 
 
