@@ -132,9 +132,9 @@ def dbus_calls() -> list[tuple[Access, tuple[Any, ...]]]:
     for path, own in OBJECTS.items():
         for interface in (*own, PROPERTIES, INTROSPECTABLE):
             for member, method in INTERFACES[interface].methods.items():
-                is_write = (
-                    VERBS[member].access is Access.WRITE if interface in (MANAGER, WORKLOAD) else member == "Set"
-                )
+                # Subscribe and Unsubscribe are not verbs.
+                is_verb = interface in (MANAGER, WORKLOAD) and member in VERBS
+                is_write = VERBS[member].access is Access.WRITE if is_verb else member == "Set"
                 access = Access.WRITE if is_write else Access.READ
                 types = [argument.type for argument in method.inputs]
                 if interface == INTROSPECTABLE and not path.startswith(f"{ROOT}/workload"):
