@@ -74,7 +74,7 @@ def column_widths(table: Table, width: int | None, legend: bool) -> list[int]:
     """Return the width of each column: that of its widest cell. Cut the widest that may be cut, until all fit."""
     result = []
     for index, column in enumerate(table.columns):
-        cells = [len(row.cells[index]) for row in table.rows]
+        cells = [cell_width(row.cells[index]) for row in table.rows]
         result.append(max([len(column.heading) if legend else 0, *cells], default=0))
     if width is None:
         return result
@@ -90,8 +90,25 @@ def column_widths(table: Table, width: int | None, legend: bool) -> list[int]:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text or, if it is longer than ``width``, its beginning and an ellipsis."""
-    return text if len(text) <= width else text[: max(width - 1, 0)] + ELLIPSIS
+    """Return the text or, if it is wider than ``width`` columns, its beginning and an ellipsis."""
+    if cell_width(text) <= width:
+        return text
+    short = text[: max(width - 1, 0)]
+    while cell_width(short) > width - 1 and short:
+        short = short[:-1]
+    return short + ELLIPSIS
+
+
+def cell_width(text: str) -> int:
+    """Return how many columns of a terminal the text takes: two for a wide character, such as CJK."""
+    if text.isascii():
+        return len(text)
+    import unicodedata  # noqa: PLC0415 - the table of characters takes a millisecond to load
+
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
 
 
 def _table_text(table: Table, width: int | None, legend: bool) -> str:
@@ -109,7 +126,8 @@ def _line(table: Table, cells: tuple[str, ...], widths: list[int]) -> str:
     parts = []
     for column, cell, width in zip(table.columns, cells, widths, strict=True):
         shown = cut(cell, width)
-        parts.append(shown.rjust(width) if column.right else shown.ljust(width))
+        padding = " " * (width - cell_width(shown))
+        parts.append(padding + shown if column.right else shown + padding)
     return _GAP.join(parts).rstrip()
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from resctrlctl.errors import USAGE, CommandError
 from resctrlctl.format import format_duration, format_time, shorten
-from resctrlctl.layout import Column, Row, Table, Tone
+from resctrlctl.layout import Column, Row, Table, Tone, cell_width
 from resctrlctl.selectors import selectors_of
 from resctrlmond.api.types import Usage, Workload
 from resctrlmond.resctrl.errors import printable
@@ -224,7 +224,8 @@ def _suitable(found: Sequence[Line]) -> list[str]:
 def _drop(names: list[str], found: Sequence[Line], width: int) -> list[str]:
     """Remove columns until the table fits, the least important first; return them."""
     widths = {
-        name: max([len(FIELDS[name].heading), *(len(FIELDS[name].text(line)) for line in found)]) for name in names
+        name: max([len(FIELDS[name].heading), *(cell_width(FIELDS[name].text(line)) for line in found)])
+        for name in names
     }
     dropped: list[str] = []
     while sum(widths[name] + 2 for name in names) - 2 > width:

@@ -45,6 +45,14 @@ def test_only_the_widest_columns_are_cut() -> None:
     assert to_text([table], 20, legend=False) == "aaaaaaaaaaaaaaa…   7\nb                 12\n"
 
 
+def test_wide_characters_take_two_columns() -> None:
+    """The columns after a name in Japanese were out of line."""
+    table = Table((Column("KEY"), Column("N")), (Row(("名前", "7")), Row(("cafe\u0301", "8")), Row(("a", "9"))))
+    assert to_text([table], None, legend=False) == "名前  7\ncafe\u0301  8\na     9\n"
+    narrow = Table((Column("K"),), (Row(("名前名前名前",)),))
+    assert to_text([narrow], 9, legend=False) == "名前名前…\n"
+
+
 def test_sheet_puts_further_values_below_the_first() -> None:
     sheet = Sheet("web", (("State", ("active",)), ("Members", ("one", "two"))))
     assert to_text([sheet], None, legend=True) == "web\n    State: active\n  Members: one\n           two\n"
