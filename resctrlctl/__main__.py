@@ -15,7 +15,10 @@ def main() -> int:
     gc.disable()
     from resctrlctl import command  # noqa: PLC0415
 
-    return command.main()
+    status = command.main()
+    # At its exit, the interpreter would search all imported modules for garbage.
+    gc.freeze()
+    return status
 
 
 if __name__ == "__main__":

@@ -122,6 +122,11 @@ def test_run_imports_neither_the_engine_nor_other_verbs(manager: FakeManager) ->
     assert sorted((modules - modules_of_msgspec()) & ENGINE) == []
 
 
+def test_exit_does_not_search_the_imported_modules_for_garbage() -> None:
+    done = run("import gc; from resctrlctl.__main__ import main; main(); print(gc.get_freeze_count())", "--version")
+    assert int(done.stdout.split()[-1]) > 0
+
+
 def test_table_of_verbs_names_functions() -> None:
     for name, (_, place, _) in VERBS.items():
         module, _, function = place.partition(":")
