@@ -15,7 +15,7 @@ from resctrlmond.arguments import not_empty
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
     from typing import Any, NoReturn
 
     from _typeshed import SupportsWrite
@@ -93,7 +93,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     # Without a verb, list. A wrong verb stays an error.
     if not any(not word.startswith("-") or word in ("-h", "--help", "--version") for word in _without_values(own)):
         own = [*own, "list"]
-    parser = build(own)
+    parser = build(_verbs_to_add(own))
     # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
     args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
     # argparse would report this with the main parser, which has neither the verb's name nor its exit status.
@@ -124,36 +124,39 @@ def _without_values(words: list[str]) -> list[str]:
     return [word for index, word in enumerate(words) if index == 0 or words[index - 1] != "--socket"]
 
 
+def _verbs_to_add(words: list[str]) -> Collection[str]:
+    """Return the verbs that the parser must know for this command line: all of them for its help or a wrong verb."""
+    verb = next((word for word in _without_values(words) if not word.startswith("-")), "")
+    is_help = "-h" in words or "--help" in words
+    return VERBS if is_help or verb not in VERBS else [verb]
+
+
 def _is_text(word: str) -> bool:
     # Python decodes bytes that are not UTF-8 to lone surrogates, which JSON cannot encode.
     return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
-def build(words: Iterable[str] = ()) -> Parser:
-    """Return the parser with all verbs; with ``words``, only the verbs among them have their arguments.
-
-    Adding all arguments of all verbs takes longer than parsing a command line.
-    """
-    complete = set(words) or set(VERBS)
+def build(added: Collection[str] | None = None) -> Parser:
+    """Return the parser with all verbs, or only with the verbs ``added``: adding all takes longer than parsing."""
     parser = Parser(prog=PROGRAM, description=_DESCRIPTION, epilog=_EPILOG, parents=[_common(first=True)])
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     common = _common(first=False)
-    for name, (summary, _, arguments) in VERBS.items():
+    for name in VERBS if added is None else added:
+        summary, _, arguments = VERBS[name]
         verb = verbs.add_parser(
             name,
             prog=f"resctrlctl {name}",
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
             epilog=_RUN_EPILOG if name == "run" else None,
-            parents=[common] if name in complete else [],
+            parents=[common],
         )
         if name == "run":
             verb.usage_status = OWN_FAILURE
             verb.hint = "; give the command after --, for example: resctrlctl run -- make -j8"
         verb.set_defaults(verb=name, parser=verb)
-        if name in complete:
-            arguments(verb)
+        arguments(verb)
     return parser
 
 

@@ -9,9 +9,9 @@ import os
 
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK
-from resctrlctl.format import format_count
+from resctrlctl.format import format_class, format_count
 from resctrlctl.output import Json, Output
-from resctrlctl.render import describe_state, format_class, render_totals
+from resctrlctl.render import describe_state, render_totals
 from resctrlctl.selectors import call_for
 from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable

@@ -17,12 +17,19 @@ _SMALL = ("n", "u", "m")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
-def format_value(value: str, unit: str) -> str:
+def format_class(class_: str) -> str:
+    """Return the name of a class as users read and type it: ``/`` for the root, which has no name."""
+    return printable(class_) or "/"
+
+
+def format_value(value: str | None, unit: str) -> str:
     """Return an exact value in ``unit`` as a short text: ``1.50 GiB``, ``12.345678 J``, ``48.120 Gcycles``.
 
     Bytes are scaled by 1024 to two decimals, all other units by 1000 to three. A value that needs no scaling keeps
-    every digit. A text that is not a number is returned unchanged, but printable.
+    every digit. A text that is not a number is returned unchanged, but printable; None as ``unknown``.
     """
+    if value is None:
+        return "unknown"
     step, prefixes, digits = (1024, _BINARY, 2) if unit == "bytes" else (1000, _DECIMAL, 3)
     quantum = Decimal(1).scaleb(-digits)
     try:

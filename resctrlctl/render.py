@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 
 import msgspec
 
-from resctrlctl.format import SYMBOLS, format_count, format_message, format_time, format_value, shorten
+from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_time, format_value, shorten
 from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
 from resctrlctl.workload_table import TONES
 from resctrlmond.api.levels import levels
@@ -254,16 +254,6 @@ def _reason(workload: Workload) -> str:
     return "; ".join(format_message(reason) for reason in reasons if reason)
 
 
-def format_class(class_: str) -> str:
-    """Return the name of a class as users read and type it: ``/`` for the root, which has no name."""
-    return printable(class_) or "/"
-
-
-def format_total(total: Total) -> str:
-    """Return the value of a total, or "unknown"."""
-    return "unknown" if total.value is None else format_value(total.value, total.unit)
-
-
 def describe_workload(attributes: Mapping[str, str]) -> str:
     """Return the name of a workload for people: the pod as namespace/name with its container, or the command."""
     pod = "/".join(filter(None, (attributes.get("pod.namespace"), attributes.get("pod.name"))))
@@ -324,7 +314,7 @@ def _workload_sheets(reply: ReadReply) -> tuple[Sheet, Sheet]:
 
 
 def _level_text(level: Level) -> str:
-    value = "unknown" if level.value is None else format_value(level.value, level.unit)
+    value = format_value(level.value, level.unit)
     return f"{printable(level.event)} {value}"
 
 
@@ -385,7 +375,7 @@ def _reading_row(reading: Reading) -> Row:
 
 
 def _total_row(total: Total, seconds: float | None = None) -> Row:
-    cells = [printable(total.event), format_total(total)]
+    cells = [printable(total.event), format_value(total.value, total.unit)]
     if seconds is not None:
         cells.append("-" if total.value is None else _average(total.value, total.unit, seconds))
     cells += [str(total.quality), format_message(total.reason) if total.reason else "-"]

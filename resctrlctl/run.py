@@ -18,10 +18,9 @@ import msgspec
 from resctrlctl.child import KILLED, CannotExecute, CommandResult, HeldChild
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OWN_FAILURE, CommandError, Disconnected, print_error
-from resctrlctl.format import format_count, format_message
+from resctrlctl.format import format_class, format_count, format_message, format_value
 from resctrlctl.layout import Column, Row, Table, to_text
 from resctrlctl.output import Json, Output, encode
-from resctrlctl.render import format_class, format_total
 from resctrlmond.api import types
 from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
@@ -297,7 +296,7 @@ def _text(report: Report) -> str:
         Row(
             (
                 _label(total.event),
-                format_total(total),
+                format_value(total.value, total.unit),
                 format_message(": ".join(filter(None, (total.quality, total.reason)))),
             )
         )

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
-from resctrlctl.arguments import VERBS, build, parse
+from resctrlctl.arguments import VERBS, Parser, build, parse
 from resctrlctl.defaults import SOCKET
 from resctrlmond import __version__
 from resctrlmond.api.errors import ERRORS
@@ -324,3 +325,29 @@ def test_socket_option_precedes_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert parse(["--socket", "/other", "list"]).socket == "/other"
     monkeypatch.setenv("RESCTRLMOND_SOCKET", "")
     assert parse(["list"]).socket == SOCKET
+
+
+@pytest.mark.parametrize(
+    ("words", "added"),
+    [
+        (["--socket", "run", "--json", "list", "show"], ["list"]),
+        ([], ["list"]),
+        (["bogus", "list"], list(VERBS)),
+        (["list", "--help"], list(VERBS)),
+        (["--help"], list(VERBS)),
+    ],
+    ids=" ".join,
+)
+def test_parser_has_only_the_verb_unless_its_help_or_an_error_lists_all(
+    words: list[str], added: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def recorded(verbs: Collection[str]) -> Parser:
+        found.extend(verbs)
+        return build(verbs)
+
+    monkeypatch.setattr("resctrlctl.arguments.build", recorded)
+    with contextlib.suppress(SystemExit):
+        parse(words)
+    assert found == added

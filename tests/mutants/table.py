@@ -618,9 +618,9 @@ MUTANTS = (
     ),
     Mutant(
         "a total that is not known is shown as 0",
-        "resctrlctl/render.py",
-        'return "unknown" if total.value is None else',
-        'return "0" if total.value is None else',
+        "resctrlctl/format.py",
+        'return "unknown"',
+        'return "0"',
         "tests/ctl",
     ),
     Mutant(
