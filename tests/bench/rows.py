@@ -27,7 +27,7 @@ from resctrlmond.resctrl.tasks import ProcessTasks, move
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.usage import INTERVAL_S
 from tests.api import private_bus
-from tests.bench.host import IDLE, Host, python, resident, spawn, spawn_at_once, threaded
+from tests.bench.host import IDLE, ROOT, Host, python, resident, spawn, spawn_at_once, threaded
 from tests.bench.measure import BYTES, COUNT, MEBIBYTES, SECONDS, Row, interleaved
 from tests.daemon.containers import containers, state_of
 from tests.hook.forms import command_of, file_of
@@ -40,6 +40,8 @@ COUNTERS = [
     *(f"mon_data/mon_PERF_PKG_0{n}/{event}" for n in "01" for event in ("core_energy", "activity")),
 ]
 CLAIM = {"claim": "bench"}
+# Where Debian's packages have the sources of libraries.
+GO_SOURCES = Path("/usr/share/gocode")
 
 
 def read_by_hand(directory: str) -> None:
@@ -258,6 +260,45 @@ def lives(host: Host, client: Client, pid: int, rounds: int) -> Iterator[Row]:
     yield Row("Create, Assign, Release by D-Bus", dbus, bare_is, bare, SECONDS, fuse=True)
 
 
+def beside_goresctrl(host: Host, client: Client, pid: int, rounds: int) -> Iterator[Row]:
+    """Measure each verb beside goresctrl's, which keeps nothing and reads the L3's counters only, in its process.
+
+    There is no row without Go and Debian's source of goresctrl.
+    """
+    go = shutil.which("go")
+    if go is None or not (GO_SOURCES / "src/github.com/intel/goresctrl/pkg/rdt").is_dir():
+        needed = "golang-go and golang-github-intel-goresctrl-dev"
+        print(f"no rows beside goresctrl: {needed} are not installed", file=sys.stderr)
+        return
+    # goresctrl looks for a mount of the type resctrl, which only the kernel's has.
+    (host.folder / "mounts").write_text(f"resctrl {host.tree} resctrl rw 0 0\n", encoding="ascii")
+    program = ROOT / "build" / "goresctrl"
+    flags = f"-X github.com/intel/goresctrl/pkg/rdt.mountInfoPath={host.folder}/mounts"
+    subprocess.run(
+        [go, "build", "-ldflags", flags, "-o", str(program), str(ROOT / "tests" / "bench" / "goresctrl.go")],
+        check=True,
+        env=os.environ | {"GO111MODULE": "off", "GOPATH": str(GO_SOURCES), "GOCACHE": str(ROOT / "build" / "go")},
+    )
+    verbs = {"Create": {}, "Assign": {"pid": pid}, "Release": {}}
+    ours: dict[str, list[float]] = {verb: [] for verb in verbs}
+    theirs: dict[str, list[float]] = {verb: [] for verb in verbs}
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        assert peer.stdin and peer.stdout
+        for number in range(rounds + 1):
+            for verb, more in verbs.items():
+                started = time.perf_counter()
+                client.call(MANAGER + verb, {"key": "goresctrl", **CLAIM, **more})
+                ours[verb].append(time.perf_counter() - started)
+            print(f"goresctrl{number} {pid}", file=peer.stdin, flush=True)
+            for verb, microseconds in zip(verbs, peer.stdout.readline().split(), strict=True):
+                theirs[verb].append(int(microseconds) / 1e6)
+        peer.stdin.close()
+    names = {"Create": "CreateMonGroup, GetMonData", "Assign": "AddPids", "Release": "GetMonData, DeleteMonGroup"}
+    for verb, calls in names.items():
+        samples = ours[verb][1:], theirs[verb][1:]
+        yield Row(f"{verb} by varlink", samples[0], f"goresctrl's {calls}", samples[1], SECONDS, True, 1)
+
+
 def mounts(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> Iterator[Row]:
     """The daemon's part of a container's start and end, with many mounts in its mount namespace."""
     container = json.dumps({"ociVersion": "1.2.0", "id": "mounts", "status": "created", "pid": pid})
@@ -277,7 +318,10 @@ def mounts(host: Host, client: Client, daemon: int, pid: int, rounds: int) -> It
 
 def commands(host: Host, rounds: int) -> Iterator[Row]:
     """Verbs of resctrlctl as processes: the least time of all rounds."""
-    main = [sys.executable, "-c", "from resctrlctl.__main__ import main; raise SystemExit(main())"]
+    # msgspec imports typing_extensions if it is there: with the tools of this folder, but not where only the package
+    # is installed.
+    installed = "import sys; sys.modules['typing_extensions'] = None"
+    main = [sys.executable, "-c", f"{installed}; from resctrlctl.__main__ import main; raise SystemExit(main())"]
     socket = ["--socket", host.varlink]
     bare, version, listed, ran = interleaved(
         rounds,

@@ -54,6 +54,7 @@ def _burst(host: Host, effort: Effort) -> Iterator[Row]:
 def _lives(host: Host, effort: Effort) -> Iterator[Row]:
     with host.daemon(), Client(host.varlink) as client, threaded(1) as pid:
         yield from rows.lives(host, client, pid, effort.calls)
+        yield from rows.beside_goresctrl(host, client, pid, effort.calls)
 
 
 def _mounts(host: Host, effort: Effort) -> Iterator[Row]:
