@@ -32,6 +32,7 @@ examples:
   resctrlctl release batch
   resctrlctl move batch silver
   resctrlctl hooks enable
+  resctrlctl doctor
 
 exit status:
   0    done
@@ -40,6 +41,8 @@ exit status:
   3    resctrlmond is not running, or resctrl is not mounted or does not monitor
   4    no such workload, claim, process or control group
   5    no RMID is free
+  8    doctor: the worst finding is a warning
+  9    doctor: there is an error
   77   access denied
 'run' exits with the command's status (128+N if signal N ended it), with 125 if resctrlctl fails before the
 command starts, with 126 if the command cannot be executed, and with 127 if it is not found.
@@ -426,6 +429,7 @@ VERBS = {
     ),
     "show": ("show workloads with their counters and what they used", "queries:show", _show),
     "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
+    "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),
     "create": ("create a workload with an empty group", "control:create", _create),
     "assign": ("move a process or a control group into a workload's group", "control:assign", _assign),
     "release": ("end a claim; the workload ends with its last claim", "control:release", _release),

@@ -18,6 +18,9 @@ PROGRAM = "resctrlctl"
 # The other exit statuses are in resctrlmond.api.exit_codes.
 OK = 0
 USAGE = 2
+# The verb doctor: the severity of its worst finding.
+DOCTOR_WARNING = 8
+DOCTOR_ERROR = 9
 # The verb run: resctrlctl fails before the command starts, as with env(1), nice(1) and timeout(1).
 OWN_FAILURE = 125
 

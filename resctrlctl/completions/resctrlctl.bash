@@ -48,6 +48,7 @@ _resctrlctl() {
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
         [show]='--raw --root'
         [status]=''
+        [doctor]=''
         [create]='--class --claim --attribute --no-pending --priority'
         [assign]='--pid --cgroup --tree --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'
         [release]='--claim --reason'
@@ -56,7 +57,7 @@ _resctrlctl() {
         [run]='--key --class --take-over --best-effort --output'
     )
     local socket=''
-    local verbs='list show status create assign release move hooks run'
+    local verbs='list show status doctor create assign release move hooks run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"

@@ -80,7 +80,7 @@ def test_man_page_and_help_have_every_exit_status() -> None:
     section = re.search(r"^# EXIT STATUS\n(.*?)(?=^# )", MAN, re.MULTILINE | re.DOTALL)
     assert section is not None
     in_man = {int(number) for number in re.findall(r"^\*([0-9]+)\*$", section[1], re.MULTILINE)}
-    assert in_man == {0, 1, 2, 3, 4, 5, 77, 125, 126, 127}
+    assert in_man == {0, 1, 2, 3, 4, 5, 8, 9, 77, 125, 126, 127}
     assert {row.exit_code for row in ERRORS.values()} <= in_man
     in_help = {int(number) for number in re.findall(r"^  ([0-9]+)  +\w", build().epilog or "", re.MULTILINE)}
     assert in_help == in_man - {125, 126, 127}

@@ -33,7 +33,7 @@ _TEST_NAME = re.compile(
     r"|_(?:who|whoever|told|tells?|said|says?|noted|(?:some|any|every)body|ours)(?:_|$)"
 )
 # Nouns that end in -ing.
-_NOUNS = frozenset({"Accounting", "Listing", "Reading", "Ring", "String"})
+_NOUNS = frozenset({"Accounting", "Finding", "Listing", "Reading", "Ring", "String"})
 
 _SUBJECT = re.compile(r"[a-z0-9._-]+: \S.*")
 MAX_SUBJECT = 72

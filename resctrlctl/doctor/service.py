@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon: its configuration, its unit, its socket, its bus policy and the problems that it reports."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import stat
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+
+from resctrlctl.daemon import Daemon
+from resctrlctl.defaults import SOCKET
+from resctrlctl.doctor.finding import Finding, Severity
+from resctrlctl.doctor.host import Host
+from resctrlctl.doctor.resctrl import settings
+from resctrlctl.errors import CommandError
+from resctrlmond import config
+from resctrlmond.api.types import NoParameters, StatusReply
+from resctrlmond.yaml_file import ConfigError
+
+UNIT = "resctrlmond.service"
+_PROPERTIES = (
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "Result",
+    "ExecMainStatus",
+    "InactiveEnterTimestamp",
+    "NRestarts",
+)
+_POLICIES = tuple(f"{folder}/dbus-1/system.d/org.resctrlmon1.conf" for folder in ("/usr/share", "/etc"))
+_REINSTALL = "apt install --reinstall resctrlmond  # or, in the source: make install"
+# A daemon that answers later than this does not answer.
+_TIMEOUT_S = 5.0
+
+
+def check_configuration(host: Host) -> Iterator[Finding]:
+    """Check the daemon's configuration."""
+    try:
+        config.parse(host.read(config.DEFAULT_PATH).encode(), config.DEFAULT_PATH)
+    except ConfigError as error:
+        yield Finding(
+            Severity.ERROR,
+            "configuration",
+            str(error),
+            "The daemon does not start with a wrong configuration.",
+            ("resctrlmond --check-config  # after the change",),
+        )
+    else:
+        yield Finding(Severity.OK, "configuration", f"{config.DEFAULT_PATH} is valid or missing")
+
+
+def unit_state(host: Host, unit: str) -> dict[str, str]:
+    """Return properties of a unit; {} if there is no service manager to ask."""
+    output = host.run("systemctl", "show", unit, f"--property={','.join(_PROPERTIES)}")
+    lines = (output or "").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def check_unit(host: Host) -> Iterator[Finding]:
+    """Check that the daemon runs and starts at boot."""
+    state = unit_state(host, UNIT)
+    if not state:
+        yield Finding(
+            Severity.NOTE, "daemon", f"the state of {UNIT} was not examined: systemctl does not answer", "", ()
+        )
+        return
+    since = state.get("InactiveEnterTimestamp", "")
+    match state.get("LoadState"), state.get("ActiveState"):
+        case "loaded", "active" | "reloading":
+            yield Finding(Severity.OK, "daemon", f"{UNIT} is active")
+            if state.get("NRestarts", "0") != "0":
+                yield Finding(
+                    Severity.WARNING,
+                    "daemon",
+                    f"{UNIT} failed and was restarted {state['NRestarts']} times, the last time at {since}",
+                    "What happened while it was stopped may be missing in the totals.",
+                    (f"journalctl -u {UNIT} --grep 'Failed|error'", f"systemctl restart {UNIT}  # resets the count"),
+                )
+            if state.get("UnitFileState") == "disabled":
+                yield Finding(
+                    Severity.NOTE,
+                    "daemon",
+                    f"{UNIT} is not started at boot",
+                    "Containers that start before it are not monitored.",
+                    (f"systemctl enable {UNIT}",),
+                )
+        case "loaded", "failed":
+            result = f"{state.get('Result', '')}, exit status {state.get('ExecMainStatus', '')}"
+            yield Finding(
+                Severity.ERROR,
+                "daemon",
+                f"{UNIT} failed at {since} ({result})",
+                "No new workload is monitored. Existing groups continue to count.",
+                (f"journalctl -u {UNIT} -n 20", f"systemctl restart {UNIT}"),
+            )
+        case "loaded", "activating":
+            yield Finding(
+                Severity.WARNING,
+                "daemon",
+                f"{UNIT} is starting ({state.get('SubState', '')})",
+                "No new workload is monitored until it has started.",
+                (f"journalctl -u {UNIT} -n 20",),
+            )
+        case "loaded", active:
+            yield Finding(
+                Severity.ERROR,
+                "daemon",
+                f"{UNIT} is {active}" + (f" since {since}" if since else ""),
+                "No new workload is monitored. Existing groups continue to count.",
+                (f"systemctl enable --now {UNIT}",),
+            )
+        case "masked", _:
+            yield Finding(
+                Severity.ERROR,
+                "daemon",
+                f"{UNIT} is masked",
+                "The daemon cannot be started, so no workload is monitored.",
+                (f"systemctl unmask {UNIT} && systemctl enable --now {UNIT}",),
+            )
+        case _:
+            yield Finding(
+                Severity.ERROR,
+                "daemon",
+                f"{UNIT} is not installed",
+                "Without the daemon, no workload is monitored.",
+                (_REINSTALL, f"systemctl daemon-reload && systemctl enable --now {UNIT}"),
+            )
+
+
+def check_socket(host: Host) -> Iterator[Finding]:
+    """Check that the socket exists, that its group may use it, and that a daemon answers on it."""
+    path = host.socket or SOCKET
+    restart = "systemctl restart resctrlmond.socket resctrlmond.service"
+    try:
+        status = os.stat(host.daemon_socket)
+    except FileNotFoundError:
+        yield Finding(
+            Severity.ERROR,
+            "socket",
+            f"{path} does not exist",
+            "resctrlctl, the hook and the NRI plugin cannot call the daemon.",
+            ("systemctl enable --now resctrlmond.socket resctrlmond.service",),
+        )
+        return
+    except PermissionError as error:
+        yield _denied(path, error)
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        yield Finding(
+            Severity.ERROR,
+            "socket",
+            f"{path} is not a socket",
+            "resctrlctl, the hook and the NRI plugin cannot call the daemon.",
+            (f"rm {path} && {restart}",),
+        )
+        return
+    yield from _rights(host, path, status)
+    # A connection would start a stopped daemon (sd_listen_fds(3)).
+    if host.socket or unit_state(host, UNIT).get("ActiveState", "active") in ("active", "reloading"):
+        yield from _answer(host.daemon_socket, path, restart)
+
+
+def _rights(host: Host, path: str, status: os.stat_result) -> Iterator[Finding]:
+    if host.socket:
+        return  # the administrator's own socket has any rights
+    group = settings(host).group
+    try:
+        expected = group if isinstance(group, int) else grp.getgrnam(group).gr_gid
+    except KeyError:
+        yield Finding(
+            Severity.ERROR,
+            "socket",
+            f"there is no Unix group {group}",
+            "It marks the monitoring groups of the daemon, and its members may read. The daemon does not start.",
+            ("systemd-sysusers",),
+        )
+        return
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_gid != expected or mode & 0o060 != 0o060:
+        yield Finding(
+            Severity.WARNING,
+            "socket",
+            f"the members of {group} cannot use {path} (mode {mode:04o}, group {status.st_gid})",
+            "Only root can read figures.",
+            (f"chgrp {group} {path} && chmod 0660 {path}",),
+        )
+
+
+def _answer(place: str, path: str, restart: str) -> Iterator[Finding]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT_S)
+        try:
+            connection.connect(place)
+        except PermissionError as error:
+            yield _denied(path, error)
+            return
+        except OSError as error:
+            yield Finding(
+                Severity.ERROR,
+                "socket",
+                f"no daemon accepts connections on {path}: {error.strerror or error}",
+                "resctrlctl, the hook and the NRI plugin cannot call the daemon.",
+                (restart,),
+            )
+            return
+    try:
+        reply = Daemon(place, _TIMEOUT_S).call("ask for the status", "Status", NoParameters(), StatusReply)
+    except CommandError as error:
+        yield Finding(Severity.ERROR, "socket", str(error), "The daemon does not answer.", (restart,))
+        return
+    yield Finding(Severity.OK, "socket", f"resctrlmond {reply.version} answers on {path}")
+    for problem in reply.problems:
+        yield Finding(Severity.WARNING, "problem", problem, "The daemon reports this.", ("resctrlctl status",))
+
+
+def _denied(path: str, error: OSError) -> Finding:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    return Finding(
+        Severity.WARNING,
+        "socket",
+        f"{user} may not use {path}: {error.strerror}",
+        "Only root and the members of the group resctrlmon may read figures.",
+        (f"usermod -aG resctrlmon {user}  # as root; then log in again",),
+    )
+
+
+def check_bus(host: Host) -> Iterator[Finding]:
+    """Check the policy of the system bus for org.resctrlmon1."""
+    if not settings(host).dbus:
+        return
+    path = next((path for path in _POLICIES if host.exists(path)), "")
+    if not path:
+        yield Finding(
+            Severity.WARNING,
+            "bus",
+            f"there is no bus policy {_POLICIES[0]}",
+            "The system bus does not let the daemon own the name org.resctrlmon1: clients of D-Bus are refused.",
+            (_REINSTALL, "systemctl reload dbus && systemctl restart resctrlmond"),
+        )
+        return
+    try:
+        ET.parse(host.path(path))  # noqa: S314
+    except ET.ParseError as error:
+        yield Finding(
+            Severity.ERROR,
+            "bus",
+            f"{path} is not valid XML: {error}",
+            "The system bus ignores the file, so that the daemon cannot own the name org.resctrlmon1.",
+            (_REINSTALL, "systemctl reload dbus && systemctl restart resctrlmond"),
+        )
+        return
+    yield Finding(Severity.OK, "bus", f"the bus policy is {path}")
