@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Screens of doctor on a sound and on a broken machine, at 80 and 200 columns, as files in ``screens``.
 
-``python -m tests.ctl.test_doctor_screens`` writes the files again. Look at each before you commit it.
+``python -m tests.doctor.test_screens`` writes the files again. Look at each before you commit it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from resctrlctl.doctor import verb
 from resctrlctl.layout import to_text
 from tests.ctl.fake_manager import serving
-from tests.ctl.machine_tree import FAILED, KERNEL_CONFIG, MOUNTS, OPTIONS, MachineTree, answering_machine
+from tests.doctor.machine_tree import FAILED, KERNEL_CONFIG, MOUNTS, OPTIONS, MachineTree, answering_machine
 
 SCREENS = Path(__file__).parent / "screens"
 NAMES = ("sound", "broken")
@@ -48,7 +48,7 @@ def screen(folder: Path, name: str, width: int) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_screen_is_as_it_was_looked_at(tmp_path: Path, name: str, width: int) -> None:
     text = screen(tmp_path, name, width)
-    assert text == (SCREENS / f"doctor-{name}-{width}.txt").read_text(encoding="utf-8")
+    assert text == (SCREENS / f"{name}-{width}.txt").read_text(encoding="utf-8")
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         for width in WIDTHS:
             with tempfile.TemporaryDirectory() as folder:
                 text = screen(Path(folder), name, width)
-            (SCREENS / f"doctor-{name}-{width}.txt").write_text(text, encoding="utf-8")
+            (SCREENS / f"{name}-{width}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from resctrlctl.doctor.host import Host
 from resctrlctl.output import Json, Output
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import FakeManager
-from tests.ctl.machine_tree import (
+from tests.doctor.machine_tree import (
     CONFIGURATION,
     FAILED,
     FLAGS,
@@ -37,17 +37,10 @@ from tests.ctl.machine_tree import (
     SOCKET,
     UNIT,
     MachineTree,
-    answering_machine,
 )
 
 CONTAINERD = "/etc/containerd/config.toml"
 UUID = "0f0e0d0c-ad00-4c0b-9f0e-0123456789ab"
-
-
-@pytest.fixture
-def machine(tmp_path: Path, manager: FakeManager) -> MachineTree:
-    """A sound machine. A manager answers on its socket."""
-    return answering_machine(tmp_path / "m", manager)
 
 
 def faults(machine: MachineTree, check: str = "") -> list[Finding]:
