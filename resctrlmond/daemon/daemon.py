@@ -275,7 +275,7 @@ class Daemon:
         self._manager.alerts["losses"] = self._losses.describe()
 
     def _status(self) -> str:
-        workloads = self._manager.workloads()
+        workloads = self._manager.unfinished()
         groups = sum(workload.state.has_group for workload in workloads)
         pending = sum(workload.state == "pending" for workload in workloads)
         text = f"{groups} group" if groups == 1 else f"{groups} groups"

@@ -21,7 +21,7 @@ def serve(ctx: Context, guard: Callable[[str], AbstractContextManager[None]]) ->
     No group loses a counter. ``guard`` handles the errors of one workload, by its key. Keys that a call has locked
     are skipped.
     """
-    lacking = lacking_counters(ctx.store.all())
+    lacking = lacking_counters(ctx.store.unfinished())
     if not lacking:
         return True
     with guard(ALL_COUNTERS):

@@ -83,8 +83,7 @@ class EarlyPruner:
         return surplus <= 0
 
     def _ended_workloads(self) -> Iterator[Workload]:
-        workloads = self._store.all()
-        return (workload for workload in workloads if workload.state.is_over and not workload.is_interrupted)
+        return self._store.finished()
 
     def _ended(self) -> Iterator[_Run]:
         for workload in self._ended_workloads():

@@ -184,7 +184,7 @@ def _take_existing(ctx: Context, group: Group, quality: Quality, error: GroupExi
 
 
 def _is_recorded(ctx: Context, found: Found) -> bool:
-    others = [other for workload in ctx.store.all() for other in workload.existing_groups]
+    others = [other for workload in ctx.store.unfinished() for other in workload.existing_groups]
     return any(other.ref == found.ref or other.nonce == found.nonce for other in others)
 
 
@@ -631,7 +631,7 @@ def assign_counters(ctx: Context, txn: Transaction, group: Group) -> Group:
 
 def _is_first_for_counters(ctx: Context, workload: Workload) -> bool:
     """Whether no other group of the same or a higher priority lacks bandwidth counters."""
-    first = next(iter(lacking_counters(ctx.store.all())), None)
+    first = next(iter(lacking_counters(ctx.store.unfinished())), None)
     return first is None or first.workload.priority < workload.priority
 
 

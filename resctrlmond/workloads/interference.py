@@ -406,7 +406,7 @@ class Interference:
             self._list_all(foreign)
         if written.tasks or written.missed or written.is_incomplete:
             # A task that was moved to one group has left another.
-            for workload in self._store.all():
+            for workload in self._store.unfinished():
                 if workload.existing_groups:
                     is_thorough = written.is_incomplete or self._to_inspect.get(workload.key, False)
                     self._to_inspect[workload.key] = is_thorough
@@ -423,7 +423,7 @@ class Interference:
                 for group in workload.existing_groups
                 if not membership.group or group.class_ == membership.class_
             )
-            for workload in self._store.all()
+            for workload in self._store.unfinished()
             if workload.existing_groups and workload.members
         }
 
@@ -447,7 +447,7 @@ class Interference:
 
     def _find_departed(self, arrivals: list[Arrival]) -> None:
         """Find which of these tasks belong to workloads, and inspect these workloads soon. Raises NotRead."""
-        workloads = [workload for workload in self._store.all() if workload.existing_groups] if arrivals else []
+        workloads = [found for found in self._store.unfinished() if found.existing_groups] if arrivals else []
         of_cgroup = {member.cgroup: workload for workload in workloads for member in workload.living if member.cgroup}
         of_process = {
             (member.pid, member.start_time): workload
@@ -493,7 +493,7 @@ class Interference:
         ref = GroupRef(membership.class_, membership.group)
         own = [
             (workload.key, group)
-            for workload in self._store.all()
+            for workload in self._store.unfinished()
             for group in workload.groups
             if not group.state.is_over
         ]

@@ -114,6 +114,7 @@ class Maintenance:
             self._sleeping.clear()
             self._swept_all = time.monotonic()
         self._forget_gone()
+        self._forget_ended()
         known = self._store.changes, self._ctx.watched.changes, settings.checkpoint_interval_s
         if is_sweep or known != self._all_unchanged or time.monotonic() >= self._all_unchanged_until:
             self._all_unchanged = None
@@ -127,7 +128,6 @@ class Maintenance:
         self.react()
         if is_sweep:
             self._swept = time.monotonic()
-            self._forget_dropped()
         rmid_queue.serve(self._ctx, lambda key: self._guarded(key, "creating"))
         self.serve_counters(is_tick=True)
         with self._guarded("completed", "pruning"):
@@ -136,8 +136,9 @@ class Maintenance:
 
     def _tick_all(self, settings: Settings, *, is_sweep: bool) -> bool:
         """Do the work of a second for each workload. Return whether nothing could have happened to any of them."""
-        workloads, unsaved, is_all_unchanged = self._store.all(), set(self._store.unsaved), True
-        for workload in workloads:
+        unsaved, is_all_unchanged = set(self._store.unsaved), True
+        kept = [workload for workload in map(self._store.get, sorted(unsaved)) if workload and workload.is_finished]
+        for workload in (*self._store.unfinished(), *kept):
             if self.is_stopping:
                 # On a busy machine the checkpoints of some tens of groups take seconds. The next start takes them.
                 return False
@@ -175,7 +176,7 @@ class Maintenance:
 
     def begin(self) -> None:
         """Look for what other programs have done to the groups while no daemon ran."""
-        for workload in self._store.all():
+        for workload in self._store.unfinished():
             with self._guarded(workload.key, "inspecting"):
                 self.inspect(workload.key, is_thorough=True)
 
@@ -267,7 +268,7 @@ class Maintenance:
                 case "counters":
                     # A failure to read the counters of the host has a key that no workload has.
                     is_of_host = key == bandwidth_counters.ALL_COUNTERS
-                    asking = [workload] if workload else self._store.all() if is_of_host else []
+                    asking = [workload] if workload else self._store.unfinished() if is_of_host else []
                     is_over = not lacking_counters(asking)
                 case "pruning":
                     is_over = key != "completed" and not self._ctx.snapshots.has_set_aside(key)
@@ -279,6 +280,12 @@ class Maintenance:
 
     def _prune(self, settings: Settings) -> None:
         snapshots = self._ctx.snapshots
+        for workload in self._store.finished():
+            if not _is_expired(workload, settings):
+                break
+            with self._guarded(workload.key), self._store.transaction_if_free(workload.key) as txn:
+                if txn is not None:
+                    self._drop_expired(txn, settings)
         for path in self._store.prune(settings.snapshot_ttl_s):
             log.info("removed a record that could not be read and was set aside for snapshot_ttl: %s", path)
         for key in snapshots.set_aside_keys():
@@ -286,6 +293,14 @@ class Maintenance:
                 if txn is not None:
                     snapshots.prune(key, settings.snapshot_ttl_s)
         self.early_pruner.prune()
+
+    def _drop_expired(self, txn: Transaction, settings: Settings) -> None:
+        """Remove the record and the files of a run that has been over for ``snapshot_ttl``."""
+        workload = txn.find()
+        is_over = workload is not None and workload.state.is_over and not workload.is_interrupted
+        if workload is not None and is_over and _is_expired(workload, settings):
+            self._ctx.snapshots.delete(txn.key)
+            txn.drop()
 
     def _forget_gone(self) -> None:
         """Forget the groups that may have been removed or renamed since the last tick."""
@@ -295,11 +310,22 @@ class Maintenance:
                 self._found.pop(key, None)
                 self._all_unchanged = None
 
-    def _forget_dropped(self) -> None:
-        """Forget workloads that another thread has dropped."""
-        for known in (self._found, self._unchanged, self._sleeping, self._last_checkpoint, self._checkpointed):
-            for key in [key for key in list(known) if self._store.get(key) is None]:
-                known.pop(key, None)
+    def _forget_ended(self) -> None:
+        """Forget what is known about runs that have ended. A key that a call has locked is left to the next tick."""
+        for key in self._store.take_ended():
+            with self._store.transaction_if_free(key) as txn:
+                if txn is None:
+                    self._store.add_ended(key)
+                    continue
+                workload = txn.find()
+                if workload is not None and not workload.is_finished:
+                    continue  # the next run of the key has begun
+                for known in (self._checkpointed, self._last_checkpoint, self._tries):
+                    known.pop(key, None)
+                for other in (self._found, self._unchanged, self._sleeping):
+                    other.pop(key, None)
+                self._ctx.joiners.forget(key)
+                self._ctx.interference.forget(key)
 
     def _is_unchanged(self, workload: Workload, settings: Settings) -> bool:
         """Whether nothing that a tick looks for can have happened since the last one without a report."""
@@ -321,7 +347,7 @@ class Maintenance:
 
     def _tick(self, txn: Transaction, settings: Settings, *, is_sweep: bool) -> Workload | None:
         """Do the work of a second. Return the workload if it has a group."""
-        ctx, key = self._ctx, txn.key
+        ctx = self._ctx
         workload = txn.find()
         if workload is None:
             return None
@@ -329,15 +355,7 @@ class Maintenance:
             self._resume(txn)
             return None
         if workload.state.is_over:
-            if seconds_since_ns(workload.first.completed_ns) >= settings.snapshot_ttl_s:
-                ctx.snapshots.delete(key)
-                txn.drop()
-            self._checkpointed.pop(key, None)
-            self._last_checkpoint.pop(key, None)
-            self._tries.pop(key, None)
-            self._found.pop(key, None)
-            ctx.joiners.forget(key)
-            ctx.interference.forget(key)
+            self._drop_expired(txn, settings)
             return None
         if workload.state is State.ENDING:
             ends.finish_again(ctx, txn)
@@ -445,6 +463,10 @@ class Maintenance:
         workload = txn.find()
         if workload is not None and workload.state.has_group:
             group_ops.lose(self._ctx, txn, "resctrl was unmounted, which removed every group")
+
+
+def _is_expired(workload: Workload, settings: Settings) -> bool:
+    return seconds_since_ns(workload.first.completed_ns) >= settings.snapshot_ttl_s
 
 
 def _is_below(ref: GroupRef, gone: set[str]) -> bool:

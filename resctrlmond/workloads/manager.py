@@ -391,6 +391,10 @@ class Manager:
         """How often a workload was changed: the workloads are the same while it is."""
         return self._store.changes
 
+    def unfinished(self) -> list[Workload]:
+        """Return the workloads that are not finished, in order of the key."""
+        return self._store.unfinished()
+
     def workloads(self) -> list[Workload]:
         """Return all workloads, ended ones until their snapshots are removed, in order of the key."""
         return self._store.all()
@@ -441,7 +445,7 @@ class Manager:
 
     def _read_each(self) -> Iterator[Usage]:
         """Read all workloads that are not over. One that cannot be read keeps no other from being read."""
-        for workload in self._store.all():
+        for workload in self._store.unfinished():
             if not workload.state.is_over:
                 with contextlib.suppress(NoSuchWorkload):  # its record was removed meanwhile
                     usage = self._usage_of(workload.key)

@@ -252,6 +252,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", 
         return self.state is State.LOST and bool(self.claims)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether only the run's record and files remain, until they are removed."""
+        return self.state.is_over and not self.is_interrupted and not self.existing_groups
+
+    @property
     def has_ended_further_group(self) -> bool:
         """Whether a group other than the first one is ending or has ended.
 

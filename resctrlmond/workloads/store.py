@@ -156,6 +156,13 @@ class Store:
         self._unsaved: dict[str, _Unsaved] = {}
         # The keys of the workloads with a group that waits for an RMID, or is being created.
         self._pending: set[str] = set()
+        # Runs are kept for a time after their end, thousands on a busy host: what is done each second, or for each
+        # verb, must not walk over them. The others; and these, as a dictionary without values, in the order in which
+        # they finished.
+        self._unfinished: set[str] = set()
+        self._finished: dict[str, None] = {}
+        # The keys of the runs that have finished, or were dropped, since the last take_ended().
+        self._ended: set[str] = set()
         # The size of each record in bytes, and the sum.
         self._sizes: dict[str, int] = {}
         self._bytes = 0
@@ -207,9 +214,29 @@ class Store:
         """Return all workloads, in order of the key."""
         return [workload for _, workload in sorted(self._workloads.copy().items())]
 
+    def unfinished(self) -> list[Workload]:
+        """Return the workloads that are not finished, all that have a group among them, in order of the key."""
+        found = map(self._workloads.get, sorted(self._unfinished.copy()))
+        return [workload for workload in found if workload is not None]
+
+    def finished(self) -> Iterator[Workload]:
+        """Yield the finished workloads, the one that finished first at the beginning."""
+        return (workload for key in self._finished.copy() if (workload := self._workloads.get(key)) is not None)
+
+    def take_ended(self) -> set[str]:
+        """Return the keys of the runs that have finished, or were dropped, since the last call."""
+        with self._guard:
+            ended, self._ended = self._ended, set()
+            return ended
+
+    def add_ended(self, key: str) -> None:
+        """Add a key that the next ``take_ended`` returns again."""
+        with self._guard:
+            self._ended.add(key)
+
     def refs(self) -> set[GroupRef]:
         """Return the locations of all groups that have a directory in resctrl."""
-        return {group.ref for workload in list(self._workloads.values()) for group in workload.existing_groups}
+        return {group.ref for workload in self.unfinished() for group in workload.existing_groups}
 
     def pending(self) -> list[Workload]:
         """Return the workloads with a group that waits for an RMID, or is being created, in order of the key."""
@@ -268,6 +295,14 @@ class Store:
                 self._pending.add(key)
             else:
                 self._pending.discard(key)
+            if workload.is_finished:
+                if key not in self._finished:
+                    self._finished[key] = None
+                    self._ended.add(key)
+                self._unfinished.discard(key)
+            else:
+                self._finished.pop(key, None)
+                self._unfinished.add(key)
             self.changes += 1
 
     def _forget(self, key: str) -> bool:
@@ -275,6 +310,9 @@ class Store:
         with self._guard:
             self._bytes -= self._sizes.pop(key, 0)
             self._pending.discard(key)
+            self._unfinished.discard(key)
+            self._finished.pop(key, None)
+            self._ended.add(key)
         self._unsaved.pop(key, None)
         is_known = self._workloads.pop(key, None) is not None
         with self._guard:
@@ -327,6 +365,10 @@ class Store:
                 unreadable.append(item)
             else:
                 self._keep(self._with_unsaved_downgrades(item), len(encode(item)))
+        with self._guard:
+            self._finished = dict.fromkeys(
+                sorted(self._finished, key=lambda key: self._workloads[key].first.completed_ns)
+            )
         return unreadable
 
     def _with_unsaved_downgrades(self, workload: Workload) -> Workload:

@@ -15,6 +15,23 @@ _API = "resctrlmond/api/"
 _NRI = "resctrlmond/nri/"
 
 MUTANTS = (
+    Mutant(
+        "what is known of a run's successor is forgotten with the run",
+        _WORKLOADS + "maintenance.py",
+        """\
+                if workload is not None and not workload.is_finished:
+                    continue  # the next run of the key has begun
+""",
+        "",
+        "tests/workloads/test_skipped_ticks.py",
+    ),
+    Mutant(
+        "a lost run that is claimed counts as finished, and is not resumed",
+        _WORKLOADS + "model.py",
+        "return self.state.is_over and not self.is_interrupted and not self.existing_groups",
+        "return self.state.is_over and not self.existing_groups",
+        "tests/workloads/test_store.py tests/workloads/test_resume.py",
+    ),
     # -- workloads: ends
     Mutant(
         "ENDING is saved after the further groups end",

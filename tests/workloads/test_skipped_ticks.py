@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -22,7 +23,7 @@ from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.model import EndRule, Member, State, Workload
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
-from resctrlmond.workloads.store import Transaction
+from resctrlmond.workloads.store import Store, Transaction
 from tests.sim.conftest import Puppet
 from tests.wait import wait_until
 from tests.workloads.builders import workload
@@ -473,3 +474,38 @@ def test_tasks_that_an_ended_member_may_have_left_are_not_taken_for_sleeping(tmp
     )
     for one in left:
         assert ends.may_run_unseen(workload("k", members=(living, one)))
+
+
+def test_ticks_and_sweeps_look_at_no_finished_run(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("a", "b"):
+        host.manager.create(key, owner="o")
+        host.manager.release(key, owner="o")
+    host.manager.create("k", owner="o")
+    host.manager.maintenance.tick()
+    opened: list[str] = []
+    transaction_if_free = Store.transaction_if_free
+
+    def noted(store: Store, key: str) -> contextlib.AbstractContextManager[Transaction | None]:
+        opened.append(key)
+        return transaction_if_free(store, key)
+
+    monkeypatch.setattr(Store, "transaction_if_free", noted)
+    host.manager.create("k", owner="another")
+    host.manager.maintenance.tick()
+    tick_of_a_sweep(host, monkeypatch)
+    assert set(opened) == {"k"}
+
+
+def test_tick_forgets_a_run_that_has_ended_but_not_the_next_run_of_its_key(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    monkeypatch.setattr(host.manager.context.joiners, "forget", forgotten.append)
+    for key in ("over", "again"):
+        host.manager.create(key, owner="o")
+        host.manager.release(key, owner="o")
+    host.manager.create("again", owner="o")
+    forgotten.clear()
+    host.manager.maintenance.tick()
+    host.manager.maintenance.tick()
+    assert forgotten == ["over"]

@@ -485,3 +485,26 @@ def test_pending_workloads_are_listed_until_their_group_exists_or_they_are_dropp
         save(daemon, workload("waits"))
         assert daemon.pending() == []
         save(daemon, waits)
+
+
+def test_finished_runs_are_apart_in_the_order_of_their_ends_also_after_a_restart(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for key in "abcd":
+        save(store, workload(key))
+    for key, at in (("c", 1), ("a", 2)):
+        save(store, workload(key, State.COMPLETED, completed_ns=at))
+    claim = Claim("oci", "2026-01-01T00:00:00Z", EndRule.RELEASE)
+    save(store, workload("d", State.LOST, completed_ns=3, claims=(claim,)))
+    for of in (store, loaded(tmp_path)):
+        assert [found.key for found in of.finished()] == ["c", "a"]
+        assert [found.key for found in of.unfinished()] == ["b", "d"], "a lost run that is claimed is resumed"
+    save(store, workload("c", generation=2))
+    drop(store, "a")
+    assert list(store.finished()) == []
+    assert [found.key for found in store.unfinished()] == ["b", "c", "d"]
+
+
+def loaded(folder: Path) -> Store:
+    store = Store(str(folder))
+    store.load()
+    return store
