@@ -13,6 +13,8 @@ from resctrlctl.defaults import SOCKET
 from resctrlmond.resctrl.mounts import Mount, parse
 
 _PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# __SO_ACCEPTCON in the column Flags of /proc/net/unix.
+_ACCEPTS_CONNECTIONS = "00010000"
 # systemctl waits for the bus, which may hang.
 _TIMEOUT_S = 10.0
 # Longer than any record of the kernel's log (PRINTK_MESSAGE_MAX).
@@ -65,6 +67,13 @@ class Host:
         """Return whether a file is an executable program."""
         found = self.path(path)
         return os.access(found, os.X_OK) and not os.path.isdir(found)
+
+    def is_listening(self, path: str) -> bool:
+        """Return whether a process listens on a socket in /run. Its file may remain when the process has ended."""
+        # Num RefCount Protocol Flags Type St Inode Path; the path is as the process wrote it.
+        rows = (line.split(maxsplit=7) for line in self.read("/proc/net/unix").splitlines())
+        listening = {row[7] for row in rows if len(row) == 8 and row[3] == _ACCEPTS_CONNECTIONS}
+        return not listening.isdisjoint({path, f"/var{path}"})
 
     def run(self, name: str, *arguments: str) -> str | None:
         """Return the output of a program; None if it is not installed or fails."""

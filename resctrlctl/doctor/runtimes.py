@@ -83,7 +83,7 @@ def _hook_file(host: Host, path: str) -> Iterator[Finding]:
             Severity.ERROR,
             "hooks",
             f"{path} is not a hook file: {_describe(error)}",
-            "Podman starts no container while it cannot read one of the files. CRI-O ignores the file.",
+            "Podman starts no container while it cannot read one of the files.",
             (enable,),
         )
         return
@@ -105,10 +105,11 @@ def _describe(error: Exception) -> str:
 
 def check_nri(host: Host) -> Iterator[Finding]:
     """Check that containerd offers NRI, and that the plugin is connected."""
-    is_k3s = host.exists("/run/k3s/containerd/containerd.sock")
+    is_k3s = host.is_listening("/run/k3s/containerd/containerd.sock")
     path = f"{_K3S}/config.toml" if is_k3s else _CONTAINERD
-    is_running = is_k3s or host.exists("/run/containerd/containerd.sock")
-    if not is_running and not host.program("containerd") and not host.exists(_NRI_SOCKET):
+    is_running = is_k3s or host.is_listening("/run/containerd/containerd.sock")
+    has_nri = host.is_listening(_NRI_SOCKET)
+    if not is_running and not host.program("containerd") and not has_nri:
         return
     text = host.read(path)
     try:
@@ -124,7 +125,7 @@ def check_nri(host: Host) -> Iterator[Finding]:
         return
     table = _table(settings, "plugins", _NRI)
     is_off = table.get("disable") is True
-    if is_off or table.get("disable_connections") is True or (is_running and not host.exists(_NRI_SOCKET)):
+    if is_off or table.get("disable_connections") is True or (is_running and not has_nri):
         yield Finding(
             Severity.WARNING,
             "nri",
@@ -133,7 +134,7 @@ def check_nri(host: Host) -> Iterator[Finding]:
             _nri_fix(path, text, settings, is_k3s=is_k3s),
         )
         return
-    if not host.exists(_NRI_SOCKET):
+    if not has_nri:
         yield Finding(
             Severity.NOTE, "nri", "containerd is not running, so it is unknown whether it offers NRI", "", ()
         )

@@ -134,6 +134,11 @@ class MachineTree:
         self.path(SOCKET).chmod(0o660)
         os.chown(self.path(SOCKET), -1, MARK)
 
+    def listen(self, *paths: str) -> None:
+        """Write the table of sockets, with these on which a process listens."""
+        rows = "".join(f"0000000000000000: 00000002 00000000 00010000 0001 01 17 {path}\n" for path in paths)
+        self.write("/proc/net/unix", f"Num       RefCount Protocol Flags    Type St Inode Path\n{rows}")
+
     def unit(self, properties: dict[str, str], nri: str = "active") -> None:
         """Write a systemctl that shows the state of the daemon's unit and of the unit of the NRI plugin."""
         lines = "\\n".join(f"{name}={value}" for name, value in properties.items())

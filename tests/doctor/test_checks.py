@@ -20,6 +20,7 @@ from resctrlctl.defaults import SOCKET as DEFAULT_SOCKET
 from resctrlctl.doctor import verb
 from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
+from resctrlctl.layout import to_text
 from resctrlctl.output import Json, Output
 from tests.ctl.conftest import Ctl
 from tests.ctl.fake_manager import FakeManager
@@ -236,6 +237,10 @@ def test_rdt_parameter_that_turns_monitoring_off_is_found(
     assert found.severity is severity
     assert "mbm_total_bytes" in found.what
     assert found.fix[0].startswith("/boot/loader/entries/debian.conf:2: remove")
+    assert ("does not start" in found.why) == (severity is Severity.ERROR)
+    assert found.fix[1].startswith("reboot")
+    machine.program("/usr/sbin/update-grub")
+    assert fault(machine, "kernel-parameter").fix[1].startswith("update-grub && reboot")
 
 
 def test_unknown_word_of_the_rdt_parameter_is_found(machine: MachineTree) -> None:
@@ -258,6 +263,7 @@ def test_reallocated_bandwidth_counters_are_found_with_the_remedy(machine: Machi
     machine.write("/sys/devices/system/cpu/modalias", "cpu:type:x86,ven0002fam0019mod0001:feature:\n")
     found = fault(machine, "bandwidth")
     assert (found.severity, found.fix) == (Severity.NOTE, ())
+    assert "does not offer the mode mbm_event" in found.why
 
 
 def test_assignable_bandwidth_counters_are_counted(machine: MachineTree) -> None:
@@ -268,7 +274,11 @@ def test_assignable_bandwidth_counters_are_counted(machine: MachineTree) -> None
     machine.write(f"{folder}/mbm_assign_on_mkdir", "1\n")
     assert faults(machine) == []
     machine.write(f"{folder}/available_mbm_cntrs", "0=30;1=0\n")
-    assert "30 of 32 in mon_L3_00, 0 of 32 in mon_L3_01" in fault(machine, "bandwidth").what
+    found = fault(machine, "bandwidth")
+    assert "30 of 32 in mon_L3_00, 0 of 32 in mon_L3_01" in found.what
+    assert found.severity is Severity.WARNING
+    assert "Unassigned" in found.why
+    assert found.fix
     machine.write(f"{folder}/available_mbm_cntrs", "0=30;1=2\n")
     machine.write(f"{folder}/mbm_assign_on_mkdir", "0\n")
     assert fault(machine, "bandwidth").severity is Severity.NOTE
@@ -289,6 +299,12 @@ def test_users_of_rmids_are_counted_by_owner(machine: MachineTree) -> None:
     assert "1 by foreign groups named after pods" in found.what
     assert "60 by foreign groups of unknown programs" in found.what
     assert found.fix[0].startswith(f"rmdir {RESCTRL}/mon_groups/")
+
+
+def test_mark_is_that_of_the_configuration_if_the_daemon_never_ran(machine: MachineTree) -> None:
+    shutil.rmtree(machine.path("/run/resctrlmond/records"))
+    (found,) = (each for each in verb.examine(machine.host).findings if each.check == "rmids")
+    assert "1 by groups of resctrlmond" in found.what
 
 
 def test_few_free_rmids_are_a_warning(machine: MachineTree) -> None:
@@ -314,6 +330,11 @@ def test_threshold_with_which_no_rmid_leaves_limbo_is_found(machine: MachineTree
     [
         (FAILED, Severity.ERROR, "failed at Sat 2026-11-21 11:13:22 UTC (exit-code, exit status 69)"),
         (UNIT | {"ActiveState": "inactive"}, Severity.ERROR, "is inactive"),
+        (
+            UNIT | {"ActiveState": "inactive", "InactiveEnterTimestamp": "Sat"},
+            Severity.ERROR,
+            "is inactive since Sat",
+        ),
         (UNIT | {"ActiveState": "activating", "SubState": "auto-restart"}, Severity.WARNING, "auto-restart"),
         (UNIT | {"UnitFileState": "disabled"}, Severity.NOTE, "not started at boot"),
         (UNIT | {"NRestarts": "2", "InactiveEnterTimestamp": "Sat"}, Severity.WARNING, "restarted 2 times"),
@@ -347,6 +368,7 @@ def test_missing_socket_is_an_error(machine: MachineTree) -> None:
     machine.remove(SOCKET)
     found = fault(machine, "socket")
     assert found.what == f"{SOCKET} does not exist"
+    assert found.fix == ("systemctl restart resctrlmond.socket resctrlmond.service",)
 
 
 def test_file_in_the_place_of_the_socket_is_an_error(machine: MachineTree) -> None:
@@ -423,6 +445,13 @@ def test_invalid_hook_file_is_an_error(machine: MachineTree, text: str, folder: 
     assert found.fix[0].startswith(f"rm {folder}/other.json")
 
 
+def test_fault_in_a_hook_file_is_described(machine: MachineTree) -> None:
+    machine.write(f"{HOOKS}/other.json", '{"version": "1.0.0"}')
+    assert fault(machine, "hooks").what.endswith("'hook' is missing")
+    machine.write(f"{HOOKS}/other.json", '{\n"hook": }')
+    assert "line 2" in fault(machine, "hooks").what
+
+
 def test_link_to_a_missing_hook_file_is_an_error(machine: MachineTree) -> None:
     name = f"{HOOKS}/resctrlmon-createRuntime.json"
     machine.remove(name)
@@ -471,7 +500,7 @@ def test_docker_is_a_note(machine: MachineTree) -> None:
 def test_containerd_without_nri_is_a_warning_with_the_lines_to_write(
     machine: MachineTree, text: str, fix: tuple[str, ...]
 ) -> None:
-    machine.write("/run/containerd/containerd.sock", "")
+    machine.listen("/run/containerd/containerd.sock")
     machine.write(CONTAINERD, text)
     found = fault(machine, "nri")
     assert found.severity is Severity.WARNING
@@ -480,7 +509,7 @@ def test_containerd_without_nri_is_a_warning_with_the_lines_to_write(
 
 
 def test_k3s_without_nri_is_changed_in_its_template(machine: MachineTree) -> None:
-    machine.write("/run/k3s/containerd/containerd.sock", "")
+    machine.listen("/run/k3s/containerd/containerd.sock")
     machine.write("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "version = 3\n")
     found = fault(machine, "nri")
     assert found.fix[0] == "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl:"
@@ -488,15 +517,23 @@ def test_k3s_without_nri_is_changed_in_its_template(machine: MachineTree) -> Non
 
 
 def test_nri_without_the_plugin_is_a_warning(machine: MachineTree) -> None:
-    machine.write("/run/containerd/containerd.sock", "")
-    machine.write("/run/nri/nri.sock", "")
+    machine.listen("/run/containerd/containerd.sock", "/var/run/nri/nri.sock")
     assert faults(machine) == []
     machine.unit(UNIT, nri="inactive")
     assert fault(machine, "nri").fix == ("systemctl enable --now resctrlmon-nri.service",)
 
 
-def test_invalid_configuration_of_containerd_is_an_error(machine: MachineTree) -> None:
+def test_files_of_sockets_that_a_stopped_containerd_left_are_ignored(machine: MachineTree) -> None:
     machine.write("/run/containerd/containerd.sock", "")
+    machine.write("/run/nri/nri.sock", "")
+    machine.unit(UNIT, nri="inactive")
+    assert faults(machine) == []
+    machine.program("/usr/bin/containerd")
+    assert fault(machine, "nri").severity is Severity.NOTE
+
+
+def test_invalid_configuration_of_containerd_is_an_error(machine: MachineTree) -> None:
+    machine.listen("/run/containerd/containerd.sock")
     machine.write(CONTAINERD, "version = \n")
     assert "is not valid TOML" in fault(machine, "nri").what
 
@@ -553,6 +590,23 @@ def test_file_that_cannot_be_read_is_a_note(machine: MachineTree) -> None:
     found = fault(machine, "kernel-parameter")
     assert found.severity is Severity.NOTE
     assert "kernel-parameter was not examined" in found.what
+
+
+def test_finding_without_a_reason_has_no_line_for_it(machine: MachineTree) -> None:
+    machine.remove("/usr/bin/systemctl")
+    for width in (None, 80):
+        text = to_text(verb.blocks(verb.examine(machine.host), width, is_quiet=False), None, legend=True)
+        assert "note: the state of resctrlmond.service" in text
+        assert "Why" not in text
+
+
+def test_quiet_output_has_only_warnings_and_errors(machine: MachineTree) -> None:
+    machine.write("/run/docker.sock", "")
+    machine.unit(FAILED)
+    text = to_text(verb.blocks(verb.examine(machine.host), None, is_quiet=True), None, legend=True)
+    assert text.startswith("error: resctrlmond.service failed")
+    assert "Docker" not in text
+    assert " ok" not in text
 
 
 def test_empty_machine_is_examined(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def break_machine(machine: MachineTree) -> None:
         machine.group(f"taken{number:02}")
     machine.unit(FAILED)
     machine.hook("other.json", "/usr/libexec/missing")
-    machine.write("/run/containerd/containerd.sock", "")
+    machine.listen("/run/containerd/containerd.sock")
     machine.write("/run/docker.sock", "")
 
 
