@@ -208,6 +208,9 @@ POLICY = $(DESTDIR)$(PREFIX)/share/dbus-1/system.d/org.resctrlmon1.conf
 ACTIVATION = $(DESTDIR)$(PREFIX)/share/dbus-1/system-services/org.resctrlmon1.service
 SHARED = $(DESTDIR)$(PREFIX)/share/resctrlmond
 COMPLETION = $(DESTDIR)$(PREFIX)/share/bash-completion/completions/resctrlctl
+# Debian's zsh reads the first of these directories in /usr, and the second in /usr/local.
+ZSH_COMPLETION = $(DESTDIR)$(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)/_resctrlctl
+FISH_COMPLETION = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/resctrlctl.fish
 MANDIR = $(DESTDIR)$(PREFIX)/share/man
 MODULES = $(DESTDIR)$(PYTHONDIR)/resctrlmond $(DESTDIR)$(PYTHONDIR)/resctrlctl
 
@@ -243,6 +246,8 @@ endif
 	  $(INSTALL) -D -m 644 systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	for page in $(INSTALLED_PAGES); do $(INSTALL) -D -m 644 -t $(MANDIR)/man$${page##*.} $$page || exit 1; done
 	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.bash $(COMPLETION)
+	$(INSTALL) -D -m 644 resctrlctl/completions/_resctrlctl $(ZSH_COMPLETION)
+	$(INSTALL) -D -m 644 resctrlctl/completions/resctrlctl.fish $(FISH_COMPLETION)
 
 # In the order of the Debian package's prerm: the hook's JSON files first, and no group remains without an owner.
 # A changed configuration file remains, as with apt remove.
@@ -263,7 +268,7 @@ uninstall-files:
 	for name in resctrlmond nri; do ! cmp -s systemd/$$name.yaml $(DESTDIR)/etc/resctrlmond/$$name.yaml || \
 	  rm $(DESTDIR)/etc/resctrlmond/$$name.yaml || exit 1; done
 	rm -rf $(MODULES) $(SHARED)
-	rm -f $(SYSUSERS) $(HOOK) $(POLICY) $(ACTIVATION) $(COMPLETION)
+	rm -f $(SYSUSERS) $(HOOK) $(POLICY) $(ACTIVATION) $(COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
 	rm -f $(addprefix $(DESTDIR)$(UNITDIR)/,$(notdir $(UNITS))) $(addprefix $(CATALOGDIR)/,$(notdir $(CATALOGS)))
 	for command in $(COMMANDS); do rm -f $(DESTDIR)$(PREFIX)/bin/$${command%=*} || exit 1; done
 	for page in $(INSTALLED_PAGES); do rm -f $(MANDIR)/man$${page##*.}/$${page##*/} || exit 1; done

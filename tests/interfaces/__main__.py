@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from resctrlmond.api.verbs import INTERFACES
-from tests.interfaces import dbus, pages, varlink
+from tests.interfaces import completions, dbus, pages, varlink
 
 ROOT = Path(__file__).parents[2]
 _API = "resctrlmond/api"
+_COMPLETIONS = "resctrlctl/completions"
 _PAGE = "man/org.resctrlmon.Manager.5.scd"
 _BUS_PAGE = "man/org.resctrlmon1.5.scd"
 _OVERVIEW = "man/resctrlmond.7.scd"
@@ -24,6 +25,8 @@ def generated() -> dict[str, str]:
         f"{_API}/org.resctrlmon1.xml": dbus.introspection(),
         _PAGE: pages.with_blocks(_text(_PAGE), pages.blocks()),
         _BUS_PAGE: pages.with_blocks(_text(_BUS_PAGE), pages.bus_blocks()),
+        f"{_COMPLETIONS}/_resctrlctl": completions.zsh(),
+        f"{_COMPLETIONS}/resctrlctl.fish": completions.fish(),
         _OVERVIEW: pages.with_blocks(_text(_OVERVIEW), pages.reason_blocks()),
     }
 

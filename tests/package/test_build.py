@@ -69,6 +69,7 @@ def test_files_of_each_package(built: Path) -> None:
         *("/usr/share/dbus-1/system.d/org.resctrlmon1.conf", "/etc/resctrlmond/resctrlmond.yaml"),
         "/usr/share/resctrlmond/hooks.d/resctrlmon-createRuntime.json",
         *("/usr/share/man/man8/resctrlmond.8.gz", "/usr/share/bash-completion/completions/resctrlctl"),
+        *("/usr/share/zsh/vendor-completions/_resctrlctl", "/usr/share/fish/vendor_completions.d/resctrlctl.fish"),
     }
     assert wanted <= daemon
     assert not [path for path in daemon if "/dist-packages/" in path]
