@@ -23,10 +23,22 @@ _TWO_OWNERS = "Two owners of monitoring groups on one machine interfere with eac
 
 def check(host: Host) -> Iterator[Finding]:
     """Find processes, enabled units and NRI plugins of programs that are known to manage monitoring groups."""
-    findings = [*_processes(host), *_units(host), *_plugins(host)]
+    findings = [*_hidden(host), *_processes(host), *_units(host), *_plugins(host)]
     yield from findings
     if not findings:
         yield Finding(Severity.OK, "rivals", "no other program that manages monitoring groups was found")
+
+
+def _hidden(host: Host) -> Iterator[Finding]:
+    """Find whether /proc hides the processes of root, of which one always exists (hidepid= in proc(5))."""
+    if not host.read("/proc/1/comm"):
+        yield Finding(
+            Severity.NOTE,
+            "rivals",
+            "processes were not examined: /proc hides those of root",
+            "Another program that manages monitoring groups may be running.",
+            ("sudo resctrlctl doctor",),
+        )
 
 
 def _processes(host: Host) -> Iterator[Finding]:

@@ -181,10 +181,9 @@ def _nri_fix(path: str, text: str, settings: dict[str, Any], *, is_k3s: bool) ->
 
 
 def check_runtime_groups(host: Host) -> Iterator[Finding]:
-    """Find containers for which the runtime itself creates a monitoring group, and classes that a runtime manages."""
-    paths = [path for pattern in _BUNDLES for path in sorted(glob.glob(host.path(pattern)))]
+    """Find containers for which the runtime itself creates a monitoring group."""
     found = []
-    for path in paths:
+    for path in _bundles(host):
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
         if re.search(r'"enableMonitoring"\s*:\s*true', text):
@@ -200,12 +199,25 @@ def check_runtime_groups(host: Host) -> Iterator[Finding]:
             "group only.",
             ("Remove linux.intelRdt.enableMonitoring from the containers' configuration (NRI plugin, annotation)",),
         )
+
+
+def _bundles(host: Host) -> list[str]:
+    """Return the configurations of running containers. Raises OSError if a directory of them cannot be listed."""
+    paths = []
+    for pattern in _BUNDLES:
+        host.names(pattern.partition("/*")[0])  # glob ignores errors
+        paths += sorted(glob.glob(host.path(pattern)))
+    return paths
+
+
+def check_runtime_classes(host: Host) -> Iterator[Finding]:
+    """Find runtimes that manage the classes of resctrl."""
     for path in (_CONTAINERD, "/etc/crio/crio.conf", *(f"/etc/crio/crio.conf.d/{name}" for name in _crio(host))):
         for number, line in enumerate(host.read(path).splitlines(), 1):
             if re.match(r"\s*rdt_config_file\s*=\s*[\"'][^\"']", line):
                 yield Finding(
                     Severity.NOTE,
-                    "runtime-groups",
+                    "runtime-classes",
                     f"the runtime manages the classes of resctrl (rdt_config_file, {path}:{number})",
                     "When it starts, it removes classes that its file does not name, with their monitoring groups.",
                 )

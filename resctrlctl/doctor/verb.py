@@ -35,6 +35,7 @@ CHECKS: tuple[tuple[str, Callable[[Host], Iterator[Finding]]], ...] = (
     ("hooks", runtimes.check_hooks),
     ("nri", runtimes.check_nri),
     ("runtime-groups", runtimes.check_runtime_groups),
+    ("runtime-classes", runtimes.check_runtime_classes),
     ("rivals", rivals.check),
 )
 _STATUS = {Severity.WARNING: DOCTOR_WARNING, Severity.ERROR: DOCTOR_ERROR}

@@ -549,9 +549,18 @@ def test_containers_whose_runtime_creates_groups_are_found(machine: MachineTree)
     assert [each.severity for each in faults(machine, "runtime-groups")] == [Severity.WARNING]
 
 
+def test_directory_of_containers_that_cannot_be_listed_is_a_note(machine: MachineTree) -> None:
+    folder = machine.path("/var/lib/containers/storage/overlay-containers")
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to("overlay-containers")
+    found = fault(machine, "runtime-groups")
+    assert found.severity is Severity.NOTE
+    assert "overlay-containers" in found.what
+
+
 def test_runtime_that_manages_classes_is_a_note(machine: MachineTree) -> None:
     machine.write("/etc/crio/crio.conf.d/10-rdt.conf", '[crio.runtime]\nrdt_config_file = "/etc/rdt.yaml"\n')
-    assert "10-rdt.conf:2" in fault(machine, "runtime-groups").what
+    assert "10-rdt.conf:2" in fault(machine, "runtime-classes").what
 
 
 # -- rivals
@@ -574,6 +583,13 @@ def test_enabled_unit_of_a_rival_is_a_warning(machine: MachineTree) -> None:
     wants.mkdir(parents=True)
     (wants / "rdt.service").symlink_to("/usr/lib/systemd/system/rdt.service")
     assert fault(machine, "rivals").fix == ("systemctl disable --now rdt.service",)
+
+
+def test_hidden_processes_are_a_note(machine: MachineTree) -> None:
+    machine.remove("/proc/1/comm")
+    found = fault(machine, "rivals")
+    assert found.severity is Severity.NOTE
+    assert "hides" in found.what
 
 
 def test_nri_plugin_of_a_rival_is_a_warning(machine: MachineTree) -> None:
