@@ -158,6 +158,7 @@ def check_events(host: Host) -> Iterator[Finding]:
             f"resctrl counts nothing: {place(host)}/info has no directory *_MON",
             "The processor can limit resources but not monitor them, or rdt= turns monitoring off. "
             "The daemon does not start.",
+            ("grep -o 'rdt=[^ ]*' /proc/cmdline  # if this turns off cmt, mbmtotal and mbmlocal, remove that",),
         )
         return
     events = " ".join(

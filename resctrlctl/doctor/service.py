@@ -17,6 +17,7 @@ from resctrlctl.doctor.finding import Finding, Severity
 from resctrlctl.doctor.host import Host
 from resctrlctl.doctor.resctrl import settings
 from resctrlctl.errors import CommandError
+from resctrlctl.format import format_count
 from resctrlmond import config
 from resctrlmond.api.types import NoParameters, StatusReply
 from resctrlmond.yaml_file import ConfigError
@@ -215,6 +216,15 @@ def _answer(place: str, path: str, restart: str) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, "socket", str(error), "The daemon does not answer.", (restart,))
         return
     yield Finding(Severity.OK, "socket", f"resctrlmond {reply.version} answers on {path}")
+    if reply.pending:
+        count = f"{format_count(reply.pending, 'workload')} {'waits' if reply.pending == 1 else 'wait'} for an RMID"
+        yield Finding(
+            Severity.WARNING,
+            "rmids",
+            f"{count}; freed RMIDs are in limbo" if reply.in_limbo else count,
+            "What a workload uses until it has an RMID is not counted.",
+            ("resctrlctl list --filter state=pending",),
+        )
     for problem in reply.problems:
         yield Finding(Severity.WARNING, "problem", problem, "The daemon reports this.", ("resctrlctl status",))
 

@@ -155,7 +155,7 @@ class MachineTree:
 def answering_machine(root: Path, manager: FakeManager) -> MachineTree:
     """Return a machine on whose socket a manager answers, without problems."""
     tree = MachineTree(root)
-    manager.replies["Status"] = msgspec.structs.replace(manager.status(NoParameters()), problems=[])
+    manager.replies["Status"] = msgspec.structs.replace(manager.status(NoParameters()), problems=[], pending=0)
     os.link(manager.socket, tree.path(SOCKET))
     tree.path(SOCKET).chmod(0o660)
     os.chown(tree.path(SOCKET), -1, MARK)

@@ -416,6 +416,19 @@ def test_problems_of_the_daemon_are_findings(machine: MachineTree, manager: Fake
     assert (found.severity, found.what) == (Severity.WARNING, "another program removes groups")
 
 
+@pytest.mark.parametrize(
+    ("pending", "in_limbo", "text"),
+    [(1, False, "1 workload waits for an RMID"), (2, True, "2 workloads wait for an RMID; freed RMIDs are in limbo")],
+)
+def test_workloads_that_wait_for_an_rmid_are_a_warning(
+    machine: MachineTree, manager: FakeManager, pending: int, in_limbo: bool, text: str
+) -> None:
+    reply = manager.replies["Status"]
+    manager.replies["Status"] = msgspec.structs.replace(reply, pending=pending, in_limbo=in_limbo)
+    found = fault(machine, "rmids")
+    assert (found.severity, found.what) == (Severity.WARNING, text)
+
+
 def test_missing_and_broken_bus_policies_are_found(machine: MachineTree) -> None:
     policy = "/usr/share/dbus-1/system.d/org.resctrlmon1.conf"
     machine.write(policy, "<busconfig>")
@@ -658,7 +671,7 @@ def test_exit_status_is_that_of_the_worst_finding(
 def test_doctor_examines_only_the_daemon_of_another_socket(ctl: Ctl) -> None:
     done = ctl("doctor", "--json=short")
     assert (done.returncode, done.stderr) == (8, "")
-    assert {finding["check"] for finding in json.loads(done.stdout)["findings"]} == {"socket", "problem"}
+    assert {finding["check"] for finding in json.loads(done.stdout)["findings"]} == {"socket", "rmids", "problem"}
 
 
 def test_doctor_examines_a_machine_without_the_daemon(ctl: Ctl) -> None:
