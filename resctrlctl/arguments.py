@@ -25,6 +25,7 @@ _EPILOG = """\
 examples:
   resctrlctl list
   resctrlctl list --watch --sort power
+  resctrlctl top --by namespace
   resctrlctl list --pods
   resctrlctl show --json=pretty web.service
   resctrlctl run -- make -j8
@@ -57,6 +58,9 @@ _WORKLOAD = (
 )
 # The filters of list, which workload_table.FILTERS defines.
 _FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container", "unit", "key")
+# The groupings and columns of top, which top_view.By and top_view.COLUMNS define.
+_GROUPINGS = ("workload", "pod", "namespace", "unit", "class")
+_TOP_SORTS = ("name", "workloads", "power", "bandwidth", "llc", "energy", "age", "quality")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -223,14 +227,7 @@ def _list(verb: argparse.ArgumentParser) -> None:
         "--columns", type=_words, metavar="NAME,...", default=[], help="the columns; see LIST in resctrlctl(1)"
     )
     verb.add_argument("--sort", metavar="NAME", help="sort by a column: numbers from the largest, texts from A")
-    verb.add_argument(
-        "--filter",
-        type=_filter,
-        metavar="NAME=PATTERN",
-        action="append",
-        default=[],
-        help=f"list only workloads that match; can be repeated. NAME: {', '.join(_FILTERS)}",
-    )
+    _filters(verb)
     verb.add_argument(
         "--rate", action="store_true", help="read twice, one second apart, for power and bandwidth of that second"
     )
@@ -243,6 +240,33 @@ def _list(verb: argparse.ArgumentParser) -> None:
         help="repeat every SECONDS (default: 1), with power and bandwidth of that time, until interrupted",
     )
     _root(verb)
+
+
+def _filters(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--filter",
+        type=_filter,
+        metavar="NAME=PATTERN",
+        action="append",
+        default=[],
+        help=f"list only workloads that match; can be repeated. NAME: {', '.join(_FILTERS)}",
+    )
+
+
+def _top(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "-b", "--batch", action="store_true", help="print lines of text; always so if there is no terminal"
+    )
+    verb.add_argument("-n", "--iterations", type=_count, metavar="N", help="end after N intervals")
+    verb.add_argument(
+        "-d", "--delay", type=_seconds, metavar="SECONDS", default=1.0, help="the length of an interval (default: 1)"
+    )
+    verb.add_argument(
+        "--by", choices=_GROUPINGS, default=_GROUPINGS[0], help="what a row stands for (default: workload)"
+    )
+    verb.add_argument("--sort", choices=_TOP_SORTS, default="power", help="the column to sort by (default: power)")
+    verb.add_argument("-r", "--reverse", action="store_true", help="reverse the order")
+    _filters(verb)
 
 
 def _show(verb: argparse.ArgumentParser) -> None:
@@ -406,6 +430,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
 def _process_id(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
@@ -427,6 +457,7 @@ VERBS = {
         "queries:list_workloads",
         _list,
     ),
+    "top": ("show what the workloads use now, again and again", "top:top", _top),
     "show": ("show workloads with their counters and what they used", "queries:show", _show),
     "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),

@@ -115,14 +115,15 @@ def _table_text(table: Table, width: int | None, legend: bool) -> str:
     widths = column_widths(table, width, legend)
     lines = []
     if legend and table.rows:
-        lines.append(_line(table, tuple(column.heading for column in table.columns), widths))
-    lines.extend(_line(table, row.cells, widths) for row in table.rows)
+        lines.append(line_of(table, tuple(column.heading for column in table.columns), widths))
+    lines.extend(line_of(table, row.cells, widths) for row in table.rows)
     if legend and table.footer:
         lines.extend(["", table.footer] if table.rows else [table.footer])
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(table: Table, cells: tuple[str, ...], widths: list[int]) -> str:
+def line_of(table: Table, cells: tuple[str, ...], widths: list[int]) -> str:
+    """Return the cells of a row, or the headings, as a line of columns with these widths."""
     parts = []
     for column, cell, width in zip(table.columns, cells, widths, strict=True):
         shown = cut(cell, width)

@@ -20,7 +20,7 @@ from resctrlmond.workloads.states import Quality, State
 
 ENERGY, TRAFFIC, CACHE = "core_energy", "mbm_total_bytes", "llc_occupancy"
 # From best to worst: a workload has the quality of its worst total.
-_QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
+QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # All other states have the normal tone.
 TONES = {
     State.PENDING: Tone.WARNING,
@@ -73,7 +73,7 @@ class Line(msgspec.Struct, frozen=True):
     def quality(self) -> str:
         """The quality of the worst total; "" if there is none."""
         qualities = {total.quality for total in self.usage.totals}
-        return max(qualities, key=_QUALITIES.index) if qualities else ""
+        return max(qualities, key=QUALITIES.index) if qualities else ""
 
     @property
     def reason(self) -> str:
@@ -119,7 +119,7 @@ FIELDS: dict[str, _Field] = {
     "workload": _word("WORKLOAD", lambda line: line.selector),
     "key": _word("KEY", lambda line: line.workload.key),
     "state": _word("STATE", lambda line: str(line.workload.state)),
-    "class": _word("CLASS", lambda line: " ".join(_class_names(line.workload))),
+    "class": _word("CLASS", lambda line: " ".join(class_names(line.workload))),
     "age": _Field("AGE", lambda line: line.age_s, lambda line: _age_text(line.age_s), is_number=True, rank=2),
     "since": _Field(
         "SINCE", lambda line: line.workload.created_at, lambda line: format_time(line.workload.created_at)
@@ -148,7 +148,7 @@ _DEFAULT = ("workload", "age", "llc", "traffic", "bandwidth", "energy", "power",
 # Each filter: its value for a workload.
 FILTERS: dict[str, Callable[[Line], Iterable[str]]] = {
     "state": lambda line: [str(line.workload.state)],
-    "class": lambda line: _class_names(line.workload),
+    "class": lambda line: class_names(line.workload),
     "owner": lambda line: [claim.owner for claim in line.workload.claims],
     "quality": lambda line: [line.quality],
     "namespace": lambda line: [line.attribute("pod.namespace")],
@@ -199,7 +199,7 @@ def table(found: Sequence[Line], columns: Sequence[str] = (), width: int | None 
     """
     names = list(columns) or _suitable(found)
     dropped = [] if columns or width is None else _drop(names, found, width)
-    rows = [Row(tuple(FIELDS[name].text(line) for name in names), _tone(line)) for line in found]
+    rows = [Row(tuple(FIELDS[name].text(line) for name in names), tone_of(line)) for line in found]
     headings = tuple(Column(FIELDS[name].heading, right=FIELDS[name].is_number, is_whole=True) for name in names)
     return Table(headings, tuple(rows), _footer(found, dropped))
 
@@ -246,11 +246,13 @@ def _footer(found: Sequence[Line], dropped: Sequence[str]) -> str:
     return " ".join(texts)
 
 
-def _tone(line: Line) -> Tone:
+def tone_of(line: Line) -> Tone:
+    """Return the tone of the workload's row."""
     return Tone.WARNING if line.usage.error else TONES.get(line.workload.state, Tone.NORMAL)
 
 
-def _class_names(workload: Workload) -> list[str]:
+def class_names(workload: Workload) -> list[str]:
+    """Return the classes of the workload, as users read and type them."""
     return [name or "/" for name in workload.classes or (workload.class_,)]
 
 

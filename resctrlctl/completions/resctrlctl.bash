@@ -46,6 +46,7 @@ _resctrlctl() {
     local common='--help --json --json=short --json=pretty --json=off --no-legend --quiet --full --socket'
     local -A options=(
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
+        [top]='--batch --iterations --delay --by --sort --reverse --filter'
         [show]='--raw --root'
         [status]=''
         [doctor]=''
@@ -57,7 +58,7 @@ _resctrlctl() {
         [run]='--key --class --take-over --best-effort --output'
     )
     local socket=''
-    local verbs='list show status doctor create assign release move hooks run'
+    local verbs='list top show status doctor create assign release move hooks run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -81,7 +82,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --by | -n | --iterations | -d | --delay)
                 ((index++))
                 ;;
             -*) ;;
@@ -106,7 +107,15 @@ _resctrlctl() {
             __resctrlctl_words "$(cd /proc && compgen -G '[1-9]*')" "$current"
             return
             ;;
+        --by)
+            __resctrlctl_words "$(printf '%s\n' workload pod namespace unit class)" "$current"
+            return
+            ;;
         --sort | --columns)
+            if [[ $verb == top ]]; then
+                __resctrlctl_words "$(printf '%s\n' name workloads power bandwidth llc energy age quality)" "$current"
+                return
+            fi
             # Complete the last name of a list.
             local names='workload key state class age since llc traffic bandwidth energy power quality members namespace pod container command unit owner reason'
             local before=''
@@ -118,7 +127,7 @@ _resctrlctl() {
             __resctrlctl_words "$(printf '%s=\n' state class owner quality namespace pod container unit key)" "$current"
             return
             ;;
-        --claim | --priority | --attribute | --member | --reason | --key)
+        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | -d | --delay)
             return
             ;;
     esac

@@ -18,7 +18,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --cgroup --claim --class --columns --filter --hooks-dir --key --member --output --pid --priority --reason --root --socket --sort -o
+            case --attribute --by --cgroup --claim --class --columns --delay --filter --hooks-dir --iterations --key --member --output --pid --priority --reason --root --socket --sort -d -n -o
                 set is_value $word
             case '-*'
             case '*'
@@ -83,6 +83,7 @@ complete -c resctrlctl -s l -l full -d 'do not cut lines to the width of the ter
 complete -c resctrlctl -l socket -rF -d 'the socket of resctrlmond'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -l version -d 'print the version'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a list -d 'list the workloads with what they use; the default verb'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a top -d 'show what the workloads use now, again and again'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a show -d 'show workloads with their counters and what they used'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a status -d 'show the state of resctrlmond and of the machine'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a doctor -d 'examine this machine, and explain each fault with its remedy'
@@ -100,6 +101,13 @@ complete -c resctrlctl -n '__resctrlctl_is list' -l filter -xa 'state= class= ow
 complete -c resctrlctl -n '__resctrlctl_is list' -l rate -d 'read twice, one second apart, for power and bandwidth of that second'
 complete -c resctrlctl -n '__resctrlctl_is list' -l watch -d 'repeat every SECONDS'
 complete -c resctrlctl -n '__resctrlctl_is list' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'
+complete -c resctrlctl -n '__resctrlctl_is top' -s b -l batch -d 'print lines of text'
+complete -c resctrlctl -n '__resctrlctl_is top' -s n -l iterations -x -d 'end after N intervals'
+complete -c resctrlctl -n '__resctrlctl_is top' -s d -l delay -x -d 'the length of an interval'
+complete -c resctrlctl -n '__resctrlctl_is top' -l by -x -d 'what a row stands for'
+complete -c resctrlctl -n '__resctrlctl_is top' -l sort -xa 'workload key state class age since llc traffic bandwidth energy power quality members namespace pod container command unit owner reason' -d 'the column to sort by'
+complete -c resctrlctl -n '__resctrlctl_is top' -s r -l reverse -d 'reverse the order'
+complete -c resctrlctl -n '__resctrlctl_is top' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
 complete -c resctrlctl -n '__resctrlctl_is show' -l raw -d 'show the counters of each domain too'
 complete -c resctrlctl -n '__resctrlctl_is show' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'
 complete -c resctrlctl -n '__resctrlctl_is show' -k -a '(__resctrlctl_workloads)'

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``top``: show what workloads use now, again and again, on the whole terminal or as lines of text."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from resctrlctl import workload_table
+from resctrlctl.daemon import Daemon
+from resctrlctl.errors import OK
+from resctrlctl.output import Json, Output
+from resctrlctl.top_view import By, Entry, Painted, View, entries, screen
+from resctrlctl.workload_table import Line
+from resctrlmond.api.types import NoParameters, ReadAllReply, ReadAllRequest, StatusReply, Usage
+from resctrlmond.workloads.clock import utc_now
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The state of the daemon and the use of all workloads at one time."""
+
+    status: StatusReply
+    lines: list[Line]
+
+
+class TopRow(msgspec.Struct, frozen=True, rename="camel"):
+    """A row in the JSON output of ``top``: the fields of ``Entry``; power and bandwidth with 6 decimals."""
+
+    name: str
+    workloads: int
+    power: str | None
+    bandwidth: str | None
+    llc: str | None
+    energy: str | None
+    age_s: float | None
+    quality: str
+
+
+class TopReply(msgspec.Struct, frozen=True, rename="camel"):
+    """The JSON output of ``top``: one for each interval. See ``StatusReply`` for the numbers of RMIDs.
+
+    ``read_at`` is the time of the reading (RFC 3339, UTC).
+    """
+
+    read_at: str
+    rmids: int
+    rmids_used: int
+    pending: int
+    by: By
+    rows: Sequence[TopRow]
+
+
+class Sampler:
+    """Reads the use of all workloads. Power and bandwidth of a sample are those since the one before."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._daemon = Daemon(args.socket)
+        self._filters = args.filter
+        self._before: list[Usage] = []
+
+    @property
+    def has_before(self) -> bool:
+        """Whether there was a sample before."""
+        return bool(self._before)
+
+    def take(self) -> Sample:
+        """Read now. Raises CommandError."""
+        action = "read what the workloads use"
+        status = self._daemon.call(action, "Status", NoParameters(), StatusReply)
+        pages = self._daemon.stream(action, "ReadAll", ReadAllRequest(), ReadAllReply)
+        usages = [usage for page in pages for usage in page.usages]
+        lines = workload_table.lines(usages, self._before)
+        self._before = usages
+        return Sample(status, workload_table.selected(lines, self._filters))
+
+
+def top(args: argparse.Namespace, output: Output) -> int:
+    """Show what the workloads use until the user quits, or ``args.iterations`` times; return the exit status."""
+    view = View(By(args.by), args.sort, args.reverse, has_blocks=_has_blocks())
+    sampler = Sampler(args)
+    if not args.batch and output.json is Json.OFF and _is_terminal():
+        # curses takes longer to import than all that the other forms need.
+        from resctrlctl.top_terminal import run  # noqa: PLC0415
+
+        return run(sampler.take, view, args.delay, args.iterations)
+    return _print(sampler.take, view, args, output)
+
+
+def _print(take: Callable[[], Sample], view: View, args: argparse.Namespace, output: Output) -> int:
+    take()
+    left = args.iterations
+    is_first = True
+    while left is None or left > 0:
+        time.sleep(args.delay)
+        sample = take()
+        rows = entries(sample.lines, view)
+        if output.json is not Json.OFF:
+            status = sample.status
+            found = [_row(entry) for entry in rows]
+            reply = TopReply(utc_now(), status.rmids, status.rmids_used, status.pending, view.by, found)
+            output.print_json(reply)
+        else:
+            if not is_first:
+                output.print_line("")
+            _print_lines(screen(rows, sample.status, view, output.width), output)
+        is_first = False
+        left = None if left is None else left - 1
+    return OK
+
+
+def _row(entry: Entry) -> TopRow:
+    power, bandwidth = (None if rate is None else f"{rate:.6f}" for rate in (entry.power, entry.bandwidth))
+    llc, energy = (None if total is None else f"{total:f}" for total in (entry.llc, entry.energy))
+    return TopRow(entry.name, entry.workloads, power, bandwidth, llc, energy, entry.age_s, entry.quality)
+
+
+def _print_lines(lines: Sequence[Painted], output: Output) -> None:
+    for line in lines:
+        output.print_line(line.text.rstrip())
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+def _has_blocks() -> bool:
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        "█▏".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    # Python uses UTF-8 in the C locale as well, but a terminal of the C locale may not.
+    names = [os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG")]
+    return next(filter(None, names), "C") not in ("C", "POSIX")

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb top: as lines of text and JSON, and on a real terminal, which pyte shows."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Callable, Iterator
+
+import pyte
+import pytest
+
+from tests.ctl.conftest import Ctl, command
+from tests.ctl.fake_manager import FakeManager
+from tests.wait import wait_until
+
+
+def test_batch_prints_a_table_for_each_interval(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k")
+    done = ctl("top", "--batch", "-n", "2", "-d", "0.5")
+    assert (done.returncode, done.stderr) == (0, "")
+    _, *tables = done.stdout.split("1 workload")
+    assert len(tables) == 2
+    for table in tables:
+        assert "RMIDs: " in table
+        assert [line.split()[0] for line in table.splitlines() if line][-1] == "k"
+
+
+def test_output_to_a_pipe_has_no_control_characters(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k")
+    done = ctl("top", "-n", "1", "-d", "0.5")
+    assert "\x1b" not in done.stdout
+    assert "WORKLOAD" in done.stdout
+
+
+def test_json_is_one_line_for_each_interval(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k")
+    lines = ctl("top", "--json", "-n", "2", "-d", "0.5", "--by", "class").stdout.splitlines()
+    assert len(lines) == 2
+    reply = json.loads(lines[1])
+    assert list(reply) == ["readAt", "rmids", "rmidsUsed", "pending", "by", "rows"]
+    assert (reply["by"], [(row["name"], row["workloads"]) for row in reply["rows"]]) == ("class", [("/", 1)])
+
+
+def test_filter_leaves_out_other_workloads(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("a")
+    manager.add("b")
+    done = ctl("top", "-n", "1", "-d", "0.5", "--json", "--filter", "key=b")
+    assert [row["name"] for row in json.loads(done.stdout)["rows"]] == ["b"]
+
+
+@pytest.mark.parametrize("words", [("-n", "0"), ("-d", "0.1"), ("--by", "host"), ("--sort", "key")])
+def test_wrong_options_are_refused(ctl: Ctl, words: tuple[str, ...]) -> None:
+    done = ctl("top", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words[0] in done.stderr
+
+
+class Terminal:
+    """A terminal with a program on it."""
+
+    def __init__(self, words: list[str], environment: dict[str, str], columns: int = 90, rows: int = 14) -> None:
+        self._screen = pyte.Screen(columns, rows)
+        stream = pyte.ByteStream(self._screen)
+        self._master, terminal = pty.openpty()
+        self.terminal = terminal
+        self.resize(columns, rows)
+        self.settings = termios.tcgetattr(terminal)
+        settings = environment | {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        self.process = subprocess.Popen(
+            words, env=settings, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        )
+
+        def show() -> None:
+            while True:
+                try:
+                    data = os.read(self._master, 65536)
+                except OSError:
+                    return
+                with self._guard:
+                    stream.feed(data)
+
+        self._guard = threading.Lock()
+        self._shower = threading.Thread(target=show, daemon=True)
+        self._shower.start()
+
+    @property
+    def text(self) -> str:
+        """The lines of the screen, as the user sees them."""
+        with self._guard:
+            return "\n".join(line.rstrip() for line in self._screen.display)
+
+    def press(self, keys: str) -> None:
+        """Type these keys."""
+        os.write(self._master, keys.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Give the terminal another size."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._screen.resize(rows, columns)
+
+    def close(self) -> None:
+        """End the program, and close the terminal."""
+        self.process.kill()
+        self.process.wait(60)
+        os.close(self.terminal)
+        self._shower.join(60)
+        os.close(self._master)
+
+
+@pytest.fixture
+def on_terminal(manager: FakeManager, environment: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
+    """A function that runs top on a terminal."""
+    opened: list[Terminal] = []
+
+    def start(*options: str) -> Terminal:
+        opened.append(Terminal(command(manager.socket, "top", *options), environment))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def test_terminal_shows_rows_and_follows_keys(manager: FakeManager, on_terminal: Callable[..., Terminal]) -> None:
+    for number in range(30):
+        manager.add(f"k{number:02}")
+    shown = on_terminal("--sort", "name", "-d", "0.5")
+    wait_until(lambda: "k00" in shown.text and "rows 1 to 7 of 30" in shown.text)
+    shown.press("r")
+    wait_until(lambda: "k29" in shown.text and "k00" not in shown.text)
+    shown.press("\x1b[6~")  # PgDn
+    wait_until(lambda: "k20" in shown.text and "k29" not in shown.text)
+    shown.press("h")
+    wait_until(lambda: "next grouping" in shown.text)
+    shown.press("gggg")
+    wait_until(lambda: "CLASS" in shown.text)
+    shown.press("+")
+    wait_until(lambda: "every 1 s" in shown.text)
+    shown.resize(60, 8)
+    shown.press("gr")
+    wait_until(lambda: "k00" in shown.text and "rows" in shown.text)
+    shown.press("q")
+    assert shown.process.wait(60) == 0
+    assert termios.tcgetattr(shown.terminal) == shown.settings
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_leaves_the_terminal_as_it_was(
+    manager: FakeManager, on_terminal: Callable[..., Terminal], number: signal.Signals
+) -> None:
+    manager.add("k")
+    shown = on_terminal()
+    wait_until(lambda: "WORKLOAD" in shown.text)
+    assert termios.tcgetattr(shown.terminal) != shown.settings
+    shown.process.send_signal(number)
+    assert shown.process.wait(60) == 128 + number
+    assert termios.tcgetattr(shown.terminal) == shown.settings
+
+
+def test_screen_names_a_missing_daemon_and_recovers(
+    manager: FakeManager, on_terminal: Callable[..., Terminal]
+) -> None:
+    manager.add("k")
+    shown = on_terminal("-d", "0.5")
+    wait_until(lambda: "every 0.5 s" in shown.text)
+    os.rename(manager.socket, manager.socket + ".away")
+    wait_until(lambda: "resctrlmond is not running" in shown.text)
+    assert "WORKLOAD" in shown.text, "the last figures stay"
+    os.rename(manager.socket + ".away", manager.socket)
+    wait_until(lambda: "every 0.5 s" in shown.text)
+
+
+def test_iterations_end_the_screen(manager: FakeManager, on_terminal: Callable[..., Terminal]) -> None:
+    manager.add("k")
+    assert on_terminal("-n", "1", "-d", "0.5").process.wait(60) == 0

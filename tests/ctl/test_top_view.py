@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Screens of top with 0, 1, 30 and 500 workloads, at 80 and 200 columns, as files in ``screens``.
+
+``python -m tests.ctl.test_top_view`` writes the files again. Look at each before you commit it.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from resctrlctl import arguments
+from resctrlctl.layout import cell_width
+from resctrlctl.top_view import COLUMNS, By, View, entries, screen
+from resctrlctl.workload_table import lines
+from resctrlmond.api.types import Foreign, StatusReply, Usage
+from resctrlmond.workloads.model import State
+from resctrlmond.workloads.states import Quality
+from tests.ctl.test_screens import COUNTS, SCREENS, WIDTHS, usage
+
+VIEWS = {
+    "top": View(),
+    "top-namespace": View(By.NAMESPACE),
+    "top-ascii": View(sort="name", has_blocks=False, is_rate=False),
+}
+
+
+def status(count: int = 0, pending: int = 0, problems: tuple[str, ...] = ()) -> StatusReply:
+    """Return the state of a machine with 256 RMIDs."""
+    return StatusReply(
+        version="1",
+        mount="/sys/fs/resctrl",
+        mounted=True,
+        rmids=256,
+        rmids_used=min(count + 1, 256),
+        pending=pending,
+        in_limbo=True if pending else None,
+        groups=count,
+        foreign=list[Foreign](),
+        classes=[""],
+        capacity=[],
+        problems=list(problems),
+    )
+
+
+def drawn(name: str, count: int, width: int) -> str:
+    """Return the text of a screen."""
+    usages = [usage(number) for number in range(count)]
+    pending = sum(each.workload.state is State.PENDING for each in usages)
+    view = VIEWS[name]
+    shown = screen(entries(lines(usages), view), status(count, pending), view, width)
+    return "".join(f"{line.text.rstrip()}\n" for line in shown)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", VIEWS)
+def test_screen_is_as_it_was_looked_at(name: str, count: int, width: int) -> None:
+    text = drawn(name, count, width)
+    assert max(map(cell_width, text.splitlines())) <= width
+    assert text == (SCREENS / f"{name}-{count}-{width}.txt").read_text(encoding="utf-8")
+    assert text.isascii() or name != "top-ascii"
+
+
+def rated(number: int, earlier: int, later: int, **attributes: str) -> tuple[Usage, Usage]:
+    """Return two readings of a workload, ten seconds apart, with these joules."""
+    base = usage(1)
+    known = replace(base.workload, key=f"k{number}", attributes=attributes)
+    found = []
+    for second, joules in ((0, earlier), (10, later)):
+        totals = [replace(total, value=str(joules)) for total in base.totals if total.event == "core_energy"]
+        read_at = f"2026-11-22T12:00:{second:02}.000000Z"
+        found.append(Usage(workload=known, read_at=read_at, totals=totals, levels=base.levels))
+    return found[0], found[1]
+
+
+def test_power_is_that_of_the_interval_and_groups_have_the_sum() -> None:
+    pairs = [
+        rated(1, 100, 150, unit="web.service"),
+        rated(2, 1000, 1010, unit="web.service"),
+        rated(3, 0, 500, unit="db.service"),
+    ]
+    before, after = zip(*pairs, strict=True)
+    rows = entries(lines(after, before), View(By.UNIT))
+    assert [(row.name, row.workloads, row.power, row.energy) for row in rows] == [
+        ("db.service", 1, Decimal(50), Decimal(500)),
+        ("web.service", 2, Decimal(6), Decimal(1160)),
+    ]
+
+
+def test_group_has_the_worst_quality_and_is_unknown_only_if_all_its_workloads_are() -> None:
+    late = replace(usage(3), workload=replace(usage(3).workload, attributes={"unit": "a"}))
+    pending = replace(usage(16), workload=replace(usage(16).workload, attributes={"unit": "a"}))
+    (row,) = entries(lines([late, pending]), View(By.UNIT))
+    assert (row.quality, row.workloads) == (Quality.LATE, 2)
+    assert row.energy == Decimal("243.000003")
+    (row,) = entries(lines([pending]), View(By.UNIT))
+    assert (row.quality, row.energy, row.power) == ("pending", None, None)
+
+
+@pytest.mark.parametrize("by", By)
+def test_every_workload_is_in_one_row_of_each_grouping(by: By) -> None:
+    rows = entries(lines([usage(number) for number in range(30)]), View(by))
+    assert sum(row.workloads for row in rows) == 30
+    assert len({row.name for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("sort", COLUMNS)
+def test_unknown_values_are_last_in_both_orders(sort: str) -> None:
+    usages = [usage(number) for number in range(30)]
+    for is_reversed in (False, True):
+        rows = entries(lines(usages), View(sort=sort, is_reversed=is_reversed))
+        is_unknown = [COLUMNS[sort].value(row) in (None, "") for row in rows]
+        assert is_unknown == sorted(is_unknown)
+        values = [COLUMNS[sort].value(row) for row in rows if COLUMNS[sort].value(row) not in (None, "")]
+        assert values == sorted(values, reverse=(sort in ("name", "quality")) == is_reversed)  # type: ignore[type-var]
+
+
+def test_machine_without_energy_has_no_columns_for_it() -> None:
+    without = replace(usage(1), totals=[total for total in usage(1).totals if total.event != "core_energy"])
+    view = View()
+    text = "\n".join(line.text for line in screen(entries(lines([without]), view), status(), view, 80))
+    assert "BANDWIDTH" in text
+    assert not {"POWER", "ENERGY", "power"} & set(text.split())
+
+
+def test_screen_has_the_first_problem_and_the_number_of_others() -> None:
+    lines_of = screen([], status(problems=("the tick hangs\x1b[31m", "another")), View(), 80)
+    assert "the tick hangs\\x1b[31m (1 more: resctrlctl status)" in [line.text for line in lines_of]
+    unmounted = screen([], replace(status(), mounted=False), View(), 80)
+    assert "resctrl is not mounted: nothing is counted." in [line.text for line in unmounted]
+
+
+def test_wide_characters_keep_the_columns_in_line() -> None:
+    wide = replace(usage(1), workload=replace(usage(1).workload, attributes={"container.name": "容器"}))
+    rows = entries(lines([wide, usage(2)]), View())
+    heading, *shown = (line.text for line in screen(rows, status(), View(), 200)[-3:])
+    columns = {
+        cell_width(text[: text.index(word)])
+        for text, word in ((heading, "QUALITY"), (shown[0], "exact"), (shown[1], "exact"))
+    }
+    assert len(columns) == 1
+
+
+def test_choices_on_the_command_line_are_those_of_the_view() -> None:
+    assert tuple(By) == arguments._GROUPINGS
+    assert tuple(COLUMNS) == arguments._TOP_SORTS
+    root = Path(__file__).parents[2]
+    for file in ("man/resctrlctl.1.scd", "resctrlctl/completions/resctrlctl.bash"):
+        text = (root / file).read_text()
+        assert all(name in text for name in (*By, *COLUMNS))
+
+
+def main() -> None:
+    """Write the files again."""
+    for name in VIEWS:
+        for count in COUNTS:
+            for width in WIDTHS:
+                (SCREENS / f"{name}-{count}-{width}.txt").write_text(drawn(name, count, width), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
