@@ -284,6 +284,8 @@ def _fish_option(action: argparse.Action, condition: str) -> str:
 
 def _fish_value(action: argparse.Action) -> str:
     """Return the options of complete(1) for a value: -x allows no files."""
+    if action.choices:
+        return f"-xa {_quoted(' '.join(map(str, action.choices)))} "
     if action.dest in _FILES:
         return "-rF "
     if action.dest in _DIRECTORIES:
