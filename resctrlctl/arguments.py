@@ -28,7 +28,7 @@ examples:
   resctrlctl top --by namespace
   resctrlctl list --pods
   resctrlctl show --json=pretty web.service
-  resctrlctl run -- make -j8
+  resctrlctl run make -j8
   resctrlctl assign batch --cgroup /sys/fs/cgroup/batch.slice
   resctrlctl release batch
   resctrlctl move batch silver
@@ -49,8 +49,9 @@ exit status:
 command starts, with 126 if the command cannot be executed, and with 127 if it is not found.
 """
 _RUN_EPILOG = """\
-example:
-  resctrlctl run --key nightly --json -o nightly.json -- make -j8
+examples:
+  resctrlctl run -r 5 -e core_energy sleep 1
+  resctrlctl run --key nightly --json -o nightly.json make -j8
 """
 _JSON = "--json"
 _WORKLOAD = (
@@ -78,6 +79,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         # No abbreviated options: a later version may have another option with the same beginning.
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
+        self.verbs: dict[str, Parser] = {}
+
+    @property
+    def options_with_value(self) -> set[str]:
+        """The names of the options whose value is the next word."""
+        return {name for action in self._actions if action.nargs is None for name in action.option_strings}
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         # argparse ignores errors when it writes its help to standard output.
@@ -96,11 +103,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     Exits if the command line is wrong.
     """
-    own, command = _split(argv)
+    own, command, parser = _split(argv)
     # Without a verb, list. A wrong verb stays an error.
-    if not any(not word.startswith("-") or word in ("-h", "--help", "--version") for word in _without_values(own)):
+    if not _places_of_words(own) and not {"-h", "--help", "--version"}.intersection(own):
         own = [*own, "list"]
-    parser = build(_verbs_to_add(own))
+    parser = parser or build(_verbs_to_add(own))
     # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
     args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
     # argparse would report this with the main parser, which has neither the verb's name nor its exit status.
@@ -112,28 +119,59 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if not command:
             args.parser.error("the command is missing")
         args.command = command
+        if args.append and args.output is None:
+            args.parser.error("argument --append: needs -o FILE")
+        if args.field_separator is not None and args.json != "off":
+            args.parser.error("argument -x: not allowed with --json")
     if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     return args
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    # For the verb run, all words after -- are the command. For other verbs, argparse handles --.
-    if "--" not in argv:
-        return argv, []
-    dashes = argv.index("--")
-    verb = next((word for word in argv[:dashes] if word in VERBS), None)
-    return (argv[:dashes], argv[dashes + 1 :]) if verb == "run" else (argv, [])
+def _split(argv: list[str]) -> tuple[list[str], list[str], Parser | None]:
+    """Return the words of resctrlctl, those of the command of run, and the parser if the verb is run.
+
+    The command begins after --, or with the first word that is neither an option nor its value.
+    """
+    at = next(iter(_places_of_words(argv)), None)
+    if at is None or argv[at] != "run":
+        return argv, [], None
+    parser = build(["run"])
+    with_value = parser.verbs["run"].options_with_value
+    index = at + 1
+    while index < len(argv):
+        word = argv[index]
+        if word == "--":
+            return argv[:index], argv[index + 1 :], parser
+        if not word.startswith("-") or word == "-":
+            return argv[:index], argv[index:], parser
+        index += 2 if _ends_with_option(word, with_value) else 1
+    return argv, [], parser
 
 
-def _without_values(words: list[str]) -> list[str]:
-    """Return the words without the value of --socket, the only option before the verb that has one as a word."""
-    return [word for index, word in enumerate(words) if index == 0 or words[index - 1] != "--socket"]
+def _ends_with_option(word: str, with_value: Collection[str]) -> bool:
+    """Return whether the next word is the value of an option, such as -o, or of the last one of -qo."""
+    if word.startswith("--"):
+        return word in with_value
+    first = next((index for index in range(1, len(word)) if f"-{word[index]}" in with_value), None)
+    return first is not None and first == len(word) - 1
+
+
+def _places_of_words(words: list[str]) -> list[int]:
+    """Return the indices of the words, without the options.
+
+    --socket is the only option before the verb with a value.
+    """
+    return [
+        index
+        for index, word in enumerate(words)
+        if not word.startswith("-") and (index == 0 or words[index - 1] != "--socket")
+    ]
 
 
 def _verbs_to_add(words: list[str]) -> Collection[str]:
     """Return the verbs that the parser must know for this command line: all of them for its help or a wrong verb."""
-    verb = next((word for word in _without_values(words) if not word.startswith("-")), "")
+    verb = next((words[index] for index in _places_of_words(words)), "")
     is_help = "-h" in words or "--help" in words
     return VERBS if is_help or verb not in VERBS else [verb]
 
@@ -161,9 +199,10 @@ def build(added: Collection[str] | None = None) -> Parser:
         )
         if name == "run":
             verb.usage_status = OWN_FAILURE
-            verb.hint = "; give the command after --, for example: resctrlctl run -- make -j8"
+            verb.hint = "; the command is last, for example: resctrlctl run make -j8"
         verb.set_defaults(verb=name, parser=verb)
         arguments(verb)
+        parser.verbs[name] = verb
     return parser
 
 
@@ -323,7 +362,7 @@ def _move(verb: argparse.ArgumentParser) -> None:
 
 
 def _run(verb: argparse.ArgumentParser) -> None:
-    verb.usage = "resctrlctl run [options] -- COMMAND [ARGUMENT...]"
+    verb.usage = "resctrlctl run [options] [--] COMMAND [ARGUMENT...]"
     verb.add_argument("--key", type=not_empty, metavar="KEY", help="the workload's key (default: run-PID-STARTTIME)")
     _class(verb)
     _take_over(verb)
@@ -336,6 +375,25 @@ def _run(verb: argparse.ArgumentParser) -> None:
         type=not_empty,
         metavar="FILE",
         help="write the report to FILE instead of standard error",
+    )
+    verb.add_argument("--append", action="store_true", help="with -o: append to FILE")
+    verb.add_argument(
+        "-r", "--repeat", type=_count, metavar="N", default=1, help="run N times, and report means and deviations"
+    )
+    verb.add_argument(
+        "-e",
+        "--events",
+        type=_words,
+        metavar="PATTERN,...",
+        default=[],
+        help="report only events that match, such as 'core_energy,mbm_*'",
+    )
+    verb.add_argument(
+        "-x",
+        "--field-separator",
+        metavar="TEXT",
+        help="print a line for each event, with fields that are separated by TEXT: event, unit, total, deviation, "
+        "per second, quality",
     )
 
 

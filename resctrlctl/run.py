@@ -17,10 +17,9 @@ import msgspec
 
 from resctrlctl.child import KILLED, CannotExecute, CommandResult, HeldChild
 from resctrlctl.daemon import Daemon
-from resctrlctl.errors import OWN_FAILURE, CommandError, Disconnected, print_error
-from resctrlctl.format import format_class, format_count, format_message, format_value
-from resctrlctl.layout import Column, Row, Table, to_text
+from resctrlctl.errors import OWN_FAILURE, CommandError, DaemonDown, Disconnected, print_error
 from resctrlctl.output import Json, Output, encode
+from resctrlctl.run_report import RepeatedReport, Report, as_fields, as_text, figures, select
 from resctrlmond.api import types
 from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
@@ -35,80 +34,87 @@ _NOTE_AFTER_S = 1.0
 # Timeout of the count of remaining tasks, on which the totals do not depend.
 _TASKS_TIMEOUT_S = 5.0
 
-_COLUMNS = (Column("EVENT"), Column("TOTAL", right=True), Column("QUALITY"))
-
-
-class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
-    """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
-
-    ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
-    when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``workload``
-    is then null if the command was not monitored, or else as it was when the command began.
-    """
-
-    command: list[str]
-    exit_status: int
-    elapsed: float
-    user: float
-    system: float
-    tasks_left: int | None
-    completed: bool
-    workload: types.Workload | None
-    totals: list[types.Total]
-    problem: str = ""
-
+# The exit status of a command that a signal ended is greater.
+SIGNALLED = 128
 
 # The report or the exception of the release; None for a signal that arrived after the end of the command.
 _Event: TypeAlias = Report | BaseException | None
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Run the command in a group of its own; return its exit status, or 125 to 127 if it was not executed."""
+    """Run the command in a group of its own; return its exit status, or 125 to 127 if it was not executed.
+
+    With ``args.repeat``, run it so many times, unless a signal ends it, and return the last status.
+    """
+    with _report_file(args.output, is_appended=args.append) as file:
+        reports: list[Report] = []
+        for _ in range(args.repeat):
+            report = _run_once(args, output)
+            if isinstance(report, int):
+                return report
+            reports.append(report)
+            if report.exit_status > SIGNALLED:
+                break
+        _print(reports, args, output, file)
+        return reports[-1].exit_status
+
+
+def _run_once(args: argparse.Namespace, output: Output) -> Report | int:
+    """Run the command; return its report, or the exit status if it was not executed."""
     daemon = Daemon(args.socket)
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-    with _report_file(args.output) as file:
-        try:
-            child = HeldChild(args.command, lambda: events.put(None))
-        except OSError as error:
-            raise CommandError(
-                f"cannot start a process: {error.strerror}. See 'ulimit -a' for the limits", OWN_FAILURE
-            ) from error
-        problem = ""
-        try:
-            workload = _assign(daemon, child, args)
-        except CommandError as error:
-            if not args.best_effort:
-                status = child.kill()
-                if status != KILLED:
-                    # A signal had ended the child, so Assign found no process.
-                    return status
-                raise CommandError(str(error), OWN_FAILURE) from error
-            problem = str(error)
-            output.note(f"{problem}. The command runs unmonitored")
-            workload = None
-        try:
-            result = child.wait(child.execute())
-        except CannotExecute as error:
-            print_error(str(error))
-            if workload is not None:
-                _release_unused(daemon, workload.key)
-            return error.status
+    try:
+        child = HeldChild(args.command, lambda: events.put(None))
+    except OSError as error:
+        raise CommandError(
+            f"cannot start a process: {error.strerror}. See 'ulimit -a' for the limits", OWN_FAILURE
+        ) from error
+    problem = ""
+    try:
+        workload = _assign(daemon, child, args)
+    except CommandError as error:
+        # Without the daemon the times are better than nothing, as the command itself is.
+        if not args.best_effort and not isinstance(error, DaemonDown):
+            status = child.kill()
+            if status != KILLED:
+                # A signal had ended the child, so Assign found no process.
+                return status
+            raise CommandError(str(error), OWN_FAILURE) from error
+        problem = str(error)
+        output.note(f"{problem}. The command runs unmonitored")
+        workload = None
+    try:
+        result = child.wait(child.execute())
+    except CannotExecute as error:
+        print_error(str(error))
         if workload is not None:
-            report = _finish_unless_interrupted(daemon, workload, result, args.command, events)
-        else:
-            report = _report(result, args.command, None, problem=problem)
-        _print(report, output, file)
-        return result.status
+            _release_unused(daemon, workload.key)
+        return error.status
+    if workload is None:
+        return _report(result, args.command, None, problem=problem)
+    report = _finish_unless_interrupted(daemon, workload, result, args.command, events)
+    return _selected(report, args.events)
+
+
+def _selected(report: Report, patterns: Sequence[str]) -> Report:
+    """Return the report with only the events that match; tell if none does."""
+    if not patterns or not report.totals:
+        return report
+    totals = select(report.totals, patterns)
+    if not totals:
+        known = ", ".join(printable(total.event) for total in report.totals)
+        print_error(f"no event matches {','.join(patterns)!r}. The events are: {known}")
+    return msgspec.structs.replace(report, totals=totals)
 
 
 @contextlib.contextmanager
-def _report_file(path: str | None) -> Iterator[TextIO]:
+def _report_file(path: str | None, *, is_appended: bool) -> Iterator[TextIO]:
     if path is None:
         yield sys.stderr
         return
     try:
         # Opened before the command starts, because an error after hours of work would lose the report.
-        opened = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed below)
+        opened = open(path, "a" if is_appended else "w", encoding="utf-8")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise CommandError(
             f"cannot write the report to {path}: {error.strerror}. Name another file with -o", OWN_FAILURE
@@ -258,20 +264,28 @@ def _report(
     )
 
 
-def _print(report: Report, output: Output, file: TextIO) -> None:
+def _print(reports: Sequence[Report], args: argparse.Namespace, output: Output, file: TextIO) -> None:
     is_json = output.json is not Json.OFF
-    is_hidden = output.quiet and file is sys.stderr and not is_json
+    is_data = is_json or args.field_separator is not None
+    is_hidden = output.quiet and file is sys.stderr and not is_data
     try:
-        if report.workload and report.problem and (is_json or is_hidden or file is not sys.stderr):
-            print_error(report.problem)  # otherwise it is in the text below
+        for report in reports:
+            if report.workload and report.problem and (is_data or is_hidden or file is not sys.stderr):
+                print_error(report.problem)  # otherwise it is in the text below
         if is_hidden:
             return
-        file.write(encode(report, output.json) + "\n" if is_json else _text(report))
+        if is_json:
+            all_runs = RepeatedReport(reports[0].command, reports, figures(reports))
+            text_of = encode(reports[0] if args.repeat == 1 else all_runs, output.json) + "\n"
+        elif args.field_separator is not None:
+            text_of = as_fields(reports, args.field_separator)
+        else:
+            text_of = as_text(reports)
+        file.write(text_of)
         file.flush()
     except OSError as error:
-        remedy = (
-            f". The totals are also in: resctrlctl show {shlex.quote(report.workload.key)}" if report.workload else ""
-        )
+        keys = [shlex.quote(report.workload.key) for report in reports if report.workload]
+        remedy = f". The totals are also in: resctrlctl show {' '.join(keys)}" if keys else ""
         print_error(f"cannot write the report: {error.strerror}{remedy}")
 
 
@@ -286,37 +300,3 @@ def _count_tasks(daemon: Daemon, key: str) -> int | None:
             return sum(1 for _ in tasks)
     except (CommandError, OSError):
         return None
-
-
-def _text(report: Report) -> str:
-    command = printable(shlex.join(report.command))
-    workload = report.workload
-    name = f"{printable(workload.key)} in class {format_class(workload.class_)}" if workload else "not monitored"
-    rows = [
-        Row(
-            (
-                _label(total.event),
-                format_value(total.value, total.unit),
-                format_message(": ".join(filter(None, (total.quality, total.reason)))),
-            )
-        )
-        for total in report.totals
-    ]
-    times = (("elapsed", report.elapsed), ("user", report.user), ("system", report.system))
-    rows.extend(Row((label, f"{seconds:.6f} s", "")) for label, seconds in times)
-    lines = [f"{command}: {name}", ""]
-    lines.extend(f"  {line}" for line in to_text([Table(_COLUMNS, tuple(rows))], None, legend=False).splitlines())
-    if report.tasks_left:
-        tasks = format_count(report.tasks_left, "task")
-        lines.append(f"{tasks} of the command still running: their use from now on is not counted.")
-    if workload and report.problem:
-        key = shlex.quote(printable(workload.key))
-        lines.append(f"No totals: {format_message(report.problem)}.")
-        lines.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
-    elif workload and not report.completed:
-        lines.append("The workload continues, because it has other claims.")
-    return "\n".join(["", *lines, ""])
-
-
-def _label(event: str) -> str:
-    return printable(event).removesuffix("_bytes").replace("_", " ")

@@ -55,7 +55,7 @@ _resctrlctl() {
         [release]='--claim --reason'
         [move]=''
         [hooks]='--hooks-dir'
-        [run]='--key --class --take-over --best-effort --output'
+        [run]='--key --class --take-over --best-effort --output --append --repeat --events --field-separator'
     )
     local socket=''
     local verbs='list top show status doctor create assign release move hooks run'
@@ -82,11 +82,19 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --by | -n | --iterations | -d | --delay)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --by | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator)
                 ((index++))
                 ;;
             -*) ;;
-            *) if [[ -z $verb ]]; then verb=$word; else ((count++)); fi ;;
+            *)
+                if [[ $verb == run ]]; then
+                    for ((index = 1; index < COMP_CWORD; index++)); do
+                        [[ ${COMP_WORDS[index]} == "$word" ]] && __resctrlctl_command "$index" && return
+                    done
+                    return
+                fi
+                if [[ -z $verb ]]; then verb=$word; else ((count++)); fi
+                ;;
         esac
     done
 
@@ -127,7 +135,7 @@ _resctrlctl() {
             __resctrlctl_words "$(printf '%s=\n' state class owner quality namespace pod container unit key)" "$current"
             return
             ;;
-        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | -d | --delay)
+        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator)
             return
             ;;
     esac
@@ -142,6 +150,9 @@ _resctrlctl() {
         case $verb:$count in
             show:* | create:0 | assign:0 | release:0 | move:0)
                 __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current"
+                ;;
+            run:0)
+                mapfile -t COMPREPLY < <(compgen -c -- "$current")
                 ;;
             hooks:0)
                 __resctrlctl_words $'enable\ndisable\nstatus' "$current"

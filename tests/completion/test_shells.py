@@ -113,6 +113,10 @@ def test_each_option_of_a_verb_is_completed(verb: str, complete: Callable[[str],
         ("resctrlctl top --by na", {"namespace"}),
         ("resctrlctl top --sort na", {"name"}),
         ("resctrlctl run -- resctrlctl sho", {"show"}),
+        ("resctrlctl run resctrlctl sho", {"show"}),
+        ("resctrlctl run -o x resctrlctl sho", {"show"}),
+        ("resctrlctl top --by n", {"namespace"}),
+        ("resctrlctl top --sort en", {"energy"}),
         ("resctrlctl status w", set()),
     ],
 )
@@ -132,6 +136,7 @@ def test_modes_of_json_are_completed(complete: Callable[[str], set[str]]) -> Non
 
 def test_command_of_run_is_completed(complete: Callable[[str], set[str]]) -> None:
     assert {"true", "truncate"} <= complete("resctrlctl run --key x -- tru")
+    assert {"true", "truncate"} <= complete("resctrlctl run --key x tru")
 
 
 def test_fish_describes_keys_by_names_and_names_by_keys(tmp_path: Path) -> None:

@@ -190,12 +190,32 @@ def test_run_refuses_an_empty_key_file_or_class(option: str, capsys: pytest.Capt
     assert f"{option}: the value is empty" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["make"], ["make", "-j8"], []], ids=" ".join)
-def test_command_without_dashes_gets_a_hint(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["make", "-j8"], ["make", "-j8"]),
+        (["-q", "make", "--json"], ["make", "--json"]),
+        (["-o", "make", "true"], ["true"]),
+        (["-qo", "make", "true"], ["true"]),
+        (["-omake", "true"], ["true"]),
+        (["--key=k", "--json=short", "true", "--", "-x"], ["true", "--", "-x"]),
+        (["--socket", "run", "list"], ["list"]),
+        (["--", "-x"], ["-x"]),
+        (["-"], ["-"]),
+        ([""], [""]),
+    ],
+    ids=" ".join,
+)
+def test_command_begins_with_the_first_word_that_is_not_an_option(words: list[str], command: list[str]) -> None:
+    assert parse(["run", *words]).command == command
+    assert parse(["--socket", "/s", "run", *words]).command == command
+
+
+def test_run_without_a_command_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse(["run", *command])
+        parse(["run", "-q"])
     assert ended.value.code == 125
-    assert "; give the command after --" in capsys.readouterr().err
+    assert "the command is missing; the command is last, for example: resctrlctl run make" in capsys.readouterr().err
 
 
 # -- completion
@@ -251,6 +271,8 @@ def test_completion_has_every_verb_and_option() -> None:
         ("resctrlctl move web /", ["/"]),
         ("resctrlctl run --class fo", ["follow"]),
         ("resctrlctl run -- tr", None),
+        ("resctrlctl run tr", None),
+        ("resctrlctl run -o list tr", None),
         ("resctrlctl status ", []),
         ("resctrlctl list --sort en", ["energy"]),
         ("resctrlctl list --columns key,age,p", ["key,age,power", "key,age,pod"]),

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -58,8 +59,8 @@ def test_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> Non
     ]
     report = done.stderr.splitlines()
     assert report[:4] == ["err", "", f"sh -c 'echo out; echo err >&2': {request.key} in class /", ""]
-    assert report[4] == "  core energy  12.345678 J  exact"
-    assert report[5] == "  mbm total        unknown  unknown: mon_L3_00 read 'Unavailable' at the end"
+    assert re.fullmatch(r"  core energy  12\.345678 J +[0-9.]+k?W  exact", report[4])
+    assert re.fullmatch(r"  mbm total        unknown +unknown: mon_L3_00 read 'Unavailable' at the end", report[5])
     assert [line.split()[0] for line in report[6:]] == ["elapsed", "user", "system"]
 
 
@@ -324,10 +325,69 @@ def test_command_that_cannot_be_monitored_runs_only_with_best_effort(
     assert manager.called("Release") == []
 
 
-def test_run_fails_without_the_daemon(ctl: Ctl, tmp_path: Path) -> None:
-    done = ctl("run", "--socket", str(tmp_path / "none"), "--", "true")
-    assert done.returncode == 125
-    assert "resctrlmond is not running" in done.stderr
+def test_command_runs_without_the_daemon_and_its_times_are_reported(ctl: Ctl, tmp_path: Path) -> None:
+    done = ctl("run", "--socket", str(tmp_path / "none"), "--", "sh", "-c", "exit 3")
+    assert done.returncode == 3
+    note, *report = done.stderr.splitlines()
+    assert "resctrlmond is not running" in note
+    assert note.endswith("The command runs unmonitored")
+    assert [line.split()[0] for line in report if line.startswith("  ")] == ["elapsed", "user", "system"]
+
+
+def test_repeated_runs_have_means_and_deviations(manager: FakeManager, ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "report"
+    done = ctl("run", "--key", "k", "-r", "3", "--json", "-o", str(file), "--", "sh", "-c", "echo x")
+    assert (done.returncode, done.stdout) == (0, "x\n" * 3)
+    assert [request.key for request in manager.called("Release")] == ["k"] * 3
+    reply = json.loads(file.read_text())
+    assert [run["exitStatus"] for run in reply["runs"]] == [0, 0, 0]
+    energy, traffic, elapsed, *_ = reply["figures"]
+    assert (energy["event"], energy["mean"], energy["deviation"]) == ("core_energy", "12.345678", "0.000000")
+    assert (traffic["event"], traffic["mean"], traffic["perSecond"]) == ("mbm_total_bytes", None, None)
+    seconds = [run["elapsed"] for run in reply["runs"]]
+    assert float(elapsed["mean"]) == pytest.approx(statistics.mean(seconds), abs=1e-6)
+    assert float(elapsed["deviation"]) == pytest.approx(statistics.stdev(seconds), abs=1e-6)
+    text = ctl("run", "-r", "2", "--", "true").stderr
+    assert "true: 2 runs" in text
+    assert re.search(r"core energy  12\.345678 J   +± 0\.0 %", text)
+
+
+def test_signal_that_ends_the_command_ends_the_repetition(manager: FakeManager, ctl: Ctl) -> None:
+    done = ctl("run", "-r", "5", "--", "sh", "-c", "kill -TERM $$")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert len(manager.called("Assign")) == 1
+
+
+def test_last_exit_status_of_repeated_runs_counts(ctl: Ctl, tmp_path: Path) -> None:
+    done = ctl(
+        "run", "-q", "-r", "2", "--", "sh", "-c", f"test -e {tmp_path}/x && exit 4; touch {tmp_path}/x; exit 5"
+    )
+    assert done.returncode == 4
+
+
+def test_fields_are_separated_as_asked(ctl: Ctl) -> None:
+    lines = ctl("run", "-x", ";", "--", "true").stderr.splitlines()
+    energy, traffic, elapsed, *_ = (line.split(";") for line in lines)
+    assert energy[:4] == ["core_energy", "joules", "12.345678", ""]
+    assert (float(energy[4]) > 0, energy[5]) == (True, "exact")
+    assert traffic == ["mbm_total_bytes", "bytes", "", "", "", "unknown"]
+    assert (elapsed[:2], elapsed[3:]) == (["elapsed", "s"], ["", "", ""])
+
+
+def test_only_events_that_match_are_reported(ctl: Ctl) -> None:
+    done = ctl("run", "-e", "core_*", "-x", ",", "--", "true")
+    assert [line.split(",")[0] for line in done.stderr.splitlines()] == ["core_energy", "elapsed", "user", "system"]
+    done = ctl("run", "-e", "joules", "-x", ",", "--", "true")
+    note, *lines = done.stderr.splitlines()
+    assert note == "resctrlctl: no event matches 'joules'. The events are: core_energy, mbm_total_bytes"
+    assert len(lines) == 3
+
+
+def test_report_is_appended(ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "report"
+    for _ in range(2):
+        ctl("run", "-x", ",", "-o", str(file), "--append", "--", "true")
+    assert [line.split(",")[0] for line in file.read_text().splitlines()].count("core_energy") == 2
 
 
 def test_key_of_a_workload_that_is_not_over_is_refused(manager: FakeManager, ctl: Ctl) -> None:
@@ -405,7 +465,7 @@ def test_release_is_retried_after_a_restart_of_the_daemon(manager: FakeManager, 
     manager.cuts["Release"] = 1
     done = ctl("run", "--key", "k", "--", "true")
     assert len(manager.called("Release")) == 2
-    assert "core energy  12.345678 J  exact" in done.stderr
+    assert "core energy  12.345678 J" in done.stderr
 
 
 def test_report_of_an_unmonitored_command_has_its_times(manager: FakeManager, ctl: Ctl) -> None:
@@ -416,7 +476,18 @@ def test_report_of_an_unmonitored_command_has_its_times(manager: FakeManager, ct
     assert reply["problem"] == "cannot monitor 'sh' as 'k': no RMID is free"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--"], ["--unknown", "--", "true"], ["true"], ["--key", "--", "true"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--"],
+        ["--unknown", "--", "true"],
+        ["--key", "--", "true"],
+        ["--append", "true"],
+        ["-r", "0", "true"],
+        ["-x", ",", "--json", "true"],
+    ],
+)
 def test_wrong_command_line_of_run_exits_with_125(ctl: Ctl, arguments: list[str]) -> None:
     done = ctl("run", *arguments)
     assert (done.returncode, done.stdout) == (125, "")

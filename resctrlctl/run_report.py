@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of ``run``: what a command used in one run or in several, as text, lines of fields, or JSON."""
+
+from __future__ import annotations
+
+import fnmatch
+import shlex
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+import msgspec
+
+from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_value, shorten
+from resctrlctl.layout import Column, Row, Table, to_text
+from resctrlmond.api import types
+from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.states import Quality
+
+_COLUMNS = (
+    Column("EVENT"),
+    Column("TOTAL", right=True),
+    Column("DEVIATION", right=True),
+    Column("PER SECOND", right=True),
+    Column("QUALITY"),
+)
+_TIMES = ("elapsed", "user", "system")
+# From best to worst.
+_QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
+_MICROSECOND = Decimal("0.000001")
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
+    """The JSON report of ``run``: the exit status and times of the command, and the daemon's reply to Release.
+
+    ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
+    when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``workload``
+    is then null if the command was not monitored, or else as it was when the command began.
+    """
+
+    command: list[str]
+    exit_status: int
+    elapsed: float
+    user: float
+    system: float
+    tasks_left: int | None
+    completed: bool
+    workload: types.Workload | None
+    totals: list[types.Total]
+    problem: str = ""
+
+
+class Figure(msgspec.Struct, frozen=True, rename="camel"):
+    """An event, or a time, over all runs. The numbers are decimal; null if they are unknown.
+
+    ``mean`` is the mean of the runs in which it is known. ``deviation`` is the standard deviation of these (with
+    n - 1); null with fewer than two. ``per_second`` is the sum by the elapsed time of the same runs; null for times.
+    ``quality`` is the worst of all runs, "" for times.
+    """
+
+    event: str
+    unit: str
+    mean: str | None
+    deviation: str | None
+    per_second: str | None
+    quality: str
+    reason: str = ""
+
+
+class RepeatedReport(msgspec.Struct, frozen=True):
+    """The JSON report of ``run --repeat``: each run, and the figures of all of them."""
+
+    command: list[str]
+    runs: Sequence[Report]
+    figures: list[Figure]
+
+
+def select(totals: Iterable[types.Total], patterns: Sequence[str]) -> list[types.Total]:
+    """Return the totals whose event matches one of the patterns (fnmatch); all without a pattern."""
+    return [
+        total
+        for total in totals
+        if not patterns or any(fnmatch.fnmatchcase(total.event, pattern) for pattern in patterns)
+    ]
+
+
+def figures(runs: Sequence[Report]) -> list[Figure]:
+    """Return the figures of all runs: the events in the order of the first run that has them, then the times."""
+    by_event: dict[tuple[str, str], list[tuple[types.Total, float]]] = {}
+    for run in runs:
+        for total in run.totals:
+            by_event.setdefault((total.event, total.unit), []).append((total, run.elapsed))
+    found = [_figure(event, unit, of) for (event, unit), of in by_event.items()]
+    for name in _TIMES:
+        seconds = [Decimal(str(getattr(run, name))) for run in runs]
+        found.append(Figure(name, "s", _text(_mean(seconds)), _text(_deviation(seconds)), None, ""))
+    return found
+
+
+def as_text(runs: Sequence[Report]) -> str:
+    """Return the report for people."""
+    first = runs[0]
+    name = _subject(first) if len(runs) == 1 else format_count(len(runs), "run")
+    lines = [f"{printable(shlex.join(first.command))}: {name}", ""]
+    table = Table(_COLUMNS, tuple(map(_row, figures(runs))))
+    lines.extend(f"  {line}" for line in to_text([table], None, legend=False).splitlines())
+    for number, run in enumerate(runs, 1):
+        prefix = f"Run {number}: " if len(runs) > 1 else ""
+        lines.extend(prefix + note for note in _notes(run))
+    return "\n".join(["", *lines, ""])
+
+
+def as_fields(runs: Sequence[Report], separator: str) -> str:
+    """Return a line for each figure: event, unit, mean, deviation, per second and quality. Unknown ones are empty."""
+    return "".join(
+        separator.join(
+            (
+                printable(figure.event),
+                printable(figure.unit),
+                figure.mean or "",
+                figure.deviation or "",
+                figure.per_second or "",
+                figure.quality,
+            )
+        )
+        + "\n"
+        for figure in figures(runs)
+    )
+
+
+def _figure(event: str, unit: str, of: Sequence[tuple[types.Total, float]]) -> Figure:
+    known = [(Decimal(total.value), elapsed) for total, elapsed in of if total.value is not None]
+    values = [value for value, _ in known]
+    seconds = Decimal(str(sum(elapsed for _, elapsed in known)))
+    reasons = dict.fromkeys(total.reason for total, _ in of if total.reason)
+    return Figure(
+        event,
+        unit,
+        # A single total keeps every digit.
+        _text(_mean(values)) if len(of) > 1 else of[0][0].value,
+        _text(_deviation(values)),
+        _text(sum(values, Decimal(0)) / seconds) if seconds else None,
+        max((str(total.quality) for total, _ in of), key=[str(quality) for quality in _QUALITIES].index),
+        "; ".join(reasons),
+    )
+
+
+def _mean(values: Sequence[Decimal]) -> Decimal | None:
+    return sum(values, Decimal(0)) / len(values) if values else None
+
+
+def _deviation(values: Sequence[Decimal]) -> Decimal | None:
+    mean = _mean(values)
+    if mean is None or len(values) < 2:
+        return None
+    return (sum(((value - mean) ** 2 for value in values), Decimal(0)) / (len(values) - 1)).sqrt()
+
+
+def _text(value: Decimal | None) -> str | None:
+    return None if value is None else f"{value.quantize(_MICROSECOND):f}"
+
+
+def _row(figure: Figure) -> Row:
+    is_time = not figure.quality
+    shown = f"{figure.mean} s" if is_time else format_value(figure.mean, figure.unit)
+    per_second = "" if figure.per_second is None else _rate(Decimal(figure.per_second), figure.unit)
+    why = format_message(": ".join(filter(None, (figure.quality, figure.reason))))
+    return Row((_label(figure.event), shown, _relative(figure), per_second, why))
+
+
+def _relative(figure: Figure) -> str:
+    if figure.deviation is None or figure.mean is None:
+        return ""
+    mean = Decimal(figure.mean)
+    return f"± {100 * Decimal(figure.deviation) / mean:.1f} %" if mean else "± 0.0 %"
+
+
+def _rate(value: Decimal, unit: str) -> str:
+    return shorten(value, "W" if unit == "joules" else f"{SYMBOLS.get(unit, printable(unit))}/s")
+
+
+def _label(event: str) -> str:
+    return printable(event).removesuffix("_bytes").replace("_", " ")
+
+
+def _subject(run: Report) -> str:
+    if run.workload is None:
+        return "not monitored"
+    return f"{printable(run.workload.key)} in class {format_class(run.workload.class_)}"
+
+
+def _notes(run: Report) -> list[str]:
+    """Return what people must know about a run besides its figures."""
+    notes = []
+    if run.tasks_left:
+        tasks = format_count(run.tasks_left, "task")
+        notes.append(f"{tasks} of the command still running: their use from now on is not counted.")
+    if run.workload and run.problem:
+        key = shlex.quote(printable(run.workload.key))
+        notes.append(f"No totals: {format_message(run.problem)}.")
+        notes.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
+    elif run.workload and not run.completed:
+        notes.append("The workload continues, because it has other claims.")
+    return notes
