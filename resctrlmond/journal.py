@@ -12,6 +12,7 @@ import re
 import socket
 import stat
 import sys
+from collections.abc import Mapping
 from typing import Literal, TextIO
 
 from resctrlmond.resctrl.errors import FORMAT_RANGES, ResctrlError
@@ -101,6 +102,11 @@ def fields(error: ResctrlError | OSError | None = None, /, **names: str | int | 
     return {"fields": found}
 
 
+def printable_fields(entry: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of an entry with control and format characters escaped, as those of messages."""
+    return {name: value.translate(_CONTROLS) for name, value in entry.items()}
+
+
 class ConsoleHandler(logging.StreamHandler[TextIO]):
     """Writes lines ``resctrlmond: level: text`` to standard error; further lines of a message are indented."""
 
@@ -118,8 +124,47 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
+class JournalSocket:
+    """Sends entries in the journal's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), and never waits."""
+
+    def __init__(self, path: str = SOCKET_PATH) -> None:
+        self._path = path
+        # Not connected: the journal may create its socket again while the daemon runs.
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def deliver(self, entry: Mapping[str, str]) -> bool:
+        """Send an entry to the journal. Return whether the journal accepted it."""
+        data = _encode(entry)
+        try:
+            self._socket.sendto(data, self._path)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EMSGSIZE, errno.ENOBUFS):
+                return False
+        try:
+            self._deliver_in_memory_file(data)
+            return True
+        except OSError:
+            return False
+
+    def _deliver_in_memory_file(self, data: bytes) -> None:
+        """Send an entry that is too large for a datagram in a sealed memfd, with an empty datagram."""
+        with open(os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as file:
+            file.write(data)
+            file.flush()
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+            # Not socket.send_fds(): it drops the address.
+            rights = array.array("i", [file.fileno()])
+            self._socket.sendmsg([], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], 0, self._path)
+
+
 class JournalHandler(logging.Handler):
-    """Writes entries in the journal's native protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/).
+    """Writes messages as entries of the journal.
 
     Never waits: an entry that the journal does not accept at once is dropped. The number of dropped entries is logged
     before the next entry that the journal accepts.
@@ -128,9 +173,7 @@ class JournalHandler(logging.Handler):
     def __init__(self, identifier: str, socket_path: str = SOCKET_PATH) -> None:
         super().__init__()
         self._identifier = identifier
-        self._path = socket_path
-        # Not connected: the journal may create its socket again while the daemon runs.
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._journal = JournalSocket(socket_path)
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -140,65 +183,35 @@ class JournalHandler(logging.Handler):
             # A message that does not match its arguments is a bug to report, not a reason to stop.
             self.handleError(record)
             return
-        if self._lost and self._deliver(self._loss()):
+        if self._lost and self._journal.deliver(self._loss()):
             self._lost = 0
-        if self._lost or not self._deliver(entry):
+        if self._lost or not self._journal.deliver(entry):
             self._lost += 1
 
     def close(self) -> None:
-        self._socket.close()
+        self._journal.close()
         super().close()
 
-    def _entry(self, record: logging.LogRecord) -> bytes:
+    def _entry(self, record: logging.LogRecord) -> dict[str, str]:
         extra = getattr(record, "fields", {})
-        return _encode(
-            {name: value.translate(_FORMAT) for name, value in extra.items() if _FIELD_NAME.fullmatch(name)}
-            | {
-                "MESSAGE": self.format(record).translate(_CONTROLS),
-                "PRIORITY": str(_priority(record.levelno)),
-                "SYSLOG_IDENTIFIER": self._identifier,
-                "CODE_FILE": record.pathname,
-                "CODE_LINE": str(record.lineno),
-                "CODE_FUNC": record.funcName or "",
-            }
-        )
+        return {name: value.translate(_FORMAT) for name, value in extra.items() if _FIELD_NAME.fullmatch(name)} | {
+            "MESSAGE": self.format(record).translate(_CONTROLS),
+            "PRIORITY": str(_priority(record.levelno)),
+            "SYSLOG_IDENTIFIER": self._identifier,
+            "CODE_FILE": record.pathname,
+            "CODE_LINE": str(record.lineno),
+            "CODE_FUNC": record.funcName or "",
+        }
 
-    def _loss(self) -> bytes:
-        return _encode(
-            {
-                "MESSAGE": f"{self._lost} messages are missing here: the journal did not take them",
-                "PRIORITY": str(_priority(logging.WARNING)),
-                "SYSLOG_IDENTIFIER": self._identifier,
-            }
-        )
-
-    def _deliver(self, entry: bytes) -> bool:
-        """Send an entry to the journal. Return whether the journal accepted it."""
-        try:
-            self._socket.sendto(entry, self._path)
-            return True
-        except OSError as error:
-            if error.errno not in (errno.EMSGSIZE, errno.ENOBUFS):
-                return False
-        try:
-            self._deliver_in_memory_file(entry)
-            return True
-        except OSError:
-            return False
-
-    def _deliver_in_memory_file(self, entry: bytes) -> None:
-        """Send an entry that is too large for a datagram in a sealed memfd, with an empty datagram."""
-        with open(os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as file:
-            file.write(entry)
-            file.flush()
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
-            # Not socket.send_fds(): it drops the address.
-            rights = array.array("i", [file.fileno()])
-            self._socket.sendmsg([], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], 0, self._path)
+    def _loss(self) -> dict[str, str]:
+        return {
+            "MESSAGE": f"{self._lost} messages are missing here: the journal did not take them",
+            "PRIORITY": str(_priority(logging.WARNING)),
+            "SYSLOG_IDENTIFIER": self._identifier,
+        }
 
 
-def _encode(entry: dict[str, str]) -> bytes:
+def _encode(entry: Mapping[str, str]) -> bytes:
     """Encode an entry: a line ``NAME=value`` each; a value of several lines follows its length (64 bits)."""
     parts = []
     for name, value in entry.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of messages that require action by an administrator. The journal's catalogue explains each."""
+"""The ids of messages that require an administrator, and of the ledger. The journal's catalogue explains each."""
 
 from __future__ import annotations
 
@@ -24,3 +24,5 @@ class MessageId(enum.StrEnum):
     UNFINISHED = "e2a1a755eb244208b32e7d9c240f0e78"
     # Used by the NRI plugin, and by the hook, which has a copy because it imports nothing.
     UNMONITORED = "47f76e48a28c4accae8c5c9183767327"
+    # The ledger: one entry for each ended workload, which resctrlctl report reads.
+    ENDED = "37489fa7d512484b8f0d7c7a743b6828"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from resctrlmond import __version__, config, journal
 from resctrlmond.arguments import not_empty
 from resctrlmond.config import Config
 from resctrlmond.daemon.daemon import PROGRESS_S, Daemon
+from resctrlmond.daemon.ledger import ledger_of
 from resctrlmond.daemon.simulated import config_below, session_bus, simulator
 from resctrlmond.daemon.startup import Exit, StartupError, as_startup_error, check_folders, prepare
 from resctrlmond.message_ids import MessageId
@@ -92,7 +94,11 @@ def _serve(options: argparse.Namespace, loaded: Config, gid: int, start_lock: St
 
     async def run() -> None:
         bus = session_bus() if options.simulate else None
-        await Daemon(loaded, setup, lambda: _load(options), notify, bus=bus, start_lock=start_lock).run()
+        # A simulation, or a daemon on a terminal, is not the service.
+        is_service = journal.target() == "journal" and not options.simulate
+        ledger = ledger_of(loaded, setup, journal.JournalSocket()) if is_service else None
+        reload = functools.partial(_load, options)
+        await Daemon(loaded, setup, reload, notify, bus=bus, start_lock=start_lock, ledger=ledger).run()
 
     try:
         asyncio.run(run())

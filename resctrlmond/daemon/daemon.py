@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from resctrlmond.api.verbs import Service
 from resctrlmond.api.workers import Lane, Workers
 from resctrlmond.config import Config, is_within
 from resctrlmond.daemon.group_losses import GroupLosses
+from resctrlmond.daemon.ledger import Ledger
 from resctrlmond.daemon.notices import Notices
 from resctrlmond.daemon.reaction import Reaction
 from resctrlmond.daemon.startup import Exit, Setup, StartupError, group_settings, needs_restart
@@ -51,7 +53,7 @@ PROGRESS_S = 5.0
 class Daemon:
     """One run of the daemon. ``reload`` reads the configuration again; it raises ConfigError if that is wrong.
 
-    ``bus``: the address of the D-Bus bus; None for the system bus.
+    ``bus``: the address of the D-Bus bus; None for the system bus. ``ledger`` gets the ended workloads.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Daemon:
         *,
         bus: str | None = None,
         start_lock: StartLock | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._bus = bus
         self._start_lock = start_lock or StartLock("")
@@ -75,6 +78,7 @@ class Daemon:
         self._workers = Workers()
         self._service = Service(self._manager, Policy(setup.gid), self._workers)
         self._notices = Notices(setup.manager.tree, setup.manager.went_with_mount)
+        self._ledger = ledger
         self._losses = GroupLosses(lambda folder: is_within(config.groups_dir, folder))
         self._ticker = Ticker(self._workers, self._tick, last_progress=lambda: self._manager.last_progress)
         self._stopping = asyncio.Event()
@@ -169,6 +173,8 @@ class Daemon:
     def _recover(self) -> None:
         manager = self._manager
         manager.subscribe(self._notices.changed, on_failure=self._notices.unfinished)
+        if self._ledger is not None:
+            manager.on_finish(self._ledger.record)
         manager.recover()
         unreadable = manager.unreadable
         for record in unreadable:
@@ -176,6 +182,10 @@ class Daemon:
         for problem in manager.problems[len(unreadable) :]:
             log.warning("%s", problem)
         self._notices.losses = self._losses
+        if self._ledger is not None:
+            self._ledger.started()
+            # A thread of its own, and one that the exit does not wait for: the journal may hang.
+            threading.Thread(target=self._ledger.settle, daemon=True).start()
 
     # -- interfaces
 
@@ -273,6 +283,9 @@ class Daemon:
         self._notices.tick()
         self._manager.tick()
         self._manager.alerts["losses"] = self._losses.describe()
+        if self._ledger is not None:
+            self._ledger.retry()
+            self._manager.alerts["ledger"] = self._ledger.describe()
 
     def _status(self) -> str:
         workloads = self._manager.unfinished()

@@ -37,7 +37,7 @@ from resctrlmond.workloads.settings import Settings
 from resctrlmond.workloads.snapshot import Snapshots
 from resctrlmond.workloads.store import Limit, Store, UnreadableRecord
 from resctrlmond.workloads.takeover import TakeOver
-from resctrlmond.workloads.totals import summed
+from resctrlmond.workloads.totals import summed, used
 from resctrlmond.workloads.tree_status import TreeStatus, TreeWatcher
 from resctrlmond.workloads.usage import SharedPass, Usage
 from resctrlmond.workloads.validation import (
@@ -110,6 +110,14 @@ class Manager:
         self._store.on_end = on_end
         if on_failure is not None:
             self.maintenance.on_failure = on_failure
+
+    def on_finish(self, before_finish: Callable[[Workload], None]) -> None:
+        """Have ``before_finish`` called when a run has ended, before its record states that. It must not raise."""
+        self._store.before_finish = before_finish
+
+    def final_totals(self, workload: Workload) -> list[Total]:
+        """Return the totals of a run whose end values are written. Raises NotRead."""
+        return used(self.context.snapshots, workload, {})
 
     def recover(self) -> None:
         """Continue where the last daemon stopped. This is the only way to start. See ``problems`` afterwards."""

@@ -95,6 +95,8 @@ class Transaction:
         try:
             if before is not None:
                 store.before_save(before if unsaved is None else unsaved.on_disk, workload)
+                if workload.is_finished and not before.is_finished and not is_undo:
+                    store.before_finish(workload)
             with writing(path):
                 if path in store._unreadable:
                     store._keep_unreadable(path)
@@ -139,14 +141,16 @@ class Store:
 
     ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
     ``before_save`` is called before a record is replaced, with the workload of the last record and the new one.
-    ``on_unsaved`` is called with the key of a workload that is kept in memory only. ``on_end`` is called with the key
-    after each transaction, whether or not it changed the workload.
+    ``before_finish`` is called before a record is saved in which the run has finished, and again if that save failed.
+    It must not raise. ``on_unsaved`` is called with the key of a workload that is kept in memory only. ``on_end`` is
+    called with the key after each transaction, whether or not it changed the workload.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.on_change: Callable[[str, Workload | None], None] = lambda _key, _workload: None
         self.before_save: Callable[[Workload, Workload], None] = lambda _before, _workload: None
+        self.before_finish: Callable[[Workload], None] = lambda _workload: None
         self.on_unsaved: Callable[[str], None] = lambda _key: None
         self.on_end: Callable[[str], None] = lambda _key: None
         self._workloads: dict[str, Workload] = {}
