@@ -47,6 +47,9 @@ class StartupError(ResctrlError):
         self.exit = exit_
 
 
+# The records name commands and pods: other users must not read them.
+_RECORDS_MODE = 0o750
+
 _EXITS: dict[type[ResctrlError], Exit] = {
     ConfigError: Exit.CONFIG,
     NotMounted: Exit.NOT_MOUNTED,
@@ -91,20 +94,15 @@ def prepare(config: Config, gid: int, *, allow_simulation: bool = False) -> Setu
         if tree.simulation is None:
             check_host(_os_release())
         mode = int(config.groups_mode, 8)
-        folders = {
-            os.path.join(config.runtime_dir, "records"): 0o750,
-            os.path.join(config.runtime_dir, "completed"): mode,
-            config.groups_dir: mode,
-        }
-        for folder, folder_mode in folders.items():
+        records, completed = (os.path.join(config.runtime_dir, name) for name in ("records", "completed"))
+        for folder in (records, completed, config.groups_dir):
             os.makedirs(folder, exist_ok=True)
             # Before chmod(): the former group must not get rights that are meant for the new one.
             give_to_group(folder, gid)
-            os.chmod(folder, folder_mode)
+        os.chmod(records, _RECORDS_MODE)
         if tree.simulation is None:
             check_folders(config)
-        records, completed, groups = folders
-        snapshots = Snapshots(groups, completed)
+        snapshots = Snapshots(config.groups_dir, completed)
         snapshots.set_mode(mode)
     except ResctrlError as error:
         raise as_startup_error(error) from error
@@ -183,15 +181,22 @@ def check_in_memory(key: str, path: str) -> None:
 def give_to_group(folder: str, gid: int) -> None:
     """Give a folder, with all that this user owns in it, to a Unix group. Links are not followed.
 
-    After a change of the key ``group`` the files of earlier starts still have the former group. Raises ResctrlError.
+    After a change of the key ``group`` the files of earlier starts still have the former group. The folder itself is
+    the last: if it has the group, all below it have. Raises ResctrlError.
     """
     try:
+        if os.lstat(folder).st_gid == gid:
+            return
+        waiting = [folder]
+        while waiting:
+            # An administrator may remove files meanwhile.
+            with contextlib.suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        _give(entry.path, gid)
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(entry.path)
         _give(folder, gid)
-        for directory, folders, names in os.walk(folder):
-            for name in (*folders, *names):
-                # An administrator may remove files meanwhile.
-                with contextlib.suppress(FileNotFoundError):
-                    _give(os.path.join(directory, name), gid)
     except OSError as error:
         raise ResctrlError(
             f"cannot give the file to the group id {gid}, which the key 'group' names",

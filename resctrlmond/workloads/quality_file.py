@@ -12,7 +12,7 @@ from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import GroupState, Workload, replace
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.snapshot import Snapshots
-from resctrlmond.workloads.totals import End, Live, remembered, used
+from resctrlmond.workloads.totals import End, Live, used
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,7 @@ class QualityFiles:
         with self._lock:
             if not self._snapshots.exists(workload.key):
                 return
-            found = used(self._snapshots, workload, remembered(self._snapshots, workload) | dict(live or {}))
-            self._write(workload.key, text(found))
+            self._write(workload.key, text(used(self._snapshots, workload, live or {}, up_to_last=True)))
 
     @contextlib.contextmanager
     def sealing(self, workload: Workload, end: End) -> Iterator[None]:

@@ -112,8 +112,8 @@ class Recovery:
                 # A new path may have been recorded before the links were changed (ENOSPC, EIO).
                 now = txn.workload.group(group.folder)
                 if now is not None and now.state.has_directory:
-                    group_ops.relink(ctx, txn.workload, now)
                     ctx.snapshots.load_begin(txn.workload.subfolder(now))
+                    group_ops.relink(ctx, txn.workload, now)
             case Do.RETRY:
                 pass  # with the RMID queue, after all others
             case Do.BASELINE:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import math
@@ -67,11 +68,17 @@ class Snapshots:
         """Set the mode of all existing and all future folders. Raises NotWritten."""
         self._mode = mode
         for top in (self.groups, self.completed):
-            with writing(top):
-                for directory, _, _ in os.walk(top, onerror=_refused):
+            with writing(top), contextlib.suppress(FileNotFoundError):
+                before = stat.S_IMODE(os.lstat(top).st_mode)
+                if before == mode:
+                    continue  # it is the last, so all below it have the mode
+                os.chmod(top, before & mode)
+                for _, entry in _entries(top):
                     # A workload may end meanwhile, and its folder be removed.
                     with contextlib.suppress(FileNotFoundError):
-                        os.chmod(directory, mode)
+                        if entry.is_dir(follow_symlinks=False):
+                            os.chmod(entry.path, mode)
+                os.chmod(top, mode)
 
     def path(self, subfolder: str) -> str:
         """Return the absolute path of a subfolder."""
@@ -144,13 +151,12 @@ class Snapshots:
         A correct link is kept, so the call can be repeated after an error. Raises NotWritten, NotRead.
         """
         with writing(self.path(subfolder)):
-            for reading in self._values(subfolder, _BEGIN):
-                folder = os.path.join(self.path(subfolder), "mon_data", reading.domain)
-                link = os.path.join(folder, reading.event)
-                target = os.path.join(live, "mon_data", reading.domain, reading.event)
-                with contextlib.suppress(FileNotFoundError):
-                    if _is_link(link) and os.readlink(link) == target:
-                        continue
+            top, to = os.path.join(self.path(subfolder), "mon_data"), os.path.join(live, "mon_data")
+            for reading in self.begin_values(subfolder):
+                folder = f"{top}/{reading.domain}"
+                link, target = f"{folder}/{reading.event}", f"{to}/{reading.domain}/{reading.event}"
+                if _target(link) == target:
+                    continue
                 new = os.path.join(folder, f".{reading.event}.new")
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(new)
@@ -485,12 +491,6 @@ def _entries(top: str, domain: str = ".") -> Iterator[tuple[str, os.DirEntry[str
             yield from _entries(top, os.path.normpath(os.path.join(domain, entry.name)))
 
 
-def _refused(error: OSError) -> None:
-    """Raise an error of os.walk(), unless the folder does not exist: a folder that cannot be listed is unknown."""
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise error
-
-
 def _mode(path: str) -> int:
     """Return the st_mode of a path without following links; 0 if it does not exist. Raises NotRead."""
     with errors.reading("look for the saved values", path):
@@ -500,9 +500,16 @@ def _mode(path: str) -> int:
             return 0
 
 
-def _is_link(path: str) -> bool:
-    """Return whether the path is a symbolic link. Raises NotRead."""
-    return stat.S_ISLNK(_mode(path))
+def _target(path: str) -> str:
+    """Return the target of a symbolic link; "" if the path is not one. Raises NotRead."""
+    with errors.reading("look for the saved values", path):
+        try:
+            return os.readlink(path)
+        except OSError as error:
+            # EINVAL: it is something else (readlink(2)).
+            if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+                return ""
+            raise
 
 
 def _text(path: str) -> str:

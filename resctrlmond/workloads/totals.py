@@ -33,10 +33,13 @@ def as_reported(workload: Workload) -> Workload:
     return workload
 
 
-def used(snapshots: Snapshots, workload: Workload, live: Live, end: End | None = None) -> list[Total]:
+def used(
+    snapshots: Snapshots, workload: Workload, live: Live, end: End | None = None, *, up_to_last: bool = False
+) -> list[Total]:
     """Return the totals over all groups: up to the ``live`` readings, or up to the end values for groups without any.
 
-    ``end`` are the end values of the first group, if they are not read from its files.
+    ``end`` are the end values of the first group, if they are not read from its files. ``up_to_last``: count groups
+    that have neither up to their last readings on disk.
     """
     workload = as_reported(workload)
     counted = [group for group in workload.groups if snapshots.exists(workload.subfolder(group))]
@@ -45,6 +48,8 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, end: End | None =
         subfolder = workload.subfolder(group)
         if subfolder in live:
             part = _so_far(snapshots, subfolder, group, live[subfolder])
+        elif up_to_last and not group.state.is_over and not snapshots.is_complete(subfolder):
+            part = _up_to_last(snapshots, subfolder, group)
         else:
             part = _ended(snapshots, subfolder, group, None if group.folder else end)
         parts.append(part)
@@ -52,22 +57,6 @@ def used(snapshots: Snapshots, workload: Workload, live: Live, end: End | None =
         parts.append(_of_prior_runs(workload.prior_runs, parts))
     missing = [group for group in workload.groups[1:] if group not in counted] if counted else []
     return [_without(total, missing) for total in added(parts)]
-
-
-def remembered(snapshots: Snapshots, workload: Workload) -> dict[str, list[Reading]]:
-    """Return the last readings on disk of each group without end values, by its subfolder.
-
-    A domain that was offline at the group's last reading is left out.
-    """
-    found = {}
-    for group in workload.groups:
-        subfolder = workload.subfolder(group)
-        if not group.state.is_over and not snapshots.is_complete(subfolder):
-            last_read = snapshots.last_read(subfolder)
-            newest = max((last.time for last in last_read.values()), default="")
-            here = {domain: last for domain, last in last_read.items() if newest and last.time == newest}
-            found[subfolder] = checkpoint.readings_of(here) or snapshots.begin_values(subfolder)
-    return found
 
 
 def summed(live: Live) -> list[Reading]:
@@ -79,11 +68,37 @@ def summed(live: Live) -> list[Reading]:
     return [Reading(domain, event, added_values(of)) for (domain, event), of in sorted(values.items())]
 
 
-def _so_far(snapshots: Snapshots, subfolder: str, group: Group, live: Sequence[Reading]) -> list[Total]:
-    """Return the current totals of a group. A domain without a ``live`` reading counts up to its last reading."""
+def _up_to_last(snapshots: Snapshots, subfolder: str, group: Group) -> list[Total]:
+    """Return the totals of a group up to its last readings on disk, those of the baseline if there are no later ones.
+
+    A domain that was offline at the group's last reading counts up to its own last reading.
+    """
+    last_read = snapshots.last_read(subfolder)
+    newest = max((last.time for last in last_read.values()), default="")
+    here = {domain: last for domain, last in last_read.items() if newest and last.time == newest}
+    live = checkpoint.readings_of(here) or snapshots.begin_values(subfolder)
+    if not last_read:
+        # A run that begins has no checkpoint: nothing has happened to its counters.
+        return _totals(group, live, live)
+    return _so_far(snapshots, subfolder, group, live, last_read)
+
+
+def _so_far(
+    snapshots: Snapshots,
+    subfolder: str,
+    group: Group,
+    live: Sequence[Reading],
+    last_read: Checkpoint | None = None,
+) -> list[Total]:
+    """Return the current totals of a group. A domain without a ``live`` reading counts up to its last reading.
+
+    ``last_read`` is the group's checkpoint, if the caller has it.
+    """
     begin = snapshots.begin_values(subfolder)
     baseline = functools.partial(checkpoint.of_baseline, begin, group.inodes)
-    now = checkpoint.with_readings(snapshots.last_read(subfolder), "", live, baseline)
+    now = checkpoint.with_readings(
+        snapshots.last_read(subfolder) if last_read is None else last_read, "", live, baseline
+    )
     here = {reading.domain for reading in live}
     missed = {
         domain: Reason.OFFLINE_SINCE.text(domain=domain, time=now[domain].time or group.created_at)

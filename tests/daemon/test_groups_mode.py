@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from resctrlmond.daemon.startup import give_to_group
 from resctrlmond.resctrl.counters import Reading, parse_value
+from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.snapshot import Snapshots
 from tests.daemon.conftest import Machine
 
@@ -95,3 +99,42 @@ def test_target_of_a_link_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     )
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
     assert {stat.S_IMODE(path.stat().st_mode) for path in (groups / "web").rglob("*") if path.is_dir()} == {mode}
+
+
+def test_folder_gets_its_group_and_mode_after_all_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, completed = tmp_path / "groups", tmp_path / "completed"
+    for folder in (groups, groups / "a", groups / "a" / "b", completed):
+        folder.mkdir(mode=0o755)
+    (groups / "a" / "b" / "file").write_text("")
+    before = groups.stat().st_gid
+    with monkeypatch.context() as patched:
+        for name in ("chown", "chmod"):
+            patched.setattr(os, name, refusing(getattr(os, name), groups / "a" / "b"))
+        with pytest.raises(ResctrlError):
+            give_to_group(str(groups), 4242)
+        with pytest.raises(ResctrlError):
+            Snapshots(str(groups), str(completed)).set_mode(0o775)
+    assert (groups.stat().st_gid, stat.S_IMODE(groups.stat().st_mode)) == (before, 0o755)
+    # The next start does it.
+    give_to_group(str(groups), 4242)
+    assert {path.stat().st_gid for path in (groups, *groups.rglob("*"))} == {4242}
+    Snapshots(str(groups), str(completed)).set_mode(0o775)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (groups, groups / "a", groups / "a" / "b")} == {0o775}
+
+
+def test_folder_that_has_its_group_is_not_walked(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    os.chown(tmp_path, -1, 4242)
+    give_to_group(str(tmp_path), 4242)
+    assert (tmp_path / "file").stat().st_gid != 4242
+
+
+def refusing(call: Callable[..., None], path: Path) -> Callable[..., None]:
+    """Return the system call, which fails for that path."""
+
+    def failing(name: str | Path, *arguments: int, **options: bool) -> None:
+        if str(name) == str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(name))
+        call(name, *arguments, **options)
+
+    return failing

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api.translate import workload_of
+from resctrlmond.resctrl.counters import Reading, parse_value
 from resctrlmond.sim.control.client import Control, Fault
-from resctrlmond.workloads.accounting import Total
+from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.model import State
 from resctrlmond.workloads.quality_file import text, worse
 from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.totals import used
+from tests.workloads.builders import workload
 from tests.workloads.conftest import Host, assignment, machine
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
@@ -279,3 +282,21 @@ def test_file_is_not_exact_while_a_member_is_being_put_in(host: Host, spawn: Cal
         assert qualities(host) == all_of("exact")
     assert seen == [set(), {"late"}]
     host.check()
+
+
+@pytest.mark.parametrize("is_reallocated", [False, True])
+@pytest.mark.parametrize("quality", Quality)
+@pytest.mark.parametrize("event", ["mbm_total_bytes", "core_energy"])
+@pytest.mark.parametrize("word", ["0", "7", "1.5", "Unavailable", "Unassigned", "Error", "strange"])
+def test_run_that_begins_has_the_qualities_of_a_first_reading_like_its_baseline(
+    tmp_path: Path, word: str, event: str, quality: Quality, is_reallocated: bool
+) -> None:
+    snapshots = Snapshots(str(tmp_path), str(tmp_path))
+    readings = [Reading(domain, event, parse_value(word + "\n")) for domain in ("mon_L3_00", "mon_L3_01")]
+    readings += [Reading("mon_L3_00", "llc_occupancy", parse_value("1\n"))]
+    snapshots.begin("k", "2026-01-01T00:00:00Z", "/x", sorted(readings, key=lambda each: (each.domain, each.event)))
+    inodes = {"mon_L3_00": 1, "mon_L3_01": 2}
+    known = workload("k", baseline=quality, inodes=inodes, is_reallocated=is_reallocated)
+    at_last = used(snapshots, known, {}, up_to_last=True)
+    assert at_last == used(snapshots, known, {"k": snapshots.begin_values("k")})
+    assert len(at_last) == 1
