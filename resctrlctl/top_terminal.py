@@ -208,7 +208,8 @@ class _Top:
     def _resize(self) -> None:
         size = os.get_terminal_size(sys.stdout.fileno())
         curses.resizeterm(size.lines, size.columns)
-        self._window.erase()
+        # Draw everything anew: the terminal may have moved or cut the lines.
+        self._window.clear()
 
     def _draw(self) -> None:
         height, width = self._window.getmaxyx()
@@ -233,7 +234,7 @@ class _Top:
             return Painted(self._error, Tone.BAD)
         order = "reversed " if self._view.is_reversed else ""
         text = f"{order}by {self._view.sort}, every {self._delay_s:g} s"
-        if rows > room:
+        if rows > room > 0:
             text += f", rows {self._offset + 1} to {min(self._offset + room, rows)} of {rows}"
         return Painted(f"{text}. h: help, q: quit", Tone.FAINT)
 

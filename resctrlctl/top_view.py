@@ -96,6 +96,8 @@ COLUMNS = {
     "age": _Column("AGE", lambda entry: entry.age_s, rank=5),
     "quality": _Column("QUALITY", lambda entry: entry.quality),
 }
+# No name is cut to less than this, or a third of the screen.
+_NAME_WIDTH = 24
 # The columns that are not numbers.
 _TEXTS = ("name", "quality")
 
@@ -142,6 +144,9 @@ def _table(rows: Sequence[Entry], shown: slice, names: list[str], view: View, wi
     widths = {
         name: max([len(_heading(name, view)), *(cell_width(_cell(row, name)) for row in rows)]) for name in names
     }
+    if width is not None:
+        # A long name is cut before figures are left out.
+        widths["name"] = min(widths["name"], max(_NAME_WIDTH, width // 3))
     greatest = {name: _greatest(rows, name) for name in names if COLUMNS[name].has_bar}
     while width is not None and sum(widths.values()) + 2 * (len(widths) - 1) + len(_GAP_BAR) * len(greatest) > width:
         if greatest:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pyte
@@ -75,7 +76,7 @@ class Terminal:
         self.settings = termios.tcgetattr(terminal)
         settings = environment | {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
         self.process = subprocess.Popen(
-            words, env=settings, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+            ["setsid", "--ctty", *words], env=settings, stdin=terminal, stdout=terminal, stderr=terminal
         )
 
         def show() -> None:
@@ -144,9 +145,11 @@ def test_terminal_shows_rows_and_follows_keys(manager: FakeManager, on_terminal:
     wait_until(lambda: "CLASS" in shown.text)
     shown.press("+")
     wait_until(lambda: "every 1 s" in shown.text)
-    shown.resize(60, 8)
     shown.press("gr")
-    wait_until(lambda: "k00" in shown.text and "rows" in shown.text)
+    for size in ((1, 1), (200, 50), (3, 3), (100, 12)):
+        shown.resize(*size)
+        time.sleep(0.1)
+    wait_until(lambda: "k00" in shown.text and "rows 1 to 5 of 30" in shown.text)
     shown.press("q")
     assert shown.process.wait(60) == 0
     assert termios.tcgetattr(shown.terminal) == shown.settings

@@ -145,6 +145,14 @@ def test_wide_characters_keep_the_columns_in_line() -> None:
     assert len(columns) == 1
 
 
+def test_long_name_is_cut_before_figures_are_left_out() -> None:
+    long = replace(usage(1), workload=replace(usage(1).workload, attributes={"unit": "a" * 300 + ".service"}))
+    shown = [line.text for line in screen(entries(lines([long, usage(2)]), View()), status(), View(), 80)]
+    assert max(map(cell_width, shown)) <= 80
+    assert {"POWER", "BANDWIDTH", "ENERGY", "QUALITY"} <= set(shown[-3].split())
+    assert "…" in shown[-1] + shown[-2]
+
+
 def test_choices_on_the_command_line_are_those_of_the_view() -> None:
     assert tuple(By) == arguments._GROUPINGS
     assert tuple(COLUMNS) == arguments._TOP_SORTS
