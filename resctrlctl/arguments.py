@@ -34,6 +34,7 @@ examples:
   resctrlctl move batch silver
   resctrlctl hooks enable
   resctrlctl doctor
+  resctrlctl report --since yesterday --by namespace
 
 exit status:
   0    done
@@ -108,6 +109,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if not _places_of_words(own) and not {"-h", "--help", "--version"}.intersection(own):
         own = [*own, "list"]
     parser = parser or build(_verbs_to_add(own))
+    own = _with_joined_times(own)
     # Replace --json without a mode: argparse would take the next word, such as a key, as the mode.
     args, unknown = parser.parse_known_args(["-j" if word == _JSON else word for word in own])
     # argparse would report this with the main parser, which has neither the verb's name nor its exit status.
@@ -123,6 +125,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
             args.parser.error("argument --append: needs -o FILE")
         if args.field_separator is not None and args.json != "off":
             args.parser.error("argument -x: not allowed with --json")
+    if args.verb == "report" and args.csv and args.json != "off":
+        args.parser.error("argument --csv: not allowed with --json")
     if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     return args
@@ -155,6 +159,17 @@ def _ends_with_option(word: str, with_value: Collection[str]) -> bool:
         return word in with_value
     first = next((index for index in range(1, len(word)) if f"-{word[index]}" in with_value), None)
     return first is not None and first == len(word) - 1
+
+
+def _with_joined_times(words: list[str]) -> list[str]:
+    """Return the words with --since and --until joined to their values: argparse would take -1h as an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in ("--since", "--until") and word:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _places_of_words(words: list[str]) -> list[int]:
@@ -417,6 +432,23 @@ def _root(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def _report(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--since", type=not_empty, metavar="TIME", help="only workloads that ended at TIME or later")
+    verb.add_argument(
+        "--until",
+        type=not_empty,
+        metavar="TIME",
+        help="only workloads that ended at TIME or earlier; systemd.time(7)",
+    )
+    verb.add_argument(
+        "--by",
+        choices=("key", "namespace", "pod", "unit", "user", "class"),
+        default="key",
+        help="add up the workloads of the same name (default: key)",
+    )
+    verb.add_argument("--csv", action="store_true", help="print comma-separated values, each with every digit")
+
+
 def _key(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("key", metavar="KEY", help="the workload: pod UID, container id, unit name or other key")
 
@@ -524,5 +556,6 @@ VERBS = {
     "release": ("end a claim; the workload ends with its last claim", "control:release", _release),
     "move": ("move a workload's group to another class, with its counters", "control:move", _move),
     "hooks": ("enable or disable the OCI hooks of Podman and CRI-O, or show their state", "hooks:hooks", _hooks),
+    "report": ("add up what ended workloads used, from the journal", "report:report", _report),
     "run": ("run a command as a workload, and print what it used", "run:run", _run),
 }

@@ -94,6 +94,6 @@ def format_message(text: str) -> str:
     return _UTC_TIME.sub(lambda found: format_time(found[0]), printable(text))
 
 
-def format_count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 group``, ``2 groups``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

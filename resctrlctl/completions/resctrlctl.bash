@@ -55,10 +55,11 @@ _resctrlctl() {
         [release]='--claim --reason'
         [move]=''
         [hooks]='--hooks-dir'
+        [report]='--since --until --by --csv'
         [run]='--key --class --take-over --best-effort --output --append --repeat --events --field-separator'
     )
     local socket=''
-    local verbs='list top show status doctor create assign release move hooks run'
+    local verbs='list top show status doctor create assign release move hooks report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -82,7 +83,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --by | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator)
                 ((index++))
                 ;;
             -*) ;;
@@ -116,6 +117,10 @@ _resctrlctl() {
             return
             ;;
         --by)
+            if [[ $verb == report ]]; then
+                __resctrlctl_words $'key\nnamespace\npod\nunit\nuser\nclass' "$current"
+                return
+            fi
             __resctrlctl_words "$(printf '%s\n' workload pod namespace unit class)" "$current"
             return
             ;;
@@ -133,6 +138,10 @@ _resctrlctl() {
             ;;
         --filter)
             __resctrlctl_words "$(printf '%s=\n' state class owner quality namespace pod container unit key)" "$current"
+            return
+            ;;
+        --since | --until)
+            __resctrlctl_words $'today\nyesterday\nnow' "$current"
             return
             ;;
         --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator)

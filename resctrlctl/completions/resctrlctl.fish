@@ -24,7 +24,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --by --cgroup --claim --class --columns --delay --events --field-separator --filter --hooks-dir --iterations --key --member --output --pid --priority --reason --repeat --root --socket --sort -d -e -n -o -r -x
+            case --attribute --by --cgroup --claim --class --columns --delay --events --field-separator --filter --hooks-dir --iterations --key --member --output --pid --priority --reason --repeat --root --since --socket --sort --until -d -e -n -o -r -x
                 set is_value $word
             case '-*'
             case '*'
@@ -107,6 +107,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -a assign -d 'move a process 
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a release -d 'end a claim; the workload ends with its last claim'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a move -d 'move a workload'\''s group to another class, with its counters'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a hooks -d 'enable or disable the OCI hooks of Podman and CRI-O, or show their state'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a report -d 'add up what ended workloads used, from the journal'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a run -d 'run a command as a workload, and print what it used'
 complete -c resctrlctl -n '__resctrlctl_is list' -s a -l all -d 'list workloads that have ended too, and groups of other programs'
 complete -c resctrlctl -n '__resctrlctl_is list' -l pods -d 'list pods with their containers, including unmonitored ones'
@@ -151,6 +152,10 @@ complete -c resctrlctl -n '__resctrlctl_is move 0' -k -a '(__resctrlctl_workload
 complete -c resctrlctl -n '__resctrlctl_is move 1' -a '(__resctrlctl_classes)'
 complete -c resctrlctl -n '__resctrlctl_is hooks' -l hooks-dir -xa '(__fish_complete_directories)' -d 'the directory that the runtimes read'
 complete -c resctrlctl -n '__resctrlctl_is hooks 0' -a 'enable disable status'
+complete -c resctrlctl -n '__resctrlctl_is report' -l since -x -d 'only workloads that ended at TIME or later'
+complete -c resctrlctl -n '__resctrlctl_is report' -l until -x -d 'only workloads that ended at TIME or earlier'
+complete -c resctrlctl -n '__resctrlctl_is report' -l by -xa 'key namespace pod unit user class' -d 'add up the workloads of the same name'
+complete -c resctrlctl -n '__resctrlctl_is report' -l csv -d 'print comma-separated values, each with every digit'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l key -x -d 'the workload'\''s key'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l class -xa 'follow (__resctrlctl_classes)' -d 'the class (control group) of resctrl'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l take-over -d 'take tasks out of other monitoring groups'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: one entry in the journal for each ended workload.
+"""The ledger: one entry in the journal for each ended workload, which ``resctrlctl report`` reads.
 
 The entry is sent after the end values are complete and before the record of the workload is closed, so a normal end
 costs no further write. An entry that the journal does not accept at once is kept as a file until it does. After a
