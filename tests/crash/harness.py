@@ -21,8 +21,8 @@ from resctrlmond.workloads.model import State
 from tests.crash.fault import Fault
 from tests.crash.sweep import Point
 from tests.crash.verbs import VERBS, Scene, Verb
+from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.workloads.builders import drop
-from tests.workloads.conftest import Host
 
 # The system calls that change a file or the tree. Some openat(2) calls only read: these only cost time.
 CHANGES = "openat,write,fchmod,/^mkdir,rmdir,/^rename,/^unlink,/^symlink,utimensat"
@@ -50,7 +50,7 @@ class End(enum.IntEnum):
 class Harness:
     """Injects faults into the verbs of one manager."""
 
-    host: Host
+    host: LedgerHost
     log: str
 
     def points(self, name: str, fault: Fault) -> list[Point]:
@@ -83,6 +83,7 @@ class Harness:
         self.host.restart()
         try:
             self.host.check()
+            self.host.check_ledger()
         except AssertionError as error:
             raise AssertionError(f"after the restart: {error}") from error
         self._check_not_lost(verb, "after the restart")
@@ -168,6 +169,7 @@ class Harness:
         assert set(states.values()) <= {State.COMPLETED, State.LOST}, (where, states)
         self._check_not_lost(verb, where)
         self.host.check()
+        self.host.check_ledger()
         for record in manager.workloads():
             manager.context.snapshots.delete(record.key)
             drop(manager.context.store, record.key)
@@ -190,4 +192,5 @@ def machine(top: Path) -> Iterator[Harness]:
     for folder in ("resctrl", "run"):
         (top / folder).mkdir(parents=True)
     with Simulation(str(top / "resctrl"), "intel-rdt", 2000):
-        yield Harness(Host(str(top / "resctrl"), str(top / "run")), str(top / "log"))
+        host = LedgerHost(str(top / "resctrl"), str(top / "run"), FileJournal(top / "journal"))
+        yield Harness(host, str(top / "log"))

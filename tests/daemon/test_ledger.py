@@ -21,14 +21,16 @@ from resctrlmond.journal import JournalSocket
 from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import event
 from resctrlmond.resctrl.errors import NotRead
+from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.accounting import Quality, Total
 from resctrlmond.workloads.atomic_files import write_file
 from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Member, State, Workload
+from tests.daemon.ledger_host import FileJournal, LedgerHost
 from tests.daemon.test_journal import Journal
 from tests.wait import wait_until
 from tests.workloads.builders import workload
-from tests.workloads.conftest import MARK, Host, own_host
+from tests.workloads.conftest import MARK
 from tests.workloads.test_cut import Fuse, cut
 
 ROOT = Path(__file__).parents[2]
@@ -332,11 +334,14 @@ def test_journal_is_asked_for_these_runs_of_root(tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path) -> Iterator[LedgerHost]:
     before = os.getegid()
     os.setegid(MARK)
+    for name in ("resctrl", "run"):
+        (tmp_path / name).mkdir()
     try:
-        with own_host(tmp_path, "intel-aet", 16) as made:
+        with Simulation(str(tmp_path / "resctrl"), "intel-aet", 16):
+            made = LedgerHost(str(tmp_path / "resctrl"), str(tmp_path / "run"), FileJournal(tmp_path / "sent"))
             yield made
             made.manager.context.interference.close()
             made.clean()
@@ -344,54 +349,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
         os.setegid(before)
 
 
-class Sent:
-    """The journal as a file, which outlives a kill: each accepted entry is a line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.path.touch()
-
-    def deliver(self, entry: dict[str, str]) -> bool:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-        return True
-
-    def entries(self) -> list[dict[str, str]]:
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-
-    def recorded(self, runs: Collection[str]) -> set[str]:
-        return {entry["RESCTRLMON_RUN"] for entry in self.entries()} & set(runs)
-
-
-def attach(host: Host, journal: Sent) -> Ledger:
-    """Connect a ledger to the manager of the host, as the daemon does before the recovery."""
-    manager = host.manager
-    made = Ledger(f"{host.run}/ledger", "boot", journal, manager.final_totals, journal.recorded)
-    manager.on_finish(made.record)
-    return made
-
-
-def start(host: Host, journal: Sent, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Start a new daemon with its ledger after a kill."""
-    made: list[Ledger] = []
-    recover = type(host.manager).recover
-
-    def with_ledger(manager: object) -> None:
-        host.manager = manager  # type: ignore[assignment]
-        made.append(attach(host, journal))
-        recover(host.manager)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(host.manager), "recover", with_ledger)
-        host.restart()
-    made[0].started()
-    made[0].settle()
-    return made[0]
-
-
-def test_end_has_one_entry_with_the_totals_of_its_record(host: Host, tmp_path: Path) -> None:
-    journal = Sent(tmp_path / "sent")
-    attach(host, journal).started()
+def test_end_has_one_entry_with_the_totals_of_its_record(host: LedgerHost, tmp_path: Path) -> None:
+    journal = host.journal
     host.manager.create(KEY, owner="me")
     workload = host.manager.release(KEY, owner="me").workload
     assert workload.state is State.COMPLETED
@@ -405,10 +364,9 @@ def test_end_has_one_entry_with_the_totals_of_its_record(host: Host, tmp_path: P
     assert [entry["RESCTRLMON_GENERATION"] for entry in journal.entries()] == ["1", "2"]
 
 
-def test_lost_run_that_continues_has_no_entry_of_its_own(host: Host, tmp_path: Path) -> None:
+def test_lost_run_that_continues_has_no_entry_of_its_own(host: LedgerHost, tmp_path: Path) -> None:
     """The totals of the next run include those of the lost one."""
-    journal = Sent(tmp_path / "sent")
-    attach(host, journal).started()
+    journal = host.journal
     manager = host.manager
     manager.create(KEY, owner="me")
     os.rmdir(manager.tree.full_path(manager.get(KEY).first.ref))
@@ -420,10 +378,9 @@ def test_lost_run_that_continues_has_no_entry_of_its_own(host: Host, tmp_path: P
 
 
 def test_failed_write_of_the_end_repeats_no_entry(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: LedgerHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Sent(tmp_path / "sent")
-    attach(host, journal).started()
+    journal = host.journal
     host.manager.create(KEY, owner="me")
 
     def full(path: str, data: bytes, mode: int = 0o644) -> None:
@@ -447,31 +404,23 @@ def fuse() -> Fuse:
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_kill_at_any_step_of_an_end_leaves_exactly_one_entry(
-    accepts: bool, host: Host, tmp_path: Path, fuse: Fuse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Sent(tmp_path / "sent")
+def test_kill_at_any_step_of_an_end_leaves_exactly_one_entry(accepts: bool, host: LedgerHost, fuse: Fuse) -> None:
     is_complete = False
     for step in range(200):
         key = f"{KEY}{step}"
         host.manager.create(key, owner="me")
 
         def end(key: str = key) -> None:
-            ledger = attach(host, journal)
-            ledger.started()
-            if not accepts:
-                monkeypatch.setattr(journal, "deliver", lambda _: False)
+            host.journal.accepts = accepts
             host.manager.release(key, owner="me")
-            monkeypatch.undo()
-            ledger.retry()
+            host.journal.accepts = True
+            host.ledger.retry()
 
         is_complete = not cut(fuse, step, end)
-        start(host, journal, monkeypatch)
+        host.restart()
         if host.manager.get(key).state is not State.COMPLETED:
             host.manager.release(key, owner="me")
-        sent = [entry for entry in journal.entries() if entry["RESCTRLMON_KEY"] == key]
-        assert len(sent) == 1, (step, sent)
-        assert not os.path.exists(f"{host.run}/ledger") or os.listdir(f"{host.run}/ledger") == []
+        host.check_ledger()
         if is_complete:
             break
     assert is_complete
@@ -493,7 +442,7 @@ asyncio.run(Daemon(config, setup, lambda: config, ledger=made).run())
 """
 
 
-def test_daemon_sends_entries_and_reports_those_that_wait(host: Host, tmp_path: Path) -> None:
+def test_daemon_sends_entries_and_reports_those_that_wait(host: LedgerHost, tmp_path: Path) -> None:
     host.manager.context.interference.close()
     daemon = subprocess.Popen([sys.executable, "-c", _DAEMON, str(tmp_path), str(MARK)], cwd=ROOT)
 

@@ -56,8 +56,16 @@ class Host:
         snapshots = Snapshots(str(folder / "groups"), str(folder / "completed"))
         records = Store(str(folder / "records"))
         self.manager = Manager(self.tree, records, snapshots, Mark(MARK, boot_id()), self.settings)
+        self.before_recovery()
         self.manager.recover()
+        self.after_recovery()
         return self.manager
+
+    def before_recovery(self) -> None:
+        """Connect further parts of a daemon to the new manager."""
+
+    def after_recovery(self) -> None:
+        """Start these parts."""
 
     def marked_groups(self) -> list[Found]:
         return [found for found in self.tree.scan() if found.gid == MARK]

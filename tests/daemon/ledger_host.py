@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host whose daemons send the entries of ended workloads to a journal that outlives them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from resctrlmond.daemon.ledger import Ledger, run_of
+from tests.workloads.conftest import Host
+
+
+class FileJournal:
+    """A journal as a file: each entry is a line. Refuses all entries unless ``accepts``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.accepts = True
+        self.path.touch()
+
+    def deliver(self, entry: dict[str, str]) -> bool:
+        """Write an entry in one system call; return whether that succeeded."""
+        if not self.accepts:
+            return False
+        try:
+            with open(self.path, "ab", buffering=0) as file:
+                file.write(json.dumps(entry).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def entries(self) -> list[dict[str, str]]:
+        """Return all entries."""
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+    def recorded(self, runs: Collection[str]) -> set[str] | None:
+        """Return which of these runs have an entry; None if the file cannot be read."""
+        try:
+            return {entry["RESCTRLMON_RUN"] for entry in self.entries()} & set(runs)
+        except OSError:
+            return None
+
+
+class LedgerHost(Host):
+    """A host with a ledger. Each restart is that of a daemon that was killed."""
+
+    def __init__(self, mountpoint: str, run: str, journal: FileJournal) -> None:
+        self.journal = journal
+        super().__init__(mountpoint, run)
+
+    def before_recovery(self) -> None:
+        manager = self.manager
+        self.ledger = Ledger(f"{self.run}/ledger", "boot", self.journal, manager.final_totals, self.journal.recorded)
+        manager.on_finish(self.ledger.record)
+
+    def after_recovery(self) -> None:
+        self.ledger.started()
+        self.ledger.settle()
+
+    def check_ledger(self) -> None:
+        """Check that each finished run has one entry, and a second one only if it states that it may be one."""
+        sent = [
+            entry["RESCTRLMON_RUN"] for entry in self.journal.entries() if "RESCTRLMON_POSSIBLE_SECOND" not in entry
+        ]
+        assert len(set(sent)) == len(sent), "a run has two entries"
+        ended = {run_of(workload, "boot") for workload in self.manager.context.store.finished()}
+        recorded = self.journal.recorded(ended)
+        assert recorded == ended, "an ended run has no entry"
+        assert self.ledger.describe() == ""
