@@ -27,7 +27,8 @@ from resctrlmond.message_ids import MessageId
 from resctrlmond.resctrl.counters import Kind
 from resctrlmond.resctrl.errors import ResctrlError
 from resctrlmond.workloads.accounting import Quality, Total, digits, worst
-from resctrlmond.workloads.atomic_files import read_file, write_file
+from resctrlmond.workloads.atomic_files import read_file, write_file, writing
+from resctrlmond.workloads.errors import NotWritten
 from resctrlmond.workloads.model import Workload
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,10 @@ class Ledger:
         self._lost = 0
 
     def record(self, workload: Workload) -> None:
-        """Send the entry of a workload that has ended, unless this daemon has recorded it already. Never raises."""
+        """Send the entry of a workload that has ended, unless this daemon has recorded it already.
+
+        Raises NotWritten if the entry can neither be sent nor kept: the record must not be closed then.
+        """
         run = run_of(workload, self._boot_id)
         with self._lock:
             if run in self._recorded:
@@ -100,6 +104,9 @@ class Ledger:
                         self._unsettled.add(run)
                 elif not self._journal.deliver(entry) and self._keep(run, entry):
                     self._waiting[run] = None
+            except NotWritten:
+                del self._recorded[run]
+                raise
             except Exception:
                 # A defect here must not keep a workload from ending.
                 self._lost += 1
@@ -113,16 +120,15 @@ class Ledger:
             return (), f"the totals cannot be read: {error}"
 
     def _keep(self, run: str, entry: dict[str, str]) -> bool:
-        """Write the entry as a file. If that fails, or there are too many files, count the entry as lost."""
-        if len(self._waiting) + len(self._unsettled) < MAX_WAITING:
-            try:
-                os.makedirs(self._folder, mode=0o700, exist_ok=True)
-                write_file(self._path(run), json.dumps(entry).encode(), mode=0o600)
-                return True
-            except OSError as error:
-                log.error("cannot keep the entry of an ended workload: %s", error, extra=fields(error))
-        self._lost += 1
-        return False
+        """Write the entry as a file. If there are too many files, count it as lost. Raises NotWritten."""
+        if len(self._waiting) + len(self._unsettled) >= MAX_WAITING:
+            self._lost += 1
+            return False
+        path = self._path(run)
+        with writing(path):
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            write_file(path, json.dumps(entry).encode(), mode=0o600)
+        return True
 
     def _path(self, run: str) -> str:
         return os.path.join(self._folder, run)
@@ -131,9 +137,13 @@ class Ledger:
         """Send entries at once from now on. Call ``settle`` afterwards."""
         with self._lock:
             self._is_starting = False
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 names = os.listdir(self._folder)
                 self._unsettled.update(name for name in names if re.fullmatch("[0-9a-f]{32}", name))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.error("cannot read the entries of ended workloads that wait: %s", error, extra=fields(error))
 
     def settle(self) -> None:
         """Ask the journal which entries the daemon before this one sent, and send the others. May wait 20 seconds."""

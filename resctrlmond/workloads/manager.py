@@ -112,7 +112,10 @@ class Manager:
             self.maintenance.on_failure = on_failure
 
     def on_finish(self, before_finish: Callable[[Workload], None]) -> None:
-        """Have ``before_finish`` called when a run has ended, before its record states that. It must not raise."""
+        """Have ``before_finish`` called when a run has ended, before its record states that.
+
+        If it raises NotWritten, the record is not saved, and the next tick tries again.
+        """
         self._store.before_finish = before_finish
 
     def final_totals(self, workload: Workload) -> list[Total]:

@@ -142,8 +142,8 @@ class Store:
     ``on_change`` is called after each change with the key and the workload, or None if it was dropped.
     ``before_save`` is called before a record is replaced, with the workload of the last record and the new one.
     ``before_finish`` is called before a record is saved in which the run has finished, and again if that save failed.
-    It must not raise. ``on_unsaved`` is called with the key of a workload that is kept in memory only. ``on_end`` is
-    called with the key after each transaction, whether or not it changed the workload.
+    If it raises NotWritten, the record is not saved. ``on_unsaved`` is called with the key of a workload that is kept
+    in memory only. ``on_end`` is called with the key after each transaction, whether or not it changed the workload.
     """
 
     def __init__(self, folder: str) -> None:

@@ -235,11 +235,20 @@ def test_entries_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytes
     assert "lacks the entries of 3 ended workloads" in made.describe()
 
 
-def test_entry_that_cannot_be_kept_is_counted(tmp_path: Path) -> None:
+def test_entry_that_can_neither_be_sent_nor_kept_keeps_the_record_open(tmp_path: Path) -> None:
     made = a_ledger(tmp_path)
     (tmp_path / "ledger").write_text("in the way")
+    for _ in range(2):
+        with pytest.raises(NotWritten):
+            made.record(ended())
+    (tmp_path / "ledger").unlink()
     made.record(ended())
-    assert "lacks the entries of 1 ended workloads" in made.describe()
+    assert len(files(tmp_path)) == 1
+
+
+def test_start_survives_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("in the way")
+    a_ledger(tmp_path)
 
 
 def test_defect_does_not_keep_a_workload_from_ending(
