@@ -654,4 +654,32 @@ MUTANTS = (
         "path.startswith(folder)",
         "tests/daemon/test_config.py",
     ),
+    Mutant(
+        "a start sends an entry of an ended workload without asking the journal",
+        "resctrlmond/daemon/ledger.py",
+        "                if self._is_starting:\n",
+        "                if not run:\n",
+        "tests/daemon/test_ledger.py",
+    ),
+    Mutant(
+        "a failed write of an end repeats its entry in the journal",
+        "resctrlmond/daemon/ledger.py",
+        "if run in self._recorded:",
+        "if not run:",
+        "tests/daemon/test_ledger.py",
+    ),
+    Mutant(
+        "a lost run that continues has an entry in the journal",
+        _WORKLOADS + "store.py",
+        "if workload.is_finished and not before.is_finished and not is_undo:",
+        "if workload.state.is_over and not before.state.is_over and not is_undo:",
+        "tests/daemon/test_ledger.py",
+    ),
+    Mutant(
+        "report counts an entry of any sender",
+        "resctrlctl/report.py",
+        'return trusted == (UNIT, "0", MessageId.ENDED)',
+        "return bool(trusted)",
+        "tests/ctl/test_report.py",
+    ),
 )
