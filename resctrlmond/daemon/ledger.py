@@ -194,12 +194,12 @@ class Ledger:
         texts = []
         if self._waiting:
             texts.append(
-                f"the journal does not accept entries: those of {len(self._waiting)} ended workloads wait in "
+                f"the journal does not accept entries: those of ended workloads ({len(self._waiting)}) wait in "
                 f"{self._folder}. See: systemctl status systemd-journald"
             )
         if self._lost:
             texts.append(
-                f"the journal lacks the entries of {self._lost} ended workloads: it did not accept them, and they "
+                f"the journal lacks entries of ended workloads ({self._lost}): it did not accept them, and they "
                 "could not be kept"
             )
         return "; ".join(texts)

@@ -203,7 +203,7 @@ def test_entries_wait_in_files_while_the_journal_is_missing(tmp_path: Path) -> N
     made.record(ended())
     made.retry()
     assert len(files(tmp_path)) == 1
-    assert "those of 1 ended workloads wait" in made.describe()
+    assert "those of ended workloads (1) wait" in made.describe()
     journal = Journal(tmp_path / "journal")
     with contextlib.closing(journal.socket):
         made.retry()
@@ -232,7 +232,7 @@ def test_entries_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytes
     for number in range(5):
         made.record(ended(f"web{number}"))
     assert len(files(tmp_path)) == 2
-    assert "lacks the entries of 3 ended workloads" in made.describe()
+    assert "lacks entries of ended workloads (3)" in made.describe()
 
 
 def test_entry_that_can_neither_be_sent_nor_kept_keeps_the_record_open(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_defect_does_not_keep_a_workload_from_ending(
     made = a_ledger(tmp_path)
     with caplog.at_level(logging.ERROR):
         made.record(ended())
-    assert "lacks the entries of 1 ended workloads" in made.describe()
+    assert "lacks entries of ended workloads (1)" in made.describe()
 
 
 def test_damaged_file_is_counted_and_does_not_hold_up_the_others(journal: Journal, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_damaged_file_is_counted_and_does_not_hold_up_the_others(journal: Journa
     made = a_ledger(tmp_path)
     made.record(ended())
     assert len(journal.entries()) == 1
-    assert "lacks the entries of 1 ended workloads" in made.describe()
+    assert "lacks entries of ended workloads (1)" in made.describe()
     assert files(tmp_path) == ["other"]
 
 
