@@ -551,6 +551,7 @@ VERBS = {
     "show": ("show workloads with their counters and what they used", "queries:show", _show),
     "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),
+    "classes": ("show the classes with their cache ways, bandwidth limits and use", "classes:classes", _root),
     "create": ("create a workload with an empty group", "control:create", _create),
     "assign": ("move a process or a control group into a workload's group", "control:assign", _assign),
     "release": ("end a claim; the workload ends with its last claim", "control:release", _release),

@@ -50,6 +50,7 @@ _resctrlctl() {
         [show]='--raw --root'
         [status]=''
         [doctor]=''
+        [classes]='--root'
         [create]='--class --claim --attribute --no-pending --priority'
         [assign]='--pid --cgroup --tree --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'
         [release]='--claim --reason'
@@ -59,7 +60,7 @@ _resctrlctl() {
         [run]='--key --class --take-over --best-effort --output --append --repeat --events --field-separator'
     )
     local socket=''
-    local verbs='list top show status doctor create assign release move hooks report run'
+    local verbs='list top show status doctor classes create assign release move hooks report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
