@@ -127,6 +127,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
             args.parser.error("argument -x: not allowed with --json")
     if args.verb == "report" and args.csv and args.json != "off":
         args.parser.error("argument --csv: not allowed with --json")
+    if args.verb == "show" and args.value and not args.property:
+        args.parser.error("argument --value: needs -p NAME")
     if args.verb == "assign" and args.tree and args.pid is None:
         args.parser.error("argument --tree: not allowed with --cgroup, which includes all control groups below it")
     return args
@@ -326,6 +328,15 @@ def _top(verb: argparse.ArgumentParser) -> None:
 def _show(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("key", metavar="WORKLOAD", nargs="+", help=_WORKLOAD)
     verb.add_argument("--raw", action="store_true", help="show the counters of each domain too")
+    verb.add_argument(
+        "-p",
+        "--property",
+        type=_words,
+        metavar="NAME,...",
+        default=[],
+        help="print only these properties, as NAME=VALUE, such as core_energy",
+    )
+    verb.add_argument("--value", action="store_true", help="with -p: print only the values")
     _root(verb)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from resctrlctl import render, workload_table
 from resctrlctl.daemon import Daemon
 from resctrlctl.defaults import SOCKET
-from resctrlctl.errors import OK, CommandError, DaemonDown, print_error
+from resctrlctl.errors import OK, USAGE, CommandError, DaemonDown, print_error
 from resctrlctl.layout import Block
 from resctrlctl.output import Json, Output
 from resctrlctl.selectors import call_for
@@ -206,6 +206,9 @@ def show(args: argparse.Namespace, output: Output) -> int:
             result = result or error.status
             continue
         for reply in replies:
+            if args.property:
+                _print_properties(properties(reply), args.property, output, is_value=args.value)
+                continue
             if output.json is not Json.OFF:
                 output.print_json(reply)
                 continue
@@ -217,6 +220,41 @@ def show(args: argparse.Namespace, output: Output) -> int:
             else:
                 output.print_blocks(render.render_workload(reply, is_raw=args.raw))
     return result
+
+
+def properties(reply: ReadReply | ReadForeignReply) -> dict[str, str]:
+    """Return the properties of a workload or of a foreign group, by name: unknown values are "".
+
+    They are the attributes of a workload, the scalar fields of the reply, the value, the unit and the quality of each
+    total, and the value of each counter.
+    """
+    if isinstance(reply, ReadForeignReply):
+        found = _scalars(reply.foreign)
+    else:
+        # Callers choose the attributes: they must not hide a field.
+        found = reply.workload.attributes | _scalars(reply.workload)
+        for total in reply.totals:
+            found[total.event] = total.value or ""
+            found[f"{total.event}.unit"] = total.unit
+            found[f"{total.event}.quality"] = str(total.quality)
+    return found | {f"{reading.domain}/{reading.event}": reading.value or "" for reading in reply.readings}
+
+
+def _scalars(subject: msgspec.Struct) -> dict[str, str]:
+    return {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in msgspec.to_builtins(subject).items()
+        if isinstance(value, (str, int, float))
+    }
+
+
+def _print_properties(found: dict[str, str], names: Sequence[str], output: Output, *, is_value: bool) -> None:
+    for name in names:
+        if name not in found:
+            known = ", ".join(map(printable, sorted(found)))
+            raise CommandError(f"there is no property {name!r}. The properties are: {known}", USAGE)
+        value = printable(found[name])
+        output.print_line(value if is_value else f"{name}={value}")
 
 
 def _read(source: Source, key: str) -> Sequence[ReadReply | ReadForeignReply]:

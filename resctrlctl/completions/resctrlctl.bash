@@ -47,7 +47,7 @@ _resctrlctl() {
     local -A options=(
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
         [top]='--batch --iterations --delay --by --sort --reverse --filter'
-        [show]='--raw --root'
+        [show]='--raw --property --value --root'
         [status]=''
         [doctor]=''
         [classes]='--root'
@@ -84,7 +84,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -145,7 +145,7 @@ _resctrlctl() {
             __resctrlctl_words $'today\nyesterday\nnow' "$current"
             return
             ;;
-        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator)
+        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
             return
             ;;
     esac

@@ -24,7 +24,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --by --cgroup --claim --class --columns --delay --events --field-separator --filter --hooks-dir --iterations --key --member --output --pid --priority --reason --repeat --root --since --socket --sort --until -d -e -n -o -r -x
+            case --attribute --by --cgroup --claim --class --columns --delay --events --field-separator --filter --hooks-dir --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --until -d -e -n -o -p -r -x
                 set is_value $word
             case '-*'
             case '*'
@@ -126,6 +126,8 @@ complete -c resctrlctl -n '__resctrlctl_is top' -l sort -xa 'name workloads powe
 complete -c resctrlctl -n '__resctrlctl_is top' -s r -l reverse -d 'reverse the order'
 complete -c resctrlctl -n '__resctrlctl_is top' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
 complete -c resctrlctl -n '__resctrlctl_is show' -l raw -d 'show the counters of each domain too'
+complete -c resctrlctl -n '__resctrlctl_is show' -s p -l property -x -d 'print only these properties, as NAME=VALUE, such as core_energy'
+complete -c resctrlctl -n '__resctrlctl_is show' -l value -d 'with -p: print only the values'
 complete -c resctrlctl -n '__resctrlctl_is show' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'
 complete -c resctrlctl -n '__resctrlctl_is show' -k -a '(__resctrlctl_workloads)'
 complete -c resctrlctl -n '__resctrlctl_is classes' -l root -xa '(__fish_complete_directories)' -d 'read the resctrl filesystem (or simulator) at PATH, without asking resctrlmond'

@@ -240,6 +240,24 @@ def test_show_as_json_has_exact_values(manager: FakeManager, ctl: Ctl) -> None:
     assert json.loads(lines[0])["totals"][0]["value"] == TOTALS[0].value
 
 
+def test_show_prints_single_properties_for_scripts(manager: FakeManager, ctl: Ctl) -> None:
+    manager.add("k", attributes={"pod.name": "web", "key": "forged", "core_energy": "0"})
+    done = ctl("show", "k", "-p", "key,core_energy,core_energy.quality,pod.name")
+    assert done.stdout == "key=k\ncore_energy=12.345678\ncore_energy.quality=exact\npod.name=web\n"
+    assert ctl("show", "k", "-p", "core_energy", "--value").stdout == "12.345678\n"
+    assert ctl("show", "k", "-p", "mbm_total_bytes,mon_L3_00/llc_occupancy", "--value").stdout == "\n1572864\n"
+    unknown = ctl("show", "k", "-p", "joules")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "there is no property 'joules'. The properties are: " in unknown.stderr
+    assert ctl("show", "k", "--value").returncode == 2
+
+
+def test_foreign_group_has_its_counters_as_properties(manager: FakeManager, ctl: Ctl) -> None:
+    populate(manager)
+    done = ctl("show", "pqos-7", "-p", "name,mon_L3_00/llc_occupancy")
+    assert done.stdout == "name=pqos-7\nmon_L3_00/llc_occupancy=1572864\n"
+
+
 def test_show_continues_after_an_unknown_key(manager: FakeManager, ctl: Ctl) -> None:
     manager.add("b")
     done = ctl("show", "a", "b")

@@ -349,7 +349,7 @@ def test_repeated_runs_have_means_and_deviations(manager: FakeManager, ctl: Ctl,
     assert float(elapsed["deviation"]) == pytest.approx(statistics.stdev(seconds), abs=1e-6)
     text = ctl("run", "-r", "2", "--", "true").stderr
     assert "true: 2 runs" in text
-    assert re.search(r"core energy  12\.345678 J   +± 0\.0 %", text)
+    assert re.search(r"core energy  12\.345678 J +± 0\.0 %", text)
 
 
 def test_signal_that_ends_the_command_ends_the_repetition(manager: FakeManager, ctl: Ctl) -> None:
