@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None, start_lock: StartLock) -> int:
     journal.setup("info")
     if options.check_config:
         return _check_config(options)
+    # The caller's umask would narrow groups_mode in each new folder; no mode that it offers has a bit of this one.
+    os.umask(0o022)
     try:
         with contextlib.ExitStack() as stack:
             loaded = _load(options)

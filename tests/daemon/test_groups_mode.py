@@ -53,6 +53,15 @@ def test_mode_applies_to_every_folder_after_start_reload_and_restart(machine: Ma
     assert modes(machine) == {0o755}
 
 
+def test_mode_does_not_depend_on_the_umask(machine: Machine) -> None:
+    configure(machine, "0750")
+    machine.start("sh", "-c", 'umask 077 && exec "$@"', "sh")
+    machine.call("Create", key="ended", claim="me")
+    machine.call("Release", key="ended", claim="me")
+    machine.call("Create", key="current", claim="me")
+    assert modes(machine) == {0o750}
+
+
 def groups_of(machine: Machine) -> set[int]:
     """Return the Unix groups of the records and of all files with values, without links."""
     tops = [machine.run / name for name in ("records", "groups", "completed")]
