@@ -26,6 +26,7 @@ examples:
   resctrlctl list
   resctrlctl list --watch --sort power
   resctrlctl top --by namespace
+  resctrlctl record -o use.jsonl -n 60
   resctrlctl list --pods
   resctrlctl show --json=pretty web.service
   resctrlctl run make -j8
@@ -58,6 +59,7 @@ _JSON = "--json"
 _WORKLOAD = (
     "the workload: its name in the list, its key (pod UID, container id, unit, ...), or the beginning of an id"
 )
+_PATTERN = "only workloads whose key or name matches this pattern, such as 'shop/*' (default: all)"
 # The filters of list, which workload_table.FILTERS defines.
 _FILTERS = ("state", "class", "owner", "quality", "namespace", "pod", "container", "unit", "key")
 # The groupings and columns of top, which top_view.By and top_view.COLUMNS define.
@@ -325,6 +327,23 @@ def _top(verb: argparse.ArgumentParser) -> None:
     _filters(verb)
 
 
+def _record(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("key", metavar="WORKLOAD", nargs="*", help=_PATTERN)
+    verb.add_argument(
+        "-o",
+        "--output",
+        type=not_empty,
+        metavar="FILE",
+        required=True,
+        help="the file to write; - is standard output",
+    )
+    verb.add_argument(
+        "-d", "--delay", type=_seconds, metavar="SECONDS", default=1.0, help="the time between readings (default: 1)"
+    )
+    verb.add_argument("-n", "--count", type=_count, metavar="N", help="end after N readings")
+    _filters(verb)
+
+
 def _show(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("key", metavar="WORKLOAD", nargs="+", help=_WORKLOAD)
     verb.add_argument("--raw", action="store_true", help="show the counters of each domain too")
@@ -559,6 +578,7 @@ VERBS = {
         _list,
     ),
     "top": ("show what the workloads use now, again and again", "top:top", _top),
+    "record": ("write what the workloads use to a file, again and again", "record:record", _record),
     "show": ("show workloads with their counters and what they used", "queries:show", _show),
     "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),

@@ -47,6 +47,7 @@ _resctrlctl() {
     local -A options=(
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
         [top]='--batch --iterations --delay --by --sort --reverse --filter'
+        [record]='--output --delay --count --filter'
         [show]='--raw --property --value --root'
         [status]=''
         [doctor]=''
@@ -60,7 +61,7 @@ _resctrlctl() {
         [run]='--key --class --take-over --best-effort --output --append --repeat --events --field-separator'
     )
     local socket=''
-    local verbs='list top show status doctor classes create assign release move hooks report run'
+    local verbs='list top record show status doctor classes create assign release move hooks report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -84,7 +85,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -145,7 +146,7 @@ _resctrlctl() {
             __resctrlctl_words $'today\nyesterday\nnow' "$current"
             return
             ;;
-        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
+        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
             return
             ;;
     esac
@@ -158,7 +159,7 @@ _resctrlctl() {
         __resctrlctl_words "${all// /$'\n'}" "$current"
     else
         case $verb:$count in
-            show:* | create:0 | assign:0 | release:0 | move:0)
+            record:* | show:* | create:0 | assign:0 | release:0 | move:0)
                 __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current"
                 ;;
             run:0)

@@ -144,6 +144,23 @@ def test_workload_from_create_to_release(host: Host, sleeper: int) -> None:
     assert host.tree.find(GroupRef("gold", "web")) is None
 
 
+def test_recording_has_the_final_totals_of_a_short_command(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    words = command(host.socket, "record", "-o", str(path), "-d", "86400", "burn-*")
+    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        wait_until(lambda: path.exists() and path.read_text().count("\n") == 2)
+        done = host.ctl("run", "--key", "burn-short", "--json", "--", sys.executable, "-c", BURN)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    header, first, last = map(json.loads, path.read_text().splitlines())
+    assert header["events"]["core_energy"] == "joules"
+    assert first["workloads"] == []
+    (used,) = last["workloads"]
+    assert (used["key"], used["state"], "completedAt" in used) == ("burn-short", "completed", True)
+    totals = {total["event"]: total["value"] for total in json.loads(done.stderr)["totals"]}
+    assert {event: total["value"] for event, total in used["totals"].items()} == totals
+
+
 def test_errors_of_the_daemon_have_their_exit_status(host: Host, sleeper: int) -> None:
     assert host.ctl("show", "missing").returncode == 4
     assert host.ctl("assign", "x", "--pid", "2147483647").returncode == 4

@@ -292,7 +292,7 @@ def _zsh_value(action: argparse.Action) -> str:
 
 
 def _zsh_argument(action: argparse.Action) -> str:
-    return _quoted(f"{'*' if action.nargs == '+' else ''}:{_metavar(action)}:{_zsh_value(action)}")
+    return _quoted(f"{'*' if action.nargs in ('*', '+') else ''}:{_metavar(action)}:{_zsh_value(action)}")
 
 
 def _fish_option(action: argparse.Action, condition: str) -> str:
@@ -330,7 +330,7 @@ def _fish_value(action: argparse.Action) -> str:
 
 def _fish_arguments(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
     for number, action in enumerate(_arguments(verb)):
-        is_repeated = action.nargs == "+"
+        is_repeated = action.nargs in ("*", "+")
         condition = f"__resctrlctl_is {name}" if is_repeated else f"__resctrlctl_is {name} {number}"
         words = " ".join(action.choices or (f"(__resctrlctl_{_FUNCTIONS[action.dest]})",))
         keep = "-k " if action.dest == "key" else ""
