@@ -54,6 +54,7 @@ _RUN_EPILOG = """\
 examples:
   resctrlctl run -r 5 -e core_energy sleep 1
   resctrlctl run --key nightly --json -o nightly.json make -j8
+  resctrlctl run --unit web.service sleep 10
 """
 _JSON = "--json"
 _WORKLOAD = (
@@ -125,6 +126,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args.command = command
         if args.append and args.output is None:
             args.parser.error("argument --append: needs -o FILE")
+        has_target = args.pid is not None or args.cgroup is not None or args.unit is not None
+        if has_target and (args.class_ is not None or args.take_over):
+            args.parser.error("--class and --take-over: not allowed with --pid, --cgroup and --unit")
         if args.field_separator is not None and args.json != "off":
             args.parser.error("argument -x: not allowed with --json")
     if args.verb == "report" and args.csv and args.json != "off":
@@ -409,6 +413,23 @@ def _move(verb: argparse.ArgumentParser) -> None:
 def _run(verb: argparse.ArgumentParser) -> None:
     verb.usage = "resctrlctl run [options] [--] COMMAND [ARGUMENT...]"
     verb.add_argument("--key", type=not_empty, metavar="KEY", help="the workload's key (default: run-PID-STARTTIME)")
+    target = verb.add_mutually_exclusive_group()
+    target.add_argument(
+        "-p",
+        "--pid",
+        type=_process_id,
+        metavar="PID",
+        help="measure this process and its descendants while the command runs, and not the command",
+    )
+    target.add_argument(
+        "--cgroup",
+        type=not_empty,
+        metavar="PATH",
+        help="measure the control group at PATH, and all below it, while the command runs",
+    )
+    target.add_argument(
+        "--unit", type=not_empty, metavar="NAME", help="measure this unit of systemd while the command runs"
+    )
     _class(verb)
     _take_over(verb)
     verb.add_argument(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``run``: run a command as a workload of its own, and report what the command used."""
+"""The verb ``run``: run a command, and report what it used, or what a process or control group used meanwhile."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import queue
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TextIO, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,10 +20,11 @@ from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OWN_FAILURE, CommandError, DaemonDown, Disconnected, print_error
 from resctrlctl.output import Json, Output, encode
 from resctrlctl.run_report import RepeatedReport, Report, as_fields, as_text, figures, select
+from resctrlctl.run_target import Target, difference, downgraded, in_other_group, opened, read_begin
 from resctrlmond.api import types
 from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
-from resctrlmond.workloads.states import EndRule
+from resctrlmond.workloads.states import EndRule, Quality
 from resctrlmond.workloads.validation import attribute_value
 
 # The owner of the claim. If resctrlctl is killed, resctrlmond ends this claim some time after the command.
@@ -31,25 +32,41 @@ CLAIM = "run"
 
 # After a signal, wait this long before printing a note: the release may end in the meantime.
 _NOTE_AFTER_S = 1.0
-# Timeout of the count of remaining tasks, on which the totals do not depend.
-_TASKS_TIMEOUT_S = 5.0
+# Timeout of the check of the workload and its tasks after the command, without which the totals are read too.
+_CHECK_TIMEOUT_S = 5.0
+_ENDED_EARLY = "the workload ended before the command, and later use is not counted"
 
 # The exit status of a command that a signal ended is greater.
 SIGNALLED = 128
 
-# The report or the exception of the release; None for a signal that arrived after the end of the command.
+_Reply = TypeVar("_Reply", bound=msgspec.Struct)
+# The report or the exception of the last reading; None for a signal that arrived after the end of the command.
 _Event: TypeAlias = Report | BaseException | None
+
+
+class _Measurement(msgspec.Struct, frozen=True):
+    """The object that is measured while ``command`` runs: the command itself or, if it is not None, the ``target``.
+
+    ``begin`` is None if ``workload`` was made for this run, which releases it. Otherwise the workload exists
+    independently of this run, and the totals are the difference from ``begin``.
+    """
+
+    command: list[str]
+    target: Target | None
+    workload: types.Workload | None = None
+    begin: types.ReadReply | None = None
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Run the command in a group of its own; return its exit status, or 125 to 127 if it was not executed.
 
-    With ``args.repeat``, run it so many times, unless a signal ends it, and return the last status.
+    With a target (``args.pid``, ``args.cgroup`` or ``args.unit``), measure that while the command runs. With
+    ``args.repeat``, run the command so many times, unless a signal ends it, and return the last status.
     """
-    with _report_file(args.output, is_appended=args.append) as file:
+    with _report_file(args.output, is_appended=args.append) as file, opened(args) as target:
         reports: list[Report] = []
         for _ in range(args.repeat):
-            report = _run_once(args, output)
+            report = _run_once(args, target, output)
             if isinstance(report, int):
                 return report
             reports.append(report)
@@ -59,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         return reports[-1].exit_status
 
 
-def _run_once(args: argparse.Namespace, output: Output) -> Report | int:
+def _run_once(args: argparse.Namespace, target: Target | None, output: Output) -> Report | int:
     """Run the command; return its report, or the exit status if it was not executed."""
     daemon = Daemon(args.socket)
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -70,11 +87,13 @@ def _run_once(args: argparse.Namespace, output: Output) -> Report | int:
             f"cannot start a process: {error.strerror}. See 'ulimit -a' for the limits", OWN_FAILURE
         ) from error
     problem = ""
+    measured = _Measurement(args.command, target)
     try:
-        workload = _assign(daemon, child, args)
+        measured = _assign(daemon, child, args) if target is None else _begin(daemon, child, target, args)
     except CommandError as error:
         # Without the daemon the times are better than nothing, as the command itself is.
-        if not args.best_effort and not isinstance(error, DaemonDown):
+        is_fatal = target is not None or not isinstance(error, DaemonDown)
+        if is_fatal and not args.best_effort:
             status = child.kill()
             if status != KILLED:
                 # A signal had ended the child, so Assign found no process.
@@ -82,17 +101,17 @@ def _run_once(args: argparse.Namespace, output: Output) -> Report | int:
             raise CommandError(str(error), OWN_FAILURE) from error
         problem = str(error)
         output.note(f"{problem}. The command runs unmonitored")
-        workload = None
     try:
         result = child.wait(child.execute())
     except CannotExecute as error:
         print_error(str(error))
-        if workload is not None:
-            _release_unused(daemon, workload.key)
+        if measured.workload is not None and measured.begin is None:
+            _release_unused(daemon, measured.workload.key)
         return error.status
-    if workload is None:
-        return _report(result, args.command, None, problem=problem)
-    report = _finish_unless_interrupted(daemon, workload, result, args.command, events)
+    if measured.workload is None:
+        return _report(measured, result, problem=problem)
+    finish = _release if measured.begin is None else _read_end
+    report = _finish_unless_interrupted(lambda: finish(daemon, measured, result), measured, result, events)
     return _selected(report, args.events)
 
 
@@ -126,9 +145,9 @@ def _report_file(path: str | None, *, is_appended: bool) -> Iterator[TextIO]:
             opened.close()
 
 
-def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types.Workload:
+def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Measurement:
     """Assign the held child to a workload of its own. Raises CommandError; then no workload remains."""
-    key = args.key or f"run-{child.pid}-{child.start_time}"
+    key = _key(child, args)
     action = f"monitor {printable(args.command[0])!r} as {key!r}"
     _check_key_is_free(daemon, key, action)
     request = types.AssignRequest(
@@ -158,7 +177,46 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> types
         if not error.name:
             _release_unused(daemon, key)
         raise
-    return reply.workload
+    return _Measurement(args.command, None, reply.workload)
+
+
+def _begin(daemon: Daemon, child: HeldChild, target: Target, args: argparse.Namespace) -> _Measurement:
+    """Assign the target to a workload of its own or, if it is all of an existing one, read the totals of that.
+
+    Raises CommandError; then no workload of this run remains.
+    """
+    begin = read_begin(daemon, target)
+    if begin is not None:
+        return _Measurement(args.command, target, begin.workload, begin)
+    key = _key(child, args)
+    action = f"measure {target} as {key!r}"
+    _check_key_is_free(daemon, key, action)
+    request = types.AssignRequest(
+        key=key,
+        pid_fd=0 if target.pid else None,
+        cgroup=target.cgroup or None,
+        include_descendants=bool(target.pid) or None,
+        claim=CLAIM,
+        # If resctrlctl is killed, the end of the process ends its claim. A control group may have tasks again.
+        end_rule=EndRule.MEMBERS if target.pid else EndRule.RELEASE,
+        allow_pending=False,
+    )
+    try:
+        reply = daemon.call(action, "Assign", request, types.AssignReply, [target.pidfd] if target.pid else [])
+    except CommandError as error:
+        if error.name == "AlreadyMonitored":
+            raise in_other_group(target) from error
+        if not error.name:
+            _release_unused(daemon, key)
+        raise
+    if reply.tasks_outside:
+        _release_unused(daemon, key)
+        raise in_other_group(target)
+    return _Measurement(args.command, target, reply.workload)
+
+
+def _key(child: HeldChild, args: argparse.Namespace) -> str:
+    return str(args.key or f"run-{child.pid}-{child.start_time}")
 
 
 def _check_key_is_free(daemon: Daemon, key: str, action: str) -> None:
@@ -181,22 +239,22 @@ def _release_unused(daemon: Daemon, key: str) -> None:
 
 
 def _finish_unless_interrupted(
-    daemon: Daemon,
-    workload: types.Workload,
+    finish: Callable[[], Report],
+    measured: _Measurement,
     result: CommandResult,
-    command: list[str],
     events: queue.SimpleQueue[_Event],
 ) -> Report:
-    """Release the group in a thread; return the report. The second signal in ``events`` stops the wait."""
+    """Call ``finish`` in a thread; return the report. The second signal in ``events`` stops the wait."""
+    assert measured.workload is not None
 
-    def finish() -> None:
+    def call() -> None:
         try:
-            events.put(_finish(daemon, workload, result, command))
+            events.put(finish())
         except BaseException as error:
             events.put(error)
 
     # A daemon thread, because the interpreter does not wait for it at its exit.
-    threading.Thread(target=finish, name="finish", daemon=True).start()
+    threading.Thread(target=call, name="finish", daemon=True).start()
     interrupts = 0
     is_note_printed = False
     while True:
@@ -213,37 +271,61 @@ def _finish_unless_interrupted(
         # The first signal is ignored: if it was sent to the process group, it ended the command, and is read later.
         interrupts += 1
         if interrupts > 1:
-            problem = f"cannot release {workload.key!r}: interrupted while resctrlmond did not answer"
-            return _report(result, command, workload, problem=problem)
+            verb = "release" if measured.begin is None else "read"
+            problem = f"cannot {verb} {measured.workload.key!r}: interrupted while resctrlmond did not answer"
+            return _report(measured, result, problem=problem)
 
 
-def _finish(daemon: Daemon, workload: types.Workload, result: CommandResult, command: list[str]) -> Report:
-    """Release the group; return the report. If the release fails, the report has the reason and no totals."""
-    tasks_left = _count_tasks(Daemon(daemon.socket, _TASKS_TIMEOUT_S), workload.key)
-    request = types.ReleaseRequest(key=workload.key, claim=CLAIM, reason=f"ended with status {result.status}")
+def _release(daemon: Daemon, measured: _Measurement, result: CommandResult) -> Report:
+    """Release the workload; return the report. If the release fails, the report has the reason and no totals."""
+    assert measured.workload is not None
+    key = measured.workload.key
+    now = _workload_now(Daemon(daemon.socket, _CHECK_TIMEOUT_S), key)
+    # The tasks of a target run on.
+    tasks_left = _count_tasks(now) if now is not None and measured.target is None else None
+    request = types.ReleaseRequest(key=key, claim=CLAIM, reason=f"ended with status {result.status}")
     try:
-        reply = _release(daemon, request)
+        reply = _call_again(daemon, f"release {key!r}", "Release", request, types.ReleaseReply)
     except CommandError as error:
-        return _report(result, command, workload, tasks_left=tasks_left, problem=str(error))
+        return _report(measured, result, tasks_left=tasks_left, problem=str(error))
+    totals = reply.totals
+    if now is not None and now.state.is_over:
+        totals = downgraded(totals, Quality.LATE, _ENDED_EARLY)
     return _report(
-        result, command, reply.workload, tasks_left=tasks_left, completed=reply.completed, totals=reply.totals
+        msgspec.structs.replace(measured, workload=reply.workload),
+        result,
+        tasks_left=tasks_left,
+        completed=reply.completed,
+        totals=totals,
     )
 
 
-def _release(daemon: Daemon, request: types.ReleaseRequest) -> types.ReleaseReply:
-    action = f"release {request.key!r}"
+def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult) -> Report:
+    """Read the workload again; return the report, with the reason if there are no totals."""
+    assert measured.workload is not None and measured.begin is not None
+    key = measured.workload.key
     try:
-        return daemon.call(action, "Release", request, types.ReleaseReply)
+        end = _call_again(daemon, f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply)
+        totals = difference(measured.begin, end)
+    except CommandError as error:
+        return _report(measured, result, problem=str(error))
+    if end.workload.state.is_over:
+        totals = downgraded(totals, Quality.LATE, _ENDED_EARLY)
+    return _report(msgspec.structs.replace(measured, workload=end.workload), result, totals=totals)
+
+
+def _call_again(daemon: Daemon, action: str, method: str, request: msgspec.Struct, reply: type[_Reply]) -> _Reply:
+    try:
+        return daemon.call(action, method, request, reply)
     except Disconnected:
         # The daemon was stopped during the call. With socket activation, the next call waits for the restart, and
         # the Release of a workload that has ended returns the same totals.
-        return daemon.call(action, "Release", request, types.ReleaseReply)
+        return daemon.call(action, method, request, reply)
 
 
 def _report(
+    measured: _Measurement,
     result: CommandResult,
-    command: list[str],
-    workload: types.Workload | None,
     *,
     tasks_left: int | None = None,
     completed: bool = False,
@@ -251,14 +333,16 @@ def _report(
     problem: str = "",
 ) -> Report:
     return Report(
-        command=[text(word) for word in command],
+        command=[text(word) for word in measured.command],
+        target=str(measured.target or ""),
+        is_difference=measured.begin is not None,
         exit_status=result.status,
         elapsed=round(result.elapsed_s, 6),
         user=round(result.user_s, 6),
         system=round(result.system_s, 6),
         tasks_left=tasks_left,
         completed=completed,
-        workload=workload,
+        workload=measured.workload,
         totals=list(totals),
         problem=problem,
     )
@@ -289,14 +373,20 @@ def _print(reports: Sequence[Report], args: argparse.Namespace, output: Output, 
         print_error(f"cannot write the report: {error.strerror}{remedy}")
 
 
-def _count_tasks(daemon: Daemon, key: str) -> int | None:
-    """Return the number of tasks in the group now, from the file "tasks"; None if it cannot be read."""
+def _workload_now(daemon: Daemon, key: str) -> types.Workload | None:
+    """Return the workload as it is now, because its group may have been moved; None if it cannot be read."""
     try:
-        # Get the path again, because the group may have been moved to another class.
-        path = daemon.call(f"find {key!r}", "Get", types.KeyRequest(key=key), types.WorkloadReply).workload.path
-        if path is None:
-            return None
-        with open(os.path.join(path, "tasks"), encoding="ascii") as tasks:
+        return daemon.call(f"find {key!r}", "Get", types.KeyRequest(key=key), types.WorkloadReply).workload
+    except CommandError:
+        return None
+
+
+def _count_tasks(workload: types.Workload) -> int | None:
+    """Return the number of tasks in the group now, from the file "tasks"; None if it cannot be read."""
+    if workload.path is None:
+        return None
+    try:
+        with open(os.path.join(workload.path, "tasks"), encoding="ascii") as tasks:
             return sum(1 for _ in tasks)
-    except (CommandError, OSError):
+    except OSError:
         return None

@@ -34,10 +34,14 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
 
     ``elapsed``, ``user`` and ``system`` are seconds. ``tasks_left`` is the number of tasks that were still running
     when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``workload``
-    is then null if the command was not monitored, or else as it was when the command began.
+    is then null if the command was not monitored, or else as it was when the command began. ``target`` is the process
+    or control group that was measured instead of the command, "" if the command was. ``is_difference``: the target is
+    all of ``workload``, which continues, and the totals are what it used while the command ran.
     """
 
     command: list[str]
+    target: str = ""
+    is_difference: bool = False
     exit_status: int
     elapsed: float
     user: float
@@ -90,7 +94,8 @@ def figures(runs: Sequence[Report]) -> list[Figure]:
         for total in run.totals:
             by_event.setdefault((total.event, total.unit), []).append((total, run.elapsed))
     found = [_figure(event, unit, of) for (event, unit), of in by_event.items()]
-    for name in _TIMES:
+    # The processor time of the command is not that of the target.
+    for name in ("elapsed",) if runs[0].target else _TIMES:
         seconds = [Decimal(str(getattr(run, name))) for run in runs]
         found.append(Figure(name, "s", _text(_mean(seconds)), _text(_deviation(seconds)), None, ""))
     return found
@@ -100,7 +105,8 @@ def as_text(runs: Sequence[Report]) -> str:
     """Return the report for people."""
     first = runs[0]
     name = _subject(first) if len(runs) == 1 else format_count(len(runs), "run")
-    lines = [f"{printable(shlex.join(first.command))}: {name}", ""]
+    command = printable(shlex.join(first.command))
+    lines = [f"{first.target} during {command}: {name}" if first.target else f"{command}: {name}", ""]
     table = Table(_COLUMNS, tuple(map(_row, figures(runs))))
     lines.extend(f"  {line}" for line in to_text([table], None, legend=False).splitlines())
     for number, run in enumerate(runs, 1):
@@ -195,9 +201,12 @@ def _notes(run: Report) -> list[str]:
         tasks = format_count(run.tasks_left, "task")
         notes.append(f"{tasks} of the command still running: their use from now on is not counted.")
     if run.workload and run.problem:
-        key = shlex.quote(printable(run.workload.key))
         notes.append(f"No totals: {format_message(run.problem)}.")
-        notes.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
+        if not run.is_difference:
+            key = shlex.quote(printable(run.workload.key))
+            notes.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
+    elif run.is_difference:
+        notes.append("The workload was monitored already: the totals are what it used while the command ran.")
     elif run.workload and not run.completed:
         notes.append("The workload continues, because it has other claims.")
     return notes

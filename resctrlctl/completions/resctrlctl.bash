@@ -58,7 +58,7 @@ _resctrlctl() {
         [move]=''
         [hooks]='--hooks-dir'
         [report]='--since --until --by --csv'
-        [run]='--key --class --take-over --best-effort --output --append --repeat --events --field-separator'
+        [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --events --field-separator'
     )
     local socket=''
     local verbs='list top record show status doctor classes create assign release move hooks report run'
@@ -85,7 +85,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -114,7 +114,8 @@ _resctrlctl() {
             __resctrlctl_words "follow"$'\n'"$(__resctrlctl_classes)" "$current"
             return
             ;;
-        --pid)
+        --pid | -p)
+            [[ $previous == -p && $verb != run ]] && return
             __resctrlctl_words "$(cd /proc && compgen -G '[1-9]*')" "$current"
             return
             ;;
@@ -146,7 +147,7 @@ _resctrlctl() {
             __resctrlctl_words $'today\nyesterday\nnow' "$current"
             return
             ;;
-        --claim | --priority | --attribute | --member | --reason | --key | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
+        --claim | --priority | --attribute | --member | --reason | --key | --unit | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
             return
             ;;
     esac

@@ -24,7 +24,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --by --cgroup --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --until -d -e -n -o -p -r -x
+            case --attribute --by --cgroup --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -d -e -n -o -p -r -x
                 set is_value $word
             case '-*'
             case '*'
@@ -167,6 +167,9 @@ complete -c resctrlctl -n '__resctrlctl_is report' -l until -x -d 'only workload
 complete -c resctrlctl -n '__resctrlctl_is report' -l by -xa 'key namespace pod unit user class' -d 'add up the workloads of the same name'
 complete -c resctrlctl -n '__resctrlctl_is report' -l csv -d 'print comma-separated values, each with every digit'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l key -x -d 'the workload'\''s key'
+complete -c resctrlctl -n '__resctrlctl_is run 0' -s p -l pid -xa '(__fish_complete_pids)' -d 'measure this process and its descendants while the command runs, and not the command'
+complete -c resctrlctl -n '__resctrlctl_is run 0' -l cgroup -xa '(__fish_complete_directories)' -d 'measure the control group at PATH, and all below it, while the command runs'
+complete -c resctrlctl -n '__resctrlctl_is run 0' -l unit -x -d 'measure this unit of systemd while the command runs'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l class -xa 'follow (__resctrlctl_classes)' -d 'the class (control group) of resctrl'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l take-over -d 'take tasks out of other monitoring groups'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l best-effort -d 'if the command cannot be monitored, run it unmonitored'

@@ -486,9 +486,31 @@ def test_report_of_an_unmonitored_command_has_its_times(manager: FakeManager, ct
         ["--append", "true"],
         ["-r", "0", "true"],
         ["-x", ",", "--json", "true"],
+        ["-p", "1"],
+        ["-p", "1", "--unit", "x", "true"],
+        ["-p", "x", "true"],
+        ["-p", "1", "--class", "gold", "true"],
+        ["--cgroup", "/x", "--take-over", "true"],
     ],
 )
 def test_wrong_command_line_of_run_exits_with_125(ctl: Ctl, arguments: list[str]) -> None:
     done = ctl("run", *arguments)
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr.startswith("resctrlctl run: ")
+
+
+def test_target_is_not_left_unmeasured_without_the_daemon(ctl: Ctl, tmp_path: Path) -> None:
+    words = ["--socket", str(tmp_path / "none"), "-p", str(os.getpid())]
+    done = ctl("run", *words, "touch", str(tmp_path / "ran"))
+    assert (done.returncode, "resctrlmond is not running" in done.stderr) == (125, True)
+    assert not (tmp_path / "ran").exists()
+    assert ctl("run", *words, "--best-effort", "sh", "-c", "exit 3").returncode == 3
+
+
+def test_claim_on_a_control_group_does_not_end_while_it_is_empty(manager: FakeManager, ctl: Ctl) -> None:
+    ctl("run", "--cgroup", "/x/../web.slice", "true")
+    ctl("run", "-p", str(os.getpid()), "true")
+    of_cgroup, of_process = manager.called("Assign")
+    assert (of_cgroup.cgroup, of_cgroup.end_rule) == ("/web.slice", EndRule.RELEASE)
+    assert (of_process.pid, of_process.end_rule) == (os.getpid(), EndRule.MEMBERS)
+    assert (of_process.include_descendants, of_process.late) == (True, None)

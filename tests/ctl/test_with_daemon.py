@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,10 +19,13 @@ from pathlib import Path
 import pytest
 
 from resctrlctl.tree_view import TreeView
+from resctrlmond.api import types
+from resctrlmond.api.varlink.client import Client
 from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.membership import Membership
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from tests.ctl.conftest import ROOT, Ctl, command
+from tests.daemon.conftest import cgroup_root
 from tests.wait import wait_until
 
 BURN = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
@@ -304,3 +308,175 @@ def test_third_signal_ends_a_blocked_resctrlctl(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             time.sleep(0.05)
         assert process.returncode == 7
+
+
+@pytest.fixture
+def worker() -> Iterator[subprocess.Popen[str]]:
+    """A process with a child that uses CPU time and memory until the end of the test."""
+    code = "import os, time\nif os.fork() == 0:\n  while os.getppid() != 1: x = bytearray(1 << 20)\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], text=True) as process:
+        wait_until(lambda: processes.descendants(process.pid))
+        yield process
+        for pid in [*processes.descendants(process.pid), process.pid]:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def cgroup(worker: subprocess.Popen[str]) -> Iterator[Path]:
+    """A control group that holds the worker and its child."""
+    path = cgroup_root() / f"resctrlmond-run-{os.getpid()}.service"
+    path.mkdir()
+    try:
+        for pid in [worker.pid, *processes.descendants(worker.pid)]:
+            (path / "cgroup.procs").write_text(str(pid))
+        yield path
+    finally:
+        for line in (path / "cgroup.procs").read_text().split():
+            (path.parent / "cgroup.procs").write_text(line)
+        path.rmdir()
+
+
+def energy_of(done: subprocess.CompletedProcess[str]) -> tuple[Decimal, str, str]:
+    """Return the core energy of a report in JSON, with its quality and reason."""
+    (total,) = [total for total in json.loads(done.stderr)["totals"] if total["event"] == "core_energy"]
+    return Decimal(total["value"]), total["quality"], total.get("reason", "")
+
+
+def test_run_measures_a_process_with_its_descendants_and_returns_them(
+    host: Host, worker: subprocess.Popen[str]
+) -> None:
+    (child,) = processes.descendants(worker.pid)
+    listing = f"import os; print({child} in map(int, open('{host.top}/resctrl/mon_groups/look/tasks')))"
+    done = host.ctl("run", "-p", str(worker.pid), "--key", "look", "-j", "--", sys.executable, "-c", listing)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    value, quality, reason = energy_of(done)
+    assert value > 0
+    assert (quality, "ran and had used up to" in reason) == ("late", True)
+    report = json.loads(done.stderr)
+    assert (report["target"], report["completed"]) == (f"process {worker.pid}", True)
+    assert {host.tree.membership(pid) for pid in (worker.pid, child)} == {Membership("", "")}
+    assert host.tree.find(GroupRef("", "look")) is None
+
+
+def test_command_that_measures_a_process_is_not_counted(host: Host, sleeper: int) -> None:
+    done = host.ctl("run", "-p", str(sleeper), "-j", "--", sys.executable, "-c", BURN)
+    assert energy_of(done)[:2] == (Decimal(0), "late")
+    text = host.ctl("run", "-p", str(sleeper), "--", "true").stderr
+    assert text.startswith(f"\nprocess {sleeper} during true: run-")
+    assert "user" not in text
+
+
+def test_run_measures_a_control_group(host: Host, worker: subprocess.Popen[str], cgroup: Path) -> None:
+    done = host.ctl("run", "--cgroup", str(cgroup), "-j", "sleep", "0.2")
+    assert done.returncode == 0, done.stderr
+    value, quality, _ = energy_of(done)
+    assert (value > 0, quality) == (True, "late")
+    assert json.loads(done.stderr)["target"] == f"control group {cgroup}"
+    assert host.tree.membership(worker.pid) == Membership("", "")
+
+
+def test_run_measures_the_control_group_of_a_unit(
+    host: Host, worker: subprocess.Popen[str], cgroup: Path, tmp_path: Path
+) -> None:
+    systemctl = tmp_path / "systemctl"
+    # The path below the mount point of the hierarchy; nothing for a unit that does not run.
+    script = f'test "$*" = "show --property=ControlGroup --value -- web" && echo /{cgroup.name}; true'
+    systemctl.write_text(f"#!/bin/sh\n{script}\n")
+    systemctl.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def measure(unit: str) -> subprocess.CompletedProcess[str]:
+        words = command(host.socket, "run", "--unit", unit, "-j", "true")
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    done = measure("web")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stderr)["target"] == f"control group {cgroup}"
+    done = measure("none")
+    message = "resctrlctl: cannot measure unit 'none': it does not run. See: systemctl status none\n"
+    assert (done.returncode, done.stderr) == (125, message)
+
+
+def test_target_that_is_all_of_a_workload_is_measured_there(host: Host, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n{BURN}\ntime.sleep(600)"
+    with subprocess.Popen(
+        command(host.socket, "run", "--key", "alone", "-q", sys.executable, "-c", wait),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        wait_until(lambda: host.tree.find(GroupRef("", "alone")) and host.tree.tasks(GroupRef("", "alone")))
+        (pid,) = processes.descendants(process.pid)
+        before = energy(host, "alone")
+        burn = f"import time; open({str(go)!r}, 'w'); time.sleep(1)"
+        done = host.ctl("run", "-p", str(pid), "-j", sys.executable, "-c", burn)
+        assert done.returncode == 0, done.stderr
+        value, quality, _ = energy_of(done)
+        after = energy(host, "alone")
+        # All use since the baseline is counted, before and after.
+        assert (0 < value <= after - before, quality) == (True, "exact")
+        report = json.loads(done.stderr)
+        assert (report["workload"]["key"], report["isDifference"], report["completed"]) == ("alone", True, False)
+        assert host.tree.membership(pid) == Membership("", "alone")
+        os.kill(pid, signal.SIGKILL)
+
+
+def energy(host: Host, key: str) -> Decimal:
+    return Decimal(host.ctl("show", key, "-p", "core_energy", "--value").stdout)
+
+
+def test_target_that_is_a_part_of_a_workload_is_refused(
+    host: Host, worker: subprocess.Popen[str], sleeper: int, tmp_path: Path
+) -> None:
+    for pid in (worker.pid, sleeper):
+        host.ctl("assign", "both", "--tree", "--pid", str(pid))
+    (child,) = processes.descendants(worker.pid)
+    member = host.ctl("run", "-p", str(worker.pid), "touch", str(tmp_path / "ran"))
+    assert (member.returncode, member.stderr) == (
+        125,
+        f"resctrlctl: cannot measure process {worker.pid}: workload 'both' has or had other members too. "
+        "For the totals of all, use: resctrlctl show both\n",
+    )
+    part = host.ctl("run", "-p", str(child), "touch", str(tmp_path / "ran"))
+    assert (part.returncode, "tasks of it are in monitoring groups of other workloads" in part.stderr) == (125, True)
+    host.ctl("release", "both")
+    host.ctl("assign", "part", "--pid", str(child))
+    part = host.ctl("run", "-p", str(worker.pid), "touch", str(tmp_path / "ran"))
+    assert (part.returncode, "tasks of it are in monitoring groups of other workloads" in part.stderr) == (125, True)
+    host.ctl("release", "part")
+    assert not (tmp_path / "ran").exists()
+    assert host.tree.membership(worker.pid) == Membership("", "")
+
+
+def test_first_process_of_a_control_group_is_not_the_control_group(
+    host: Host, worker: subprocess.Popen[str], cgroup: Path
+) -> None:
+    request = types.AssignRequest(key="box", pid=worker.pid, own_cgroup=str(cgroup), kind="container", claim="test")
+    with contextlib.closing(Client(host.socket)) as client:
+        client.call("org.resctrlmon.Manager.Assign", request, reply=types.AssignReply)
+    refused = host.ctl("run", "-p", str(worker.pid), "true")
+    assert (refused.returncode, refused.stderr.endswith(f"Use --cgroup {cgroup}\n")) == (125, True), refused.stderr
+    done = host.ctl("run", "--cgroup", str(cgroup), "-j", "true")
+    assert json.loads(done.stderr)["workload"]["key"] == "box"
+    host.ctl("release", "box", "--claim", "test")
+
+
+def test_process_that_has_ended_is_not_measured(host: Host) -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    done = host.ctl("run", "-p", str(process.pid), "true")
+    assert done.returncode == 125
+    assert done.stderr.startswith(f"resctrlctl: cannot measure process {process.pid}: there is no process")
+
+
+@pytest.mark.parametrize("target", [True, False])
+def test_workload_that_ends_before_the_command_is_late(
+    host: Host, worker: subprocess.Popen[str], target: bool
+) -> None:
+    # Without a target, the command itself is the workload, which would otherwise be exact.
+    options = ["-p", str(worker.pid)] if target else []
+    release = " ".join(command(host.socket, "release", "cut", "--claim", "run", "-q"))
+    script = f"PYTHONPATH={ROOT} {release} >/dev/null"
+    done = host.ctl("run", "--key", "cut", *options, "-j", "sh", "-c", script)
+    _, quality, reason = energy_of(done)
+    assert quality == "late"
+    assert reason.endswith("the workload ended before the command, and later use is not counted")

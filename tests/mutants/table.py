@@ -622,9 +622,16 @@ MUTANTS = (
     Mutant(
         "a command that resctrlctl could not monitor runs nevertheless",
         "resctrlctl/run.py",
-        "if not args.best_effort and not isinstance(error, DaemonDown):",
+        "if is_fatal and not args.best_effort:",
         "if False:",
         "tests/ctl/test_run.py",
+    ),
+    Mutant(
+        "a target of run that is a part of a workload is measured as all of it",
+        "resctrlctl/run_target.py",
+        "is_one = len(found) == 1 and target.is_all_of(reply.workload)",
+        "is_one = len(found) == 1",
+        "tests/ctl/test_with_daemon.py",
     ),
     Mutant(
         "the command's exit status is lost",

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target of ``run --pid``, ``--cgroup`` and ``--unit``: a process or a control group that runs already."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from decimal import Context, Decimal, localcontext
+
+import msgspec
+
+from resctrlctl.daemon import Daemon
+from resctrlctl.errors import OWN_FAILURE, CommandError
+from resctrlmond.api import types
+from resctrlmond.resctrl.errors import ResctrlError, printable
+from resctrlmond.resctrl.processes import Process
+from resctrlmond.workloads.states import Quality
+
+# The mount points of the hierarchy in which systemd creates its control groups: v2 alone, v2 beside v1, and v1.
+_HIERARCHIES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
+# systemctl waits for the bus, which may hang.
+_SYSTEMCTL_TIMEOUT_S = 30.0
+# From best to worst.
+_QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
+# A value has up to 20 digits and 9 decimals.
+_EXACTLY = Context(prec=64)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A process with its descendants, or a control group with all below it.
+
+    ``pidfd`` holds the process ``pid``, and ``start_time`` identifies it; they are 0 for a control group. ``cgroup``
+    is the canonical path; "" for a process.
+    """
+
+    pid: int = 0
+    start_time: int = 0
+    pidfd: int = 0
+    cgroup: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" if self.pid else f"control group {printable(self.cgroup)}"
+
+    def is_member(self, member: types.Member) -> bool:
+        """Return whether the member is this target, or the container of which it is the first process."""
+        if self.pid:
+            return (member.pid, member.start_time) == (self.pid, self.start_time)
+        return member.cgroup == self.cgroup
+
+    def is_all_of(self, workload: types.Workload) -> bool:
+        """Return whether this target is the only member that the workload has had.
+
+        A process that an ended member has left may run on in the group, so ended members count too. A member with
+        a control group also has the processes that joined that, which are not descendants of its first process.
+        """
+        members = _members(workload)
+        return len(members) == 1 and self.is_member(members[0]) and not (self.pid and members[0].cgroup)
+
+
+@contextlib.contextmanager
+def opened(args: argparse.Namespace) -> Iterator[Target | None]:
+    """Find the target of the options, and hold it within the context; None without such an option.
+
+    Raises CommandError.
+    """
+    if args.pid is not None:
+        try:
+            process = Process.open(args.pid)
+        except ResctrlError as error:
+            raise CommandError(
+                f"cannot measure process {args.pid}: {error}. Give the id of a running process", OWN_FAILURE
+            ) from error
+        with process:
+            yield Target(pid=process.pid, start_time=process.start_time, pidfd=process.pidfd)
+    elif args.cgroup is not None or args.unit is not None:
+        path = args.cgroup if args.cgroup is not None else _cgroup_of_unit(args.unit)
+        yield Target(cgroup=os.path.realpath(path))
+    else:
+        yield None
+
+
+def _cgroup_of_unit(unit: str) -> str:
+    import subprocess  # noqa: PLC0415 (only this option needs it, and its import takes milliseconds)
+
+    failed = f"cannot measure unit {printable(unit)!r}"
+    try:
+        done = subprocess.run(
+            ["systemctl", "show", "--property=ControlGroup", "--value", "--", unit],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SYSTEMCTL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CommandError(f"{failed}: systemctl: {error}. Use --cgroup PATH", OWN_FAILURE) from error
+    if done.returncode:
+        raise CommandError(f"{failed}: systemctl: {done.stderr.strip()}. Use --cgroup PATH", OWN_FAILURE)
+    inner = done.stdout.strip()
+    if not inner:
+        raise CommandError(f"{failed}: it does not run. See: systemctl status {printable(unit)}", OWN_FAILURE)
+    paths = [root + inner for root in _HIERARCHIES]
+    return next(filter(os.path.isdir, paths), paths[0])
+
+
+def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
+    """Return the totals of the workload that consists of exactly the target; None if it is in no workload.
+
+    Raises CommandError if the target is a part of a workload.
+    """
+    pages = daemon.stream(f"measure {target}", "List", types.NoParameters(), types.ListReply)
+    found = [
+        workload
+        for page in pages
+        for workload in page.workloads
+        if not workload.state.is_over and any(target.is_member(member) for member in _members(workload))
+    ]
+    if not found:
+        return None
+    key = found[0].key
+    reply = daemon.call(f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply)
+    is_one = len(found) == 1 and target.is_all_of(reply.workload)
+    if not is_one or not reply.workload.state.has_group:
+        raise CommandError(f"cannot measure {target}: {_why_refused(target, reply.workload, is_one=is_one)}")
+    return reply
+
+
+def _why_refused(target: Target, workload: types.Workload, *, is_one: bool) -> str:
+    key = printable(workload.key)
+    cgroup = next((member.cgroup for member in _members(workload) if target.is_member(member)), "")
+    if is_one:
+        return f"its workload {key!r} has no monitoring group now ({workload.state}). See: resctrlctl show {key}"
+    if target.pid and cgroup:
+        return (
+            f"workload {key!r} has its whole control group, where other processes can be too. "
+            f"Use --cgroup {printable(cgroup)}"
+        )
+    return f"workload {key!r} has or had other members too. For the totals of all, use: resctrlctl show {key}"
+
+
+def in_other_group(target: Target) -> CommandError:
+    """Return the error for a target with tasks in a monitoring group that is not the target's own."""
+    return CommandError(
+        f"cannot measure {target}: tasks of it are in monitoring groups of other workloads or programs, and "
+        "a task is in one group only. To list these groups, use: resctrlctl list --all"
+    )
+
+
+def difference(begin: types.ReadReply, end: types.ReadReply) -> list[types.Total]:
+    """Return what the workload used between two readings. No total is better than the worse of its two readings.
+
+    Raises CommandError if the workload began again between them.
+    """
+    first, last = begin.workload, end.workload
+    if (first.generation, first.created_at) != (last.generation, last.created_at):
+        raise CommandError(
+            f"cannot measure workload {last.key!r}: it ended and began again while the command ran. "
+            "Run the command again"
+        )
+    before = {total.event: total for total in begin.totals}
+    totals = [_difference(before.get(total.event), total) for total in end.totals]
+    if list(map(_identity, _members(first))) != list(map(_identity, _members(last))):
+        totals = downgraded(totals, Quality.ESTIMATED, "other members joined the workload, and their use is counted")
+    return totals
+
+
+def downgraded(totals: Sequence[types.Total], quality: Quality, reason: str) -> list[types.Total]:
+    """Return the totals with no better quality than this one, and with the reason."""
+    return [
+        msgspec.structs.replace(
+            total, quality=_worst(total.quality, quality), reason="; ".join(filter(None, (total.reason, reason)))
+        )
+        for total in totals
+    ]
+
+
+def _difference(begin: types.Total | None, end: types.Total) -> types.Total:
+    reasons = dict.fromkeys(total.reason for total in (begin, end) if total is not None and total.reason)
+    reason = "; ".join(reasons)
+    if begin is None or begin.value is None or end.value is None:
+        reason = reason or "it was not counted when the command began"
+        return types.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
+    with localcontext(_EXACTLY):
+        used = Decimal(end.value) - Decimal(begin.value)
+    if used < 0:
+        reason = "; ".join(filter(None, (reason, "the total of the workload decreased while the command ran")))
+        return types.Total(event=end.event, unit=end.unit, quality=Quality.UNKNOWN, reason=reason)
+    quality = _worst(begin.quality, end.quality)
+    return types.Total(event=end.event, unit=end.unit, value=f"{used:f}", quality=quality, reason=reason or None)
+
+
+def _worst(*qualities: Quality) -> Quality:
+    return max(qualities, key=_QUALITIES.index)
+
+
+def _members(workload: types.Workload) -> list[types.Member]:
+    """Return the members that have, or had, tasks."""
+    return [member for member in workload.members if member.pid or member.cgroup]
+
+
+def _identity(member: types.Member) -> tuple[str, int, int, str]:
+    return member.id, member.pid, member.start_time, member.cgroup
