@@ -27,6 +27,7 @@ examples:
   resctrlctl list --watch --sort power
   resctrlctl top --by namespace
   resctrlctl record -o use.jsonl -n 60
+  resctrlctl plot use.jsonl --html use.html
   resctrlctl list --pods
   resctrlctl show --json=pretty web.service
   resctrlctl run make -j8
@@ -133,6 +134,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
             args.parser.error("argument -x: not allowed with --json")
     if args.verb == "report" and args.csv and args.json != "off":
         args.parser.error("argument --csv: not allowed with --json")
+    if args.verb == "plot" and args.json != "off":
+        args.parser.error("argument --json: the recording itself is JSON")
     if args.verb == "show" and args.value and not args.property:
         args.parser.error("argument --value: needs -p NAME")
     if args.verb == "assign" and args.tree and args.pid is None:
@@ -346,6 +349,14 @@ def _record(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("-n", "--count", type=_count, metavar="N", help="end after N readings")
     _filters(verb)
+
+
+def _plot(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("file", metavar="FILE", type=not_empty, help="a file of 'record'; - is standard input")
+    verb.add_argument("key", metavar="WORKLOAD", nargs="*", help=_PATTERN)
+    verb.add_argument(
+        "--html", type=not_empty, metavar="FILE", help="write a page with plots to FILE; needs matplotlib"
+    )
 
 
 def _show(verb: argparse.ArgumentParser) -> None:
@@ -600,6 +611,7 @@ VERBS = {
     ),
     "top": ("show what the workloads use now, again and again", "top:top", _top),
     "record": ("write what the workloads use to a file, again and again", "record:record", _record),
+    "plot": ("show a recording as plots in the terminal, or as a page", "plot:plot", _plot),
     "show": ("show workloads with their counters and what they used", "queries:show", _show),
     "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),

@@ -81,7 +81,7 @@ class Sampler:
 
 def top(args: argparse.Namespace, output: Output) -> int:
     """Show what the workloads use until the user quits, or ``args.iterations`` times; return the exit status."""
-    view = View(By(args.by), args.sort, args.reverse, has_blocks=_has_blocks())
+    view = View(By(args.by), args.sort, args.reverse, has_blocks=has_blocks())
     sampler = Sampler(args)
     if not args.batch and output.json is Json.OFF and _is_terminal():
         # curses takes longer to import than all that the other forms need.
@@ -128,7 +128,8 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
 
 
-def _has_blocks() -> bool:
+def has_blocks() -> bool:
+    """Return whether the terminal can show block characters (Unicode, "Block Elements")."""
     encoding = sys.stdout.encoding or "ascii"
     try:
         "█▏".encode(encoding)

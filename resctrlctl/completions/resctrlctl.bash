@@ -48,6 +48,7 @@ _resctrlctl() {
         [list]='--all --pods --columns --sort --filter --rate --watch --root'
         [top]='--batch --iterations --delay --by --sort --reverse --filter'
         [record]='--output --delay --count --filter'
+        [plot]='--html'
         [show]='--raw --property --value --root'
         [status]=''
         [doctor]=''
@@ -61,7 +62,7 @@ _resctrlctl() {
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --events --field-separator'
     )
     local socket=''
-    local verbs='list top record show status doctor classes create assign release move hooks report run'
+    local verbs='list top record plot show status doctor classes create assign release move hooks report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"
@@ -85,7 +86,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -102,7 +103,7 @@ _resctrlctl() {
     done
 
     case $previous in
-        --socket | -o | --output)
+        --socket | -o | --output | --html)
             mapfile -t COMPREPLY < <(compgen -f -- "$current")
             return
             ;;
@@ -162,6 +163,9 @@ _resctrlctl() {
         case $verb:$count in
             record:* | show:* | create:0 | assign:0 | release:0 | move:0)
                 __resctrlctl_words "$(__resctrlctl_keys "$socket")" "$current"
+                ;;
+            plot:0)
+                mapfile -t COMPREPLY < <(compgen -f -- "$current")
                 ;;
             run:0)
                 mapfile -t COMPREPLY < <(compgen -c -- "$current")

@@ -24,7 +24,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --by --cgroup --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -d -e -n -o -p -r -x
+            case --attribute --by --cgroup --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --html --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -d -e -n -o -p -r -x
                 set is_value $word
             case '-*'
             case '*'
@@ -100,6 +100,7 @@ complete -c resctrlctl -n __resctrlctl_has_no_verb -l version -d 'print the vers
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a list -d 'list the workloads with what they use; the default verb'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a top -d 'show what the workloads use now, again and again'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a record -d 'write what the workloads use to a file, again and again'
+complete -c resctrlctl -n __resctrlctl_has_no_verb -a plot -d 'show a recording as plots in the terminal, or as a page'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a show -d 'show workloads with their counters and what they used'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a status -d 'show the state of resctrlmond and of the machine'
 complete -c resctrlctl -n __resctrlctl_has_no_verb -a doctor -d 'examine this machine, and explain each fault with its remedy'
@@ -131,6 +132,9 @@ complete -c resctrlctl -n '__resctrlctl_is record' -s d -l delay -x -d 'the time
 complete -c resctrlctl -n '__resctrlctl_is record' -s n -l count -x -d 'end after N readings'
 complete -c resctrlctl -n '__resctrlctl_is record' -l filter -xa 'state= class= owner= quality= namespace= pod= container= unit= key=' -d 'list only workloads that match'
 complete -c resctrlctl -n '__resctrlctl_is record' -k -a '(__resctrlctl_workloads)'
+complete -c resctrlctl -n '__resctrlctl_is plot' -l html -rF -d 'write a page with plots to FILE'
+complete -c resctrlctl -n '__resctrlctl_is plot 0' -F
+complete -c resctrlctl -n '__resctrlctl_is plot' -k -a '(__resctrlctl_workloads)'
 complete -c resctrlctl -n '__resctrlctl_is show' -l raw -d 'show the counters of each domain too'
 complete -c resctrlctl -n '__resctrlctl_is show' -s p -l property -x -d 'print only these properties, as NAME=VALUE, such as core_energy'
 complete -c resctrlctl -n '__resctrlctl_is show' -l value -d 'with -p: print only the values'

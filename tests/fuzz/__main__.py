@@ -8,6 +8,7 @@ prints the bytes and the seed.
 from __future__ import annotations
 
 import argparse
+import io
 import random
 import time
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 import dbus_fast
 import msgspec
 
+from resctrlctl import plot
+from resctrlctl.errors import CommandError
+from resctrlctl.series import read
 from resctrlmond.api import types
 from resctrlmond.api.dbus import values as dbus_values
 from resctrlmond.api.dbus.gate import parse_fields, parse_frame
@@ -73,6 +77,12 @@ def _call(data: bytes) -> None:
     wire.decode_parameters(call.parameters, types.AssignRequest)
 
 
+def _recording(data: bytes) -> None:
+    series = read(io.BytesIO(data), "fuzz")
+    if series.measures:
+        plot.screen(series, "_#", 80)
+
+
 _RECORD = workload(
     "web",
     nonce=1,
@@ -94,6 +104,16 @@ _MESSAGE = dbus_fast.Message(
     signature="sa{sv}",
     body=["key", {"claim": dbus_fast.Variant("s", "me")}],
 )
+
+_RECORDING = b"""\
+{"type":"header","readAt":"2026-11-23T19:00:00Z","format":1,"version":"1","host":"h","intervalS":1.0,"events":{}}
+{"type":"reading","readAt":"2026-11-23T19:00:01Z","workloads":[{"key":"k","generation":1,"name":"n","state":"active",\
+"readAt":"2026-11-23T19:00:01Z","createdAt":"2026-11-23T19:00:00Z","totals":{"core_energy":{"value":"1.5",\
+"quality":"exact"}},"levels":{"llc_occupancy":"4096"}}]}
+{"type":"outage","readAt":"2026-11-23T19:00:02Z","reason":"r"}
+{"type":"reading","readAt":"2026-11-23T19:00:03Z","workloads":[{"key":"k","generation":1,"name":"n","state":"active",\
+"readAt":"2026-11-23T19:00:03Z","totals":{"core_energy":{"value":"9","quality":"late"}},"levels":{}}]}
+"""
 
 TARGETS = {
     "records": Target(
@@ -121,6 +141,7 @@ TARGETS = {
         (b'{"method":"org.resctrlmon.Manager.Assign","parameters":{"key":"k","pid":4,"attributes":{"a":"b"}}}',),
         (wire.ProtocolError, msgspec.ValidationError),
     ),
+    "recordings": Target(_recording, (_RECORDING,), (CommandError,)),
 }
 
 

@@ -10,7 +10,7 @@ from resctrlctl.arguments import VERBS, build
 from resctrlctl.workload_table import FIELDS, FILTERS
 
 # The completion of each value, by the name of the option or argument. Others have values without a completion.
-_FILES = ("socket", "output")
+_FILES = ("socket", "output", "file", "html")
 _DIRECTORIES = ("root", "cgroup", "hooks_dir")
 _WORDS = {"sort": tuple(FIELDS), "columns": tuple(FIELDS), "filter": tuple(f"{name}=" for name in FILTERS)}
 _FUNCTIONS = {"class_": "classes", "key": "workloads"}
@@ -332,6 +332,9 @@ def _fish_arguments(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
     for number, action in enumerate(_arguments(verb)):
         is_repeated = action.nargs in ("*", "+")
         condition = f"__resctrlctl_is {name}" if is_repeated else f"__resctrlctl_is {name} {number}"
+        if action.dest in _FILES:
+            yield f"complete -c resctrlctl -n {_quoted(condition)} -F"
+            continue
         words = " ".join(action.choices or (f"(__resctrlctl_{_FUNCTIONS[action.dest]})",))
         keep = "-k " if action.dest == "key" else ""
         yield f"complete -c resctrlctl -n {_quoted(condition)} {keep}-a {_quoted(words)}"
