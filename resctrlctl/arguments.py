@@ -458,6 +458,14 @@ def _run(verb: argparse.ArgumentParser) -> None:
         "-r", "--repeat", type=_count, metavar="N", default=1, help="run N times, and report means and deviations"
     )
     verb.add_argument(
+        "-I",
+        "--interval-print",
+        dest="interval_ms",
+        type=_milliseconds,
+        metavar="MS",
+        help="also print what was used in each interval of MS milliseconds",
+    )
+    verb.add_argument(
         "-e",
         "--events",
         type=_words,
@@ -580,6 +588,13 @@ def _seconds(text: str) -> float:
     if not 0.5 <= seconds <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.5 to 86400")
     return seconds
+
+
+def _milliseconds(text: str) -> int:
+    milliseconds = _count(text)
+    if not 10 <= milliseconds <= 86_400_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 10 to 86400000")
+    return milliseconds
 
 
 def _count(text: str) -> int:

@@ -19,8 +19,18 @@ from resctrlctl.child import KILLED, CannotExecute, CommandResult, HeldChild
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OWN_FAILURE, CommandError, DaemonDown, Disconnected, print_error
 from resctrlctl.output import Json, Output, encode
-from resctrlctl.run_report import RepeatedReport, Report, as_fields, as_text, figures, select
-from resctrlctl.run_target import Target, difference, downgraded, in_other_group, opened, read_begin
+from resctrlctl.run_report import RepeatedReport, Report, as_fields, as_text, figures, interval_lines, is_selected
+from resctrlctl.run_samples import Interval, LevelSummary, Sampler
+from resctrlctl.run_target import (
+    ENDED_EARLY,
+    Target,
+    as_known,
+    difference,
+    downgraded,
+    in_other_group,
+    opened,
+    read_begin,
+)
 from resctrlmond.api import types
 from resctrlmond.api.text import text
 from resctrlmond.resctrl.errors import printable
@@ -34,7 +44,9 @@ CLAIM = "run"
 _NOTE_AFTER_S = 1.0
 # Timeout of the check of the workload and its tasks after the command, without which the totals are read too.
 _CHECK_TIMEOUT_S = 5.0
-_ENDED_EARLY = "the workload ended before the command, and later use is not counted"
+# The interval of samples without -I, and the event for which they are taken.
+_SAMPLE_S = 0.5
+_SAMPLED = "llc_occupancy"
 
 # The exit status of a command that a signal ended is greater.
 SIGNALLED = 128
@@ -65,8 +77,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """
     with _report_file(args.output, is_appended=args.append) as file, opened(args) as target:
         reports: list[Report] = []
+        on_interval = _interval_writer(args, output, file)
         for _ in range(args.repeat):
-            report = _run_once(args, target, output)
+            report = _run_once(args, target, output, on_interval)
             if isinstance(report, int):
                 return report
             reports.append(report)
@@ -76,7 +89,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         return reports[-1].exit_status
 
 
-def _run_once(args: argparse.Namespace, target: Target | None, output: Output) -> Report | int:
+def _run_once(
+    args: argparse.Namespace, target: Target | None, output: Output, on_interval: Callable[[Interval], None] | None
+) -> Report | int:
     """Run the command; return its report, or the exit status if it was not executed."""
     daemon = Daemon(args.socket)
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -101,8 +116,15 @@ def _run_once(args: argparse.Namespace, target: Target | None, output: Output) -
             raise CommandError(str(error), OWN_FAILURE) from error
         problem = str(error)
         output.note(f"{problem}. The command runs unmonitored")
+    sampler = _sampler(daemon, measured, args, on_interval)
     try:
-        result = child.wait(child.execute())
+        begun = child.execute()
+        # In a thread beside the command, which never waits for it.
+        if sampler is not None:
+            sampler.start(begun)
+        result = child.wait(begun)
+        if sampler is not None:
+            sampler.stop()
     except CannotExecute as error:
         print_error(str(error))
         if measured.workload is not None and measured.begin is None:
@@ -111,7 +133,7 @@ def _run_once(args: argparse.Namespace, target: Target | None, output: Output) -
     if measured.workload is None:
         return _report(measured, result, problem=problem)
     finish = _release if measured.begin is None else _read_end
-    report = _finish_unless_interrupted(lambda: finish(daemon, measured, result), measured, result, events)
+    report = _finish_unless_interrupted(lambda: finish(daemon, measured, result, sampler), measured, result, events)
     return _selected(report, args.events)
 
 
@@ -119,11 +141,48 @@ def _selected(report: Report, patterns: Sequence[str]) -> Report:
     """Return the report with only the events that match; tell if none does."""
     if not patterns or not report.totals:
         return report
-    totals = select(report.totals, patterns)
-    if not totals:
+    totals = [total for total in report.totals if is_selected(total.event, patterns)]
+    levels = [level for level in report.levels if is_selected(level.event, patterns)]
+    if not totals and not is_selected(_SAMPLED, patterns):
         known = ", ".join(printable(total.event) for total in report.totals)
         print_error(f"no event matches {','.join(patterns)!r}. The events are: {known}")
-    return msgspec.structs.replace(report, totals=totals)
+    return msgspec.structs.replace(report, totals=totals, levels=levels)
+
+
+def _sampler(
+    daemon: Daemon,
+    measured: _Measurement,
+    args: argparse.Namespace,
+    on_interval: Callable[[Interval], None] | None,
+) -> Sampler | None:
+    """Return the sampler of the run; None if no sample is needed."""
+    if measured.workload is None or not (args.interval_ms or is_selected(_SAMPLED, args.events)):
+        return None
+    interval_s = args.interval_ms / 1000 if args.interval_ms else _SAMPLE_S
+    return Sampler(
+        Daemon(daemon.socket, _CHECK_TIMEOUT_S), measured.workload.key, interval_s, measured.begin, on_interval
+    )
+
+
+def _interval_writer(args: argparse.Namespace, output: Output, file: TextIO) -> Callable[[Interval], None] | None:
+    """Return the function that writes an interval; None if none is to be written."""
+    if args.interval_ms is None or _is_hidden(args, output, file):
+        return None
+    form = "json" if output.json is not Json.OFF else "text"
+
+    def write(interval: Interval) -> None:
+        chosen = msgspec.structs.replace(
+            interval,
+            totals=[total for total in interval.totals if is_selected(total.event, args.events)],
+            levels=[level for level in interval.levels if is_selected(level.event, args.events)],
+        )
+        if form == "json":
+            file.write(encode(chosen, Json.SHORT) + "\n")
+        else:
+            file.write(interval_lines(chosen, args.field_separator))
+        file.flush()
+
+    return write
 
 
 @contextlib.contextmanager
@@ -276,7 +335,7 @@ def _finish_unless_interrupted(
             return _report(measured, result, problem=problem)
 
 
-def _release(daemon: Daemon, measured: _Measurement, result: CommandResult) -> Report:
+def _release(daemon: Daemon, measured: _Measurement, result: CommandResult, sampler: Sampler | None) -> Report:
     """Release the workload; return the report. If the release fails, the report has the reason and no totals."""
     assert measured.workload is not None
     key = measured.workload.key
@@ -290,28 +349,37 @@ def _release(daemon: Daemon, measured: _Measurement, result: CommandResult) -> R
         return _report(measured, result, tasks_left=tasks_left, problem=str(error))
     totals = reply.totals
     if now is not None and now.state.is_over:
-        totals = downgraded(totals, Quality.LATE, _ENDED_EARLY)
+        totals = downgraded(totals, Quality.LATE, ENDED_EARLY)
     return _report(
         msgspec.structs.replace(measured, workload=reply.workload),
         result,
         tasks_left=tasks_left,
         completed=reply.completed,
         totals=totals,
+        levels=_end_samples(sampler, result, types.ReadReply(workload=reply.workload, readings=[], totals=totals)),
     )
 
 
-def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult) -> Report:
+def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sampler: Sampler | None) -> Report:
     """Read the workload again; return the report, with the reason if there are no totals."""
     assert measured.workload is not None and measured.begin is not None
     key = measured.workload.key
     try:
-        end = _call_again(daemon, f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply)
+        end = as_known(_call_again(daemon, f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply))
         totals = difference(measured.begin, end)
     except CommandError as error:
         return _report(measured, result, problem=str(error))
-    if end.workload.state.is_over:
-        totals = downgraded(totals, Quality.LATE, _ENDED_EARLY)
-    return _report(msgspec.structs.replace(measured, workload=end.workload), result, totals=totals)
+    levels = _end_samples(sampler, result, end)
+    return _report(msgspec.structs.replace(measured, workload=end.workload), result, totals=totals, levels=levels)
+
+
+def _end_samples(sampler: Sampler | None, result: CommandResult, last: types.ReadReply) -> list[LevelSummary]:
+    """Write the last interval, which ends with the command; return the summaries of the samples."""
+    if sampler is None:
+        return []
+    sampler.wait()
+    sampler.advance(result.elapsed_s, last)
+    return sampler.summaries()
 
 
 def _call_again(daemon: Daemon, action: str, method: str, request: msgspec.Struct, reply: type[_Reply]) -> _Reply:
@@ -330,6 +398,7 @@ def _report(
     tasks_left: int | None = None,
     completed: bool = False,
     totals: Sequence[types.Total] = (),
+    levels: Sequence[LevelSummary] = (),
     problem: str = "",
 ) -> Report:
     return Report(
@@ -344,17 +413,17 @@ def _report(
         completed=completed,
         workload=measured.workload,
         totals=list(totals),
+        levels=list(levels),
         problem=problem,
     )
 
 
 def _print(reports: Sequence[Report], args: argparse.Namespace, output: Output, file: TextIO) -> None:
     is_json = output.json is not Json.OFF
-    is_data = is_json or args.field_separator is not None
-    is_hidden = output.quiet and file is sys.stderr and not is_data
+    is_hidden = _is_hidden(args, output, file)
     try:
         for report in reports:
-            if report.workload and report.problem and (is_data or is_hidden or file is not sys.stderr):
+            if report.workload and report.problem and (_is_data(args, output) or is_hidden or file is not sys.stderr):
                 print_error(report.problem)  # otherwise it is in the text below
         if is_hidden:
             return
@@ -371,6 +440,15 @@ def _print(reports: Sequence[Report], args: argparse.Namespace, output: Output, 
         keys = [shlex.quote(report.workload.key) for report in reports if report.workload]
         remedy = f". The totals are also in: resctrlctl show {' '.join(keys)}" if keys else ""
         print_error(f"cannot write the report: {error.strerror}{remedy}")
+
+
+def _is_data(args: argparse.Namespace, output: Output) -> bool:
+    """Return whether the report is for programs."""
+    return output.json is not Json.OFF or args.field_separator is not None
+
+
+def _is_hidden(args: argparse.Namespace, output: Output, file: TextIO) -> bool:
+    return output.quiet and file is sys.stderr and not _is_data(args, output)
 
 
 def _workload_now(daemon: Daemon, key: str) -> types.Workload | None:

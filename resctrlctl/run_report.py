@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import fnmatch
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 
 import msgspec
 
 from resctrlctl.format import SYMBOLS, format_class, format_count, format_message, format_value, shorten
 from resctrlctl.layout import Column, Row, Table, to_text
+from resctrlctl.run_samples import Interval, LevelSummary
 from resctrlmond.api import types
 from resctrlmond.resctrl.errors import printable
 from resctrlmond.workloads.states import Quality
@@ -36,7 +37,8 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     when the command had ended; null if it is unknown. ``problem`` is the reason if there are no totals. ``workload``
     is then null if the command was not monitored, or else as it was when the command began. ``target`` is the process
     or control group that was measured instead of the command, "" if the command was. ``is_difference``: the target is
-    all of ``workload``, which continues, and the totals are what it used while the command ran.
+    all of ``workload``, which continues, and the totals are what it used while the command ran. ``levels`` are the
+    samples of gauges; none if the command ended before the first sample.
     """
 
     command: list[str]
@@ -50,6 +52,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_def
     completed: bool
     workload: types.Workload | None
     totals: list[types.Total]
+    levels: list[LevelSummary] = []
     problem: str = ""
 
 
@@ -78,22 +81,27 @@ class RepeatedReport(msgspec.Struct, frozen=True):
     figures: list[Figure]
 
 
-def select(totals: Iterable[types.Total], patterns: Sequence[str]) -> list[types.Total]:
-    """Return the totals whose event matches one of the patterns (fnmatch); all without a pattern."""
-    return [
-        total
-        for total in totals
-        if not patterns or any(fnmatch.fnmatchcase(total.event, pattern) for pattern in patterns)
-    ]
+def is_selected(event: str, patterns: Sequence[str]) -> bool:
+    """Return whether the event matches one of the patterns (fnmatch), or there is no pattern."""
+    return not patterns or any(fnmatch.fnmatchcase(event, pattern) for pattern in patterns)
 
 
 def figures(runs: Sequence[Report]) -> list[Figure]:
-    """Return the figures of all runs: the events in the order of the first run that has them, then the times."""
+    """Return the figures of all runs: the events in the order of the first run that has them, gauges, then times."""
     by_event: dict[tuple[str, str], list[tuple[types.Total, float]]] = {}
     for run in runs:
         for total in run.totals:
             by_event.setdefault((total.event, total.unit), []).append((total, run.elapsed))
     found = [_figure(event, unit, of) for (event, unit), of in by_event.items()]
+    samples: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        for level in run.levels:
+            samples.setdefault((f"{level.event}_average", level.unit), []).append(level.average)
+            samples.setdefault((f"{level.event}_peak", level.unit), []).append(level.peak)
+    for (event, unit), texts in samples.items():
+        values = list(map(Decimal, texts))
+        mean = texts[0] if len(runs) == 1 else _text(_mean(values))
+        found.append(Figure(event, unit, mean, _text(_deviation(values)), None, ""))
     # The processor time of the command is not that of the target.
     for name in ("elapsed",) if runs[0].target else _TIMES:
         seconds = [Decimal(str(getattr(run, name))) for run in runs]
@@ -166,8 +174,7 @@ def _text(value: Decimal | None) -> str | None:
 
 
 def _row(figure: Figure) -> Row:
-    is_time = not figure.quality
-    shown = f"{figure.mean} s" if is_time else format_value(figure.mean, figure.unit)
+    shown = f"{figure.mean} s" if figure.event in _TIMES else format_value(figure.mean, figure.unit)
     per_second = "" if figure.per_second is None else _rate(Decimal(figure.per_second), figure.unit)
     why = format_message(": ".join(filter(None, (figure.quality, figure.reason))))
     return Row((_label(figure.event), shown, _relative(figure), per_second, why))
@@ -182,6 +189,25 @@ def _relative(figure: Figure) -> str:
 
 def _rate(value: Decimal, unit: str) -> str:
     return shorten(value, "W" if unit == "joules" else f"{SYMBOLS.get(unit, printable(unit))}/s")
+
+
+def interval_lines(interval: Interval, separator: str | None) -> str:
+    """Return a line for each event: the time, the event, its value, and the quality of a total.
+
+    With a separator, the value has all digits and is followed by its unit; else it is scaled.
+    """
+    rows = [(total.event, total.value, total.unit, str(total.quality)) for total in interval.totals]
+    rows += [(level.event, level.value, level.unit, "") for level in interval.levels]
+    time = f"{interval.time:.6f}"
+    if separator is not None:
+        fields = (
+            (time, printable(event), value or "", printable(unit), quality) for event, value, unit, quality in rows
+        )
+        return "".join(separator.join(row) + "\n" for row in fields)
+    return "".join(
+        f"{time:>14}  {_label(event):<14}  {format_value(value, unit):>18}  {quality}".rstrip() + "\n"
+        for event, value, unit, quality in rows
+    )
 
 
 def _label(event: str) -> str:

@@ -22,6 +22,7 @@ from resctrlmond.workloads.states import Quality
 _HIERARCHIES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 # systemctl waits for the bus, which may hang.
 _SYSTEMCTL_TIMEOUT_S = 30.0
+ENDED_EARLY = "the workload ended before the command, and later use is not counted"
 # From best to worst.
 _QUALITIES = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
 # A value has up to 20 digits and 9 decimals.
@@ -175,6 +176,13 @@ def downgraded(totals: Sequence[types.Total], quality: Quality, reason: str) -> 
         )
         for total in totals
     ]
+
+
+def as_known(reply: types.ReadReply) -> types.ReadReply:
+    """Return a reading during a run: late if the workload has ended, because the command still runs."""
+    if not reply.workload.state.is_over:
+        return reply
+    return msgspec.structs.replace(reply, totals=downgraded(reply.totals, Quality.LATE, ENDED_EARLY))
 
 
 def _difference(begin: types.Total | None, end: types.Total) -> types.Total:

@@ -59,7 +59,7 @@ _resctrlctl() {
         [move]=''
         [hooks]='--hooks-dir'
         [report]='--since --until --by --csv'
-        [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --events --field-separator'
+        [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
     local socket=''
     local verbs='list top record plot show status doctor classes create assign release move hooks report run'
@@ -86,7 +86,7 @@ _resctrlctl() {
                 ((index++))
                 socket=${words[index]}
                 ;;
-            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
+            --root | --class | --claim | --priority | --attribute | --member | --reason | --key | -o | --output | --html | --pid | --cgroup | --unit | --hooks-dir | --columns | --sort | --filter | --since | --until | --by | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
                 ((index++))
                 ;;
             -*) ;;
@@ -148,7 +148,7 @@ _resctrlctl() {
             __resctrlctl_words $'today\nyesterday\nnow' "$current"
             return
             ;;
-        --claim | --priority | --attribute | --member | --reason | --key | --unit | -n | --iterations | --count | -d | --delay | -r | --repeat | -e | --events | -x | --field-separator | -p | --property)
+        --claim | --priority | --attribute | --member | --reason | --key | --unit | -n | --iterations | --count | -d | --delay | -r | --repeat | -I | --interval-print | -e | --events | -x | --field-separator | -p | --property)
             return
             ;;
     esac

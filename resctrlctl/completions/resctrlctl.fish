@@ -24,7 +24,7 @@ function __resctrlctl_words
                 break
             case '--socket=*'
                 set socket (string replace -- --socket= '' $word)
-            case --attribute --by --cgroup --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --html --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -d -e -n -o -p -r -x
+            case --attribute --by --cgroup --claim --class --columns --count --delay --events --field-separator --filter --hooks-dir --html --interval-print --iterations --key --member --output --pid --priority --property --reason --repeat --root --since --socket --sort --unit --until -I -d -e -n -o -p -r -x
                 set is_value $word
             case '-*'
             case '*'
@@ -180,6 +180,7 @@ complete -c resctrlctl -n '__resctrlctl_is run 0' -l best-effort -d 'if the comm
 complete -c resctrlctl -n '__resctrlctl_is run 0' -s o -l output -rF -d 'write the report to FILE instead of standard error'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -l append -d 'with -o: append to FILE'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -s r -l repeat -x -d 'run N times, and report means and deviations'
+complete -c resctrlctl -n '__resctrlctl_is run 0' -s I -l interval-print -x -d 'also print what was used in each interval of MS milliseconds'
 complete -c resctrlctl -n '__resctrlctl_is run 0' -s e -l events -x -d 'report only events that match, such as '\''core_energy,mbm_*'\'''
 complete -c resctrlctl -n '__resctrlctl_is run 0' -s x -l field-separator -x -d 'print a line for each event, with fields that are separated by TEXT: event, unit, total, deviation, per second, quality'
 complete -c resctrlctl -n '__resctrlctl_is run' -a '(__resctrlctl_command)'

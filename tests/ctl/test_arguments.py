@@ -41,7 +41,7 @@ def described(section: str) -> set[str]:
     text = re.search(rf"^##? {re.escape(section)}\n(.*?)(?=^##? |\Z)", MAN, re.MULTILINE | re.DOTALL)
     assert text is not None, section
     terms = [line for line in text[1].splitlines() if line.startswith("*-")]
-    return {option for term in terms for option in re.findall(r"\*(--?[a-z-]+)\*", term)}
+    return {option for term in terms for option in re.findall(r"\*(--?[a-zA-Z-]+)\*", term)}
 
 
 def test_man_page_has_every_option_and_no_other() -> None:

@@ -61,7 +61,8 @@ def test_command_is_assigned_and_released(manager: FakeManager, ctl: Ctl) -> Non
     assert report[:4] == ["err", "", f"sh -c 'echo out; echo err >&2': {request.key} in class /", ""]
     assert re.fullmatch(r"  core energy  12\.345678 J +[0-9.]+k?W  exact", report[4])
     assert re.fullmatch(r"  mbm total        unknown +unknown: mon_L3_00 read 'Unavailable' at the end", report[5])
-    assert [line.split()[0] for line in report[6:]] == ["elapsed", "user", "system"]
+    # A slow command has lines of samples before these.
+    assert [line.split()[0] for line in report[-3:]] == ["elapsed", "user", "system"]
 
 
 def test_command_does_not_execute_before_it_is_in_its_group(manager: FakeManager, ctl: Ctl, tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_repeated_runs_have_means_and_deviations(manager: FakeManager, ctl: Ctl,
     assert [request.key for request in manager.called("Release")] == ["k"] * 3
     reply = json.loads(file.read_text())
     assert [run["exitStatus"] for run in reply["runs"]] == [0, 0, 0]
-    energy, traffic, elapsed, *_ = reply["figures"]
+    energy, traffic, *_, elapsed, _user, _system = reply["figures"]
     assert (energy["event"], energy["mean"], energy["deviation"]) == ("core_energy", "12.345678", "0.000000")
     assert (traffic["event"], traffic["mean"], traffic["perSecond"]) == ("mbm_total_bytes", None, None)
     seconds = [run["elapsed"] for run in reply["runs"]]
@@ -367,7 +368,7 @@ def test_last_exit_status_of_repeated_runs_counts(ctl: Ctl, tmp_path: Path) -> N
 
 def test_fields_are_separated_as_asked(ctl: Ctl) -> None:
     lines = ctl("run", "-x", ";", "--", "true").stderr.splitlines()
-    energy, traffic, elapsed, *_ = (line.split(";") for line in lines)
+    energy, traffic, *_, elapsed, _user, _system = (line.split(";") for line in lines)
     assert energy[:4] == ["core_energy", "joules", "12.345678", ""]
     assert (float(energy[4]) > 0, energy[5]) == (True, "exact")
     assert traffic == ["mbm_total_bytes", "bytes", "", "", "", "unknown"]
@@ -486,6 +487,7 @@ def test_report_of_an_unmonitored_command_has_its_times(manager: FakeManager, ct
         ["--append", "true"],
         ["-r", "0", "true"],
         ["-x", ",", "--json", "true"],
+        ["-I", "9", "true"],
         ["-p", "1"],
         ["-p", "1", "--unit", "x", "true"],
         ["-p", "x", "true"],
@@ -514,3 +516,72 @@ def test_claim_on_a_control_group_does_not_end_while_it_is_empty(manager: FakeMa
     assert (of_cgroup.cgroup, of_cgroup.end_rule) == ("/web.slice", EndRule.RELEASE)
     assert (of_process.pid, of_process.end_rule) == (os.getpid(), EndRule.MEMBERS)
     assert (of_process.include_descendants, of_process.late) == (True, None)
+
+
+def until(file: Path, text: str) -> list[str]:
+    """Return a command that ends when the file has this text."""
+    return ["sh", "-c", f"until grep -q '{text}' {file}; do sleep 0.02; done"]
+
+
+def test_intervals_are_printed_while_the_command_runs(ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "report"
+    options = ["-I", "10", "-o", str(file)]
+    assert ctl("run", *options, "--", *until(file, "energy  *0.0")).returncode == 0
+    lines = file.read_text().splitlines()
+    assert re.fullmatch(r" +[0-9]\.[0-9]{6}  core energy +12\.345678 J  exact", lines[0])
+    assert re.fullmatch(r" +[0-9]\.[0-9]{6}  mbm total +unknown  unknown", lines[1])
+    assert re.fullmatch(r" +[0-9]\.[0-9]{6}  llc occupancy +1\.50 MiB", lines[2])
+    # The totals of this manager never change.
+    assert re.fullmatch(r" +[0-9]\.[0-9]{6}  core energy +0\.000000 J  exact", lines[3])
+    ctl("run", *options, "-x", ";", "-e", "core*,llc*", "--", *until(file, ";0.0"))
+    rows = [line.split(";") for line in file.read_text().splitlines()]
+    assert [row[1:] for row in rows[:3]] == [
+        ["core_energy", "12.345678", "joules", "exact"],
+        ["llc_occupancy", "1572864", "bytes", ""],
+        ["core_energy", "0.000000", "joules", "exact"],
+    ]
+    assert float(rows[0][0]) < float(rows[2][0])
+    ctl("run", *options, "--json", "--", *until(file, '"0.0'))
+    first, *_, last, report = map(json.loads, file.read_text().splitlines())
+    assert (first["totals"][0]["value"], first["levels"][0]["value"]) == ("12.345678", "1572864")
+    # The last interval ends with the command.
+    assert (last["time"], last["levels"]) == (report["elapsed"], [])
+
+
+def test_cache_occupancy_is_sampled_while_the_command_runs(manager: FakeManager, environment: dict[str, str]) -> None:
+    for options in ([], ["--json"]):
+        manager.calls.clear()
+        with start(manager, environment, "-r", "1", *options, "--", "sh", "-c", "read line") as process:
+            wait_until(lambda: len(manager.called("Read")) > 1)
+            _, report = process.communicate("\n", timeout=60)
+        if options:
+            (level,) = json.loads(report)["levels"]
+            assert level.pop("samples") >= 1
+            assert level == {"event": "llc_occupancy", "unit": "bytes", "average": "1572864", "peak": "1572864"}
+        else:
+            assert re.search(r"llc occupancy average +1\.50 MiB\n +llc occupancy peak +1\.50 MiB\n", report)
+
+
+def test_failing_samples_change_neither_the_totals_nor_the_exit_status(
+    manager: FakeManager, environment: dict[str, str]
+) -> None:
+    manager.refuse["Read"] = error("NotMounted", "it is gone")
+    for options in ([], ["-I", "10"]):
+        manager.calls.clear()
+        with start(manager, environment, "--key", "k", *options, "--", "sh", "-c", "read line; exit 3") as process:
+            wait_until(lambda: len(manager.called("Read")) > 1)
+            _, report = process.communicate("\n", timeout=60)
+        assert process.returncode == 3
+        assert "core energy  12.345678 J" in report
+        assert "llc" not in report
+        assert report.count("resctrlctl: cannot read 'k': it is gone\n") == len(options) / 2
+
+
+def test_intervals_on_a_full_disk_do_not_disturb_the_command(
+    manager: FakeManager, environment: dict[str, str]
+) -> None:
+    with start(manager, environment, "-I", "10", "-o", "/dev/full", "--", "sh", "-c", "read line; exit 4") as process:
+        wait_until(lambda: len(manager.called("Read")) > 2)
+        _, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 4
+    assert errors.count("cannot write the intervals: No space left on device. The command continues\n") == 1

@@ -480,3 +480,23 @@ def test_workload_that_ends_before_the_command_is_late(
     _, quality, reason = energy_of(done)
     assert quality == "late"
     assert reason.endswith("the workload ended before the command, and later use is not counted")
+
+
+def test_intervals_add_up_to_the_total(host: Host, tmp_path: Path) -> None:
+    file = tmp_path / "report"
+    done = host.ctl("run", "-I", "50", "-j", "-o", str(file), sys.executable, "-c", BURN)
+    assert done.returncode == 0
+    *intervals, report = map(json.loads, file.read_text().splitlines())
+    assert len(intervals) > 1
+    for number, total in enumerate(report["totals"]):
+        assert sum(Decimal(interval["totals"][number]["value"]) for interval in intervals) == Decimal(total["value"])
+        assert {interval["totals"][number]["quality"] for interval in intervals} == {"exact"}
+    assert int(report["levels"][0]["peak"]) >= int(report["levels"][0]["average"])
+
+
+def test_intervals_after_the_end_of_the_workload_are_late(host: Host, tmp_path: Path) -> None:
+    release = " ".join(command(host.socket, "release", "cut-short", "--claim", "run", "-q"))
+    file = tmp_path / "report"
+    script = f"PYTHONPATH={ROOT} {release} >/dev/null; until grep -q late {file}; do sleep 0.02; done"
+    done = host.ctl("run", "--key", "cut-short", "-I", "20", "-x", ",", "-o", str(file), "sh", "-c", script)
+    assert done.returncode == 0
