@@ -25,7 +25,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 INSTALL = install -p
 
 .PHONY: all setup demo check check-fast check-kernel check-package check-pythons conformance conformance-all
-.PHONY: bench crash flood fuzz mutants nri-all soak record starved truth interfaces proto lint man deb wheel install install-modules install-files clean
+.PHONY: bench crash flood fuzz mutants nri-all soak record starved truth interfaces proto lint man pictures deb wheel install install-modules install-files clean
 .PHONY: check-host hook uninstall uninstall-files
 
 all: setup hook
@@ -152,6 +152,10 @@ bench: setup
 build/constant-resctrl: tests/bench/constant_resctrl.c
 	mkdir -p build
 	$(CC) -O2 $(WARNINGS) -o $@ $<
+
+# Take the pictures in README.md again, on the simulator. Needs root and chromium. Look at them before you commit them.
+pictures: setup
+	$(BIN)/python -m tests.pictures
 
 lint: setup
 	$(BIN)/ruff check

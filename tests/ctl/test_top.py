@@ -65,11 +65,11 @@ def test_wrong_options_are_refused(ctl: Ctl, words: tuple[str, ...]) -> None:
 
 
 class Terminal:
-    """A terminal with a program on it."""
+    """A terminal with a program on it; ``screen`` has its characters."""
 
     def __init__(self, words: list[str], environment: dict[str, str], columns: int = 90, rows: int = 14) -> None:
-        self._screen = pyte.Screen(columns, rows)
-        stream = pyte.ByteStream(self._screen)
+        self.screen = pyte.Screen(columns, rows)
+        stream = pyte.ByteStream(self.screen)
         self._master, terminal = pty.openpty()
         self.terminal = terminal
         self.resize(columns, rows)
@@ -96,7 +96,7 @@ class Terminal:
     def text(self) -> str:
         """The lines of the screen, as the user sees them."""
         with self._guard:
-            return "\n".join(line.rstrip() for line in self._screen.display)
+            return "\n".join(line.rstrip() for line in self.screen.display)
 
     def press(self, keys: str) -> None:
         """Type these keys."""
@@ -105,7 +105,7 @@ class Terminal:
     def resize(self, columns: int, rows: int) -> None:
         """Give the terminal another size."""
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self._screen.resize(rows, columns)
+        self.screen.resize(rows, columns)
 
     def close(self) -> None:
         """End the program, and close the terminal."""
