@@ -29,6 +29,7 @@ from resctrlctl.run_target import (
     downgraded,
     in_other_group,
     opened,
+    read_around,
     read_begin,
 )
 from resctrlmond.api import types
@@ -60,13 +61,15 @@ class _Measurement(msgspec.Struct, frozen=True):
     """The object that is measured while ``command`` runs: the command itself or, if it is not None, the ``target``.
 
     ``begin`` is None if ``workload`` was made for this run, which releases it. Otherwise the workload exists
-    independently of this run, and the totals are the difference from ``begin``.
+    independently of this run, and the totals are the difference from ``begin``. ``is_nested``: this run is a part of
+    the workload, so the totals include the use of other tasks.
     """
 
     command: list[str]
     target: Target | None
     workload: types.Workload | None = None
     begin: types.ReadReply | None = None
+    is_nested: bool = False
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -115,7 +118,11 @@ def _run_once(
                 return status
             raise CommandError(str(error), OWN_FAILURE) from error
         problem = str(error)
-        output.note(f"{problem}. The command runs unmonitored")
+        if target is None and error.name == "AlreadyMonitored" and (around := read_around(daemon, child.pid)):
+            measured = _Measurement(args.command, None, around.workload, around, is_nested=True)
+            output.note(f"{problem}. The totals will be those of workload {around.workload.key!r} meanwhile")
+        else:
+            output.note(f"{problem}. The command runs unmonitored")
     sampler = _sampler(daemon, measured, args, on_interval)
     try:
         begun = child.execute()
@@ -156,7 +163,12 @@ def _sampler(
     on_interval: Callable[[Interval], None] | None,
 ) -> Sampler | None:
     """Return the sampler of the run; None if no sample is needed."""
-    if measured.workload is None or not (args.interval_ms or is_selected(_SAMPLED, args.events)):
+    # The samples of a nested run would be those of all tasks around it.
+    if (
+        measured.workload is None
+        or measured.is_nested
+        or not (args.interval_ms or is_selected(_SAMPLED, args.events))
+    ):
         return None
     interval_s = args.interval_ms / 1000 if args.interval_ms else _SAMPLE_S
     return Sampler(
@@ -235,6 +247,9 @@ def _assign(daemon: Daemon, child: HeldChild, args: argparse.Namespace) -> _Meas
         # resctrlmond rolls back a call that it refuses. After any other error, the group may exist.
         if not error.name:
             _release_unused(daemon, key)
+        if error.name == "AlreadyMonitored":
+            remedy = "With --best-effort, the command runs in that group, and is counted there"
+            raise CommandError(f"{error}. {remedy}", error.status, error.name) from error
         raise
     return _Measurement(args.command, None, reply.workload)
 
@@ -369,6 +384,9 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
         totals = difference(measured.begin, end)
     except CommandError as error:
         return _report(measured, result, problem=str(error))
+    if measured.is_nested:
+        reason = f"the command ran in the group of workload {key}, and the use of other tasks there is counted"
+        totals = downgraded(totals, Quality.ESTIMATED, reason)
     levels = _end_samples(sampler, result, end)
     return _report(msgspec.structs.replace(measured, workload=end.workload), result, totals=totals, levels=levels)
 

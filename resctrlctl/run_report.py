@@ -231,8 +231,8 @@ def _notes(run: Report) -> list[str]:
         if not run.is_difference:
             key = shlex.quote(printable(run.workload.key))
             notes.append(f"When resctrlmond runs, it ends the workload. For the totals, use: resctrlctl show {key}")
-    elif run.is_difference:
+    elif run.is_difference and run.target:
         notes.append("The workload was monitored already: the totals are what it used while the command ran.")
-    elif run.workload and not run.completed:
+    elif run.workload and not run.is_difference and not run.completed:
         notes.append("The workload continues, because it has other claims.")
     return notes

@@ -129,6 +129,23 @@ def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
     return reply
 
 
+def read_around(daemon: Daemon, pid: int) -> types.ReadReply | None:
+    """Return the totals of the workload in whose first group the process is; None if there is no such workload."""
+    # Only a nested run needs these modules, whose import takes milliseconds.
+    from resctrlmond.resctrl.tree import GroupRef, Tree  # noqa: PLC0415
+
+    try:
+        status = daemon.call("find resctrl", "Status", types.NoParameters(), types.StatusReply)
+        tree = Tree.open(status.mount, allow_simulation=status.simulation is not None)
+        where = tree.membership(pid)
+        path = tree.full_path(GroupRef(where.class_, where.group))
+        pages = daemon.stream("list the workloads", "List", types.NoParameters(), types.ListReply)
+        key = next((one.key for page in pages for one in page.workloads if where.group and one.path == path), None)
+        return None if key is None else daemon.call("read", "Read", types.KeyRequest(key=key), types.ReadReply)
+    except (CommandError, ResctrlError):
+        return None
+
+
 def _why_refused(target: Target, workload: types.Workload, *, is_one: bool) -> str:
     key = printable(workload.key)
     cgroup = next((member.cgroup for member in _members(workload) if target.is_member(member)), "")

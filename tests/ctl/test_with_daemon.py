@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,12 +121,40 @@ def test_command_in_another_group_is_refused_unless_taken_over(host: Host) -> No
     inner = [*command(f"{host.top}/run/org.resctrlmon.Manager", "run"), "-q"]
     refused = host.ctl("run", "-q", "--key", "outer", "--", *inner, "--", "true")
     assert refused.returncode == 125
+    assert "With --best-effort, the command runs in that group, and is counted there" in refused.stderr
     assert "is already in the monitoring group 'outer' of class /" in refused.stderr
     done = host.ctl("run", "--json", "--", *inner, "--key", "inner", "--take-over", "--", "true")
     assert done.returncode == 0
     # The inner workload took the command out of the group of the outer one.
     for total in json.loads(done.stderr)["totals"]:
         assert (total["quality"], total["reason"]) == ("late", "workload inner took over one of its tasks")
+
+
+@pytest.mark.parametrize("options", [[], ["--class", "gold"]])
+def test_outer_run_is_never_exact_without_what_the_inner_run_used(
+    host: Host, tmp_path: Path, options: list[str]
+) -> None:
+    """Its intervals are late too, from the moment when the inner run takes the command over."""
+    inner = command(host.socket, "run", "-j", "-o", str(tmp_path / "inner"), "--key", "part", "--take-over", *options)
+    done = host.ctl("run", "-I", "20", "-j", "--", *inner, "--", sys.executable, "-c", BURN)
+    assert done.returncode == 0, done.stderr
+    *intervals, outer = map(json.loads, done.stderr.splitlines())
+    assert energy_in(json.loads((tmp_path / "inner").read_text()))[1] == "exact"
+    reason = "workload part took over one of its tasks"
+    for total in [*outer["totals"], *intervals[-1]["totals"]]:
+        assert (total["quality"], total["reason"]) == ("late", reason)
+
+
+def test_inner_run_with_best_effort_is_counted_in_the_outer_run(host: Host, tmp_path: Path) -> None:
+    file = tmp_path / "inner"
+    inner = command(host.socket, "run", "--best-effort", "-j", "-q", "-o", str(file))
+    done = host.ctl("run", "--key", "around", "-j", "--", *inner, "--", sys.executable, "-c", BURN)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    outer, report = json.loads(done.stderr), json.loads(file.read_text())
+    value, quality, reason = energy_in(report)
+    assert (0 < value <= energy_in(outer)[0], quality, energy_in(outer)[1]) == (True, "estimated", "exact")
+    assert reason == "the command ran in the group of workload around, and the use of other tasks there is counted"
+    assert (report["workload"]["key"], report["isDifference"], "levels" in report) == ("around", True, False)
 
 
 def test_workload_from_create_to_release(host: Host, sleeper: int) -> None:
@@ -338,7 +367,12 @@ def cgroup(worker: subprocess.Popen[str]) -> Iterator[Path]:
 
 def energy_of(done: subprocess.CompletedProcess[str]) -> tuple[Decimal, str, str]:
     """Return the core energy of a report in JSON, with its quality and reason."""
-    (total,) = [total for total in json.loads(done.stderr)["totals"] if total["event"] == "core_energy"]
+    return energy_in(json.loads(done.stderr))
+
+
+def energy_in(report: dict[str, Any]) -> tuple[Decimal, str, str]:
+    """Return the core energy of a report, with its quality and reason."""
+    (total,) = [total for total in report["totals"] if total["event"] == "core_energy"]
     return Decimal(total["value"]), total["quality"], total.get("reason", "")
 
 
