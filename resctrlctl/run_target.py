@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Context, Decimal, localcontext
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OWN_FAILURE, CommandError
 from resctrlmond.api import types
+from resctrlmond.resctrl import processes
 from resctrlmond.resctrl.errors import ResctrlError, printable
 from resctrlmond.resctrl.processes import Process
 from resctrlmond.workloads.states import Quality
@@ -126,7 +127,39 @@ def read_begin(daemon: Daemon, target: Target) -> types.ReadReply | None:
     is_one = len(found) == 1 and target.is_all_of(reply.workload)
     if not is_one or not reply.workload.state.has_group:
         raise CommandError(f"cannot measure {target}: {_why_refused(target, reply.workload, is_one=is_one)}")
+    if _may_have_others(target, reply.workload):
+        raise CommandError(
+            f"cannot measure {target}: the group of its workload {key!r} has other tasks too, or descendants whose "
+            f"parent has ended. For the totals of all, use: resctrlctl show {key}"
+        )
     return reply
+
+
+def _may_have_others(target: Target, workload: types.Workload) -> bool:
+    """Return whether a task in the workload's group is not of the target, or the tasks cannot be listed.
+
+    An earlier member with the same id may have left such a task: the workload does not list that member any more.
+    """
+    if workload.path is None or workload.classes:
+        return True
+    try:
+        with open(os.path.join(workload.path, "tasks"), encoding="ascii") as tasks:
+            tids = [int(line) for line in tasks]
+        holds = _member_test(target)
+        # A task that has ended meanwhile is not a task of the group any more.
+        return any(not holds(tid) and processes.stat(tid) is not None for tid in tids)
+    except (OSError, ResctrlError):
+        return True
+
+
+def _member_test(target: Target) -> Callable[[int], bool]:
+    """Return the test whether a thread is of the target now. Raises NotRead."""
+    if target.cgroup:
+        # Imported only here, because this import takes milliseconds.
+        from resctrlmond.resctrl.cgroups import member_test  # noqa: PLC0415
+
+        return member_test(target.cgroup)
+    return lambda tid: processes.leader(tid) == target.pid or processes.is_descendant(tid, target.pid)
 
 
 def read_around(daemon: Daemon, pid: int) -> types.ReadReply | None:

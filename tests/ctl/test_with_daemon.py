@@ -342,12 +342,14 @@ def test_third_signal_ends_a_blocked_resctrlctl(tmp_path: Path) -> None:
 @pytest.fixture
 def worker() -> Iterator[subprocess.Popen[str]]:
     """A process with a child that uses CPU time and memory until the end of the test."""
-    code = "import os, time\nif os.fork() == 0:\n  while os.getppid() != 1: x = bytearray(1 << 20)\ntime.sleep(600)"
+    code = "import os, time\nif os.fork() == 0:\n  while True: x = bytearray(1 << 20)\ntime.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], text=True) as process:
         wait_until(lambda: processes.descendants(process.pid))
+        (child,) = processes.descendants(process.pid)
         yield process
-        for pid in [*processes.descendants(process.pid), process.pid]:
-            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -534,3 +536,28 @@ def test_intervals_after_the_end_of_the_workload_are_late(host: Host, tmp_path: 
     script = f"PYTHONPATH={ROOT} {release} >/dev/null; until grep -q late {file}; do sleep 0.02; done"
     done = host.ctl("run", "--key", "cut-short", "-I", "20", "-x", ",", "-o", str(file), "sh", "-c", script)
     assert done.returncode == 0
+
+
+def test_tasks_that_an_earlier_member_of_the_same_id_left_are_not_of_the_target(
+    host: Host, worker: subprocess.Popen[str], sleeper: int
+) -> None:
+    def assign(**of: Any) -> None:
+        request = types.AssignRequest(key="again", member="m", claim="test", include_descendants=True, **of)
+        with contextlib.closing(Client(host.socket)) as client:
+            client.call("org.resctrlmon.Manager.Assign", request, reply=types.AssignReply)
+
+    (child,) = processes.descendants(worker.pid)
+    assign(pid=worker.pid, late=True)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    # The daemon ends the member, and its child runs on in the group.
+    wait_until(lambda: json.loads(host.ctl("show", "-j", "again").stdout)["workload"]["members"][0].get("endedAt"))
+    assert host.tree.membership(child) == Membership("", "again")
+    assign(pid=sleeper, late=False)
+    assert len(json.loads(host.ctl("show", "-j", "again").stdout)["workload"]["members"]) == 1
+    refused = host.ctl("run", "-p", str(sleeper), "true")
+    os.kill(child, signal.SIGKILL)
+    assert (refused.returncode, "has other tasks too" in refused.stderr) == (125, True), refused.stderr
+    wait_until(lambda: host.tree.tasks(GroupRef("", "again")) == [sleeper])
+    assert host.ctl("run", "-p", str(sleeper), "true").returncode == 0
+    host.ctl("release", "again", "--claim", "test")
