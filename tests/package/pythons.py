@@ -45,7 +45,7 @@ TOOLS = (
     "make",
 )
 # The Python packages that the tests need, without the tools that read the code.
-REQUIREMENTS = ("pytest", "pytest-timeout", "hypothesis", "pyfakefs", "asyncvarlink", "varlink")
+REQUIREMENTS = ("pytest", "pytest-timeout", "hypothesis", "pyfakefs", "pyte", "asyncvarlink", "varlink")
 OPTIONS = ("-q", "-p", "no:cacheprovider", *(f"--ignore=tests/{folder}" for folder in LEFT_OUT))
 IN_SID = """\
 mkdir out; python3 -m venv venv
