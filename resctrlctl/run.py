@@ -10,6 +10,7 @@ import queue
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO, TypeAlias, TypeVar
 
@@ -62,7 +63,8 @@ class _Measurement(msgspec.Struct, frozen=True):
 
     ``begin`` is None if ``workload`` was made for this run, which releases it. Otherwise the workload exists
     independently of this run, and the totals are the difference from ``begin``. ``is_nested``: this run is a part of
-    the workload, so the totals include the use of other tasks.
+    the workload, so the totals include the use of other tasks. ``since`` is when the totals begin (time.monotonic());
+    None if the command itself is measured, which uses nothing before and after.
     """
 
     command: list[str]
@@ -70,6 +72,13 @@ class _Measurement(msgspec.Struct, frozen=True):
     workload: types.Workload | None = None
     begin: types.ReadReply | None = None
     is_nested: bool = False
+    since: float | None = None
+
+    def until_now(self, result: CommandResult) -> CommandResult:
+        """Return the result with the time that totals cover that were read now."""
+        if self.since is None:
+            return result
+        return msgspec.structs.replace(result, elapsed_s=time.monotonic() - self.since)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -119,7 +128,9 @@ def _run_once(
             raise CommandError(str(error), OWN_FAILURE) from error
         problem = str(error)
         if target is None and error.name == "AlreadyMonitored" and (around := read_around(daemon, child.pid)):
-            measured = _Measurement(args.command, None, around.workload, around, is_nested=True)
+            measured = _Measurement(
+                args.command, None, around.workload, around, is_nested=True, since=time.monotonic()
+            )
             output.note(f"{problem}. The totals will be those of workload {around.workload.key!r} meanwhile")
         else:
             output.note(f"{problem}. The command runs unmonitored")
@@ -128,7 +139,7 @@ def _run_once(
         begun = child.execute()
         # In a thread beside the command, which never waits for it.
         if sampler is not None:
-            sampler.start(begun)
+            sampler.start(begun if measured.since is None else measured.since)
         result = child.wait(begun)
         if sampler is not None:
             sampler.stop()
@@ -261,7 +272,7 @@ def _begin(daemon: Daemon, child: HeldChild, target: Target, args: argparse.Name
     """
     begin = read_begin(daemon, target)
     if begin is not None:
-        return _Measurement(args.command, target, begin.workload, begin)
+        return _Measurement(args.command, target, begin.workload, begin, since=time.monotonic())
     key = _key(child, args)
     action = f"measure {target} as {key!r}"
     _check_key_is_free(daemon, key, action)
@@ -286,7 +297,7 @@ def _begin(daemon: Daemon, child: HeldChild, target: Target, args: argparse.Name
     if reply.tasks_outside:
         _release_unused(daemon, key)
         raise in_other_group(target)
-    return _Measurement(args.command, target, reply.workload)
+    return _Measurement(args.command, target, reply.workload, since=time.monotonic())
 
 
 def _key(child: HeldChild, args: argparse.Namespace) -> str:
@@ -362,6 +373,7 @@ def _release(daemon: Daemon, measured: _Measurement, result: CommandResult, samp
         reply = _call_again(daemon, f"release {key!r}", "Release", request, types.ReleaseReply)
     except CommandError as error:
         return _report(measured, result, tasks_left=tasks_left, problem=str(error))
+    result = measured.until_now(result)
     totals = reply.totals
     if now is not None and now.state.is_over:
         totals = downgraded(totals, Quality.LATE, ENDED_EARLY)
@@ -381,6 +393,7 @@ def _read_end(daemon: Daemon, measured: _Measurement, result: CommandResult, sam
     key = measured.workload.key
     try:
         end = as_known(_call_again(daemon, f"read {key!r}", "Read", types.KeyRequest(key=key), types.ReadReply))
+        result = measured.until_now(result)
         totals = difference(measured.begin, end)
     except CommandError as error:
         return _report(measured, result, problem=str(error))

@@ -96,6 +96,8 @@ class FakeManager:
     # For each method, the number of further calls that close the connection instead of replying.
     cuts: dict[str, int] = field(default_factory=dict)
     assign_takes_s: float = 0.0
+    # How long Release and Read take.
+    answer_takes_s: float = 0.0
     assign_fails: VarlinkError | None = None
     tasks_outside: int = 0
     descendants_outside: int = 0
@@ -201,6 +203,7 @@ class FakeManager:
         )
 
     def release(self, request: types.ReleaseRequest) -> types.ReleaseReply:
+        time.sleep(self.answer_takes_s)
         workload = self._find(request.key)
         claims = tuple(claim for claim in workload.claims if claim.owner != request.claim)
         state = workload.state if claims else State.COMPLETED
@@ -219,6 +222,7 @@ class FakeManager:
         return types.WorkloadReply(workload=self._find(request.key))
 
     def read(self, request: types.KeyRequest) -> types.ReadReply:
+        time.sleep(self.answer_takes_s)
         return types.ReadReply(workload=self._find(request.key), readings=READINGS, totals=TOTALS)
 
     def readforeign(self, request: types.ForeignRequest) -> types.ReadForeignReply:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from resctrlmond.api import types
-from resctrlmond.api.types import Claim
+from resctrlmond.api.types import Claim, Member
+from resctrlmond.resctrl import processes
 from resctrlmond.workloads.model import EndRule, State
 from tests.ctl.conftest import Ctl, command
 from tests.ctl.fake_manager import NOW, FakeManager, error, serving
@@ -25,6 +26,13 @@ from tests.wait import wait_until
 
 PYTHON = sys.executable
 WAIT = "import time; print('ready', flush=True); time.sleep(60)"
+
+
+def start_time(pid: int) -> int:
+    """Return the start time of a process in clock ticks."""
+    found = processes.stat(pid)
+    assert found is not None
+    return found.start_time
 
 
 def start(manager: FakeManager, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
@@ -585,3 +593,24 @@ def test_intervals_on_a_full_disk_do_not_disturb_the_command(
         _, errors = process.communicate("\n", timeout=60)
     assert process.returncode == 4
     assert errors.count("cannot write the intervals: No space left on device. The command continues\n") == 1
+
+
+@pytest.mark.parametrize("is_monitored", [False, True])
+def test_elapsed_time_of_a_target_is_the_time_that_its_totals_cover(
+    manager: FakeManager, environment: dict[str, str], is_monitored: bool
+) -> None:
+    if is_monitored:
+        member = Member("m", "process", "cli", pid=os.getpid(), start_time=start_time(os.getpid()))
+        workload = manager.add("all", members=(member,))
+        Path(str(workload.path), "tasks").write_text(f"{os.getpid()}\n")
+    words = ["-p", str(os.getpid()), "-j", "-e", "core*", "--", "sh", "-c", "read line"]
+    with start(manager, environment, *words) as process:
+        wait_until(
+            lambda: processes.descendants(process.pid) and manager.called("Read" if is_monitored else "Assign")
+        )
+        # The command ends while the manager is held, and its totals are read half a second later.
+        manager.answer_takes_s = 0.5
+        _, report = process.communicate("\n", timeout=60)
+    fields = json.loads(report)
+    assert fields.get("isDifference", False) == is_monitored
+    assert fields["elapsed"] >= 0.5
