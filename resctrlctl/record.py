@@ -138,7 +138,8 @@ class _File:
         self._descriptor = 1
         if path != _STANDARD_OUTPUT:
             with self._explained():
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+                # Names can be command lines, which the daemon shows only to root and to its group.
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         # Other programs may write to standard output too: it is never cut.
         self._can_cut = path != _STANDARD_OUTPUT and stat.S_ISREG(os.fstat(self._descriptor).st_mode)
 

@@ -236,6 +236,14 @@ def test_closed_pipe_ends_the_recording_without_a_message(manager: FakeManager, 
     assert process.returncode == 1
 
 
+def test_new_file_is_private_and_an_existing_one_keeps_its_mode(ctl: Ctl, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for mode in (0o600, 0o644):
+        assert ctl("record", "-o", str(path), "-n", "1").returncode == 0
+        assert path.stat().st_mode & 0o777 == mode
+        path.chmod(0o644)
+
+
 def test_file_is_required(ctl: Ctl) -> None:
     done = ctl("record")
     assert done.returncode == 2
