@@ -18,6 +18,7 @@ from resctrlctl.format import format_count
 from resctrlctl.recording import FORMAT, AnyLine, Header, Outage, Reading, Used, is_selected
 from resctrlctl.workload_table import CACHE, ENERGY, QUALITIES, TRAFFIC
 from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.states import Quality
 
 # As for a reply of the daemon: a reading of all workloads is smaller.
 _MAX_LINE = 64 * 1024 * 1024
@@ -50,11 +51,19 @@ class Span(NamedTuple):
     value: float
 
 
+class _Known(NamedTuple):
+    """A total or a level, and the time at which it was read."""
+
+    at: float
+    value: float
+
+
 @dataclass
 class Run:
     """One run of a workload. ``label`` is its name, with the key and the generation if the name is not unique.
 
-    ``spans`` are in order of time, and do not overlap. ``qualities`` are those of the plotted totals.
+    ``spans`` are in order of time, and do not overlap. ``qualities`` are those of the plotted totals. A run that
+    ``is_complete`` has its final totals. ``reading`` is the number of the last reading that has it.
     """
 
     key: str
@@ -62,10 +71,11 @@ class Run:
     name: str
     label: str = ""
     state: str = ""
+    is_complete: bool = False
+    reading: int = 0
     qualities: set[str] = field(default_factory=set)
     spans: dict[Measure, list[Span]] = field(default_factory=lambda: {measure: [] for measure in MEASURES})
-    _last_at: float = 0.0
-    _last_totals: dict[str, float] = field(default_factory=dict)
+    _last: dict[Measure, _Known] = field(default_factory=dict)
 
     def mean(self, measure: Measure) -> float | None:
         """Return the average over the time of the spans; None if there is none."""
@@ -87,30 +97,35 @@ class Run:
         return str(known[-1]) if known else ""
 
     def add(self, used: Used, at: float, begin: float, interval_s: float) -> None:
-        """Add a reading: what was used since the one before or, if there is none, since the baseline."""
+        """Add a reading: what was used since the last one that is known or, if there is none, since the baseline.
+
+        The sum of the spans is therefore the use in the recording, whatever a reading between lacks.
+        """
         now = _time(used.read_at) or at
         created = _time(used.created_at)
-        is_first = not self._last_at
-        # A run that began before the recording has no span that ends with its first reading.
-        since = self._last_at or (created if created is not None and created >= begin else now)
         self.state = used.state
+        self.is_complete = used.completed_at is not None
         for measure in (POWER, BANDWIDTH):
             amount = used.totals.get(measure.event)
             value = None if amount is None else _number(amount.value)
             if amount is not None:
                 self.qualities.add(amount.quality)
-            before = 0.0 if is_first else self._last_totals.pop(measure.event, None)
             if value is None:
                 continue
-            self._last_totals[measure.event] = value
-            if before is not None and value >= before and now > since:
-                self.spans[measure].append(Span(since, now, (value - before) / (now - since)))
+            last = self._last.get(measure, _Known(created, 0.0) if created and created >= begin else None)
+            if last is None or value < last.value:
+                # A total that falls has lost some use.
+                self.qualities |= {Quality.UNKNOWN} if last else set()
+                self._last[measure] = _Known(now, value)
+            elif now > last.at:
+                self.spans[measure].append(Span(last.at, now, (value - last.value) / (now - last.at)))
+                self._last[measure] = _Known(now, value)
         level = _number(used.levels.get(LLC.event))
         # A level says nothing about an outage before it.
-        level_since = max(self._last_at, begin, created or begin, now - 2 * interval_s)
-        if level is not None and now > level_since:
-            self.spans[LLC].append(Span(level_since, now, level))
-        self._last_at = max(now, self._last_at)
+        since = max(self._last.get(LLC, _Known(begin, 0.0)).at, created or begin, now - 2 * interval_s)
+        if level is not None and now > since:
+            self.spans[LLC].append(Span(since, now, level))
+            self._last[LLC] = _Known(now, level)
 
 
 class Series(NamedTuple):
@@ -168,8 +183,13 @@ def read(file: BinaryIO, name: str, patterns: Sequence[str] = ()) -> Series:
                         (used.key, used.generation), Run(used.key, used.generation, used.name or used.key)
                     )
                     run.add(used, at, begin, header.interval_s)
+                    run.reading = readings
         elif not is_cut:
             damaged += 1
+    for run in runs.values():
+        if run.qualities and not run.is_complete and run.reading < readings:
+            # Its final totals are missing: the key was used again, or the line is damaged.
+            run.qualities.add(Quality.LATE)
     # The clock may have been set back since the header.
     spans = [span for run in runs.values() for of_measure in run.spans.values() for span in of_measure]
     begin = min([begin, *(span.start for span in spans)])

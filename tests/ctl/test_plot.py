@@ -126,10 +126,18 @@ def test_final_totals_of_a_workload_that_lived_between_two_readings() -> None:
     assert spans(series_of(reading(5, ended))) == [(4.25, 4.5, 12)]
 
 
-def test_unknown_and_falling_totals_are_gaps() -> None:
-    values = ((1, 10.0), (2, 12.0), (3, None), (4, 15.0), (5, 16.0), (6, 1.0), (7, 3.0))
+def test_use_of_a_reading_without_a_total_is_in_the_next_one() -> None:
+    values = ((1, 10.0), (2, 12.0), (3, None), (4, 15.0), (5, 16.0))
     series = series_of(*(reading(second, used("k", second, joules)) for second, joules in values))
-    assert spans(series) == [(1, 2, 2), (4, 5, 1), (6, 7, 2)]
+    assert spans(series) == [(1, 2, 2), (2, 4, 1.5), (4, 5, 1)]
+    assert series.runs[0].total(POWER) == pytest.approx(6)
+
+
+def test_total_that_falls_makes_the_sum_unknown() -> None:
+    values = ((1, 10.0), (2, 16.0), (3, 1.0), (4, 3.0))
+    series = series_of(*(reading(second, used("k", second, joules)) for second, joules in values))
+    assert spans(series) == [(1, 2, 6), (3, 4, 2)]
+    assert series.runs[0].quality == "unknown"
 
 
 def test_outage_has_averages_of_totals_and_no_level() -> None:
@@ -144,9 +152,19 @@ def test_outage_has_averages_of_totals_and_no_level() -> None:
     assert series.notes == ["1 outage of resctrlmond: power and bandwidth are averages over that time."]
 
 
-def test_clock_that_is_set_back_leaves_a_gap() -> None:
+def test_sum_without_the_final_totals_is_late() -> None:
+    end = {"completedAt": time(1.5), "state": "completed"}
+    series = series_of(
+        reading(1, used("lost", 1, 5), used("ended", 1, 5), used("lives", 1, 5)),
+        reading(2, used("ended", 2, 6, **end), used("lives", 2, 7)),
+        reading(3, used("lives", 3, 8)),
+    )
+    assert {run.label: run.quality for run in series.runs} == {"lost": "late", "ended": "exact", "lives": "exact"}
+
+
+def test_clock_that_is_set_back_loses_no_use() -> None:
     series = series_of(*(reading(second, used("k", second, joules)) for second, joules in ((9, 1), (5, 2), (10, 4))))
-    assert spans(series) == [(9, 10, 2)]
+    assert spans(series) == [(9, 10, 3)]
 
 
 def test_clock_that_was_set_back_after_the_header_extends_the_plot() -> None:

@@ -664,8 +664,8 @@ MUTANTS = (
     Mutant(
         "the use before a recording is plotted as use during its first interval",
         "resctrlctl/series.py",
-        "if created is not None and created >= begin else now",
-        "if created is not None else now",
+        "if created and created >= begin else None",
+        "if created else None",
         "tests/ctl/test_plot.py",
     ),
     Mutant(
