@@ -378,6 +378,10 @@ def _no_arguments(_verb: argparse.ArgumentParser) -> None:
     return
 
 
+def _machine(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--domains", action="store_true", help="a line for each L3 cache and processor package")
+
+
 def _create(verb: argparse.ArgumentParser) -> None:
     _key(verb)
     _class(verb)
@@ -631,6 +635,11 @@ VERBS = {
     "status": ("show the state of resctrlmond and of the machine", "queries:status", _no_arguments),
     "doctor": ("examine this machine, and explain each fault with its remedy", "doctor.verb:doctor", _no_arguments),
     "classes": ("show the classes with their cache ways, bandwidth limits and use", "classes:classes", _root),
+    "machine": (
+        "show what the whole machine used, and how much of it the workloads used",
+        "machine:machine",
+        _machine,
+    ),
     "create": ("create a workload with an empty group", "control:create", _create),
     "assign": ("move a process or a control group into a workload's group", "control:assign", _assign),
     "release": ("end a claim; the workload ends with its last claim", "control:release", _release),

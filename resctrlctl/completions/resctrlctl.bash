@@ -53,6 +53,7 @@ _resctrlctl() {
         [status]=''
         [doctor]=''
         [classes]='--root'
+        [machine]='--domains'
         [create]='--class --claim --attribute --no-pending --priority'
         [assign]='--pid --cgroup --tree --class --allow-class-change --take-over --member --claim --attribute --no-pending --priority'
         [release]='--claim --reason'
@@ -62,7 +63,7 @@ _resctrlctl() {
         [run]='--key --pid --cgroup --unit --class --take-over --best-effort --output --append --repeat --interval-print --events --field-separator'
     )
     local socket=''
-    local verbs='list top record plot show status doctor classes create assign release move hooks report run'
+    local verbs='list top record plot show status doctor classes machine create assign release move hooks report run'
     local typed=${COMP_LINE:0:COMP_POINT} verb='' count=0 index word
     local -a words
     read -ra words <<<"$typed"

@@ -9,7 +9,7 @@ from resctrlmond.api.text import text
 from resctrlmond.resctrl import counters
 from resctrlmond.resctrl.bandwidth import Bandwidth
 from resctrlmond.resctrl.tree import Found
-from resctrlmond.workloads import accounting
+from resctrlmond.workloads import accounting, machine
 from resctrlmond.workloads.accounting import Quality, worst
 from resctrlmond.workloads.caveats import together
 from resctrlmond.workloads.model import Member, Workload
@@ -90,6 +90,21 @@ def total(of: accounting.Total) -> types.Total:
         event=of.event.name,
         unit=of.event.unit,
         value=None if of.number is None else accounting.digits(of.number),
+        quality=of.quality,
+        reason=of.reason or None,
+    )
+
+
+def pool_use(of: machine.PoolUse) -> types.PoolUse:
+    """Convert what a pool used of one event in one domain."""
+    return types.PoolUse(
+        pool=of.pool,
+        domain=of.domain,
+        event=of.event.name,
+        kind=of.event.kind,
+        unit=of.event.unit,
+        value=None if of.number is None else accounting.digits(of.number),
+        skew=accounting.digits(of.skew),
         quality=of.quality,
         reason=of.reason or None,
     )

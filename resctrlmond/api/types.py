@@ -16,7 +16,7 @@ import msgspec
 
 from resctrlmond.resctrl.kinds import Kind, Mode, Status
 from resctrlmond.workloads.reports import ContainerState, Report, Sandbox
-from resctrlmond.workloads.states import EndRule, Quality, State
+from resctrlmond.workloads.states import EndRule, Pool, Quality, State
 
 FOLLOW = "follow"
 
@@ -256,6 +256,29 @@ class Failure(Reply, frozen=True, kw_only=True):
     """The name of the error."""
     message: str
     """What failed and why, in one sentence."""
+
+
+class PoolUse(Reply, frozen=True, kw_only=True):
+    """The use of one event in one domain by one pool of the machine."""
+
+    pool: Pool
+    """The pool."""
+    domain: str
+    """The directory in _mon_data_, such as _mon_L3_00_. An L3 cache includes its Sub-NUMA nodes."""
+    event: str
+    """The event, as in Reading."""
+    kind: Kind
+    """_cumulative_: *value* is the use since *since* of the reply. _gauge_: it is the current value."""
+    unit: str
+    """The unit, as in Reading."""
+    value: str | None = None
+    """The number. Absent if it is unknown."""
+    skew: str
+    """By how much the number can be wrong at most: counters run on while they are read one after the other."""
+    quality: Quality
+    """_exact_: everything was counted, up to *skew*. _estimated_: some use may be missing."""
+    reason: str | None = None
+    """Why the quality is not exact."""
 
 
 class Capacity(Reply, frozen=True, kw_only=True):
@@ -575,6 +598,17 @@ class ReadAllReply(Reply, frozen=True, kw_only=True):
     """The workloads in order of their keys."""
     next: str = ""
     """The last key of this reply, if workloads follow that did not fit into it: pass it as *after*. Otherwise ""."""
+
+
+class MachineReply(Reply, frozen=True, kw_only=True):
+    """The answer of Machine."""
+
+    since: str
+    """When the daemon began to count, soon after its start."""
+    read_at: str
+    """When the counters were read."""
+    pools: list[PoolUse]
+    """The use of each pool, by domain and event."""
 
 
 class ReadForeignReply(Reply, frozen=True, kw_only=True):

@@ -344,6 +344,13 @@ def _usages(manager: Manager, request: types.ReadAllRequest) -> Iterator[types.U
             yield translate.usage(usage, reported(manager, usage.workload))
 
 
+def _machine(manager: Manager, _request: types.NoParameters, _caller: Caller) -> types.MachineReply:
+    found = manager.read_machine()
+    return types.MachineReply(
+        since=found.since, read_at=found.read_at, pools=list(map(translate.pool_use, found.pools))
+    )
+
+
 def _read_foreign(manager: Manager, request: types.ForeignRequest, _caller: Caller) -> types.ReadForeignReply:
     found, readings = manager.read_foreign(GroupRef(request.class_, request.name))
     return types.ReadForeignReply(
@@ -598,6 +605,20 @@ however many clients call this: *readAt* is the time of each reading.
 
 Over varlink, a call with *more* (*varlinkctl --more*) returns all workloads in several replies of about 256 KiB.
 Otherwise a reply has at most 512 KiB: if workloads are left, it has *next*, for *after* in the next call.
+""",
+    ),
+    Verb(
+        "Machine",
+        Lane.COUNTERS,
+        types.NoParameters,
+        types.MachineReply,
+        Access.READ,
+        _machine,
+        description="""
+Return what the whole machine used since the daemon started, by pool: the groups of workloads, those of other
+programs, and the tasks that are in no group. Nothing that the hardware counted is left out or counted twice; where
+that cannot be shown, the quality is _estimated_. The counters are read at most every half second, however many
+clients call this.
 """,
     ),
     Verb(

@@ -116,7 +116,7 @@ _WORDS = {
     "Unassigned": Status.UNASSIGNED,
 }
 # A value has up to 20 digits and 9 decimals. The default of 28 digits would round a sum.
-_EXACTLY = Context(prec=64)
+EXACTLY = Context(prec=64)
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,9})?", re.ASCII)
 
 
@@ -138,7 +138,7 @@ def added_values(values: Sequence[Value]) -> Value:
     without = next((value for value in values if value.number is None), None)
     if without is not None or len(values) == 1:
         return without or values[0]
-    with localcontext(_EXACTLY):
+    with localcontext(EXACTLY):
         number = sum((value.number for value in values if value.number is not None), start=0)
     return Value(Status.OK, f"{number:f}" if isinstance(number, Decimal) else str(number), number)
 

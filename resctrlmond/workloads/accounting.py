@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Context, Decimal, localcontext
+from decimal import Decimal, localcontext
 
-from resctrlmond.resctrl.counters import Event, Kind, Reading, Status, Value, event
+from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Status, Value, event
 from resctrlmond.workloads.checkpoint import CounterHistory
 from resctrlmond.workloads.reasons import Reason
 from resctrlmond.workloads.states import Quality
@@ -56,8 +56,6 @@ class _Run:
 
 # From best to worst: a sum has the quality of its worst part.
 _ORDER = (Quality.EXACT, Quality.LATE, Quality.ESTIMATED, Quality.UNKNOWN)
-# A value has up to 20 digits and 9 decimals: the default precision of 28 digits would round it, and sums even more.
-_EXACTLY = Context(prec=64)
 # The begin value of a counter whose domain was offline at the baseline.
 _NOT_ONLINE = Value(Status.ERROR, "not online")
 _NOTHING = CounterHistory()
@@ -104,7 +102,7 @@ def totals(
         {domain for (domain, name), value in at.items() if value.is_active(event(name))} for at in (before, after)
     )
     deltas: dict[str, list[_Delta]] = {}
-    with localcontext(_EXACTLY):
+    with localcontext(EXACTLY):
         for domain, name in sorted(counters - sums):
             of = event(name)
             if of.kind is Kind.CUMULATIVE:
@@ -133,7 +131,7 @@ def added(parts: Iterable[list[Total]]) -> list[Total]:
     for part in parts:
         for total in part:
             by_name.setdefault(total.event.name, []).append(total)
-    with localcontext(_EXACTLY):
+    with localcontext(EXACTLY):
         return [_sum(of[0].event, of, Quality.EXACT) for _, of in sorted(by_name.items())]
 
 

@@ -9,6 +9,7 @@ from resctrlmond.resctrl.mounts import Mounting
 from resctrlmond.resctrl.tree import GroupRef, Tree
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
+from resctrlmond.workloads.machine import Machine
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.quality_file import QualityFiles
 from resctrlmond.workloads.settings import Settings
@@ -54,5 +55,6 @@ class Context:
     joiners: Joiners
     take_over: TakeOver
     interference: Interference
+    machine: Machine
     memory: Memory = field(default_factory=Memory)
     watched: WatchedMembers = field(default_factory=WatchedMembers)

@@ -152,6 +152,11 @@ def _may_leave_processes(member: Member) -> bool:
     return bool(member.pid) and not (member.cgroup or member.init)
 
 
+def may_leave_tasks(workload: Workload) -> bool:
+    """Return whether tasks may run in the workload's groups when it ends. Raises NotRead, OSError."""
+    return any(_may_leave_processes(member) for member in workload.members if member.has_tasks)
+
+
 def may_run_unseen(workload: Workload) -> bool:
     """Return whether tasks that are of no living member may run in the workload's groups.
 

@@ -469,7 +469,9 @@ def _write_end(ctx: Context, txn: Transaction, group: Group, state: GroupState, 
     """Read the last values, and write them as those of a group that ends with ``state``."""
     subfolder = txn.workload.subfolder(group)
     ctx.snapshots.keep_no_more(subfolder)
+    ctx.machine.ending(txn.workload, group)
     readings, now = ctx.tree.read(group.ref), utc_now()
+    ctx.machine.closed(subfolder, group, readings)
     group = _save_caveats(txn, _with_caveats(ctx, group, readings))
     group = ctx.interference.after_last_reading(txn, group)
     # In one file first, because the group may be removed before each value is in a file of its own. A domain that
@@ -506,6 +508,8 @@ def _lose_group(ctx: Context, txn: Transaction, group: Group, reason: str) -> No
             group = _write_end(ctx, txn, existing, GroupState.LOST, reason)
         else:
             now, last = utc_now(), readings_of(ctx.snapshots.last_read(subfolder))
+            ctx.machine.closed(subfolder, group, last)
+            ctx.machine.lost("another program removed the group of a workload")
             over = replace(group, state=GroupState.LOST, reason=reason)
             ctx.snapshots.end(subfolder, now, last, _sealing(ctx, txn, over, (now, last)))
     _remove_directory(ctx, group)
@@ -552,8 +556,11 @@ def without_claim(workload: Workload, owner: str) -> Workload:
 
 
 def _remove_directory(ctx: Context, group: Group) -> None:
-    if found := _find_or_none(ctx, group):
+    found = _find_or_none(ctx, group)
+    if found:
         ctx.tree.remove(found.ref)
+    ctx.machine.removed(group)
+    if found:
         # So that no thread is woken for the events of this removal.
         ctx.interference.read_events()
 
@@ -595,6 +602,9 @@ def discard_run(ctx: Context, txn: Transaction, ended: Workload | None) -> None:
 
 def _discard_files(ctx: Context, txn: Transaction, group: Group) -> None:
     if group.state.has_directory:
+        ctx.machine.ending(txn.workload, group)
+        with contextlib.suppress(NoSuchGroup):
+            ctx.machine.closed(txn.workload.subfolder(group), group, ctx.tree.read(group.ref))
         _remove_directory(ctx, group)
     elif group.state is GroupState.PENDING:
         _remove_incomplete(ctx, group)

@@ -24,7 +24,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from resctrlmond.resctrl import cgroups, processes
@@ -73,6 +73,9 @@ class Interference:
         self._store = store
         self._mark = mark
         self.wake: Callable[[], None] = lambda: None
+        # Called with the directories that other programs created, and when events were lost.
+        self.on_created: Callable[[Iterable[str]], None] = lambda _directories: None
+        self.on_events_lost: Callable[[], None] = lambda: None
         self._foreign: ForeignWrites | None = None
         self._guard = threading.Lock()
         self._react_lock = threading.Lock()
@@ -401,7 +404,9 @@ class Interference:
             groups = self._groups_that_may_lose_tasks_to(directory)
             with self._guard:
                 self._attribution.add_removed(directory, groups, since)
+        self.on_created(written.created | written.renamed | written.missed)
         if written.is_lost:
+            self.on_events_lost()
             self._add_downgrades(self._groups_that_may_lose_tasks_to(""), Reason.EVENTS_LOST.text())
             self._list_all(foreign)
         if written.tasks or written.missed or written.is_incomplete:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.package_energy import DEFAULT_FOLDER, PackageEnergy
 from resctrlmond.resctrl.tree import Found, GroupRef, Tree
 from resctrlmond.workloads import ends, group_ops, placement, target
 from resctrlmond.workloads.accounting import Total
@@ -17,6 +18,7 @@ from resctrlmond.workloads.context import Context, Reloadable
 from resctrlmond.workloads.errors import NoSuchClaim, NoSuchWorkload
 from resctrlmond.workloads.interference import Interference
 from resctrlmond.workloads.joiners import Joiners
+from resctrlmond.workloads.machine import Machine, MachineUse
 from resctrlmond.workloads.maintenance import Maintenance
 from resctrlmond.workloads.mark import Mark
 from resctrlmond.workloads.model import EndRule, Group, Member, State, Workload, replace
@@ -64,6 +66,11 @@ class Manager:
         quality = QualityFiles(snapshots)
         store.before_save = quality.before_save
         store.on_unsaved = snapshots.remove_quality
+        # Simulated packages have no energy of their own.
+        energy = PackageEnergy(DEFAULT_FOLDER if tree.simulation is None else "")
+        machine = Machine(tree, store, snapshots, gid=mark.gid, energy=energy, may_run=ends.may_leave_tasks)
+        interference = Interference(tree, store, mark)
+        interference.on_created, interference.on_events_lost = machine.created_by_others, machine.events_lost
         self.context = Context(
             tree=tree,
             store=store,
@@ -73,14 +80,16 @@ class Manager:
             quality=quality,
             joiners=Joiners(),
             take_over=TakeOver(store),
-            interference=Interference(tree, store, mark),
+            interference=interference,
+            machine=machine,
         )
         self.maintenance = Maintenance(self.context)
         self._store = store
         self._recovery = Recovery(self.context)
         self._watcher = TreeWatcher(tree, mark.gid, store.refs)
         self._found_at_start: list[Problem] = []
-        self._usage = SharedPass(self._read_each)
+        self._usage = SharedPass(lambda: tuple(self._read_each()))
+        self._machine = SharedPass(machine.read)
         # By key: the use of workloads that are over, whose files do not change any more, while callers ask for it.
         self._ended_usage: dict[str, Usage] = {}
 
@@ -147,6 +156,9 @@ class Manager:
     def tick(self) -> None:
         """Do the work of a second (``Maintenance.tick``), and forget the problems of the start that are over."""
         self.maintenance.tick()
+        self._machine.forget_old()
+        with contextlib.suppress(ResctrlError, OSError):  # the next call of read_machine() reports it
+            self.context.machine.tick(has_trouble=self.context.interference.has_trouble)
         if self._usage.forget_old():
             self._ended_usage = {}
         lasting = []
@@ -492,6 +504,13 @@ class Manager:
             raise
         except (ResctrlError, OSError) as error:
             return Usage(self._store.known(key), error=str(error))
+
+    def read_machine(self) -> MachineUse:
+        """Return the use of the whole machine, from a reading that concurrent callers share.
+
+        Raises NotRead, NotMounted.
+        """
+        return self._machine.get()
 
     def read_foreign(self, ref: GroupRef) -> tuple[Found, list[Reading]]:
         """Return a monitoring group of another program, with its current counters. Raises NoSuchGroup."""

@@ -59,6 +59,19 @@ class EndRule(enum.StrEnum):
     """
 
 
+class Pool(enum.StrEnum):
+    """A part of the machine's use. What the cores used is the sum of the first three."""
+
+    TRACKED = "tracked"
+    """The groups of all workloads, those that have ended included."""
+    FOREIGN = "foreign"
+    """The monitoring groups of other programs."""
+    UNTRACKED = "untracked"
+    """The tasks of the root and of all classes that are in no monitoring group."""
+    UNCORE = "uncore"
+    """What the processor packages used beyond their cores. Absent where the host does not show their energy."""
+
+
 class Quality(enum.StrEnum):
     """How far a total can be trusted."""
 

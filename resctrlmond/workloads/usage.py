@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from resctrlmond.resctrl.counters import Reading
 from resctrlmond.resctrl.errors import NotRead
@@ -37,25 +38,28 @@ class Usage:
     error: str = ""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _Pass(Generic[T]):
     begun: float  # time.monotonic()
-    found: tuple[Usage, ...]
+    found: T
 
 
-class SharedPass:
-    """Reads all workloads with ``read_all``, at most every INTERVAL_S, however many callers ask.
+class SharedPass(Generic[T]):
+    """Reads all workloads with ``read``, at most every INTERVAL_S, however many callers ask.
 
     The pass is consistent for each workload, not between workloads: each has its own time.
     """
 
-    def __init__(self, read_all: Callable[[], Iterator[Usage]]) -> None:
-        self._read_all = read_all
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
         self._lock = threading.Lock()
         self._begun_at = ""
-        self._last: _Pass | None = None
+        self._last: _Pass[T] | None = None
 
-    def get(self) -> tuple[Usage, ...]:
+    def get(self) -> T:
         """Return the last pass if it began within the interval, else read all workloads.
 
         Raises NotRead if another thread reads them and does not end, because the kernel does not answer.
@@ -69,7 +73,7 @@ class SharedPass:
             begun = time.monotonic()
             if self._last is None or begun - self._last.begun >= INTERVAL_S:
                 self._begun_at = utc_now()
-                self._last = _Pass(begun, tuple(self._read_all()))
+                self._last = _Pass(begun, self._read())
             return self._last.found
         finally:
             self._lock.release()

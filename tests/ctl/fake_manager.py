@@ -144,6 +144,7 @@ class FakeManager:
             "List": types.NoParameters,
             "ListPods": types.NoParameters,
             "Status": types.NoParameters,
+            "Machine": types.NoParameters,
         }
         return Interface(INTERFACE, text, {name: self._method(name, kind) for name, kind in requests.items()})
 

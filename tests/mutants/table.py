@@ -32,6 +32,35 @@ MUTANTS = (
         "return self.state.is_over and not self.existing_groups",
         "tests/workloads/test_store.py tests/workloads/test_resume.py",
     ),
+    # -- workloads: pools of the machine
+    Mutant(
+        "a group that ended is counted again while its directory exists",
+        _WORKLOADS + "machine.py",
+        "if group.nonce not in self._closed and group.nonce not in self._removed:",
+        "if group.nonce not in self._removed:",
+        "tests/workloads/test_machine.py",
+    ),
+    Mutant(
+        "the use of groups that ended is not kept",
+        _WORKLOADS + "machine.py",
+        "                _add(self._ended[Pool.TRACKED], self._closed.pop(group.nonce))\n",
+        "                self._closed.pop(group.nonce)\n",
+        "tests/workloads/test_machine.py",
+    ),
+    Mutant(
+        "groups that come and go during the reading of a class are not noticed",
+        _RESCTRL + "class_counters.py",
+        "if _list_groups(class_, groups).keys() != before.keys():",
+        "if False:",
+        "tests/workloads/test_machine.py",
+    ),
+    Mutant(
+        "directories of other programs that came and went are not noticed",
+        _WORKLOADS + "machine.py",
+        "            if directory not in here:",
+        "            if False:",
+        "tests/workloads/test_machine.py",
+    ),
     # -- workloads: ends
     Mutant(
         "ENDING is saved after the further groups end",

@@ -70,6 +70,9 @@ def main() -> int:
         f"seed {options.seed}: {ours.kills} kills in the middle of a verb, {ours.restarts} restarts beside; {marks}; "
         f"{len(ours.violations)} promises broken; {time.monotonic() - started:.0f} s\n"
     )
+    sys.stdout.write(
+        f"pools of the machine: {ours.pools_exact} sums exact and right, {ours.pools_estimated} estimated\n"
+    )
     for report in reports:
         for line in report.wrong:
             sys.stdout.write(f"WRONG ({report.profile}): {line}\n")

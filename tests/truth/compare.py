@@ -70,11 +70,23 @@ class Tally:
     used: Use = field(default_factory=Use)
     kills: int = 0
     restarts: int = 0
+    pools_exact: int = 0
+    pools_estimated: int = 0
     violations: list[str] = field(default_factory=list)
 
     def merge(self, other: Tally) -> None:
         """Add the results of the same agent on another machine."""
-        for name in ("workloads", "exact", "marked", "needlessly", "wrong", "kills", "restarts"):
+        for name in (
+            "workloads",
+            "exact",
+            "marked",
+            "needlessly",
+            "wrong",
+            "kills",
+            "restarts",
+            "pools_exact",
+            "pools_estimated",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, others in ((self.lost, other.lost), (self.twice, other.twice)):
             for key, amount in others.items():

@@ -15,12 +15,14 @@ from typing import TypeVar
 
 from resctrlmond.resctrl.counters import EVENTS, Kind, parse_value
 from resctrlmond.resctrl.errors import ClassMismatch, NoSuchGroup, NoSuchProcess
+from resctrlmond.sim.control.client import Control
 from resctrlmond.sim.fuse.mount import Simulation
 from resctrlmond.workloads.accounting import Total
 from resctrlmond.workloads.errors import NoSuchClaim
 from resctrlmond.workloads.model import EndRule, State, Workload
 from resctrlmond.workloads.requests import Assignment
 from resctrlmond.workloads.settings import Settings
+from tests.truth.pools import PoolCheck
 from tests.truth.script import Owner
 from tests.truth.world import Life, Reported
 from tests.workloads.builders import drop
@@ -31,6 +33,7 @@ OTHER = "other"  # a second owner of the same workload
 # The intervals of the daemon, here in seconds of the script.
 SWEEP_S = 5
 CHECKPOINT_S = 10
+POOLS_S = 3
 _NEVER = 1e9
 PROMISED = ("core_energy", "mbm_total_bytes")
 # The mark of a workload without a record: the daemon was killed during the hook's call. The hook logs that.
@@ -88,6 +91,7 @@ class Ours:
         self.host = Host(simulation.mountpoint, run)
         self._lives: dict[str, Life] = {}
         self.restarts = self.kills = 0
+        self.pools = PoolCheck(Control(simulation.mountpoint), self.host.tree.capacity()[0].rmids)
         self._unreported: set[str] = set()
         # The start of the last reported run of a key: a later run that was not reported has another start.
         self._reported: dict[str, str] = {}
@@ -124,6 +128,7 @@ class Ours:
         of = life.of
         self._lives[of.key] = life
         owners = [of.owner.value, *([OTHER] if of.second_claim else [])]
+        self.pools.add_group()
         for owner in owners:
             assignment = Assignment(
                 key=of.key,
@@ -183,6 +188,8 @@ class Ours:
         self._time_for_checkpoints(number % CHECKPOINT_S == 0)
         manager = self.host.manager
         manager.maintenance.tick()
+        if number % POOLS_S == 0:
+            self.pools.check(manager.context.machine)
         if number % SWEEP_S == 0:
             for key in self._lives:
                 manager.maintenance.sweep(key)

@@ -75,6 +75,9 @@ def run(part: Part) -> list[Tally]:
             world.play(script, agent, ours.add)
             left = [found.path for found in agent.host.marked_groups()]
             ours.kills += agent.kills
+            ours.violations += agent.pools.problems
+            ours.pools_exact += agent.pools.exact
+            ours.pools_estimated += agent.pools.estimated
             ours.restarts += agent.restarts - agent.kills
         ours.violations += [f"{group} was left behind" for group in left]
         ours.violations += [f"class {name} is gone" for name in CLASSES if not os.path.isdir(f"{top}/resctrl/{name}")]

@@ -152,7 +152,7 @@ def _reader(counted: list[int]) -> Iterator[Usage]:
 @pytest.mark.usefixtures("long_interval")
 def test_calls_within_the_interval_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    shared = SharedPass(lambda: _reader(counted))
+    shared = SharedPass(lambda: tuple(_reader(counted)))
     assert shared.get() is shared.get()
     assert len(counted) == 1
     monkeypatch.setattr(usages, "INTERVAL_S", 0.0)
@@ -170,7 +170,7 @@ def test_call_during_a_pass_waits_for_it_and_gets_its_result() -> None:
         assert may_end.wait(60)
         yield from _reader(counted)
 
-    shared = SharedPass(read)
+    shared = SharedPass(lambda: tuple(read()))
     found: list[tuple[Usage, ...]] = []
     threads = [threading.Thread(target=lambda: found.append(shared.get())) for _ in range(3)]
     for thread in threads:
@@ -193,7 +193,7 @@ def test_pass_that_hangs_in_the_kernel_is_reported(monkeypatch: pytest.MonkeyPat
         yield from ()
 
     monkeypatch.setattr(usages, "PATIENCE_S", 0.01)
-    shared = SharedPass(hang)
+    shared = SharedPass(lambda: tuple(hang()))
     thread = threading.Thread(target=shared.get)
     thread.start()
     assert begun.wait(60)
@@ -208,7 +208,7 @@ def test_pass_that_hangs_in_the_kernel_is_reported(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("long_interval")
 def test_pass_without_callers_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    shared = SharedPass(lambda: _reader(counted))
+    shared = SharedPass(lambda: tuple(_reader(counted)))
     shared.get()
     shared.forget_old()
     shared.get()
@@ -228,7 +228,7 @@ def test_pass_that_fails_is_tried_again_by_the_next_call() -> None:
         if len(counted) == 1:
             raise NotRead("cannot list")
 
-    shared = SharedPass(fail_once)
+    shared = SharedPass(lambda: tuple(fail_once()))
     with pytest.raises(NotRead):
         shared.get()
     assert len(shared.get()) == 1

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``machine``: what the whole machine used, by pool."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from decimal import Decimal
+
+from resctrlctl.daemon import Daemon
+from resctrlctl.errors import OK
+from resctrlctl.format import format_message, format_time, shorten
+from resctrlctl.layout import Block, Column, Row, Sheet, Table, Tone
+from resctrlctl.output import Json, Output
+from resctrlctl.workload_table import CACHE, ENERGY, TRAFFIC
+from resctrlmond.api.types import MachineReply, NoParameters, PoolUse
+from resctrlmond.resctrl.errors import printable
+from resctrlmond.workloads.states import Pool, Quality
+
+_EVENTS = ((ENERGY, "ENERGY", "J"), (TRAFFIC, "TRAFFIC", "B"), (CACHE, "LLC", "B"))
+_MEANINGS = {
+    Pool.TRACKED: "workloads",
+    Pool.FOREIGN: "groups of other programs",
+    Pool.UNTRACKED: "tasks in no group",
+    Pool.UNCORE: "packages without cores",
+}
+
+
+def machine(args: argparse.Namespace, output: Output) -> int:
+    """Print the use of the machine; return the exit status."""
+    reply = Daemon(args.socket).call("read what the machine used", "Machine", NoParameters(), MachineReply)
+    if output.json is not Json.OFF:
+        output.print_json(reply)
+    elif output.quiet:
+        for pool in _pools(reply.pools):
+            output.print_line(pool)
+    else:
+        output.print_blocks(blocks(reply, by_domain=args.domains))
+    return OK
+
+
+def blocks(reply: MachineReply, *, by_domain: bool = False) -> list[Block]:
+    """Return the time, the table of pools, and the reasons for which figures are not exact."""
+    times = f"{format_time(reply.since)} to {format_time(reply.read_at)}"
+    found: list[Block] = [Sheet(f"Use of the machine from {times}", (), Tone.NORMAL)]
+    found.append(_table(reply.pools, by_domain=by_domain))
+    reasons: dict[str, dict[str, None]] = {}
+    for use in reply.pools:
+        if use.reason:
+            reasons.setdefault(use.pool, {}).update(dict.fromkeys(use.reason.split("; ")))
+    if reasons:
+        lines = tuple((pool, tuple(map(format_message, texts))) for pool, texts in reasons.items())
+        found.append(Sheet("Not exact", lines, Tone.WARNING))
+    return found
+
+
+def shares(pools: Iterable[PoolUse], event: str) -> dict[Pool, Decimal]:
+    """Return the part of each pool of an event's use, from 0 to 1; {} if nothing was used, or a figure is unknown."""
+    sums: dict[Pool, Decimal] = {}
+    for use in pools:
+        if use.event == event:
+            if use.value is None:
+                return {}
+            sums[use.pool] = sums.get(use.pool, Decimal(0)) + Decimal(use.value)
+    total = sum(sums.values(), Decimal(0))
+    return {pool: of / total for pool, of in sums.items()} if total else {}
+
+
+def _table(pools: list[PoolUse], *, by_domain: bool) -> Table:
+    events = [each for each in _EVENTS if any(use.event == each[0] for use in pools)]
+    headings = ["POOL", "", *(["DOMAIN"] if by_domain else [])]
+    for _, heading, _ in events:
+        headings += [heading, "SHARE"]
+    headings.append("QUALITY")
+    parts = {event: shares(pools, event) for event, _, _ in events}
+    rows = []
+    for pool in _pools(pools):
+        of_pool = [use for use in pools if use.pool is pool]
+        domains = sorted({use.domain for use in of_pool if use.event in parts}) if by_domain else [""]
+        for index, domain in enumerate(domains):
+            of = [use for use in of_pool if not by_domain or use.domain == domain]
+            cells = [pool, _MEANINGS[pool]] if index == 0 else ["", ""]
+            cells += [printable(domain)] if by_domain else []
+            for event, _, unit in events:
+                uses = [use for use in of if use.event == event]
+                share = shares((use for use in pools if use.domain == domain), event) if by_domain else parts[event]
+                cells += [_sum(uses, unit), f"{share[pool] * 100:.0f} %" if uses and pool in share else "-"]
+            shown = {use.quality for use in of if any(use.event == event for event, _, _ in events)}
+            quality = next((each for each in reversed(Quality) if each in shown), Quality.EXACT)
+            cells.append(quality)
+            rows.append(Row(tuple(cells), Tone.NORMAL if quality is Quality.EXACT else Tone.WARNING))
+    texts = ("POOL", "", "DOMAIN", "QUALITY")
+    return Table(tuple(Column(heading, right=heading not in texts) for heading in headings), tuple(rows))
+
+
+def _pools(pools: Iterable[PoolUse]) -> list[Pool]:
+    present = {use.pool for use in pools}
+    return [pool for pool in Pool if pool in present]
+
+
+def _sum(uses: list[PoolUse], unit: str) -> str:
+    values = [use.value for use in uses]
+    known = [Decimal(value) for value in values if value is not None]
+    return shorten(sum(known, Decimal(0)), unit) if known and len(known) == len(values) else "-"

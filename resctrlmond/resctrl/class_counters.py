@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the counters of a class apart from those of its monitoring groups.
+
+The kernel's value for a class is the sum over the RMID of the class and those of its *current* groups
+(rdtgroup_mondata_show() and mon_event_read() in fs/resctrl): it falls when a group is removed, and rises by what the
+RMID of a new group has counted for former owners. The difference between that sum and the values of the groups is the
+class's own use, and only rises, if all of them were read while the set of groups was the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, localcontext
+
+from resctrlmond.resctrl import kernel_files
+from resctrlmond.resctrl.counters import EXACTLY, Kind, Value, event, parse_value
+from resctrlmond.resctrl.errors import LACKS, NoSuchGroup, not_read
+
+# A domain and an event, such as ("mon_L3_00", "llc_occupancy").
+Counter = tuple[str, str]
+
+# Reading one event of 500 groups takes some milliseconds, in which few groups are created or removed.
+_TRIES = 8
+_MON_GROUPS = "mon_groups"
+# The answers of the kernel for the files of a directory that was removed (rdtgroup_kn_lock_live()).
+_GONE = (errno.ENOENT, errno.ENODEV)
+
+
+class _Changed(Exception):
+    """The set of groups changed during the reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The own use of a class at the reading: between ``low`` and ``low + width``, in the event's unit.
+
+    The counters run on while they are read one after the other, hence the width. ``low`` is None if the kernel has no
+    number; ``reason`` says why, or why the number may be wrong.
+    """
+
+    low: int | Decimal | None
+    width: int | Decimal = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class GroupCounters:
+    """A monitoring group of the class. ``gid`` is its mark, ``nonce`` its directory's mtime in ns."""
+
+    path: str
+    gid: int
+    nonce: int
+    values: dict[Counter, Value] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ClassCounters:
+    """A class, read apart from its groups, which are by the inode number of their directories.
+
+    ``inode`` is that of the class's directory, and ``domains`` has those of its domains, which are new after a domain
+    was offline.
+    """
+
+    inode: int
+    domains: dict[str, int] = field(default_factory=dict)
+    own: dict[Counter, Own] = field(default_factory=dict)
+    groups: dict[int, GroupCounters] = field(default_factory=dict)
+
+
+def read_class(tree: str, class_: str) -> ClassCounters:
+    """Read a class of the resctrl mounted at ``tree``; its name is "" for the root.
+
+    Outer domains only: the value of an L3 cache includes its Sub-NUMA nodes. Raises NoSuchGroup if the class was
+    removed, and NotRead.
+    """
+    path = os.path.join(tree, class_) if class_ else tree
+    try:
+        found = ClassCounters(os.stat(path).st_ino)
+        for domain, inode, names in _domains(path):
+            found.domains[domain] = inode
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # the domain went offline
+                    found.own[domain, name] = _read_apart(path, (domain, name), found.groups)
+        if os.stat(path).st_ino != found.inode:
+            raise NoSuchGroup("was replaced while it was read", path=path)
+    except OSError as error:
+        if error.errno in _GONE:
+            raise NoSuchGroup("was removed while it was read", path=path) from error
+        raise not_read(error, "read the counters of the class", path) from error
+    return found
+
+
+def _domains(class_: str) -> Iterable[tuple[str, int, list[str]]]:
+    top = os.path.join(class_, "mon_data")
+    for domain in sorted(os.listdir(top)):
+        try:
+            with os.scandir(os.path.join(top, domain)) as entries:
+                names = sorted(entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
+            yield domain, os.stat(os.path.join(top, domain)).st_ino, names
+        except FileNotFoundError:
+            continue
+
+
+def _read_apart(class_: str, counter: Counter, groups: dict[int, GroupCounters]) -> Own:
+    """Return the class's own use; put the values of its groups into ``groups``."""
+    for _ in range(_TRIES):
+        try:
+            before = _list_groups(class_, groups)
+            first = _value(class_, counter)
+            values = {inode: _value(before[inode].path, counter) for inode in before}
+            second = _value(class_, counter)
+            if _list_groups(class_, groups).keys() != before.keys():
+                continue
+        except _Changed:
+            continue
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            # If the class has no such domain, it went offline. Otherwise a group was removed.
+            os.stat(os.path.join(class_, "mon_data", counter[0]))
+            continue
+        with localcontext(EXACTLY):
+            own = _difference(counter, first, second, values)
+        # A group that came after the first listing and went before the last one shows here.
+        if own.low is None or own.width >= 0:
+            for inode, value in values.items():
+                before[inode].values[counter] = value
+            groups.update(before)
+            return own
+    return Own(None, reason="groups were created and removed during each reading")
+
+
+def _list_groups(class_: str, known: Mapping[int, GroupCounters]) -> dict[int, GroupCounters]:
+    top = os.path.join(class_, _MON_GROUPS)
+    found = {}
+    with os.scandir(top) as entries:
+        for entry in entries:
+            inode, before = entry.inode(), known.get(entry.inode())
+            if before is None or before.path != entry.path:
+                try:
+                    status = os.stat(entry.path, follow_symlinks=False)
+                except FileNotFoundError as error:
+                    raise _Changed from error
+                before = GroupCounters(entry.path, status.st_gid, status.st_mtime_ns, before.values if before else {})
+            found[inode] = before
+    return found
+
+
+def _value(directory: str, counter: Counter) -> Value:
+    path = os.path.join(directory, "mon_data", *counter)
+    try:
+        return parse_value(kernel_files.read(path).decode("utf-8", "replace"))
+    except OSError as error:
+        if error.errno in LACKS or error.errno in _GONE:
+            raise
+        return parse_value(os.strerror(error.errno or 0))
+
+
+def _difference(counter: Counter, first: Value, second: Value, groups: Mapping[int, Value]) -> Own:
+    of = event(counter[1])
+    numbers: list[int | Decimal] = []
+    without: list[str] = []
+    for value in (first, second, *groups.values()):
+        if value.number is None and not value.is_never_active(of):
+            without.append(value.text)
+        numbers.append(value.number or 0)
+    reason = f'the kernel has no number for a group or the class, but "{without[0]}"' if without else ""
+    if first.number is None and not first.is_never_active(of):
+        return Own(None, reason=reason)
+    low = numbers[0] - sum(numbers[2:])
+    width = numbers[1] - numbers[0]
+    if of.kind is Kind.GAUGE:
+        return Own(max(low, 0), width if width >= 0 else -width, reason)
+    # The kernel rounds each decimal to its last digit (print_event_value() in fs/resctrl/ctrlmondata.c).
+    rounding = (len(groups) + 1) * _last_digit(first.number)
+    return Own(low - rounding, width + 2 * rounding if width >= 0 else width, reason)
+
+
+def _last_digit(number: int | Decimal | None) -> int | Decimal:
+    """Return the value of the last digit of a number with decimals; 0 for an integer, which is not rounded."""
+    exponent = number.as_tuple().exponent if isinstance(number, Decimal) else 0
+    return Decimal(1).scaleb(exponent) if isinstance(exponent, int) and exponent < 0 else 0

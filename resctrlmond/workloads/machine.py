@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The use of the whole machine, divided into pools, so that nothing that the hardware counted is left out.
+
+Each RMID belongs to one pool: the groups of workloads (``TRACKED``), the groups of other programs (``FOREIGN``), and
+the classes, whose tasks are in no group (``UNTRACKED``). A group's RMID is counted from its first reading to its last
+one; what the kernel's value of a class rises and falls by, when groups come and go, is not use (``class_counters``).
+What the packages used beyond their cores is a pool too (``UNCORE``), if the host shows it.
+
+Nothing is read while nobody asks, except once when the daemon has started: ``since`` is then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, localcontext
+
+from resctrlmond.resctrl.bandwidth import Mode
+from resctrlmond.resctrl.class_counters import ClassCounters, Counter, GroupCounters, read_class
+from resctrlmond.resctrl.counters import EXACTLY, Event, Kind, Reading, Value, event
+from resctrlmond.resctrl.errors import NoSuchGroup, NotMounted, ResctrlError
+from resctrlmond.resctrl.mounts import Mounting
+from resctrlmond.resctrl.package_energy import PackageEnergy
+from resctrlmond.resctrl.tree import Tree
+from resctrlmond.workloads import accounting
+from resctrlmond.workloads.accounting import Quality
+from resctrlmond.workloads.clock import utc_now
+from resctrlmond.workloads.model import Group, Workload
+from resctrlmond.workloads.snapshot import Snapshots
+from resctrlmond.workloads.states import Pool
+from resctrlmond.workloads.store import Store
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Machine", "MachineUse", "Pool", "PoolUse"]
+
+_CORE_ENERGY = "core_energy"
+# New directories of other programs that no reading has found yet.
+_MAX_UNSEEN = 1000
+# More groups than that are not removed during one reading.
+_MAX_REMOVED = 4096
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """The use of one event in one domain by one pool since ``MachineUse.since``; of a gauge, its present value.
+
+    The true number differs from ``number`` by at most ``skew``, because counters are read one after the other.
+    """
+
+    pool: Pool
+    domain: str
+    event: Event
+    number: int | Decimal | None
+    skew: int | Decimal
+    quality: Quality
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """The use of all pools between two times (RFC 3339, UTC)."""
+
+    since: str
+    read_at: str
+    pools: tuple[PoolUse, ...]
+
+
+@dataclass(slots=True)
+class _Sum:
+    number: int | Decimal = 0
+    skew: int | Decimal = 0
+    is_known: bool = False
+    reasons: dict[str, None] = field(default_factory=dict)
+
+    def add(self, number: int | Decimal | None, skew: int | Decimal = 0, reason: str = "") -> None:
+        if number is not None:
+            self.number += number
+            self.skew += skew
+            self.is_known = True
+        if reason:
+            self.reasons[reason] = None
+
+
+Sums = dict[Counter, _Sum]
+
+
+@dataclass(slots=True)
+class _OwnUse:
+    """The own use of a class: the reading that it is counted from, and the largest number found since."""
+
+    base: int | Decimal
+    base_width: int | Decimal
+    highest: int | Decimal
+    width: int | Decimal = 0
+    reasons: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Class:
+    inode: int
+    own: dict[Counter, _OwnUse] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Other:
+    """A group of another program, from its first reading to its last one."""
+
+    first: dict[Counter, Value]
+    last: dict[Counter, Value]
+
+
+class Machine:
+    """Adds up the pools. ``may_run`` returns whether tasks may still run in a workload's groups. Thread-safe.
+
+    The guard is held while numbers are added, never during an access to resctrl.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        store: Store,
+        snapshots: Snapshots,
+        *,
+        gid: int,
+        energy: PackageEnergy,
+        may_run: Callable[[Workload], bool],
+    ) -> None:
+        self._tree = tree
+        self._store = store
+        self._snapshots = snapshots
+        self._gid = gid
+        self._energy = energy
+        self._may_run = may_run
+        self._guard = threading.Lock()
+        self._since = ""
+        self._mounting: Mounting = (0, 0)
+        self._domains: dict[str, int] = {}
+        self._classes: dict[str, _Class] = {}
+        self._others: dict[int, _Other] = {}
+        # By nonce: the readings from which the groups count that existed at ``since``.
+        self._base: dict[int, dict[Counter, Value]] = {}
+        # The use of what is gone.
+        self._ended: dict[Pool, Sums] = {pool: {} for pool in Pool}
+        # By nonce: the groups of workloads that were read for the last time, and are about to be removed. Those that
+        # were removed since are in ``_removed``: a reading may have found them before.
+        self._closed: dict[int, Sums] = {}
+        self._removed: dict[int, None] = {}
+        self._ends = 0
+        # Why all figures of a pool, or of a domain, are not exact from then on.
+        self._flaws: dict[Pool, dict[str, None]] = {pool: {} for pool in Pool}
+        self._domain_flaws: dict[str, str] = {}
+        # Directories that other programs created, until a reading finds them.
+        self._unseen: dict[str, None] = {}
+
+    # -- what the daemon reports
+
+    def ending(self, workload: Workload, group: Group) -> None:
+        """Record whether the group of a workload is about to be read for the last time while tasks run in it.
+
+        What they use between that reading and the group's removal is in no pool.
+        """
+        if not self._since or not self._may_run(workload):
+            return
+        try:
+            is_empty = not self._tree.tasks(group.ref)
+        except (NoSuchGroup, NotMounted):
+            return
+        except ResctrlError:
+            is_empty = False
+        if not is_empty:
+            self._add_flaw(Pool.TRACKED, "a workload ended while its tasks ran")
+
+    def closed(self, subfolder: str, group: Group, readings: Sequence[Reading]) -> None:
+        """Count the use of a group up to its last readings. Its removal follows. Can be called again."""
+        self._ends += 1
+        if not self._since:
+            return
+        try:
+            sums = self._use_of(group.nonce, self._begin(subfolder), _values(readings))
+        except (ResctrlError, OSError) as error:
+            self.lost(f"the values of an ended workload cannot be read: {error}")
+            return
+        with self._guard:
+            if group.nonce not in self._removed:
+                self._closed[group.nonce] = sums
+
+    def removed(self, group: Group) -> None:
+        """Add the use of a group, which was removed, to that of the others that are gone."""
+        if not self._since:
+            return
+        with self._guard, localcontext(EXACTLY):
+            self._base.pop(group.nonce, None)
+            if group.nonce in self._closed:
+                _add(self._ended[Pool.TRACKED], self._closed.pop(group.nonce))
+                self._removed[group.nonce] = None
+                if len(self._removed) > _MAX_REMOVED:
+                    del self._removed[next(iter(self._removed))]
+
+    def lost(self, reason: str) -> None:
+        """Record that a group of a workload was removed before its last reading."""
+        if self._since:
+            self._add_flaw(Pool.TRACKED, reason)
+
+    def created_by_others(self, directories: Iterable[str]) -> None:
+        """Record that other programs created these directories (relative to the tree): a reading must find them."""
+        with self._guard:
+            for directory in directories:
+                if len(self._unseen) < _MAX_UNSEEN:
+                    self._unseen[directory] = None
+                else:
+                    self._flaws[Pool.FOREIGN]["too many groups of other programs came and went"] = None
+
+    def events_lost(self) -> None:
+        """Record that the kernel did not report all changes of other programs."""
+        for pool in (Pool.FOREIGN, Pool.UNTRACKED):
+            self._add_flaw(pool, "changes of other programs were not reported")
+
+    def tick(self, *, has_trouble: bool) -> None:
+        """Begin to count, once, after the start; then keep the energy of the packages from being missed.
+
+        ``has_trouble``: changes of other programs are not reported. Raises ResctrlError, OSError.
+        """
+        if not self._since:
+            self._begin_all()
+        self._energy.update(only_due=True)
+        if has_trouble:
+            self.events_lost()
+
+    # -- reading
+
+    def read(self) -> MachineUse:
+        """Read all classes and groups, and return the use of each pool. Raises NotRead, NotMounted.
+
+        Only one thread may call this at a time.
+        """
+        if not self._since or self._tree.mounting() not in ((0, 0), self._mounting):
+            self._begin_all()
+        classes, is_whole = self._read_whole()
+        self._energy.update()
+        read_at = utc_now()
+        with self._guard, localcontext(EXACTLY):
+            return MachineUse(self._since, read_at, tuple(self._pools(classes, is_whole=is_whole)))
+
+    def _begin_all(self) -> None:
+        mounting = self._tree.mounting()
+        since, ends = utc_now(), self._ends
+        self._energy.begin()
+        classes, is_whole = self._read_whole()
+        for _ in range(_TRIES):
+            if is_whole and ends == self._ends:
+                break
+            ends = self._ends  # another thread ends workloads
+            self._energy.begin()
+            classes, is_whole = self._read_whole()
+        with self._guard:
+            self._since, self._mounting = since, mounting
+            self._classes, self._others, self._base, self._closed = {}, {}, {}, {}
+            self._ended = {pool: {} for pool in Pool}
+            self._flaws = {pool: {} for pool in Pool}
+            if not is_whole or ends != self._ends:
+                self._flaws[Pool.TRACKED]["a workload ended or moved while counting began"] = None
+            self._domain_flaws, self._unseen, self._domains = {}, {}, classes[""].domains
+            for name, found in classes.items():
+                self._add_class(name, found)
+                for inode, group in found.groups.items():
+                    if group.gid == self._gid:
+                        self._base[group.nonce] = group.values
+                    else:
+                        self._others[inode] = _Other(group.values, group.values)
+
+    def _read_classes(self) -> dict[str, ClassCounters]:
+        """Read each class and its groups. One that goes meanwhile is left out."""
+        found = {}
+        for class_ in self._tree.classes():
+            try:
+                found[class_] = read_class(self._tree.path, class_)
+            except NoSuchGroup:
+                if not class_:
+                    self._tree.check_mounted()
+                    raise
+        return found
+
+    def _read_whole(self) -> tuple[dict[str, ClassCounters], bool]:
+        """Read all classes. Returns them, and whether they have the groups of all workloads.
+
+        One that moves to a class that was read before is not among them.
+        """
+        classes: dict[str, ClassCounters] = {}
+        for _ in range(_TRIES):
+            before = self._subfolders().keys()
+            classes = self._read_classes()
+            seen = {group.nonce for found in classes.values() for group in found.groups.values()}
+            with self._guard:
+                if not before & self._subfolders().keys() - seen - self._closed.keys() - self._removed.keys():
+                    return classes, True
+        return classes, False
+
+    def _subfolders(self) -> dict[int, str]:
+        """Return the folder of each group of a workload, by its nonce."""
+        return {
+            group.nonce: workload.subfolder(group)
+            for workload in self._store.unfinished()
+            for group in workload.existing_groups
+        }
+
+    def _pools(self, classes: dict[str, ClassCounters], *, is_whole: bool) -> Iterable[PoolUse]:
+        self._see_domains(classes[""].domains)
+        sums: dict[Pool, Sums] = {pool: _copy(self._ended[pool]) for pool in Pool}
+        levels: dict[Pool, Sums] = {pool: {} for pool in Pool}
+        self._add_own(classes, sums[Pool.UNTRACKED], levels[Pool.UNTRACKED])
+        self._add_groups(classes, sums, levels)
+        self._find_unseen(classes)
+        caveat, of_traffic = self._tree.inexact(), self._traffic_caveat()
+        counters = {counter for found in classes.values() for counter in found.own}
+        # Those of domains that are offline now.
+        counters |= {counter for known in self._classes.values() for counter in known.own}
+        counters |= {counter for of in sums.values() for counter in of}
+        cores: dict[int, PoolUse] = {}
+        for domain, name in sorted(counters):
+            of = event(name)
+            if of.kind is Kind.UNKNOWN:
+                continue
+            for pool in (Pool.TRACKED, Pool.FOREIGN, Pool.UNTRACKED):
+                found = (levels if of.kind is Kind.GAUGE else sums)[pool].get((domain, name), _Sum(is_known=True))
+                reasons = dict(found.reasons)
+                if of.kind is Kind.CUMULATIVE:
+                    reasons |= self._flaws[pool]
+                    if pool is Pool.TRACKED and not is_whole:
+                        reasons["a group moved during the reading"] = None
+                    if domain in self._domain_flaws:
+                        reasons[self._domain_flaws[domain]] = None
+                    if of.restarts and of_traffic:
+                        reasons[of_traffic] = None
+                if caveat:
+                    reasons[caveat] = None
+                use = _use(pool, domain, of, found, reasons)
+                if name == _CORE_ENERGY:
+                    _add_core(cores, use)
+                yield use
+        yield from self._uncore(cores)
+
+    def _see_domains(self, domains: dict[str, int]) -> None:
+        """Compare the domains of the root with those at the first reading: counters begin again from 0 there."""
+        for domain in self._domains.keys() | domains.keys():
+            if self._domains.get(domain) != domains.get(domain):
+                self._domain_flaws[domain] = f"{domain} was offline for a time"
+
+    def _add_class(self, name: str, found: ClassCounters) -> None:
+        own = {
+            counter: _OwnUse(of.low, of.width, of.low)
+            for counter, of in found.own.items()
+            if of.low is not None and event(counter[1]).kind is Kind.CUMULATIVE
+        }
+        self._classes[name] = _Class(found.inode, own)
+
+    def _add_own(self, classes: dict[str, ClassCounters], sums: Sums, levels: Sums) -> None:
+        for name, known in list(self._classes.items()):
+            if name not in classes or classes[name].inode != known.inode:
+                for counter, used in known.own.items():
+                    _of(self._ended[Pool.UNTRACKED], counter).add(used.highest - used.base)
+                    _of(sums, counter).add(used.highest - used.base)
+                del self._classes[name]
+                self._flaws[Pool.UNTRACKED][f"class {name} was removed between two readings"] = None
+        for name, found in classes.items():
+            if name not in self._classes:
+                self._add_class(name, found)
+                self._flaws[Pool.UNTRACKED][f"class {name} was created between two readings"] = None
+            for counter, offline in self._classes[name].own.items():
+                if counter not in found.own:  # its domain is offline
+                    _of(sums, counter).add(offline.highest - offline.base, offline.width + offline.base_width)
+            for counter, own in found.own.items():
+                if event(counter[1]).kind is Kind.GAUGE:
+                    _of(levels, counter).add(own.low, own.width, own.reason)
+                    continue
+                counted = self._classes[name].own.get(counter)
+                if counted is None:
+                    _of(sums, counter).add(None, 0, own.reason or "the counter had no number at first")
+                    if own.low is not None:
+                        counted = self._classes[name].own[counter] = _OwnUse(own.low, own.width, own.low)
+                        counted.reasons["the counter had no number at first"] = None
+                    continue
+                _advance(counted, own.low, own.width)
+                number, skew = counted.highest - counted.base, counted.width + counted.base_width
+                _of(sums, counter).add(number, skew, own.reason)
+                _of(sums, counter).reasons |= counted.reasons
+
+    def _add_groups(
+        self, classes: dict[str, ClassCounters], sums: dict[Pool, Sums], levels: dict[Pool, Sums]
+    ) -> None:
+        subfolders = self._subfolders()
+        for found in classes.values():
+            for inode, group in found.groups.items():
+                is_ours = group.gid == self._gid
+                pool = Pool.TRACKED if is_ours else Pool.FOREIGN
+                for counter, value in group.values.items():
+                    if event(counter[1]).kind is Kind.GAUGE:
+                        _of(levels[pool], counter).add(value.number)
+                if is_ours:
+                    if group.nonce not in self._closed and group.nonce not in self._removed:
+                        use = self._tracked(group, subfolders)
+                        _add(sums[pool], use)
+                else:
+                    self._see_other(inode, group)
+        for sums_of in self._closed.values():
+            _add(sums[Pool.TRACKED], sums_of)
+        here = {inode for found in classes.values() for inode in found.groups}
+        for inode in self._others.keys() - here:
+            other = self._others.pop(inode)
+            use = _difference(other.first, other.last)
+            _add(self._ended[Pool.FOREIGN], use)
+            _add(sums[Pool.FOREIGN], use)
+            self._flaws[Pool.FOREIGN]["a group of another program was removed between two readings"] = None
+        for inode in self._others.keys() & here:
+            _add(sums[Pool.FOREIGN], _difference(self._others[inode].first, self._others[inode].last))
+
+    def _tracked(self, group: GroupCounters, subfolders: dict[int, str]) -> Sums:
+        """Return the use of a workload's group until now; nothing for one that is being created."""
+        subfolder = subfolders.get(group.nonce, "")
+        if group.nonce not in self._base and not subfolder:
+            return {}
+        try:
+            return self._use_of(group.nonce, self._begin(subfolder), group.values)
+        except (ResctrlError, OSError):
+            return {counter: _Sum(reasons={"its begin values cannot be read": None}) for counter in group.values}
+
+    def _see_other(self, inode: int, group: GroupCounters) -> None:
+        known = self._others.get(inode)
+        if known is None:
+            self._others[inode] = _Other(group.values, group.values)
+            self._flaws[Pool.FOREIGN]["a group of another program was created between two readings"] = None
+        else:
+            known.last = group.values
+
+    def _find_unseen(self, classes: dict[str, ClassCounters]) -> None:
+        here = {name for name in classes if name}
+        groups = [group for found in classes.values() for group in found.groups.values()]
+        here |= {os.path.relpath(group.path, self._tree.path) for group in groups}
+        for directory in self._unseen:
+            if directory not in here:
+                pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
+                self._flaws[pool][f"{directory} was created and removed between two readings"] = None
+        self._unseen.clear()
+
+    def _use_of(self, nonce: int, begin: dict[Counter, Value], end: dict[Counter, Value]) -> Sums:
+        return _difference(self._base.get(nonce) or begin, end)
+
+    def _begin(self, subfolder: str) -> dict[Counter, Value]:
+        return _values(self._snapshots.begin_values(subfolder)) if subfolder else {}
+
+    def _traffic_caveat(self) -> str:
+        try:
+            is_reallocated = self._tree.bandwidth().mode is Mode.REALLOCATED
+        except ResctrlError as error:
+            return f"it is unknown how traffic is counted: {error}"
+        return "the processor takes counters from one RMID for another" if is_reallocated else ""
+
+    def _uncore(self, cores: dict[int, PoolUse]) -> Iterable[PoolUse]:
+        missed = self._energy.missed
+        for package, joules in sorted(self._energy.used_joules().items()):
+            core = cores.get(package)
+            if core is None or core.number is None:
+                continue
+            reasons = dict.fromkeys(filter(None, (core.reason, missed)))
+            left = _Sum(max(joules - core.number, Decimal(0)), core.skew, is_known=True)
+            yield _use(Pool.UNCORE, core.domain, core.event, left, reasons)
+
+    def _add_flaw(self, pool: Pool, reason: str) -> None:
+        with self._guard:
+            self._flaws[pool][reason] = None
+
+
+def _of(sums: Sums, counter: Counter) -> _Sum:
+    return sums.setdefault(counter, _Sum())
+
+
+def _add(sums: Sums, more: Sums) -> None:
+    for counter, of in more.items():
+        total = _of(sums, counter)
+        if of.is_known:
+            total.add(of.number, of.skew)
+        total.reasons |= of.reasons
+
+
+def _copy(sums: Sums) -> Sums:
+    copied: Sums = {}
+    _add(copied, sums)
+    return copied
+
+
+def _values(readings: Iterable[Reading]) -> dict[Counter, Value]:
+    return {(reading.domain, reading.event): reading.value for reading in readings if not reading.is_part}
+
+
+def _difference(begin: dict[Counter, Value], end: dict[Counter, Value]) -> Sums:
+    """Return what was used between two readings of a group, by the rules for totals of workloads."""
+    sums: Sums = {}
+    for domain in sorted({domain for domain, _ in end}):
+        before, after = (
+            [Reading(of, name, value) for (of, name), value in values.items() if of == domain]
+            for values in (begin, end)
+        )
+        for total in accounting.totals(before, after):
+            of = _of(sums, (domain, total.event.name))
+            reason = total.reason if total.quality is not Quality.EXACT else ""
+            of.add(total.number, 0, reason)
+    return sums
+
+
+def _advance(used: _OwnUse, low: int | Decimal | None, width: int | Decimal) -> None:
+    """Take a further reading into account. The use never falls: a lower number is the skew of the reading."""
+    if low is None:
+        used.reasons["a later reading had no number"] = None
+        return
+    if low + width < used.highest:
+        # It began again from 0, as the domain was offline. What it counted until then is kept.
+        used.reasons["the counter began again"] = None
+        used.base, used.highest = low - (used.highest - used.base), low
+    used.width = low + width - max(used.highest, low)
+    used.highest = max(used.highest, low)
+
+
+def _use(pool: Pool, domain: str, of: Event, found: _Sum, reasons: dict[str, None]) -> PoolUse:
+    if not found.is_known:
+        return PoolUse(pool, domain, of, None, 0, Quality.UNKNOWN, "; ".join(reasons))
+    quality = Quality.ESTIMATED if reasons else Quality.EXACT
+    return PoolUse(pool, domain, of, found.number, found.skew, quality, "; ".join(reasons))
+
+
+def _add_core(cores: dict[int, PoolUse], use: PoolUse) -> None:
+    package = use.domain.rpartition("_")[2]
+    if not package.isdecimal():
+        return
+    before = cores.get(int(package))
+    if before is None:
+        cores[int(package)] = use
+        return
+    is_known = before.number is not None and use.number is not None
+    total = _Sum((before.number or 0) + (use.number or 0), before.skew + use.skew, is_known)
+    reasons = dict.fromkeys(filter(None, (before.reason, use.reason)))
+    cores[int(package)] = _use(use.pool, use.domain, use.event, total, reasons)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb machine: the table of pools."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resctrlctl.layout import to_text
+from resctrlctl.machine import blocks, shares
+from resctrlmond.api.types import MachineReply, PoolUse
+from resctrlmond.resctrl.kinds import Kind
+from resctrlmond.workloads.states import Pool, Quality
+from tests.ctl.conftest import Ctl
+from tests.ctl.fake_manager import FakeManager
+
+TEXT = """\
+Use of the machine from 2026-11-22 09:00:00 to 2026-11-22 10:00:00
+
+POOL                                 ENERGY  SHARE  TRAFFIC  SHARE      LLC  SHARE  QUALITY
+tracked    workloads                  600kJ   60 %  1.00GiB   25 %  8.00MiB  100 %  exact
+foreign    groups of other programs      0J    0 %        -      -        -      -  exact
+untracked  tasks in no group          100kJ   10 %  3.00GiB   75 %       0B    0 %  estimated
+uncore     packages without cores     300kJ   30 %        -      -        -      -  exact
+
+Not exact
+  untracked: class gold was removed between two readings
+"""
+DOMAINS = """\
+POOL                                 DOMAIN           ENERGY  SHARE  TRAFFIC  SHARE      LLC  SHARE  QUALITY
+tracked    workloads                 mon_L3_00             -      -  1.00GiB   25 %  8.00MiB  100 %  exact
+                                     mon_PERF_PKG_00   600kJ   60 %        -      -        -      -  exact
+"""
+
+
+def use(pool: Pool, event: str, value: str | None, reason: str = "") -> PoolUse:
+    units = {"core_energy": "joules", "mbm_total_bytes": "bytes", "llc_occupancy": "bytes"}
+    return PoolUse(
+        pool=pool,
+        domain="mon_PERF_PKG_00" if event == "core_energy" else "mon_L3_00",
+        event=event,
+        kind=Kind.GAUGE if event == "llc_occupancy" else Kind.CUMULATIVE,
+        unit=units[event],
+        value=value,
+        skew="0",
+        quality=Quality.ESTIMATED if reason else Quality.EXACT,
+        reason=reason or None,
+    )
+
+
+REPLY = MachineReply(
+    since="2026-11-22T09:00:00Z",
+    read_at="2026-11-22T10:00:00Z",
+    pools=[
+        use(Pool.TRACKED, "llc_occupancy", str(8 << 20)),
+        use(Pool.UNTRACKED, "llc_occupancy", "0"),
+        use(Pool.TRACKED, "mbm_total_bytes", str(1 << 30)),
+        use(Pool.UNTRACKED, "mbm_total_bytes", str(3 << 30), "class gold was removed between two readings"),
+        use(Pool.TRACKED, "core_energy", "600000.000000"),
+        use(Pool.FOREIGN, "core_energy", "0.000000"),
+        use(Pool.UNTRACKED, "core_energy", "100000.5", "class gold was removed between two readings"),
+        use(Pool.UNCORE, "core_energy", "300000.000000"),
+    ],
+)
+
+
+def test_domains_have_lines_of_their_own() -> None:
+    text = to_text(blocks(REPLY, by_domain=True)[1:2], None, True)
+    assert text.startswith(DOMAINS)
+
+
+def test_unknown_figure_has_no_share() -> None:
+    pools = [use(Pool.TRACKED, "core_energy", "1"), use(Pool.UNTRACKED, "core_energy", None, "no number")]
+    assert shares(pools, "core_energy") == {}
+    reply = msgspec.structs.replace(REPLY, pools=pools)
+    assert "untracked  tasks in no group       -      -  estimated" in to_text(blocks(reply), None, True)
+
+
+def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
+    manager.replies = {"Machine": REPLY}
+    assert ctl("machine").stdout == TEXT
+    assert ctl("machine", "-q").stdout == "tracked\nforeign\nuntracked\nuncore\n"
+    assert "mon_PERF_PKG_00" in ctl("machine", "--domains").stdout
+    assert msgspec.json.decode(ctl("machine", "--json").stdout, type=MachineReply) == REPLY

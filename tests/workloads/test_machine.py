@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pools of the machine: together they are what the simulated hardware counted, however groups come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from resctrlmond.resctrl.package_energy import PackageEnergy
+from resctrlmond.sim.control.client import Control
+from resctrlmond.workloads.machine import MachineUse, Pool
+from resctrlmond.workloads.states import Quality
+from tests.workloads.conftest import MARK, Host, assignment, own_host
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+SECOND = 10**9
+ZERO = Decimal(0)
+# The kernel rounds the energy of a class, and of each group, to a microjoule.
+DIGITS = Decimal("0.0001")
+# The hardware counts traffic in units of this many bytes, in each domain.
+UNIT = 2 * 65536
+ENERGY, TRAFFIC, CACHE = "core_energy", "mbm_total_bytes", "llc_occupancy"
+
+
+class Pools:
+    """A machine with virtual tasks, and the true use of all its RMIDs since the pools began."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.control = Control(host.mountpoint)
+        host.manager.tick()
+        self._before = self._true()
+
+    def _true(self) -> tuple[Decimal, int]:
+        used = [used for row in self.control.truth().rmids for used in row.total]
+        joules = Decimal(sum(one.picojoules for one in used)) / 10**12
+        return joules, sum(one.bytes for one in used)
+
+    def restart(self) -> None:
+        """Start another daemon, which counts anew."""
+        self.host.restart().tick()
+        self._before = self._true()
+
+    def read(self) -> MachineUse:
+        return self.host.manager.context.machine.read()
+
+    def check(self, runs: int = 2) -> MachineUse:
+        """Check that the pools are together what was truly used by ``runs`` groups, and return them."""
+        joules, traffic = self._true()
+        found = self.read()
+        for name, true in ((ENERGY, joules - self._before[0]), (TRAFFIC, traffic - self._before[1])):
+            reported = sum((Decimal(use.number or 0) for use in found.pools if use.event.name == name), ZERO)
+            skew = sum((Decimal(use.skew) for use in found.pools if use.event.name == name), ZERO)
+            most = skew + (DIGITS if name == ENERGY else Decimal(UNIT * runs))
+            assert abs(reported - true) <= most, (name, reported, true)
+        return found
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> Iterator[Pools]:
+    with own_host(tmp_path, "intel-aet", 64, residue=7, virtual_cpus=2, lag_ms=0) as host:
+        yield Pools(host)
+
+
+def used(found: MachineUse, pool: Pool, event: str = ENERGY) -> Decimal:
+    return sum((Decimal(use.number or 0) for use in found.pools if (use.pool, use.event.name) == (pool, event)), ZERO)
+
+
+def reasons(found: MachineUse, pool: Pool) -> set[str]:
+    assert all((use.quality is Quality.EXACT) == (not use.reason) for use in found.pools)
+    return {use.reason for use in found.pools if use.pool is pool and use.reason}
+
+
+def test_every_pool_has_what_its_tasks_used(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    outside, inside, foreign = control.spawn(), control.spawn(tid=process().pid), control.spawn()
+    host.manager.assign(assignment("a", inside))
+    host.make_foreign("theirs")
+    control.steal(foreign, "mon_groups/theirs")
+    pools.restart()
+    for tid, seconds in ((outside, 1), (inside, 2), (foreign, 4)):
+        control.run(tid, seconds * SECOND)
+    found = pools.check()
+    one = used(found, Pool.UNTRACKED)
+    assert one > 0
+    assert used(found, Pool.TRACKED) == 2 * one
+    assert used(found, Pool.FOREIGN) == 4 * one
+    assert {use.quality for use in found.pools} == {Quality.EXACT}
+    # An end adds nothing, and loses nothing.
+    control.run(inside, SECOND)
+    control.exit(inside)
+    host.manager.release("a", owner="test")
+    for _ in range(2):
+        assert used(pools.check(), Pool.TRACKED) == 3 * one
+    assert not set[str]().union(*(reasons(pools.read(), pool) for pool in Pool))
+
+
+def test_residue_of_former_owners_is_not_use(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    for round_ in range(3):
+        tid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment(f"k{round_}", tid))
+        assert used(pools.check(), Pool.UNTRACKED) < DIGITS
+        control.run(tid, SECOND)
+        control.exit(tid)
+        host.manager.release(f"k{round_}", owner="test")
+        assert used(pools.check(), Pool.UNTRACKED) < DIGITS
+        assert used(pools.read(), Pool.TRACKED) == Decimal("2.5") * (round_ + 1)
+    assert not set[str]().union(*(reasons(pools.read(), pool) for pool in Pool))
+
+
+def test_use_that_nobody_asked_about_is_counted(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    for number in range(30):
+        tid = control.spawn(tid=process().pid)
+        host.manager.assign(assignment(f"k{number}", tid))
+        control.run(tid, SECOND)
+        control.exit(tid)
+        host.manager.release(f"k{number}", owner="test")
+    assert used(pools.check(30), Pool.TRACKED) == Decimal("2.5") * 30
+
+
+def test_sum_is_right_while_groups_come_and_go(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    outside, steady = control.spawn(), control.spawn(tid=process().pid)
+    host.manager.assign(assignment("steady", steady))
+    pids = [process().pid for _ in range(40)]
+    is_over = threading.Event()
+
+    def churn() -> None:
+        os.setegid(MARK)
+        for number, pid in enumerate(pids):
+            tid = control.spawn(tid=pid)
+            host.manager.assign(assignment(f"k{number}", tid))
+            for of in (tid, outside, steady):
+                control.run(of, SECOND // 10)
+            control.exit(tid)
+            host.manager.release(f"k{number}", owner="test")
+        is_over.set()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    last: dict[tuple[Pool, str, str], Decimal] = {}
+    readings = 0
+    while not is_over.is_set():
+        for use in pools.read().pools:
+            if use.event.name in (ENERGY, TRAFFIC):
+                key, number = (use.pool, use.domain, use.event.name), Decimal(use.number or 0)
+                assert number >= last.get(key, ZERO) - use.skew, (key, number, last[key])
+                last[key] = number
+        readings += 1
+    thread.join()
+    assert readings > 3
+    found = pools.check(41)
+    assert used(found, Pool.TRACKED) == Decimal("0.25") * 80
+    assert not set[str]().union(*(reasons(found, pool) for pool in Pool))
+
+
+def test_groups_and_classes_of_others_that_come_and_go_are_estimated(pools: Pools) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn()
+    theirs = host.make_foreign("theirs")
+    pools.restart()
+    control.steal(tid, "mon_groups/theirs")
+    control.run(tid, SECOND)
+    assert used(pools.check(), Pool.FOREIGN) == Decimal("2.5")
+    assert not reasons(pools.read(), Pool.FOREIGN)
+    control.run(tid, SECOND)
+    os.rmdir(host.tree.full_path(theirs))
+    found = pools.read()
+    assert used(found, Pool.FOREIGN) == Decimal("2.5")
+    assert reasons(found, Pool.FOREIGN) == {"a group of another program was removed between two readings"}
+    assert not reasons(found, Pool.TRACKED) | reasons(found, Pool.UNTRACKED)
+
+    pools.restart()
+    host.make_class("gold")
+    assert reasons(pools.read(), Pool.UNTRACKED) == {"class gold was created between two readings"}
+    control.steal(tid, "gold")
+    control.run(tid, SECOND)
+    assert used(pools.check(), Pool.UNTRACKED) == Decimal("2.5")
+    os.rmdir(os.path.join(host.mountpoint, "gold"))
+    found = pools.read()
+    assert "class gold was removed between two readings" in reasons(found, Pool.UNTRACKED).pop()
+    assert used(found, Pool.UNTRACKED) == Decimal("2.5")
+
+
+@pytest.mark.parametrize("what", ["group", "class"])
+def test_directory_that_came_and_went_between_two_readings_is_noticed(pools: Pools, what: str) -> None:
+    host, control = pools.host, pools.control
+    pool = Pool.FOREIGN if what == "group" else Pool.UNTRACKED
+    assert not reasons(pools.read(), pool)
+    tid = control.spawn()
+    if what == "group":
+        directory = host.make_foreign("brief").path
+    else:
+        host.make_class(directory := "brief")
+    control.steal(tid, directory)
+    control.run(tid, SECOND)
+    os.rmdir(os.path.join(host.mountpoint, directory))
+    host.manager.react()
+    assert reasons(pools.read(), pool) == {f"{directory} was created and removed between two readings"}
+
+
+def test_lost_group_is_counted_up_to_its_last_reading(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.run(tid, SECOND)
+    control.remove_group("mon_groups/a")
+    host.manager.tick()
+    found = pools.read()
+    assert "another program removed the group of a workload" in reasons(found, Pool.TRACKED).pop()
+    assert used(found, Pool.TRACKED) <= Decimal("2.5")
+
+
+def test_end_of_a_workload_whose_tasks_run_on_is_estimated(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.run(tid, SECOND)
+    host.manager.release("a", owner="test")
+    found = pools.check()
+    assert reasons(found, Pool.TRACKED) == {"a workload ended while its tasks ran"}
+    # The use of the task is that of its class from now on.
+    control.run(tid, SECOND)
+    assert used(pools.check(), Pool.UNTRACKED) == Decimal("2.5")
+
+
+def test_group_that_changes_its_class_is_counted_once(pools: Pools, process: Start) -> None:
+    host, control = pools.host, pools.control
+    host.make_class("gold")
+    pools.restart()
+    tid = control.spawn(tid=process().pid)
+    host.manager.assign(assignment("a", tid))
+    control.run(tid, SECOND)
+    pools.check()
+    host.manager.move("a", "gold")
+    control.run(tid, SECOND)
+    found = pools.check()
+    assert used(found, Pool.TRACKED) == 5
+    assert used(found, Pool.UNTRACKED) < DIGITS
+    assert not reasons(found, Pool.TRACKED)
+
+
+def test_domain_that_was_offline_is_estimated(pools: Pools) -> None:
+    pools.control.run(pools.control.spawn(), SECOND, 1)
+    before = pools.read()
+    assert used(before, Pool.UNTRACKED, TRAFFIC) > 0
+    pools.control.offline("mon_L3_01")
+    # Its figures remain.
+    offline = pools.read()
+    assert used(offline, Pool.UNTRACKED, TRAFFIC) == used(before, Pool.UNTRACKED, TRAFFIC)
+    assert any(use.domain == "mon_L3_01" and use.quality is Quality.ESTIMATED for use in offline.pools)
+    pools.control.online("mon_L3_01")
+    for use in pools.read().pools:
+        is_estimated = use.domain == "mon_L3_01" and use.event.name != CACHE
+        assert (use.quality is Quality.ESTIMATED) == is_estimated, use
+
+
+def package(top: Path, zone: str, name: str, energy_uj: int, range_uj: int = 262_143_328_850) -> Path:
+    folder = top / zone
+    folder.mkdir(exist_ok=True)
+    for file, text in (("name", name), ("energy_uj", energy_uj), ("max_energy_range_uj", range_uj)):
+        (folder / file).write_text(f"{text}\n")
+    return folder
+
+
+def test_energy_of_packages_wraps_and_adds_dies(tmp_path: Path) -> None:
+    package(tmp_path, "intel-rapl:0", "package-0", 262_143_000_000)
+    package(tmp_path, "intel-rapl:0:0", "core", 1)
+    package(tmp_path, "intel-rapl:1", "package-1-die-0", 5)
+    package(tmp_path, "intel-rapl:2", "package-1-die-1", 5)
+    package(tmp_path, "intel-rapl:3", "psys", 5)
+    energy = PackageEnergy(str(tmp_path))
+    energy.begin()
+    package(tmp_path, "intel-rapl:0", "package-0", 671_150)
+    package(tmp_path, "intel-rapl:1", "package-1-die-0", 1_000_005)
+    package(tmp_path, "intel-rapl:2", "package-1-die-1", 2_000_005)
+    energy.update()
+    assert energy.used_joules() == {0: 1, 1: 3}
+    assert energy.missed == ""
+
+
+def test_energy_that_may_have_wrapped_twice_is_not_exact(tmp_path: Path) -> None:
+    package(tmp_path, "intel-rapl:0", "package-0", 0, range_uj=1)
+    energy = PackageEnergy(str(tmp_path))
+    energy.begin()
+    energy.update()
+    assert "may have begun again" in energy.missed
+
+
+def test_uncore_is_what_the_packages_used_beyond_their_cores(tmp_path: Path, process: Start) -> None:
+    zones = tmp_path / "powercap"
+    zones.mkdir()
+    package(zones, "intel-rapl:0", "package-0", 0)
+    with own_host(tmp_path, "intel-aet", 16, residue=7, virtual_cpus=2, lag_ms=0) as host:
+        host.manager.context.machine._energy = PackageEnergy(str(zones))  # a simulation has none
+        pools = Pools(host)
+        pools.control.run(pools.control.spawn(), SECOND)
+        package(zones, "intel-rapl:0", "package-0", 10_000_000)
+        (uncore,) = (use for use in pools.read().pools if use.pool is Pool.UNCORE)
+        assert (uncore.domain, uncore.number, uncore.quality) == ("mon_PERF_PKG_00", Decimal("7.5"), Quality.EXACT)
