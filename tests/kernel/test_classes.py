@@ -204,3 +204,35 @@ def test_run_puts_the_command_and_its_children_into_the_group_and_keeps_its_stat
     assert {shell, child} <= set(lines[2:-1])
     assert "mbm total" in done.stderr
     assert host.state("ran") == "completed"
+
+
+def has_reason(host: Host, pool: str, reason: str) -> bool:
+    pools = host.call("Machine")["pools"]
+    return any(reason in use.get("reason", "") for use in pools if use["pool"] == pool)
+
+
+def test_pools_of_the_machine_notice_what_other_programs_create_and_remove(host: Host, pid: int) -> None:
+    host.kill()
+    host.start()
+    host.call("Machine")
+    host.call("Assign", key="pooled", pid=pid, claim="me")
+    host.call("Release", key="pooled", claim="me")
+    pools = host.call("Machine")["pools"]
+    assert {use["pool"] for use in pools} == {"tracked", "foreign", "untracked"}
+    assert {use["event"] for use in pools} == {"llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"}
+    # The process that ran on counts as untracked from then on, and what it used at the end is in no pool.
+    reasons = {use.get("reason") for use in pools if use["pool"] == "tracked"}
+    assert reasons == {None, "a workload ended while its tasks ran"}
+    assert {use["quality"] for use in pools if use["pool"] != "tracked"} == {"exact"}
+    changes = (
+        (
+            f"mkdir {TREE}/mon_groups/brief && rmdir {TREE}/mon_groups/brief",
+            "foreign",
+            "mon_groups/brief was created",
+        ),
+        (f"rmdir {TREE}/c1 && mkdir {TREE}/c1", "untracked", "class c1 was removed between two readings"),
+    )
+    for command, pool, reason in changes:
+        host.run(command)
+        host.until(lambda pool=pool, reason=reason: has_reason(host, pool, reason), reason)  # type: ignore[misc]
+    assert "untracked  tasks in no group" in host.out("resctrlctl machine")
