@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
+
+import msgspec
 
 from resctrlctl.daemon import Daemon
 from resctrlctl.errors import OK
@@ -64,6 +66,23 @@ def shares(pools: Iterable[PoolUse], event: str) -> dict[Pool, Decimal]:
             sums[use.pool] = sums.get(use.pool, Decimal(0)) + Decimal(use.value)
     total = sum(sums.values(), Decimal(0))
     return {pool: of / total for pool, of in sums.items()} if total else {}
+
+
+def line(pools: Iterable[PoolUse], before: Iterable[PoolUse] = ()) -> str:
+    """Return the share of each pool of the energy, or else of the traffic, since ``before``; "" if it is unknown."""
+    known = {(use.pool, use.domain, use.event): use.value for use in before}
+    since = [msgspec.structs.replace(use, value=None if use.value is None else _since(use, known)) for use in pools]
+    for event, name in ((ENERGY, "Energy"), (TRAFFIC, "Traffic")):
+        parts = shares(since, event)
+        if parts:
+            texts = [f"{pool} {part * 100:.0f} %" for pool, part in parts.items() if part or pool is not Pool.FOREIGN]
+            return f"{name} of the machine: {', '.join(texts)}."
+    return ""
+
+
+def _since(use: PoolUse, known: Mapping[tuple[Pool, str, str], str | None]) -> str:
+    # A daemon that was started meanwhile counts anew.
+    return str(max(Decimal(use.value or 0) - Decimal(known.get((use.pool, use.domain, use.event)) or 0), Decimal(0)))
 
 
 def _table(pools: list[PoolUse], *, by_domain: bool) -> Table:

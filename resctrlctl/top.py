@@ -11,21 +11,30 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from resctrlctl import workload_table
+from resctrlctl import machine, workload_table
 from resctrlctl.daemon import Daemon
-from resctrlctl.errors import OK
+from resctrlctl.errors import OK, CommandError
 from resctrlctl.output import Json, Output
 from resctrlctl.top_view import By, Entry, Painted, View, entries, screen
 from resctrlctl.workload_table import Line
-from resctrlmond.api.types import NoParameters, ReadAllReply, ReadAllRequest, StatusReply, Usage
+from resctrlmond.api.types import (
+    MachineReply,
+    NoParameters,
+    PoolUse,
+    ReadAllReply,
+    ReadAllRequest,
+    StatusReply,
+    Usage,
+)
 from resctrlmond.workloads.clock import utc_now
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The state of the daemon and the use of all workloads at one time."""
+    """The state of the daemon and the use of all workloads at one time, with a line about the whole machine."""
 
     status: StatusReply
     lines: list[Line]
+    machine: str = ""
 
 
 class TopRow(msgspec.Struct, frozen=True, rename="camel"):
@@ -62,6 +71,7 @@ class Sampler:
         self._daemon = Daemon(args.socket)
         self._filters = args.filter
         self._before: list[Usage] = []
+        self._pools: list[PoolUse] = []
 
     @property
     def has_before(self) -> bool:
@@ -76,7 +86,16 @@ class Sampler:
         usages = [usage for page in pages for usage in page.usages]
         lines = workload_table.lines(usages, self._before)
         self._before = usages
-        return Sample(status, workload_table.selected(lines, self._filters))
+        return Sample(status, workload_table.selected(lines, self._filters), self._machine())
+
+    def _machine(self) -> str:
+        """Return the shares of the machine's pools since the last sample; "" if the daemon cannot read them now."""
+        try:
+            reply = self._daemon.call("read what the machine used", "Machine", NoParameters(), MachineReply)
+        except CommandError:
+            return ""
+        before, self._pools = self._pools, reply.pools
+        return machine.line(reply.pools, before)
 
 
 def top(args: argparse.Namespace, output: Output) -> int:
@@ -107,7 +126,7 @@ def _print(take: Callable[[], Sample], view: View, args: argparse.Namespace, out
         else:
             if not is_first:
                 output.print_line("")
-            _print_lines(screen(rows, sample.status, view, output.width), output)
+            _print_lines(screen(rows, sample.status, view, output.width, machine=sample.machine), output)
         is_first = False
         left = None if left is None else left - 1
     return OK

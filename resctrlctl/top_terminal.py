@@ -216,11 +216,12 @@ class _Top:
         assert self._sample is not None
         rows = entries(self._sample.lines, self._view)
         # The lines above the rows, and the one at the bottom.
-        above = len(screen(rows, self._sample.status, self._view, width, slice(0)))
+        status, machine = self._sample.status, self._sample.machine
+        above = len(screen(rows, status, self._view, width, slice(0), machine=machine))
         room = max(height - above - 1, 0)
         self._offset = max(0, min(self._offset, len(rows) - room))
         shown = slice(self._offset, self._offset + room)
-        lines = screen(rows, self._sample.status, self._view, width, shown)
+        lines = screen(rows, status, self._view, width, shown, machine=machine)
         if self._is_help:
             lines = [Painted(text) for text in _HELP]
         self._window.erase()

@@ -116,16 +116,25 @@ def entries(found: Iterable[Line], view: View) -> list[Entry]:
 
 
 def screen(
-    rows: Sequence[Entry], status: StatusReply, view: View, width: int | None, shown: slice = slice(None)
+    rows: Sequence[Entry],
+    status: StatusReply,
+    view: View,
+    width: int | None,
+    shown: slice = slice(None),
+    *,
+    machine: str = "",
 ) -> list[Painted]:
-    """Return the lines of the screen: the machine, the sums over all rows, the headings, and the rows ``shown``."""
+    """Return the lines of the screen: the machine, the sums over all rows, the headings, and the rows ``shown``.
+
+    ``machine`` is a further line about the machine.
+    """
     has_power = any(row.power is not None or row.energy is not None for row in rows)
     names = [
         name
         for name in COLUMNS
         if (name != "workloads" or view.by is not By.WORKLOAD) and (has_power or name not in ("power", "energy"))
     ]
-    lines = [Painted(text) for text in _headlines(rows, status, view)]
+    lines = [Painted(text) for text in _headlines(rows, status, view, machine)]
     lines += [Painted(problem, Tone.WARNING) for problem in _problems(status)]
     table = _table(rows, shown, names, view, width)
     widths = column_widths(table, width, legend=True)
@@ -207,7 +216,7 @@ def _bar(value: object, greatest: Decimal, view: View) -> str:
     return ("█" * full + _EIGHTHS[rest].strip()).ljust(_BAR_WIDTH)
 
 
-def _headlines(rows: Sequence[Entry], status: StatusReply, view: View) -> list[str]:
+def _headlines(rows: Sequence[Entry], status: StatusReply, view: View, of_machine: str) -> list[str]:
     count = format_count(sum(row.workloads for row in rows), "workload")
     if status.pending:
         count += f", {status.pending} pending" + (" (RMIDs in limbo)" if status.in_limbo else "")
@@ -224,7 +233,8 @@ def _headlines(rows: Sequence[Entry], status: StatusReply, view: View) -> list[s
         for total in [sum(known, Decimal(0))]
     ]
     label = "Together" if view.is_rate else "Together, on average"
-    return [machine, f"{label}: {', '.join(sums)}." if sums else "", ""]
+    together = f"{label}: {', '.join(sums)}." if sums else ""
+    return [machine, together, *([of_machine] if of_machine else []), ""]
 
 
 def _problems(status: StatusReply) -> list[str]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import msgspec
 
 from resctrlctl.layout import to_text
-from resctrlctl.machine import blocks, shares
+from resctrlctl.machine import blocks, line, shares
 from resctrlmond.api.types import MachineReply, PoolUse
 from resctrlmond.resctrl.kinds import Kind
 from resctrlmond.workloads.states import Pool, Quality
 from tests.ctl.conftest import Ctl
-from tests.ctl.fake_manager import FakeManager
+from tests.ctl.fake_manager import FakeManager, error
 
 TEXT = """\
 Use of the machine from 2026-11-22 09:00:00 to 2026-11-22 10:00:00
@@ -81,3 +81,21 @@ def test_verb_prints_the_reply(manager: FakeManager, ctl: Ctl) -> None:
     assert ctl("machine", "-q").stdout == "tracked\nforeign\nuntracked\nuncore\n"
     assert "mon_PERF_PKG_00" in ctl("machine", "--domains").stdout
     assert msgspec.json.decode(ctl("machine", "--json").stdout, type=MachineReply) == REPLY
+
+
+def test_line_has_the_shares_since_the_reading_before() -> None:
+    assert line(REPLY.pools) == "Energy of the machine: tracked 60 %, untracked 10 %, uncore 30 %."
+    more = [use(Pool.TRACKED, "core_energy", "600100"), *REPLY.pools[5:]]
+    assert line(more, REPLY.pools) == "Energy of the machine: tracked 100 %, untracked 0 %, uncore 0 %."
+    assert line(REPLY.pools[:4]) == "Traffic of the machine: tracked 25 %, untracked 75 %."
+    assert line(REPLY.pools, REPLY.pools) == ""
+    # After a restart of the daemon, the figures are lower than before.
+    assert line([use(Pool.TRACKED, "core_energy", "1")], REPLY.pools) == ""
+
+
+def test_top_has_the_line(manager: FakeManager, ctl: Ctl) -> None:
+    manager.replies = {"Machine": REPLY}
+    shown = ctl("top", "-b", "-n", "1", "-d", "0.5").stdout
+    assert "of the machine" not in shown  # nothing was used between the two readings
+    manager.refuse = {"Machine": error("NotRead", "the kernel has not answered")}
+    assert ctl("top", "-b", "-n", "1", "-d", "0.5").returncode == 0
