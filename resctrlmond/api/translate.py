@@ -106,7 +106,8 @@ def pool_use(of: machine.PoolUse) -> types.PoolUse:
         value=None if of.number is None else accounting.digits(of.number),
         skew=accounting.digits(of.skew),
         quality=of.quality,
-        reason=of.reason or None,
+        # It can have the name of a directory, which need not be UTF-8.
+        reason=text(of.reason) or None,
     )
 
 

@@ -43,6 +43,9 @@ _MAX_UNSEEN = 1000
 # More groups than that are not removed during one reading.
 _MAX_REMOVED = 4096
 _TRIES = 3
+# So many reasons are stated, and then that there are more.
+_MAX_REASONS = 4
+_MORE = "and more of that kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class _Sum:
             self.skew += skew
             self.is_known = True
         if reason:
-            self.reasons[reason] = None
+            _note(self.reasons, reason)
 
 
 Sums = dict[Counter, _Sum]
@@ -213,7 +216,7 @@ class Machine:
                 if len(self._unseen) < _MAX_UNSEEN:
                     self._unseen[directory] = None
                 else:
-                    self._flaws[Pool.FOREIGN]["too many groups of other programs came and went"] = None
+                    _note(self._flaws[Pool.FOREIGN], "too many groups of other programs came and went")
 
     def events_lost(self) -> None:
         """Record that the kernel did not report all changes of other programs."""
@@ -263,7 +266,7 @@ class Machine:
             self._ended = {pool: {} for pool in Pool}
             self._flaws = {pool: {} for pool in Pool}
             if not is_whole or ends != self._ends:
-                self._flaws[Pool.TRACKED]["a workload ended or moved while counting began"] = None
+                _note(self._flaws[Pool.TRACKED], "a workload ended or moved while counting began")
             self._domain_flaws, self._unseen, self._domains = {}, {}, classes[""].domains
             for name, found in classes.items():
                 self._add_class(name, found)
@@ -365,11 +368,11 @@ class Machine:
                     _of(self._ended[Pool.UNTRACKED], counter).add(used.highest - used.base)
                     _of(sums, counter).add(used.highest - used.base)
                 del self._classes[name]
-                self._flaws[Pool.UNTRACKED][f"class {name} was removed between two readings"] = None
+                _note(self._flaws[Pool.UNTRACKED], f"class {name} was removed between two readings")
         for name, found in classes.items():
             if name not in self._classes:
                 self._add_class(name, found)
-                self._flaws[Pool.UNTRACKED][f"class {name} was created between two readings"] = None
+                _note(self._flaws[Pool.UNTRACKED], f"class {name} was created between two readings")
             for counter, offline in self._classes[name].own.items():
                 if counter not in found.own:  # its domain is offline
                     _of(sums, counter).add(offline.highest - offline.base, offline.width + offline.base_width)
@@ -414,7 +417,7 @@ class Machine:
             use = _difference(other.first, other.last)
             _add(self._ended[Pool.FOREIGN], use)
             _add(sums[Pool.FOREIGN], use)
-            self._flaws[Pool.FOREIGN]["a group of another program was removed between two readings"] = None
+            _note(self._flaws[Pool.FOREIGN], "a group of another program was removed between two readings")
         for inode in self._others.keys() & here:
             _add(sums[Pool.FOREIGN], _difference(self._others[inode].first, self._others[inode].last))
 
@@ -432,7 +435,7 @@ class Machine:
         known = self._others.get(inode)
         if known is None:
             self._others[inode] = _Other(group.values, group.values)
-            self._flaws[Pool.FOREIGN]["a group of another program was created between two readings"] = None
+            _note(self._flaws[Pool.FOREIGN], "a group of another program was created between two readings")
         else:
             known.last = group.values
 
@@ -443,7 +446,7 @@ class Machine:
         for directory in self._unseen:
             if directory not in here:
                 pool = Pool.FOREIGN if "mon_groups" in directory.split("/") else Pool.UNTRACKED
-                self._flaws[pool][f"{directory} was created and removed between two readings"] = None
+                _note(self._flaws[pool], f"{directory} was created and removed between two readings")
         self._unseen.clear()
 
     def _use_of(self, nonce: int, begin: dict[Counter, Value], end: dict[Counter, Value]) -> Sums:
@@ -471,7 +474,12 @@ class Machine:
 
     def _add_flaw(self, pool: Pool, reason: str) -> None:
         with self._guard:
-            self._flaws[pool][reason] = None
+            _note(self._flaws[pool], reason)
+
+
+def _note(reasons: dict[str, None], reason: str) -> None:
+    """Add a reason, unless there are many: other programs can cause any number of them."""
+    reasons[reason if reason in reasons or len(reasons) < _MAX_REASONS else _MORE] = None
 
 
 def _of(sums: Sums, counter: Counter) -> _Sum:
@@ -483,7 +491,8 @@ def _add(sums: Sums, more: Sums) -> None:
         total = _of(sums, counter)
         if of.is_known:
             total.add(of.number, of.skew)
-        total.reasons |= of.reasons
+        for reason in of.reasons:
+            _note(total.reasons, reason)
 
 
 def _copy(sums: Sums) -> Sums:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from resctrlmond.api import translate
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.sim.control.client import Control
 from resctrlmond.workloads.machine import MachineUse, Pool
@@ -205,6 +206,22 @@ def test_directory_that_came_and_went_between_two_readings_is_noticed(pools: Poo
     os.rmdir(os.path.join(host.mountpoint, directory))
     host.manager.react()
     assert reasons(pools.read(), pool) == {f"{directory} was created and removed between two readings"}
+
+
+def test_reasons_are_few_and_text_whatever_other_programs_do(pools: Pools) -> None:
+    for number in range(12):
+        for _ in range(2):
+            path = os.path.join(os.fsencode(pools.host.mountpoint), b"gold\xff%d" % number)
+            os.rmdir(path) if os.path.isdir(path) else os.mkdir(path)
+            pools.read()
+    (reason,) = reasons(pools.read(), Pool.UNTRACKED)
+    assert reason.count("class gold") == 4
+    assert reason.endswith("and more of that kind")
+    (shown,) = {
+        translate.pool_use(use).reason for use in pools.read().pools if use.pool is Pool.UNTRACKED and use.reason
+    }
+    assert shown is not None
+    assert shown.encode()
 
 
 def test_lost_group_is_counted_up_to_its_last_reading(pools: Pools, process: Start) -> None:
