@@ -380,6 +380,17 @@ def reading_all(host: Host, client: Client, daemon: int, pid: int, rounds: int) 
     yield Row(what, ours, "all counters by hand", bare, SECONDS, fuse=True)
     yield Row(f"daemon's CPU time for {what}", used[1:], "all counters by hand", bare, SECONDS, fuse=True)
 
+    pools: list[float] = []
+
+    def machine() -> None:
+        before = cpu_s(daemon)
+        assert client.call(f"{MANAGER}Machine")["pools"]
+        pools.append(cpu_s(daemon) - before)
+
+    (ours,) = interleaved(rounds, machine, before=lambda: time.sleep(INTERVAL_S))
+    yield Row(f"Machine with {len(groups)} groups", ours, "all counters by hand", bare, SECONDS, fuse=True)
+    yield Row(f"daemon's CPU time for Machine with {len(groups)}", pools[1:], "by hand", bare, SECONDS, fuse=True)
+
     def life() -> None:
         for verb, more in (("Create", {}), ("Assign", {"pid": pid}), ("Release", {})):
             client.call(MANAGER + verb, {"key": "beside", **CLAIM, **more})
