@@ -154,6 +154,8 @@ class Machine:
         self._closed: dict[int, Sums] = {}
         self._removed: dict[int, None] = {}
         self._ends = 0
+        # The groups with our mark that the last reading found without a record: they were being created.
+        self._unrecorded: set[int] = set()
         # Why all figures of a pool, or of a domain, are not exact from then on.
         self._flaws: dict[Pool, dict[str, None]] = {pool: {} for pool in Pool}
         self._domain_flaws: dict[str, str] = {}
@@ -246,8 +248,13 @@ class Machine:
         classes, is_whole = self._read_whole()
         self._energy.update()
         read_at = utc_now()
+        moved = "" if is_whole else "a group moved during the reading"
+        caveat = "; ".join(filter(None, (self._tree.inexact(), moved)))
+        of_traffic = self._traffic_caveat()
+        # An end of a workload waits for the guard, so it is held only while sums are added.
+        live = self._live(classes)
         with self._guard, localcontext(EXACTLY):
-            return MachineUse(self._since, read_at, tuple(self._pools(classes, is_whole=is_whole)))
+            return MachineUse(self._since, read_at, tuple(self._pools(classes, live, caveat, of_traffic)))
 
     def _begin_all(self) -> None:
         mounting = self._tree.mounting()
@@ -311,14 +318,35 @@ class Machine:
             for group in workload.existing_groups
         }
 
-    def _pools(self, classes: dict[str, ClassCounters], *, is_whole: bool) -> Iterable[PoolUse]:
+    def _live(self, classes: dict[str, ClassCounters]) -> dict[int, Sums]:
+        """Return the use of each group of a workload until now, by nonce; without those that are being created."""
+        subfolders = self._subfolders()
+        found: dict[int, Sums] = {}
+        unrecorded: set[int] = set()
+        for group in (group for of in classes.values() for group in of.groups.values() if group.gid == self._gid):
+            subfolder = subfolders.get(group.nonce, "")
+            if not subfolder and group.nonce not in self._base:
+                unrecorded.add(group.nonce)
+                continue
+            try:
+                found[group.nonce] = self._use_of(group.nonce, self._begin(subfolder), group.values)
+            except (ResctrlError, OSError):
+                reasons = {"its begin values cannot be read": None}
+                found[group.nonce] = {counter: _Sum(reasons=dict(reasons)) for counter in group.values}
+        if unrecorded & self._unrecorded - self._closed.keys() - self._removed.keys():
+            self._add_flaw(Pool.TRACKED, "a group with the mark of resctrlmond has no record")
+        self._unrecorded = unrecorded
+        return found
+
+    def _pools(
+        self, classes: dict[str, ClassCounters], live: dict[int, Sums], caveat: str, of_traffic: str
+    ) -> Iterable[PoolUse]:
         self._see_domains(classes[""].domains)
         sums: dict[Pool, Sums] = {pool: _copy(self._ended[pool]) for pool in Pool}
         levels: dict[Pool, Sums] = {pool: {} for pool in Pool}
         self._add_own(classes, sums[Pool.UNTRACKED], levels[Pool.UNTRACKED])
-        self._add_groups(classes, sums, levels)
+        self._add_groups(classes, live, sums, levels)
         self._find_unseen(classes)
-        caveat, of_traffic = self._tree.inexact(), self._traffic_caveat()
         counters = {counter for found in classes.values() for counter in found.own}
         # Those of domains that are offline now.
         counters |= {counter for known in self._classes.values() for counter in known.own}
@@ -333,8 +361,6 @@ class Machine:
                 reasons = dict(found.reasons)
                 if of.kind is Kind.CUMULATIVE:
                     reasons |= self._flaws[pool]
-                    if pool is Pool.TRACKED and not is_whole:
-                        reasons["a group moved during the reading"] = None
                     if domain in self._domain_flaws:
                         reasons[self._domain_flaws[domain]] = None
                     if of.restarts and of_traffic:
@@ -393,9 +419,12 @@ class Machine:
                 _of(sums, counter).reasons |= counted.reasons
 
     def _add_groups(
-        self, classes: dict[str, ClassCounters], sums: dict[Pool, Sums], levels: dict[Pool, Sums]
+        self,
+        classes: dict[str, ClassCounters],
+        live: dict[int, Sums],
+        sums: dict[Pool, Sums],
+        levels: dict[Pool, Sums],
     ) -> None:
-        subfolders = self._subfolders()
         for found in classes.values():
             for inode, group in found.groups.items():
                 is_ours = group.gid == self._gid
@@ -405,8 +434,7 @@ class Machine:
                         _of(levels[pool], counter).add(value.number)
                 if is_ours:
                     if group.nonce not in self._closed and group.nonce not in self._removed:
-                        use = self._tracked(group, subfolders)
-                        _add(sums[pool], use)
+                        _add(sums[pool], live.get(group.nonce, {}))
                 else:
                     self._see_other(inode, group)
         for sums_of in self._closed.values():
@@ -420,16 +448,6 @@ class Machine:
             _note(self._flaws[Pool.FOREIGN], "a group of another program was removed between two readings")
         for inode in self._others.keys() & here:
             _add(sums[Pool.FOREIGN], _difference(self._others[inode].first, self._others[inode].last))
-
-    def _tracked(self, group: GroupCounters, subfolders: dict[int, str]) -> Sums:
-        """Return the use of a workload's group until now; nothing for one that is being created."""
-        subfolder = subfolders.get(group.nonce, "")
-        if group.nonce not in self._base and not subfolder:
-            return {}
-        try:
-            return self._use_of(group.nonce, self._begin(subfolder), group.values)
-        except (ResctrlError, OSError):
-            return {counter: _Sum(reasons={"its begin values cannot be read": None}) for counter in group.values}
 
     def _see_other(self, inode: int, group: GroupCounters) -> None:
         known = self._others.get(inode)

@@ -236,6 +236,32 @@ def test_lost_group_is_counted_up_to_its_last_reading(pools: Pools, process: Sta
     assert used(found, Pool.TRACKED) <= Decimal("2.5")
 
 
+def test_group_without_a_record_is_not_overlooked(pools: Pools) -> None:
+    os.mkdir(os.path.join(pools.host.mountpoint, "mon_groups/ours"))  # with the mark
+    pools.read()
+    assert reasons(pools.read(), Pool.TRACKED) == {"a group with the mark of resctrlmond has no record"}
+
+
+def test_hanging_kernel_does_not_block_an_end(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, may_end = threading.Event(), threading.Event()
+
+    def hang() -> str:
+        hangs.set()
+        assert may_end.wait(60)
+        return ""
+
+    monkeypatch.setattr(pools.host.manager.context.machine, "_traffic_caveat", hang)
+    reader = threading.Thread(target=pools.read)
+    reader.start()
+    try:
+        assert hangs.wait(60)
+        pools.host.manager.create("k", owner="test")
+        pools.host.manager.release("k", owner="test")
+    finally:
+        may_end.set()
+        reader.join(60)
+
+
 def test_end_of_a_workload_whose_tasks_run_on_is_estimated(pools: Pools, process: Start) -> None:
     host, control = pools.host, pools.control
     tid = control.spawn(tid=process().pid)
