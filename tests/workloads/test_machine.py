@@ -15,6 +15,7 @@ import pytest
 from resctrlmond.api import translate
 from resctrlmond.resctrl.package_energy import PackageEnergy
 from resctrlmond.sim.control.client import Control
+from resctrlmond.sim.profiles import PROFILES
 from resctrlmond.workloads.machine import MachineUse, Pool
 from resctrlmond.workloads.states import Quality
 from tests.workloads.conftest import MARK, Host, assignment, own_host
@@ -100,6 +101,25 @@ def test_every_pool_has_what_its_tasks_used(pools: Pools, process: Start) -> Non
     for _ in range(2):
         assert used(pools.check(), Pool.TRACKED) == 3 * one
     assert not set[str]().union(*(reasons(pools.read(), pool) for pool in Pool))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_sum_is_right_on_each_machine(tmp_path: Path, process: Start, profile: str) -> None:
+    with own_host(tmp_path, profile, 16, residue=7, virtual_cpus=4, lag_ms=0) as host:
+        pools = Pools(host)
+        outside = pools.control.spawn()
+        for number in range(3):
+            tid = pools.control.spawn(tid=process().pid)
+            host.manager.assign(assignment(f"k{number}", tid))
+            for cpu in range(4):
+                pools.control.run(tid, SECOND, cpu)
+                pools.control.run(outside, SECOND, cpu)
+            pools.control.exit(tid)
+            if number:
+                host.manager.release(f"k{number}", owner="test")
+        found = pools.check(10)
+        is_reallocated = profile in ("amd-bmec", "amd-tracking")
+        assert (Quality.ESTIMATED in {use.quality for use in found.pools}) == is_reallocated
 
 
 def test_residue_of_former_owners_is_not_use(pools: Pools, process: Start) -> None:
